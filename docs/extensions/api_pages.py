@@ -204,9 +204,10 @@ def written() -> dict[str, dict[str, str]]:
             definition = inspect.getattr_static(definition, part) if static else getattr(definition, part)
         definition = _definition(definition)
         if definition is not None:
-            # Operations say that they are of `TensorCollection`.
+            # Operations say that they are of `TensorCollection`; some are functions of the package, too.
             owner, _, name = attribute.rpartition(".")
-            family = families[name] if owner == "TensorDictBase" else None
+            is_operation = owner == "TensorDictBase" or definition.__qualname__ == f"TensorCollection.{name}"
+            family = families[name] if is_operation else None
             own = f"{family}.{definition.__name__}" if family else definition.__qualname__
             found.setdefault(definition.__module__, {})[attribute] = own
     return found

@@ -12,6 +12,30 @@ try:
     from tensordict import llm as llm  # makes its records known to the loaders
     from tensordict.base import TensorDictBase
     from tensordict.compat import pickles as pickles  # makes itself known to torch.load
+    from tensordict.containers.api import (
+        from_any,
+        from_arrow,
+        from_consolidated,
+        from_csv,
+        from_dict,
+        from_h5,
+        from_json,
+        from_namedtuple,
+        from_pandas,
+        from_parquet,
+        from_polars,
+        from_pytree,
+        from_safetensors,
+        from_struct_array,
+        from_tuple,
+        from_zarr,
+        fromkeys,
+        load,
+        load_memmap,
+        make_tensordict,
+        save,
+        to_safetensors,
+    )
     from tensordict.containers.concatenated import LazyConcatenatedTensorDict
     from tensordict.containers.lazy import LazyStackedTensorDict
     from tensordict.containers.nontensor import MetaData, NonTensorData, NonTensorDataBase, NonTensorStack
@@ -20,17 +44,7 @@ try:
     from tensordict.containers.typed import TypedTensorDict
     from tensordict.containers.unbatched import UnbatchedTensor
     from tensordict.containers.view import LazyView
-    from tensordict.convert.any import from_any, from_namedtuple, from_tuple
-    from tensordict.convert.arrow import from_arrow
-    from tensordict.convert.csv import from_csv
     from tensordict.convert.dataclasses import from_dataclass
-    from tensordict.convert.json import from_json
-    from tensordict.convert.mappings import from_dict, fromkeys, make_tensordict
-    from tensordict.convert.numpy import from_struct_array
-    from tensordict.convert.pandas import from_pandas
-    from tensordict.convert.parquet import from_parquet
-    from tensordict.convert.polars import from_polars
-    from tensordict.convert.pytrees import from_pytree
     from tensordict.core import collating as collating  # makes containers known to data loaders
     from tensordict.core.key_views import default_is_leaf, is_leaf_nontensor, is_non_tensor, is_tensor_collection
     from tensordict.core.keys import NestedKey, unravel_key, unravel_key_list
@@ -61,16 +75,6 @@ try:
         pad_sequence,
         stack,
     )
-    from tensordict.io.api import (
-        from_consolidated,
-        from_h5,
-        from_safetensors,
-        from_zarr,
-        load,
-        load_memmap,
-        save,
-        to_safetensors,
-    )
     from tensordict.io.archive import is_memmap_archive, pack_memmap, refresh_archive_checksums, unpack_memmap
     from tensordict.io.cache import RemoteCache
     from tensordict.io.diff import diff
@@ -85,7 +89,7 @@ try:
     from tensordict.testing import assert_allclose_td, assert_close
 
     # isort: split
-    from tensordict.io.api import memmap  # after the module of this name
+    from tensordict.containers.api import memmap  # after the module of this name
 finally:
     if _collects:
         if not _gc.get_freeze_count():

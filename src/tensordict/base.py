@@ -4,10 +4,16 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from tensordict.containers.api import (
+    from_any,
+    from_dict,
+    from_h5,
+    from_namedtuple,
+    from_struct_array,
+    from_tuple,
+    from_zarr,
+)
 from tensordict.containers.base import TensorDictBase
-from tensordict.convert.any import from_any, from_namedtuple, from_tuple
-from tensordict.convert.mappings import from_dict
-from tensordict.convert.numpy import from_struct_array
 from tensordict.core.key_views import (
     NESTED_TENSORS_AS_LISTS,
     NESTED_TENSORS_AS_LISTS_NONTENSOR,
@@ -16,7 +22,6 @@ from tensordict.core.key_views import (
     is_tensor_collection,
 )
 from tensordict.core.settings import get_defaults_to_none, set_get_defaults_to_none
-from tensordict.io.api import from_h5, from_zarr
 from tensordict.ops.collection import TensorCollection
 from tensordict.ops.reading import NO_DEFAULT
 

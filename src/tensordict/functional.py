@@ -1,7 +1,7 @@
-"""Free functions on containers: the public place of `ops/functional.py`."""
+"""Free functions on containers: the public place of `containers/functional.py`."""
 
-from tensordict.convert.mappings import make_tensordict
-from tensordict.ops.functional import (
+from tensordict.containers.api import make_tensordict
+from tensordict.containers.functional import (
     cat,
     dense_stack_tds,
     from_module,

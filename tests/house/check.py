@@ -5,7 +5,8 @@ python tests/house/check.py --figures  # prints the figures of now, as JSON: wha
 
 A room is a folder directly under `src/tensordict`, or another package under `src`; modules beside the folders are the
 room `public`. Lines of code are those with more than comments and docstrings. A hook is a private name of
-`TensorCollection` that classes of containers define again, and a site is one of these definitions.
+`TensorCollection` that classes of containers define again, and a site is one of these definitions. A lookup is a place
+that asks `registry` for a class by its name, and a maker is a constructor that `core/makers.py` has for all rooms.
 
 Code that compiled functions run asks with `in`, `get`, `getattr` or `hasattr` whether there is an entry or attribute:
 Dynamo guards these. It sets no guard where an error is caught, in `__dict__`, or in what a `Mapping` inherits, so each
@@ -43,6 +44,7 @@ PUBLIC = "public"
 SLACK = 1.03
 # The rooms whose code compiled functions run, and the errors that stand there for what is absent.
 COMPILED = ("core", "ops", "containers", "nn")
+MAKERS = Path(PACKAGE, "core", "makers.py")
 _ABSENT = {"KeyError", "AttributeError", "LookupError"}
 _EXPLAINED = ("# guarded: ", "# not compiled: ")
 # The module that names what is private in torch, and private members of objects of torch that others must not use.
@@ -120,6 +122,19 @@ class House:
         for path, text in self.files.items():
             found[self.room(path)] += code_lines(text)
         return dict(found)
+
+    def lookups(self) -> int:
+        """How many places look up a class of containers by its name."""
+        return sum(
+            isinstance(node, ast.Call) and ast.unparse(node.func) in ("registry.lookup", "lookup")
+            for text in self.files.values()
+            for node in ast.walk(ast.parse(text))
+        )
+
+    def makers(self) -> int:
+        """How many constructors of containers the rooms below these may call."""
+        text = self.files.get(MAKERS, "")
+        return sum(isinstance(node, ast.AnnAssign) for node in ast.parse(text).body)
 
     def shared_names(self) -> Iterator[str]:
         """Names that several classes have."""
@@ -254,6 +269,8 @@ def figures(house: House) -> dict[str, Any]:
     flows = {name: count.calls for name, count in importlib.import_module("flows").count_flows().items()}
     return {
         "entries": len(house.entries),
+        "lookups": house.lookups(),
+        "makers": house.makers(),
         **redefined(),
         "rooms": house.lines(),
         "flows": flows,

@@ -108,6 +108,17 @@ def test_a_generator_is_one_call() -> None:
         flows._PACKAGE = package
 
 
+def test_lookups_and_makers_are_counted(tmp_path: Path) -> None:
+    text = (
+        "from tensordict.core import registry\nx = registry.lookup('A')()\ndef f(name):\n    registry.lookup(name)._of"
+    )
+    makers = "import torch\ndense: object\nvalue: object\nother = 1"
+    made = house(tmp_path, core__makers=makers, ops__shape=text)
+    assert (made.lookups(), made.makers()) == (2, 2)
+    (tmp_path / "without").mkdir()
+    assert house(tmp_path / "without").makers() == 0
+
+
 def test_lines_of_code() -> None:
     text = (
         '"""Doc.\n\nMore.\n"""\n\n# A comment.\nx = [\n    1,\n]\n\n\ndef f():\n    """Doc."""\n    return x  # why\n'

@@ -9,7 +9,7 @@ import torch
 
 from tensordict.containers.base import TensorDictBase
 from tensordict.convert.frames import columns_of
-from tensordict.core import pytree, registry
+from tensordict.core import makers, pytree, registry
 from tensordict.core.contract import Contract, Names
 from tensordict.core.devices import as_device
 from tensordict.core.errors import meant
@@ -146,6 +146,9 @@ class TensorDict(TensorDictBase):
             piece._locked = False
             out.append(piece)
         return out
+
+
+makers.dense = TensorDict._make
 
 
 def _as_mapping(source: Any) -> dict[Any, Any]:

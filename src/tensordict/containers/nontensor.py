@@ -27,7 +27,7 @@ from tensordict.containers.nontensor_base import (
     unflatten_holder,
 )
 from tensordict.containers.shared_file import SharedFile, ValueInFile, members_in
-from tensordict.core import pytree, registry, settings
+from tensordict.core import makers, pytree, registry, settings
 from tensordict.core.contract import Clones, Contract, Names, unchanged
 from tensordict.core.devices import as_device
 from tensordict.core.equality import same_value
@@ -423,10 +423,6 @@ class NonTensorData(NonTensorDataBase):
         (['dog', 'cat'], 'cat')
     """
 
-    @staticmethod
-    def _holding(item: object, size: torch.Size, device: torch.device | None) -> Any:
-        return hold(item, size, device)
-
 
 @registry.register
 class MetaData(OfType[V], NonTensorDataBase):  # type: ignore[misc]
@@ -742,3 +738,9 @@ def _one_for_all(items: Sequence[Any]) -> bool:
 for _cls in (NonTensorData, MetaData):
     pytree.register(_cls, flatten_holder, unflatten_holder, flatten_holder_with_keys)
 pytree.register(NonTensorStack, flatten_stack, unflatten_stack, flatten_stack_with_keys)
+
+
+makers.value = NonTensorData._of
+makers.values = NonTensorStack._of_lists
+makers.value_list = NonTensorStack.from_list
+makers.held = hold

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from tensordict.containers.dense import TensorDict
 from tensordict.containers.unbatched import UnbatchedTensor
-from tensordict.core import registry
+from tensordict.core import makers, registry
 from tensordict.core import torch_internals as internals
 from tensordict.core.settings import set_lazy_legacy
 from tensordict.memory.mapped import MemoryMappedTensor
@@ -397,8 +397,7 @@ class _Maker:
 
     def stack(self, value: _ParsedCall) -> Any:
         dim = self.fact(value, "stack_dim")
-        make = registry.lookup("LazyStackedTensorDict")
-        made = make(*self.members(value, dim), stack_dim=dim, names=value.facts.get("names"))
+        made = makers.lazy_stack(*self.members(value, dim), stack_dim=dim, names=value.facts.get("names"))
         # A stack of none has its entries from the one that it was cut from.
         return made if value.facts["batch_size"][dim] else made[tuple([slice(None)] * dim + [slice(0, 0)])]
 
@@ -454,11 +453,10 @@ class _Maker:
     def values(self, value: _ParsedCall) -> Any:
         """A stack of the values of a printed list; of `None` where it is cut or made of other things than literals."""
         size = torch.Size(self.fact(value, "batch_size"))
-        make = registry.lookup("NonTensorStack")
         try:
-            return make._of_lists(_literal(self.fact(value, "data")), size, 0, self.device(value))
+            return makers.values(_literal(self.fact(value, "data")), size, 0, self.device(value))
         except ValueError:
-            return make._of_lists(numpy.full(size, None).tolist(), size, 0, self.device(value))
+            return makers.values(numpy.full(size, None).tolist(), size, 0, self.device(value))
 
     def view(self, value: _ParsedCall) -> Any:
         source = self.fact(value, "source")

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from tensordict.containers.dense import TensorDict
-from tensordict.core import registry
+from tensordict.core import makers
 from tensordict.core.contract import Contract, is_node
 from tensordict.core.errors import SaveError, ShapeError
 from tensordict.core.keys import Path, entry_of, joined
@@ -557,7 +557,7 @@ class JoinedValues:
     def sketch(self, size: torch.Size, device: torch.device | None) -> Any:
         """What it is, for those who only ask that, as an entry of a container of this batch size; nothing is read."""
         if is_node(self.sample):
-            return registry.lookup("NonTensorData")._of(f"<values of {len(self.parts)} parts>", size, device)
+            return makers.value(f"<values of {len(self.parts)} parts>", size, device)
         return self.sample
 
 

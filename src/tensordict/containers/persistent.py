@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, overload
 import torch
 from torch import Tensor
 
+from tensordict.containers.dense import TensorDict
 from tensordict.containers.stored import OnDisk, Twin
-from tensordict.core import pytree, ragged, registry
+from tensordict.core import makers, pytree, ragged, registry
 from tensordict.core.contract import Contract, Names
 from tensordict.core.devices import as_device
 from tensordict.core.errors import SaveError, ShapeError
@@ -30,7 +31,6 @@ from tensordict.memory.stored_tensors import StoredTensor
 
 if TYPE_CHECKING:
     from tensordict.containers.base import TensorDictBase
-    from tensordict.containers.dense import TensorDict
     from tensordict.io.remote import StorageOptions
 
 __all__ = ["PersistentTensorDict"]
@@ -274,10 +274,9 @@ class PersistentTensorDict(OnDisk):
             >>> data["b", "c"]
             tensor([3., 4.])
         """
-        plain = registry.lookup("TensorDict")
         if batch_size is None and isinstance(input_dict, Contract) and not auto_batch_size:
             batch_size = input_dict._batch_size
-        source = plain.from_dict(input_dict, auto_batch_size=auto_batch_size, batch_size=batch_size)
+        source = TensorDict.from_dict(input_dict, auto_batch_size=auto_batch_size, batch_size=batch_size)
         target = None if device is None else as_device(device)
         result: PersistentTensorDict = source._to_store(backend, filename, **kwargs)
         result._device = target
@@ -541,7 +540,7 @@ class PersistentTensorDict(OnDisk):
             ) from None
         if isinstance(item, Other):
             # It is listed, and what it is can be seen; reading it is an error.
-            return registry.lookup("NonTensorData")._of(f"<{item.why}>", self._size, self._device)
+            return makers.value(f"<{item.why}>", self._size, self._device)
         return super()._sketch(name)
 
     def _closed_text(self) -> str:
@@ -568,3 +567,6 @@ def _fitting(names: Names | None, size: torch.Size) -> Names | None:
 
 
 registry.speak_for(PersistentTensorDict, (OnDisk,))
+
+
+makers.open_store = PersistentTensorDict._opened

@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 
 import torch
 
+from tensordict.containers.dense import TensorDict
 from tensordict.containers.persistent import PersistentTensorDict
 from tensordict.containers.served_stacks import LazyStackedTensorDictStore
 from tensordict.containers.stored import Twin
@@ -258,8 +259,7 @@ class TensorDictStore(PersistentTensorDict):
         """
         if batch_size is None and isinstance(input_dict, Contract) and not auto_batch_size:
             batch_size = input_dict._batch_size
-        plain = registry.lookup("TensorDict")
-        source = plain.from_dict(input_dict, auto_batch_size=auto_batch_size, batch_size=batch_size)
+        source = TensorDict.from_dict(input_dict, auto_batch_size=auto_batch_size, batch_size=batch_size)
         server: Mapping[str, Any] = {
             "backend": backend, "host": host, "port": port, "db": db, "unix_socket_path": unix_socket_path,
             "prefix": prefix,

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from tensordict.containers.lazy.members import Members
-from tensordict.core import registry
+from tensordict.core import makers
 from tensordict.core.contract import Contract
 from tensordict.io.meta import FolderSpecification, read_node
 from tensordict.io.specification import specification_of
@@ -107,7 +107,7 @@ class MembersInFile(Members):
         size = torch.Size((*size[: self.dim], len(found), *size[self.dim :]))
         if news is None or not news.sized or news.batch_size != size:
             return found
-        stack = registry.lookup("NonTensorStack")._of_lists(news.value, size, self.dim, first._device)
+        stack = makers.values(news.value, size, self.dim, first._device)
         self.containers = found = stack._entries.containers
         for member in found if first._locked else ():
             member._lock_owners = first._lock_owners

@@ -5,7 +5,7 @@ from __future__ import annotations
 import array
 import dataclasses
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -13,15 +13,13 @@ from torch import Tensor
 
 from tensordict.convert.frames import columns_of, values_of
 from tensordict.convert.numpy import container_of, is_numeric, shape_of_rows
-from tensordict.core import registry
+from tensordict.core import makers
 from tensordict.core.contract import Contract
 from tensordict.core.errors import DuplicateKeyError
 from tensordict.core.keys import Path, joined, path_of
 
 if TYPE_CHECKING:
-    from typing_extensions import TypedDict, Unpack
-
-    from tensordict.containers.dense import TensorDict
+    from typing_extensions import TypedDict
 
     class _BatchSizeOptions(TypedDict, total=False):
         auto_batch_size: bool
@@ -58,9 +56,9 @@ def opened(obj: Any, path: Path = ()) -> Any:
         # Half the time of making the same dict again.
         return obj if not path and _is_open(obj) else _opened_mapping(obj, path)
     if is_zarr(obj):
-        return registry.lookup("TensorDict").from_zarr(obj)
+        return makers.open_store(obj, backend="zarr", mode="r")
     if isinstance(obj, Mapping):
-        return registry.lookup("TensorDict").from_h5(obj) if is_h5(obj) else _opened_mapping(obj, path)
+        return makers.open_store(obj, mode="r") if is_h5(obj) else _opened_mapping(obj, path)
     if isinstance(obj, tuple):
         names = getattr(obj, "_fields", None) or map(str, range(len(obj)))
         return {name: opened(value, (*path, name)) for name, value in zip(names, obj, strict=True)}
@@ -72,7 +70,9 @@ def opened(obj: Any, path: Path = ()) -> Any:
     if isinstance(obj, (memoryview, array.array)):
         return _tensor_over(obj)
     if (columns := columns_of(obj)) is not None:
-        return registry.lookup("TensorDict")(columns, batch_size=[len(obj)])
+        container = makers.dense({}, torch.Size((len(obj),)), None, None)
+        container._fill(columns)
+        return container
     return values_of(obj) if path else obj
 
 
@@ -109,7 +109,7 @@ def _opened_mapping(source: Mapping[Any, Any], path: Path) -> dict[str, Any]:
 def _of_rows(rows: list[Any]) -> Any:
     """The stack of the values in lists of numbers, or in tensors, of unequal lengths; any other list as it is."""
     if rows and isinstance(rows[0], (list, Tensor)) and is_numeric(rows) and shape_of_rows(rows) is None:
-        return registry.lookup("NonTensorStack").from_list(rows)
+        return makers.value_list(rows)
     return rows
 
 
@@ -161,71 +161,3 @@ def _tensor_over(buffer: object) -> Any:
     if values.dtype.kind not in "biufc":
         return buffer
     return torch.from_numpy(values if values.flags.writeable else values.copy())
-
-
-@overload
-def from_any(obj: Mapping[Any, Any], **options: Unpack[_BatchSizeOptions]) -> TensorDict: ...
-@overload
-def from_any(obj: object, **options: Unpack[_BatchSizeOptions]) -> Any: ...
-def from_any(
-    obj: object,
-    *,
-    auto_batch_size: bool = False,
-    batch_dims: int | None = None,
-    device: object = None,
-    batch_size: object = None,
-) -> Any:
-    """A `TensorDict` made from any structure; see :meth:`TensorDict.from_any`.
-
-    Example:
-        >>> import torch
-        >>> from tensordict import from_any
-        >>> from_any({"a": torch.zeros(3), "pair": (1, 2)})["pair", "1"]
-        tensor(2)
-    """
-    return registry.lookup("TensorDict").from_any(
-        obj, auto_batch_size=auto_batch_size, batch_dims=batch_dims, device=device, batch_size=batch_size
-    )
-
-
-def from_tuple(
-    obj: object,
-    *,
-    auto_batch_size: bool = False,
-    batch_dims: int | None = None,
-    device: object = None,
-    batch_size: object = None,
-) -> TensorDict:
-    """A `TensorDict` of the elements of a tuple; see :meth:`TensorDict.from_tuple`.
-
-    Example:
-        >>> from tensordict import from_tuple
-        >>> list(from_tuple((1, 2, 3)).keys())
-        ['0', '1', '2']
-    """
-    return registry.lookup("TensorDict").from_tuple(
-        obj, auto_batch_size=auto_batch_size, batch_dims=batch_dims, device=device, batch_size=batch_size
-    )
-
-
-def from_namedtuple(
-    named_tuple: object,
-    *,
-    auto_batch_size: bool = False,
-    batch_dims: int | None = None,
-    device: object = None,
-    batch_size: object = None,
-) -> TensorDict:
-    """A `TensorDict` of the fields of a named tuple; see :meth:`TensorDict.from_namedtuple`.
-
-    Example:
-        >>> import torch
-        >>> from collections import namedtuple
-        >>> from tensordict import from_namedtuple
-        >>> Point = namedtuple("Point", ["x", "y"])
-        >>> from_namedtuple(Point(torch.zeros(3), torch.ones(3)), auto_batch_size=True).batch_size
-        torch.Size([3])
-    """
-    return registry.lookup("TensorDict").from_namedtuple(
-        named_tuple, auto_batch_size=auto_batch_size, batch_dims=batch_dims, device=device, batch_size=batch_size
-    )

@@ -24,7 +24,6 @@ from tensordict.convert.columns import (
     ORDERED,
     TENSOR,
     TYPE,
-    Fill,
     Nulls,
     TableColumn,
     TableOptions,
@@ -34,7 +33,7 @@ from tensordict.convert.columns import (
     paths_of,
     places_of,
 )
-from tensordict.core import ragged, registry
+from tensordict.core import ragged
 from tensordict.core.equality import same_value
 from tensordict.core.errors import DuplicateKeyError, UnsupportedEntryError
 from tensordict.core.extras import require
@@ -46,7 +45,7 @@ from tensordict.io.values import NotJson, exact, restored
 from tensordict.memory import kernel
 
 if TYPE_CHECKING:
-    from tensordict.containers.dense import TensorDict
+    pass
 
 METADATA = b"tensordict"
 # Decimals of so many digits are exact as float64.
@@ -59,41 +58,6 @@ WIDER = {
     torch.complex128: torch.float64,
 }
 WIDER |= {getattr(torch, name): torch.float32 for name in dir(torch) if name.startswith("float8_")}
-
-
-def from_arrow(
-    table: object,
-    *,
-    auto_batch_size: bool = False,
-    batch_dims: int | None = None,
-    device: object = None,
-    batch_size: object = None,
-    separator: str | None = None,
-    dtype: torch.dtype | None = None,
-    nulls: Nulls = None,
-    fill: Fill = None,
-    metadata: bool = True,
-) -> TensorDict:
-    """A `TensorDict` over the memory of a table of Arrow; see :meth:`TensorDict.from_arrow`.
-
-    Example:
-        >>> import pyarrow
-        >>> from tensordict import from_arrow
-        >>> from_arrow(pyarrow.table({"a": [1, 2], "s": ["x", "y"]}))["a"]
-        tensor([1, 2])
-    """
-    return registry.lookup("TensorDict").from_arrow(
-        table,
-        auto_batch_size=auto_batch_size,
-        batch_dims=batch_dims,
-        device=device,
-        batch_size=batch_size,
-        separator=separator,
-        dtype=dtype,
-        nulls=nulls,
-        fill=fill,
-        metadata=metadata,
-    )
 
 
 def pyarrow() -> Any:

@@ -16,7 +16,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from tensordict.core import ragged, registry
+from tensordict.core import makers, ragged, registry
 from tensordict.core.contract import Contract
 from tensordict.core.errors import DuplicateKeyError, SaveError, UnsupportedEntryError
 from tensordict.core.json_text import parse_json
@@ -538,7 +538,7 @@ def _restacked(dim: int) -> Any:
     def finish(node: Specification, container: Contract) -> Any:
         size = container._batch_size
         batch = None if size[dim] else size[:dim] + size[dim + 1 :]
-        stack = registry.lookup(LAZY)(*container.unbind(dim), stack_dim=dim, batch_size=batch)
+        stack = makers.lazy_stack(*container.unbind(dim), stack_dim=dim, batch_size=batch)
         if node.names is not None:
             stack.names = node.names
         return stack

@@ -21,12 +21,10 @@ import torch
 
 from tensordict.convert.sources import SourceFile
 from tensordict.convert.text_tables import TextTables, refuse_duplicates
-from tensordict.core import registry
 from tensordict.core.extras import require
-from tensordict.memory.mapped import PathLike
 
 if TYPE_CHECKING:
-    from tensordict.containers.dense import TensorDict
+    pass
 
 # Cells that stand for no value in columns of numbers and truth values, beside the empty one: those of pandas, except
 # NaN, which is a number.
@@ -93,39 +91,6 @@ class CsvOptions:
 
 
 _FROM_PANDAS = ("sep", "names", "header", "usecols", "na_values", "quotechar", "escapechar", "encoding")
-
-
-def from_csv(
-    path: PathLike,
-    *,
-    auto_batch_size: bool = False,
-    batch_dims: int | None = None,
-    device: Any = None,
-    batch_size: Any = None,
-    separator: str | None = None,
-    dtype: torch.dtype | None = None,
-    **kwargs: Any,
-) -> TensorDict:
-    """A `TensorDict` of the columns of a CSV file; see :meth:`TensorDict.from_csv`, which has more arguments.
-
-    Example:
-        >>> import tempfile
-        >>> from tensordict import TensorDict, from_csv
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     TensorDict(a=[1, 2], batch_size=[2]).to_csv(f"{folder}/td.csv")
-        ...     from_csv(f"{folder}/td.csv")["a"]
-        tensor([1, 2])
-    """
-    return registry.lookup("TensorDict").from_csv(
-        path,
-        auto_batch_size=auto_batch_size,
-        batch_dims=batch_dims,
-        device=device,
-        batch_size=batch_size,
-        separator=separator,
-        dtype=dtype,
-        **kwargs,
-    )
 
 
 def csv_tables(files: Sequence[SourceFile], options: CsvOptions, nulls: bool) -> TextTables:

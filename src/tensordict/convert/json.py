@@ -11,20 +11,17 @@ from io import BytesIO
 from typing import TYPE_CHECKING, Any, BinaryIO, NoReturn
 
 import numpy as np
-import torch
 
 from tensordict.convert import arrow
 from tensordict.convert.sources import SourceFile
 from tensordict.convert.text_tables import TextTables
-from tensordict.core import registry
 from tensordict.core.extras import require
 from tensordict.core.json_text import parse_json
 from tensordict.core.keys import Path
 from tensordict.io.values import restored
-from tensordict.memory.mapped import PathLike
 
 if TYPE_CHECKING:
-    from tensordict.containers.dense import TensorDict
+    pass
 
 # The rows that are written at a time, or fewer where they have more bytes.
 _ROWS, _NBYTES = 1 << 15, 4 << 20
@@ -34,41 +31,6 @@ _SPACE = b" \t\r\n"
 # The brackets in a line with which Arrow, which recurses without a limit, is trusted.
 _BRACKETS = 500
 _WORDS = {bool: "true or false", str: "text", dict: "an object", list: "an array"}
-
-
-def from_json(
-    path: PathLike,
-    *,
-    auto_batch_size: bool = False,
-    batch_dims: int | None = None,
-    device: Any = None,
-    batch_size: Any = None,
-    separator: str | None = None,
-    dtype: torch.dtype | None = None,
-    lines: bool = False,
-    **kwargs: Any,
-) -> TensorDict:
-    """A `TensorDict` of the records of a JSON file; see :meth:`TensorDict.from_json`, which has more arguments.
-
-    Example:
-        >>> import tempfile
-        >>> from tensordict import TensorDict, from_json
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     TensorDict(a=[1, 2], batch_size=[2]).to_json(f"{folder}/td.json")
-        ...     from_json(f"{folder}/td.json")["a"]
-        tensor([1, 2])
-    """
-    return registry.lookup("TensorDict").from_json(
-        path,
-        auto_batch_size=auto_batch_size,
-        batch_dims=batch_dims,
-        device=device,
-        batch_size=batch_size,
-        separator=separator,
-        dtype=dtype,
-        lines=lines,
-        **kwargs,
-    )
 
 
 def json_tables(files: Sequence[SourceFile], lines: bool, nulls: bool) -> TextTables:

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tensordict.core import ragged, registry
+from tensordict.core import makers, ragged
 from tensordict.core.contract import is_node
 from tensordict.core.errors import SaveError, StackError, UnsupportedEntryError
 from tensordict.core.extras import require
@@ -232,7 +232,7 @@ def _leaf(values: list[Any], encoding: str) -> Any:
     if kind in _NUMBERS:
         return torch.from_numpy(np.array(values, dtype=_NUMBERS[kind]))
     if kind != "ndarray":
-        return registry.lookup("NonTensorStack")._of_lists(values, torch.Size((len(values),)), 0, None)
+        return makers.values(values, torch.Size((len(values),)), 0, None)
     if len({row.shape for row in values}) == 1:
         return torch.from_numpy(np.stack(values))
     rows = [torch.from_numpy(np.array(row)) for row in values]

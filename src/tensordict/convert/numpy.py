@@ -7,39 +7,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from tensordict.core import registry
+from tensordict.core import makers
 from tensordict.core.contract import Contract, is_node
 from tensordict.core.errors import ContainerExpected
 from tensordict.core.keys import Path, joined
 from tensordict.core.shapes import nested_lists
 
 if TYPE_CHECKING:
-    from tensordict.containers.dense import TensorDict
+    pass
 
 # The least room for text in an array that is made, so that longer ones can be assigned to short ones.
 _TEXT = 10
-
-
-def from_struct_array(
-    struct_array: object,
-    *,
-    auto_batch_size: bool = False,
-    batch_dims: int | None = None,
-    device: object = None,
-    batch_size: object = None,
-) -> TensorDict:
-    """A `TensorDict` over the memory of a structured array; see :meth:`TensorDict.from_struct_array`.
-
-    Example:
-        >>> import numpy as np
-        >>> from tensordict import from_struct_array
-        >>> dogs = np.array([("Rex", 9), ("Fido", 3)], dtype=[("name", "U10"), ("age", "i4")])
-        >>> from_struct_array(dogs)["age"]
-        tensor([9, 3], dtype=torch.int32)
-    """
-    return registry.lookup("TensorDict").from_struct_array(
-        struct_array, auto_batch_size=auto_batch_size, batch_dims=batch_dims, device=device, batch_size=batch_size
-    )
 
 
 Values = np.ndarray[Any, np.dtype[Any]]
@@ -65,7 +43,7 @@ def entries_of(struct_array: object, path: Path = ()) -> tuple[dict[str, Any], t
 def container_of(struct_array: object, path: Path = ()) -> Any:
     """A `TensorDict` over the memory of a structured array, which has the array's shape for batch size."""
     entries, size = entries_of(struct_array, path)
-    return registry.lookup("TensorDict")._make(entries, size, None, None)
+    return makers.dense(entries, size, None, None)
 
 
 def _entry(field: Values, path: Path) -> Any:
@@ -80,8 +58,8 @@ def _entry(field: Values, path: Path) -> Any:
     if kind in "USMm":
         values = field.tolist() if kind in "US" else nested_lists(list(field.reshape(-1)), field.shape)
         if not field.shape:
-            return registry.lookup("NonTensorData")(values)
-        return registry.lookup("NonTensorStack")._of_lists(values, torch.Size(field.shape), 0, None)
+            return makers.value(values, torch.Size(()))
+        return makers.values(values, torch.Size(field.shape), 0, None)
     raise TypeError(
         f"the field {joined(path)!r} has the dtype {field.dtype}, which a container cannot share: leave the field out, "
         "or give its values to set_non_tensor"

@@ -11,7 +11,6 @@ from torch import Tensor
 from tensordict.convert import arrow
 from tensordict.convert.columns import (
     TENSOR,
-    Fill,
     Nulls,
     TableColumn,
     TableOptions,
@@ -20,50 +19,14 @@ from tensordict.convert.columns import (
     paths_of,
     places_of,
 )
-from tensordict.core import registry
 from tensordict.core.extras import require
 from tensordict.core.keys import joined
 
 if TYPE_CHECKING:
-    from tensordict.containers.dense import TensorDict
+    pass
 
 # What pandas has, unlike Arrow.
 _COMPLEX = (torch.complex64, torch.complex128)
-
-
-def from_pandas(
-    dataframe: object,
-    *,
-    auto_batch_size: bool = False,
-    batch_dims: int | None = None,
-    device: object = None,
-    batch_size: object = None,
-    separator: str | None = None,
-    dtype: torch.dtype | None = None,
-    nulls: Nulls = None,
-    fill: Fill = None,
-    metadata: bool = True,
-) -> TensorDict:
-    """A `TensorDict` of the columns of a data frame of pandas; see :meth:`TensorDict.from_pandas`.
-
-    Example:
-        >>> import pandas
-        >>> from tensordict import from_pandas
-        >>> from_pandas(pandas.DataFrame({"a.b": [1, 2]}), separator=".")["a", "b"]
-        tensor([1, 2])
-    """
-    return registry.lookup("TensorDict").from_pandas(
-        dataframe,
-        auto_batch_size=auto_batch_size,
-        batch_dims=batch_dims,
-        device=device,
-        batch_size=batch_size,
-        separator=separator,
-        dtype=dtype,
-        nulls=nulls,
-        fill=fill,
-        metadata=metadata,
-    )
 
 
 def container_of_frame(frame: Any, reading: TableOptions) -> Any:

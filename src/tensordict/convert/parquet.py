@@ -6,14 +6,11 @@ import contextlib
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, overload
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from tensordict.convert import arrow
-from tensordict.convert.columns import Fill, Nulls, TableOptions, paths_of
+from tensordict.convert.columns import Nulls, TableOptions, paths_of
 from tensordict.convert.sources import SourceFile, files_of
-from tensordict.core import registry
 from tensordict.core.errors import SaveError, UnsupportedEntryError, meant
 from tensordict.core.extras import require
 from tensordict.io.progress import WatchedFile, progress_bar
@@ -24,56 +21,10 @@ from tensordict.io.uploads import write_file
 from tensordict.memory.mapped import PathLike
 
 if TYPE_CHECKING:
-    from tensordict.containers.dense import TensorDict
-    from tensordict.io.remote_saves import CacheDir
+    pass
 
 # Arrow reads no file whose schema has more levels; it writes them.
 _MOST_LEVELS = 100
-
-
-@overload
-def from_parquet(path: PathLike, *, batch_size_rows: int, **options: Any) -> Iterator[TensorDict]: ...
-@overload
-def from_parquet(path: PathLike, *, batch_size_rows: None = ..., **options: Any) -> TensorDict: ...
-def from_parquet(
-    path: PathLike,
-    *,
-    auto_batch_size: bool = False,
-    batch_dims: int | None = None,
-    device: object = None,
-    batch_size: object = None,
-    separator: str | None = None,
-    dtype: torch.dtype | None = None,
-    columns: Sequence[str] | None = None,
-    nulls: Nulls = None,
-    fill: Fill = None,
-    metadata: bool = True,
-    batch_size_rows: int | None = None,
-    storage_options: StorageOptions | None = None,
-    cache_dir: CacheDir | None = None,
-    **kwargs: Any,
-) -> TensorDict | Iterator[TensorDict]:
-    """A `TensorDict` of the columns of Parquet files; see :meth:`TensorDict.from_parquet`.
-
-    Example:
-        >>> import os, tempfile, torch
-        >>> from tensordict import TensorDict, from_parquet
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     TensorDict(a=torch.arange(2), batch_size=[2]).to_parquet(os.path.join(folder, "x.parquet"))
-        ...     from_parquet(os.path.join(folder, "*.parquet"))["a"]
-        tensor([0, 1])
-    """
-    options: dict[str, Any] = {"separator": separator, "dtype": dtype, "columns": columns, "nulls": nulls, "fill": fill}
-    options |= {
-        "auto_batch_size": auto_batch_size,
-        "batch_dims": batch_dims,
-        "device": device,
-        "batch_size": batch_size,
-    }
-    options |= {"metadata": metadata, "storage_options": storage_options, "cache_dir": cache_dir, **kwargs}
-    if batch_size_rows is None:
-        return registry.lookup("TensorDict").from_parquet(path, **options)  # type: ignore[no-any-return]
-    return registry.lookup("TensorDict").from_parquet(path, batch_size_rows=batch_size_rows, **options)
 
 
 def container_of_files(

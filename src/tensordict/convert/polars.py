@@ -4,55 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from tensordict.convert import arrow
-from tensordict.convert.columns import Fill, Nulls, TableOptions
-from tensordict.core import registry
+from tensordict.convert.columns import Nulls, TableOptions
 from tensordict.core.extras import require
 
 if TYPE_CHECKING:
     from polars import DataFrame
 
-    from tensordict.containers.dense import TensorDict
 
 # What Arrow is given the addresses of, or nothing.
 _WITHOUT_ARROW = ("Object", "Int128", "UInt128")
-
-
-def from_polars(
-    dataframe: object,
-    *,
-    auto_batch_size: bool = False,
-    batch_dims: int | None = None,
-    device: object = None,
-    batch_size: object = None,
-    separator: str | None = None,
-    dtype: torch.dtype | None = None,
-    nulls: Nulls = None,
-    fill: Fill = None,
-    metadata: bool = True,
-) -> TensorDict:
-    """A `TensorDict` of the columns of a data frame of Polars; see :meth:`TensorDict.from_polars`.
-
-    Example:
-        >>> import polars
-        >>> from tensordict import from_polars
-        >>> from_polars(polars.DataFrame({"a": [1, 2]}))["a"]
-        tensor([1, 2])
-    """
-    return registry.lookup("TensorDict").from_polars(
-        dataframe,
-        auto_batch_size=auto_batch_size,
-        batch_dims=batch_dims,
-        device=device,
-        batch_size=batch_size,
-        separator=separator,
-        dtype=dtype,
-        nulls=nulls,
-        fill=fill,
-        metadata=metadata,
-    )
 
 
 def container_of_frame(frame: Any, reading: TableOptions) -> Any:

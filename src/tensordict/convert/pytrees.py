@@ -7,23 +7,21 @@ from collections import OrderedDict, namedtuple
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from tensordict.convert.mappings import refuse_exclusive
-from tensordict.core import registry
+from tensordict.core import makers, registry
 from tensordict.core import torch_internals as internals
 from tensordict.core.contract import Contract, is_node
 from tensordict.core.errors import FieldError
 from tensordict.core.keys import Path, joined
 
 if TYPE_CHECKING:
-    from typing_extensions import TypedDict, Unpack
-
-    from tensordict.containers.dense import TensorDict
+    from typing_extensions import TypedDict
 
     class _PytreeOptions(TypedDict, total=False):
         batch_size: object
@@ -45,28 +43,6 @@ class Registered:
     context: Any
 
 
-@overload
-def from_pytree(
-    pytree: dict[Any, Any] | list[Any] | tuple[Any, ...], **options: Unpack[_PytreeOptions]
-) -> TensorDict: ...
-@overload
-def from_pytree(pytree: object, **options: Unpack[_PytreeOptions]) -> Any: ...
-def from_pytree(
-    pytree: object, *, batch_size: object = None, auto_batch_size: bool = False, batch_dims: int | None = None
-) -> Any:
-    """A `TensorDict` that stands for a pytree; see :meth:`TensorDict.from_pytree`.
-
-    Example:
-        >>> import torch
-        >>> from tensordict import from_pytree
-        >>> from_pytree([torch.zeros(3), {7: torch.ones(3)}]).to_pytree()
-        [tensor([0., 0., 0.]), {7: tensor([1., 1., 1.])}]
-    """
-    return registry.lookup("TensorDict").from_pytree(
-        pytree, batch_size=batch_size, auto_batch_size=auto_batch_size, batch_dims=batch_dims
-    )
-
-
 def tree_of(pytree: Any) -> Any:
     """A pytree as nested dicts with a mark at every level; a leaf as a container stores it."""
     kind = type(pytree)
@@ -83,25 +59,28 @@ def tree_of(pytree: Any) -> Any:
         return _marked(zip(map(str, range(len(children))), children, strict=True), Registered(kind, context))
     if isinstance(pytree, _NUMBERS) or (isinstance(pytree, np.ndarray) and pytree.dtype.kind in "biufc"):
         return torch.as_tensor(pytree)
-    return registry.lookup("NonTensorData")(pytree)
+    return makers.value(pytree, torch.Size(()))
 
 
 def _marked(items: Iterable[tuple[str, object]], what: object) -> dict[str, Any]:
     tree = {name: tree_of(value) for name, value in items}
-    # As `MetaData`, so that the stack of two pytrees of the same form is one too.
-    tree[MARK] = registry.lookup("MetaData")(what)
+    tree[MARK] = _mark(what)
     return tree
+
+
+def _mark(what: object) -> Any:
+    """`what` in a `MetaData`, so that the stack of two pytrees of the same form is one too."""
+    return registry.lookup("MetaData")(what)
 
 
 def _tree_of_mapping(mapping: Mapping[Any, Any]) -> dict[str, Any]:
     tree: dict[str, Any] = {}
-    holder = registry.lookup("MetaData")
     for position, (key, value) in enumerate(mapping.items()):
         if type(key) is str and key != MARK and not key.startswith(_UNUSUAL):
             tree[key] = tree_of(value)
         else:
-            tree[f"{_UNUSUAL}{position}"] = {"key": holder(key), "value": tree_of(value)}
-    tree[MARK] = holder(type(mapping))
+            tree[f"{_UNUSUAL}{position}"] = {"key": _mark(key), "value": tree_of(value)}
+    tree[MARK] = _mark(type(mapping))
     return tree
 
 

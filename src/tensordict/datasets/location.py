@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from tensordict.core import registry
+from tensordict.containers.dense import TensorDict
 from tensordict.core.errors import SaveError
 from tensordict.datasets.folders import (
     IsOurs,
@@ -41,13 +41,12 @@ from tensordict.datasets.records import to_file, to_line
 from tensordict.io import commit
 from tensordict.io.archive_reader import Archive
 from tensordict.io.detect import detect_format
-from tensordict.io.formats import ARCHIVE, DIRECTORY, SUFFIXES, open_file, open_save
+from tensordict.io.formats import ARCHIVE, DIRECTORY, SUFFIXES, load_mapped, open_file, open_save
 from tensordict.io.loading import LoadOptions, load_directory
 from tensordict.io.remote import IN_FLIGHT, Remote, is_url
 from tensordict.io.remote_rows import open_rows
 from tensordict.io.remote_saves import Access
 from tensordict.io.source import PrivateSave
-from tensordict.io.specification import DICT
 from tensordict.memory import files, system
 from tensordict.memory.mapped import PathLike
 from tensordict.memory.names import META, SCHEMA, local_path
@@ -329,8 +328,8 @@ class LocalLocation(Location):
         if format == DIRECTORY and mode == "r":
             return load_directory(path, LoadOptions(source=PrivateSave(path)))
         if format in (DIRECTORY, ARCHIVE):
-            return registry.lookup(DICT).load_memmap(path, mode=mode)
-        return open_file(path, format, mode=mode)
+            return load_mapped(path, LoadOptions(mode=mode), Access())
+        return open_file(path, LoadOptions(mode=mode), Access(), format)
 
     def label(self, name: str) -> Label | None:
         path = self.path(name)
@@ -572,7 +571,7 @@ class RemoteLocation(Location):
         return sorted(name for name in names if name not in (SCHEMA, SHARDS, WRITERS, _LOCK))
 
     def rows_of_schema(self) -> Any:
-        return registry.lookup(DICT).load(
+        return TensorDict.load(
             self.path(SCHEMA), storage_options=self.access.storage_options, cache_dir=self.access.cache
         )
 
@@ -588,7 +587,7 @@ class RemoteLocation(Location):
         path = self.path(name)
         if is_zarr(name):
             check_label(self.label(name), name, path)
-            return open_file(Remote(path, self.access.storage_options), "zarr")
+            return open_file(Remote(path, self.access.storage_options), LoadOptions(), self.access, "zarr")
         return open_rows(path, self.access, lambda read: check_label(find_label(read, DOCUMENTS), name, path))
 
     def label(self, name: str) -> Label | None:

@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tensordict.core import ragged, registry
+from tensordict.containers.dense import TensorDict
+from tensordict.core import ragged
 from tensordict.core.errors import SchemaError, UnsupportedEntryError
 from tensordict.core.keys import Path, entry_of, joined
 from tensordict.io.columns import elements_of_rows, ragged_leaf, taken
@@ -150,7 +151,7 @@ class Schema:
         if missing:
             raise SchemaError(f"ragged= names {missing}, and there are the entries {[joined(key) for key in leaves]}")
         self._kinds = dict(_kinds(self.skeleton, ()))
-        self._dense_class = registry.lookup(DICT)
+        self._dense_class = TensorDict
         self.batch_size = self.skeleton.batch_size[1:]
         self.digest = self._digest()
 

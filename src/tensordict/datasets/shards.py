@@ -249,6 +249,7 @@ def folder_options(options: ShardOptions, label: Label) -> FolderOptions:
         checksum=options.checksum if options.format == DIRECTORY else "",
         copy_existing=True,
         label=label.to_json(),
+        compression=options.compression if options.format == ARCHIVE else None,
     )
 
 
@@ -261,7 +262,7 @@ def save_rows(container: Any, path: str, options: ShardOptions, label: Label) ->
     if options.format == DIRECTORY:
         plan_save(container, path, folder_options(options, label))()
     elif options.format == ARCHIVE:
-        plan_archive(container, path, folder_options(options, label), options.compression)()
+        plan_archive(container, path, folder_options(options, label))()
     else:
         # One random row is to be read without all others.
         compressed = (

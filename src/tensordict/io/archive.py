@@ -88,15 +88,13 @@ def wants_archive(prefix: PathLike | None, archive: bool | None, compression: st
 # --- saving -----------------------------------------------------------------------------------------------------------
 
 
-def plan_archive(
-    container: Contract, prefix: PathLike, options: FolderOptions, compression: str | int | None = None
-) -> Callable[[], Any]:
+def plan_archive(container: Contract, prefix: PathLike, options: FolderOptions) -> Callable[[], Any]:
     """Check everything that can be checked before a byte is written; what is returned does the rest.
 
     Raises:
         SaveError: an entry cannot be saved, or the archive cannot be written there.
     """
-    how = Compression.of(compression)
+    how = Compression.of(options.compression)
     if options.checksum not in ("", "crc32"):
         raise UnsupportedEntryError(f"an archive always has CRC-32 checksums, and no {options.checksum!r}")
     path = local_path(prefix)
@@ -144,11 +142,10 @@ def _reopened(container: Contract, path: str, options: FolderOptions) -> Any:
     """What is saved there, for a save without content, which leaves it as it is; `None` when there is nothing."""
     if not options.like or options.overwrite or not os.path.lexists(path):
         return None
-    loading = LoadOptions(robust=options.robust)
+    loading = LoadOptions(robust=options.robust, mode="r+", num_threads=options.num_threads)
     if options.allow_pickle:
         loading.unpickle = unpickle
-    load = partial(load_archive, path, loading, mode="r+", num_threads=options.num_threads)
-    return reopening.opened(container, path, load)
+    return reopening.opened(container, path, partial(load_archive, path, loading))
 
 
 def _check(options: FolderOptions) -> Callable[[str], None] | None:
@@ -195,31 +192,20 @@ def _write(
 # --- loading ----------------------------------------------------------------------------------------------------------
 
 
-def load_archive(
-    prefix: PathLike,
-    options: LoadOptions,
-    subpath: object = None,
-    keys: object = None,
-    *,
-    mode: str = "r",
-    num_threads: int = 0,
-) -> Any:
+def load_archive(prefix: PathLike, options: LoadOptions) -> Any:
     """The container saved in an archive, or a part of it; see `load_directory`.
 
     Args:
         prefix: the archive.
-        options: how to load; its source does not count.
-        subpath, keys: as in `load_directory`.
-        mode: "r" keeps in memory what is written to the tensors, "r+" writes it to the archive.
-        num_threads: so many threads inflate what is compressed.
+        options: how to load; their source does not count.
 
     Raises:
         SaveError: the archive does not add up, or (with "r+") what is compressed or not aligned cannot be written.
     """
     path = local_path(prefix)
-    with Archive(path, mode, num_threads) as source:
+    with Archive(path, options.mode, options.num_threads) as source:
         check_top(source)
-        return load_directory(prefix, replace(options, source=source), subpath, keys)
+        return load_directory(prefix, replace(options, source=source))
 
 
 def check_top(archive: Archive) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tensordict.core import foreach, ragged, registry
+from tensordict.core import foreach, makers, ragged
 from tensordict.core.context import same_memory
 from tensordict.core.contract import Contract
 from tensordict.core.equality import same_value
@@ -134,7 +134,7 @@ class _Plan:
         if isinstance(item, Contract):
             return item
         value = item.value if isinstance(item, Level) else item
-        return registry.lookup("NonTensorData")._of(value, size, device)
+        return makers.value(value, size, device)
 
     def _match_value(self, node: Any, level: Level, key: Path) -> None:
         """The state of a holder that is loaded by itself."""
@@ -250,7 +250,7 @@ class _Plan:
                 return
             self._check_shape(made._batch_size, size, key)
         elif name in level.meta.get(UNBATCHED_NAMES, ()) and isinstance(item, Tensor):
-            made = registry.lookup("UnbatchedTensor")(item, size)
+            made = to_container(Specification(UNBATCHED, size, entries={OWN: item}))
         else:
             made = item
             if isinstance(item, Tensor):

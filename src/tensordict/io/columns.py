@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
-from tensordict.core import ragged, registry
+from tensordict.core import makers, ragged
 from tensordict.core.contract import Contract
 from tensordict.core.errors import UnsupportedEntryError
 from tensordict.core.keys import Path
@@ -309,7 +309,7 @@ def members_of(
         raise ValueError(f"{count} members without entries are too many")
     sizes = _sizes(entries, count, own)
     parts = {name: _parts(value, sizes) for name, value in entries.items()}
-    make = registry.lookup("TensorDict")._make
+    make = makers.dense
     rows = zip(*parts.values(), strict=True) if parts else itertools.repeat(())
     keys = list(parts)
     return [make(dict(zip(keys, row, strict=True)), at, device, names) for at, row in zip(sizes, rows)]

@@ -94,7 +94,13 @@ class FolderOptions(SaveOptions):
     # A list of JSON that the outermost meta.json holds beside its entries.
     label: list[Any] | None = None
     # Whether what is planned goes into an archive, which is always a new file: what lies at its path does not count.
-    archive: bool = False
+    # `None` leaves it to the suffix of the path.
+    archive: bool | None = None
+    # How the tensors of an archive are compressed.
+    compression: str | int | None = None
+    # Gather `DTensor` leaves; save in a thread of its own.
+    full_tensor: bool = False
+    return_early: bool = False
     # Ragged leaves of the same lengths have the same offsets in the saved container.
     share: ragged.SharedOffsets = field(default_factory=ragged.SharedOffsets)
 

@@ -12,16 +12,16 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
-from tensordict.core import registry
-from tensordict.core.devices import as_device
+from tensordict.core import makers, registry
 from tensordict.core.errors import SaveError, UnsupportedEntryError
 from tensordict.core.keys import Path
 from tensordict.io import consolidated, safetensors
+from tensordict.io.archive import load_archive
 from tensordict.io.archive_reader import Archive
 from tensordict.io.credentials import as_url
 from tensordict.io.detect import PICKLED, detect_format, is_known
-from tensordict.io.loading import LoadOptions, read_directory
-from tensordict.io.progress import quiet
+from tensordict.io.loading import LoadOptions, load_directory, read_directory
+from tensordict.io.progress import bytes_on_disk, progress_bar, quiet
 from tensordict.io.remote import Remote, StorageOptions, is_url
 from tensordict.io.remote_rows import describe_rows
 from tensordict.io.remote_saves import Access, CacheDir, RemoteSave, read_remote
@@ -29,7 +29,7 @@ from tensordict.io.specification import DICT, LeafSpec, Specification
 from tensordict.io.stores.backends import BACKENDS, backend_at, backend_of
 from tensordict.io.stores.entries import specification_in
 from tensordict.io.structure import Complain
-from tensordict.io.value_files import left_pickled
+from tensordict.io.value_files import left_pickled, refuse_pickle, unpickle
 from tensordict.io.zipping import STORED
 from tensordict.memory.mapped import PathLike
 from tensordict.memory.names import LEAF_SUFFIX, META, SCHEMA, TABLE_SUFFIX, local_path, without_scheme
@@ -162,67 +162,83 @@ def open_save(path: PathLike, *, allow_pickle: bool = False) -> Any:
         UnsupportedEntryError: it holds a tensorclass that this program does not know, or a pickled value.
     """
     path = as_url(without_scheme(path))
+    options = LoadOptions(unpickle=unpickle if allow_pickle else refuse_pickle)
     if is_url(path):
-        return registry.lookup(DICT).load(path, allow_pickle=allow_pickle)
-    format = detect_format(path)
-    if format in (DIRECTORY, ARCHIVE):
-        return registry.lookup(DICT).load_memmap(path, allow_pickle=allow_pickle)
-    return open_file(path, format)
+        return load(path, options, Access.of(None))
+    return load(path, options, Access(), detect_format(path))
 
 
-def open_file(
-    path: PathLike | Remote,
-    format: str,
-    device: object = None,
-    non_blocking: bool = False,
-    *,
-    mode: str = "r",
-    num_threads: int = 0,
-    robust_key: bool | None = True,
-    allow_pickle: bool | None = None,
-    progress: bool | None = None,
-    access: Access | None = None,
-    **others: object,
-) -> Any:
-    """The container in a file that is no archive; takes what `TensorDict.load_memmap` takes, as far as it can be had.
+def load(path: PathLike, options: LoadOptions, access: Access, format: str | None = None) -> Any:
+    """The container saved at a path or URL, in any format; see `TensorDict.load`.
+
+    Args:
+        path: where.
+        options: how to load it.
+        access: how a URL is reached.
+        format: the format of what is at a path; found out by default.
+
+    Raises:
+        FileNotFoundError: there is nothing.
+        ValueError: the format is unknown, the file is broken, or the format does not take an option.
+    """
+    if not is_url(path):
+        format = format or format_to_load(path)
+        return (load_mapped if format in (DIRECTORY, ARCHIVE) else open_file)(path, options, access, format)
+    if (table := table_at(path, access)) is not None:
+        return open_file(path, options, access, table)
+
+    def use(save: RemoteSave) -> Any:
+        if save.format in (DIRECTORY, ARCHIVE):
+            return load_mapped(save, options, access)
+        return save.kept_for(open_file(save.in_place or save.local(), options, access, save.format))
+
+    with quiet(options.shows):
+        return read_at(path, access, use, lambda format, _: open_file(path, options, access, format))
+
+
+def load_mapped(path: PathLike | RemoteSave, options: LoadOptions, access: Access, format: str = "") -> Any:
+    """The container in a folder or an archive, at a path or URL; see `TensorDict.load_memmap`."""
+    if options.mode not in ("r", "r+"):
+        raise ValueError(f"mode must be 'r' or 'r+', got {options.mode!r}")
+    nbytes = None if isinstance(path, RemoteSave) or is_url(path) else partial(bytes_on_disk, path)
+    with progress_bar(options.shows, "loading", nbytes) as options.progress:
+        if isinstance(path, RemoteSave):
+            return path.load(options)
+        if nbytes is None:
+            return read_remote(path, access, lambda save: save.load(options))
+        return (load_archive if os.path.isfile(path) else load_directory)(path, options)
+
+
+def open_file(path: PathLike | Remote, options: LoadOptions, access: Access, format: str) -> Any:
+    """The container in a file that is no archive; its tensors are sent to the device, those of a store later.
 
     Args:
         path: the file; of a Zarr group where it is, too.
+        options: how to load; threads, names of files and pickles play no part.
+        access: how a URL is reached, of a table or a format above.
         format: its format.
-        device: send the tensors there; those of a store when they are read.
-        non_blocking: do not wait for the transfer.
-        mode: of a store.
-        num_threads, robust_key, allow_pickle: without effect: nothing is unpacked, encoded or pickled.
-        progress: show a bar while the tensors of a safetensors file are sent to the device.
-        access: how a URL is reached, of a format above.
-        others: must be `None`.
 
     Raises:
         ValueError: `out`, `keys`, `subpath`, or a mode that the format has not.
         OSError: the file cannot be read, or is broken.
     """
-    given = sorted(name for name, value in others.items() if value is not None)
-    if mode != "r" and format not in (*BACKENDS, *ABOVE):
-        given.append(f"mode={mode!r}")
+    given = [name for name in ("keys", "out", "subpath") if getattr(options, name) is not None]
+    if options.mode != "r" and format not in (*BACKENDS, *ABOVE):
+        given.append(f"mode={options.mode!r}")
     if given:
         shown = path.url if isinstance(path, Remote) else os.fspath(path)
         raise ValueError(f"{given} cannot be had of {shown!r}, which is of the format {format!r}")
-    target = None if device is None else as_device(device)
     if format in BACKENDS:
-        return registry.lookup("PersistentTensorDict")._opened(path, backend=format, mode=mode, device=target)
+        return makers.open_store(path, backend=format, mode=options.mode, device=options.device)
     assert not isinstance(path, Remote)
     if format in _TABLE_METHODS:
         name, _, how = _TABLE_METHODS[format]
-        where = access or Access()
-        reader = getattr(registry.lookup(DICT), name)
-        return reader(path, device=target, storage_options=where.storage_options, cache_dir=where.cache, **how)
-    if format in ABOVE:
-        container = ABOVE[format].open(path, mode, access or Access())
-        return container if target is None else container.to(target, non_blocking=non_blocking)
+        how = {**how, "storage_options": access.storage_options, "cache_dir": access.cache}
+        return getattr(registry.lookup(DICT), name)(path, device=options.device, **how)
     if format == SAFETENSORS:
-        return safetensors.load(path, safetensors.SafetensorsOptions(device=target, progress=progress))
-    container = consolidated.load(path)
-    return container if target is None else container.to(target, non_blocking=non_blocking)
+        return safetensors.load(path, options)
+    container = ABOVE[format].open(path, options.mode, access) if format in ABOVE else consolidated.load(path)
+    return container if options.device is None else container.to(options.device, non_blocking=options.non_blocking)
 
 
 def describe_save(
@@ -260,7 +276,7 @@ def describe_save(
     if format == CONSOLIDATED:
         return format, consolidated.read(path, complain)
     if format == SAFETENSORS:
-        return format, safetensors.read(path, safetensors.SafetensorsOptions(complain=complain))
+        return format, safetensors.read(path, LoadOptions(complain=complain))
     options = LoadOptions(unpickle=left_pickled, complain=complain)
     if format == ARCHIVE:
         options.source = _PackedSource(Archive(local_path(path)))

@@ -52,7 +52,18 @@ class LoadOptions:
     source: Source = FOLDERS
     # Gives the value in a pickle file; see `value_files.unpickle`.
     unpickle: Unpickle = refuse_pickle
-    # Is told of the bytes of every tensor.
+    # The nested container to load: its nested key, or names joined with "/".
+    subpath: object = None
+    # The nested keys of the entries to load; `None` for all.
+    keys: object = None
+    # Of an archive or a store: "r+" writes to the file.
+    mode: str = "r"
+    # So many threads inflate what is compressed.
+    num_threads: int = 0
+    # The container that is to take over the loaded entries, in the place of a new one.
+    out: Any = None
+    # Whether to show a bar, and what is told of the bytes of every tensor for it.
+    shows: bool | None = None
     progress: Progress | None = None
     # Is given what is wrong with an entry, and gives what stands in its place, `None` to leave it out; of use when the
     # save is only read. Without it, the error is raised.
@@ -74,8 +85,8 @@ Wanted = dict[str, Any]
 _NOWHERE = Specification(DICT, torch.Size(()))
 
 
-def load_directory(prefix: PathLike, options: LoadOptions, subpath: object = None, keys: object = None) -> Any:
-    """The container saved in the folder `prefix`, or the nested one at `subpath` in it; of its entries only `keys`.
+def load_directory(prefix: PathLike, options: LoadOptions) -> Any:
+    """The container saved in the folder `prefix`, or the part of it that the options name.
 
     Raises:
         FileNotFoundError: when a file is missing.
@@ -83,7 +94,7 @@ def load_directory(prefix: PathLike, options: LoadOptions, subpath: object = Non
         SaveError: when the files do not add up.
         UnsupportedEntryError: when an entry is of a kind that this version cannot load.
     """
-    path, wanted = _subpath(subpath), _wanted(keys)
+    path, wanted = _subpath(options.subpath), _wanted(options.keys)
 
     def load(shown: pathlib.Path, options: LoadOptions) -> Any:
         node, below = _read(shown, options, path, wanted)
@@ -97,12 +108,10 @@ def load_directory(prefix: PathLike, options: LoadOptions, subpath: object = Non
     return container
 
 
-def read_directory(
-    prefix: PathLike, options: LoadOptions, subpath: object = None, keys: object = None
-) -> Specification:
+def read_directory(prefix: PathLike, options: LoadOptions) -> Specification:
     """The specification of what `load_directory` loads, and of the containers in it; fails as loading it does, but for
     tensorclasses that this program does not know."""
-    path, wanted = _subpath(subpath), _wanted(keys)
+    path, wanted = _subpath(options.subpath), _wanted(options.keys)
     return _consistently(prefix, options, lambda shown, options: _read(shown, options, path, wanted)[0])
 
 

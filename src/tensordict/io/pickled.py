@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tensordict.core import registry
+from tensordict.core import makers, registry
 from tensordict.core.contract import Backing, Contract
 from tensordict.core.errors import SaveError
 from tensordict.io import checked, consolidated
@@ -142,7 +142,7 @@ def _of_values(cls: Any, state: dict[str, Any]) -> Any:
     size, device, names = container._batch_size, container._device, container._names
     if cls.__name__ in VALUES and cls._is_non_tensor:
         return cls._of(values.get("data"), size, device, names)
-    of = registry.lookup(VALUES[0])._of
+    of = makers.value
     found = {name: of(value, size, device, names) for name, value in values.items() if value is not None}
     problem = tensorclass_problem(
         cls, type(container).__name__, not container._is_non_tensor, [*container._structure(), *found]

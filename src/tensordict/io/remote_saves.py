@@ -200,22 +200,23 @@ class RemoteSave:
                 check_top(self._source)
         return self._source
 
-    def load(self, options: LoadOptions, subpath: object, keys: object, mode: str, num_threads: int = 0) -> Any:
-        """The container in an archive or a folder; arguments as of `load_archive`."""
-        if mode != "r":
-            raise ValueError(f"mode={mode!r} writes to the file, and {self.url!r} is only read: mode='r' can be had")
+    def load(self, options: LoadOptions) -> Any:
+        """The container in an archive or a folder."""
+        if options.mode != "r":
+            raise ValueError(
+                f"mode={options.mode!r} writes to the file, and {self.url!r} is only read: mode='r' can be had"
+            )
         source = self.source()
         plain = options.device is None or options.device.type == "meta"
-        planning = LoadOptions(
-            device=options.device if plain else None, robust=options.robust, source=source, unpickle=left_pickled
-        )
+        planning = LoadOptions(options.device if plain else None, robust=options.robust, source=source)
+        planning.unpickle, planning.subpath, planning.keys = left_pickled, options.subpath, options.keys
         source.wanted = []
-        source.ahead = keys is None
-        read_directory(self.path, planning, subpath, keys)
+        source.ahead = options.keys is None
+        read_directory(self.path, planning)
         source.fetch(source.wanted)
         source.wanted = None
-        with source.inflating(num_threads):
-            return load_directory(self.path, replace(options, source=source), subpath, keys)
+        with source.inflating(options.num_threads):
+            return load_directory(self.path, replace(options, source=source))
 
     def nbytes(self) -> int | None:
         """The lengths of all files; `None` where the server does not say."""

@@ -22,9 +22,10 @@ from tensordict.core.keys import Path, joined
 from tensordict.io import checked
 from tensordict.io.checksums import Recorded
 from tensordict.io.detect import refuse_other
+from tensordict.io.loading import LoadOptions
 from tensordict.io.progress import Progress, progress_bar
 from tensordict.io.specification import DICT, MAX_LEVELS, Specification, to_container
-from tensordict.io.structure import Complain, Described, naming_file, restore
+from tensordict.io.structure import Described, naming_file, restore
 from tensordict.io.transaction import FileTransaction
 from tensordict.io.writing import SaveOptions, TensorRun
 from tensordict.memory import file_maps, files, system
@@ -159,17 +160,6 @@ def _text(value: object) -> str:
 
 
 @dataclass(slots=True)
-class SafetensorsOptions:
-    """How to load; see `TensorDict.from_safetensors`."""
-
-    separator: str | None = "."
-    device: torch.device | None = None
-    progress: bool | None = None
-    # Is told of entries that are broken.
-    complain: Complain | None = None
-
-
-@dataclass(slots=True)
 class _Entry:
     """A tensor as the header describes it; the offset is from the start of the file."""
 
@@ -191,20 +181,25 @@ class _Header:
     problems: list[SaveError]
 
 
-def load(path: PathLike, options: SafetensorsOptions) -> Any:
+def load(path: PathLike, options: LoadOptions, separator: str | None = ".") -> Any:
     """The container in a file, of this package or of another program.
+
+    Args:
+        path: the file.
+        options: how to load; the device, what is shown, and who is told of broken entries count.
+        separator: where the names of another program are nested; `None` for nowhere.
 
     Raises:
         OSError: the file cannot be read.
         SaveError: it is no safetensors file, or its content does not add up.
         UnsupportedEntryError: it is of a dtype or a class that this program does not know.
     """
-    node = read(path, options)
+    node = read(path, options, separator)
     with naming_file(local_path(path)):
         return to_container(node)
 
 
-def read(path: PathLike, options: SafetensorsOptions) -> Specification:
+def read(path: PathLike, options: LoadOptions, separator: str | None = ".") -> Specification:
     """The specification of the container in a file, over its mapped tensors; fails as `load` does, but for
     tensorclasses that this program does not know."""
     target = local_path(path)
@@ -216,11 +211,12 @@ def read(path: PathLike, options: SafetensorsOptions) -> Specification:
             for problem in header.problems:
                 options.complain(problem)
         structure = _read_structure(header)
-        with progress_bar(options.progress, "loading", os.path.getsize(target)) as tensors.progress:
+        with progress_bar(options.shows, "loading", os.path.getsize(target)) as tensors.progress:
             if structure is None:
-                return _nested(tensors, options)
-            separator = structure["separator"]
-            root = restore(structure["root"], tensors, separator, complain=options.complain, device=options.device)
+                return _nested(tensors, options, separator)
+            root = restore(
+                structure["root"], tensors, structure["separator"], complain=options.complain, device=options.device
+            )
     if unknown := sorted(header.entries.keys() - tensors.taken):
         left = SaveError(f"{target!r} has tensors {unknown[:5]} that its description of the structure does not know")
         if options.complain is None:
@@ -463,13 +459,12 @@ def _span_problems(
         yield None, f"{path!r} has {nbytes} bytes of data, and its tensors {end}: it belongs to another save"
 
 
-def _nested(tensors: _Mapped, options: SafetensorsOptions) -> Specification:
+def _nested(tensors: _Mapped, options: LoadOptions, separator: str | None) -> Specification:
     """That of a file without a description of ours: names are nested at the separator.
 
     A name stays whole from where a tensor has the name of the container that it would be in.
     """
     root: dict[str, Any] = {}
-    separator = options.separator
     for name in (*tensors.entries, *tensors.broken):
         level = root
         rest = name
@@ -489,7 +484,7 @@ def _nested(tensors: _Mapped, options: SafetensorsOptions) -> Specification:
     return _nested_in(root, (), tensors, options)
 
 
-def _nested_in(level: dict[str, Any], key: Path, tensors: _Mapped, options: SafetensorsOptions) -> Specification:
+def _nested_in(level: dict[str, Any], key: Path, tensors: _Mapped, options: LoadOptions) -> Specification:
     entries: dict[str, Any] = {}
     for name, value in level.items():
         path = (*key, name)

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from tensordict.core.keys import Path
 from tensordict.io import checksums
+from tensordict.io.credentials import StorageOptions
 from tensordict.io.progress import Progress, progress_bar
 from tensordict.io.transaction import Transaction
 from tensordict.memory import files, system
@@ -34,6 +35,8 @@ class SaveOptions:
     progress: bool | None = None
     # Replace whatever is there: otherwise a file that belongs to no save is an error.
     overwrite: bool = False
+    # Of a URL: how it is reached.
+    storage_options: StorageOptions | None = None
 
 
 @dataclass(slots=True)

@@ -7,10 +7,10 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from tensordict.containers.dense import TensorDict
+from tensordict.containers.functional import lazy_stack
 from tensordict.containers.lazy import LazyStackedTensorDict
 from tensordict.containers.nontensor import NonTensorData
 from tensordict.core.json_text import parse_json
-from tensordict.ops.functional import lazy_stack
 
 _OF_A_PROMPT = ("key", "prompt", "instruction_id_list", "kwargs")
 

@@ -11,13 +11,13 @@ from typing import Any, Literal, TypeVar
 import torch
 
 from tensordict.containers.dense import TensorDict
+from tensordict.containers.functional import lazy_stack, maybe_dense_stack
 from tensordict.containers.nontensor import NonTensorData, NonTensorStack, unwrap
 from tensordict.core.errors import ContainerExpected, InstructionError
 from tensordict.core.keys import Key, canonical
 from tensordict.llm.checkers import judge, registry
 from tensordict.llm.scores import FIELDS, IFEvalScoreData
 from tensordict.ops.collection import TensorCollection
-from tensordict.ops.functional import lazy_stack, maybe_dense_stack
 from tensordict.ops.locking import raise_locked
 
 T = TypeVar("T")

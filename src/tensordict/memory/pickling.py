@@ -143,6 +143,14 @@ def _way_of_ours() -> Any:
     return registry.lookup("TensorDict").__reduce_ex__
 
 
+def _is_unbatched(value: object) -> bool:
+    return type(value) is _unbatched_class()
+
+
+def _unbatched_class() -> Any:
+    return registry.lookup(_UNBATCHED)
+
+
 def _is_tree(value: Contract) -> bool:
     """Whether a container holds nothing but its entries, its members or the container that it wraps."""
     if isinstance(value, Tensor):
@@ -163,11 +171,10 @@ def _is_consolidated(container: Contract) -> bool:
 def _lies_in(container: Contract, maps: Finder) -> bool:
     """Whether a leaf lies in one of the maps."""
     leaves = container._leaves()
-    unbatched = registry.lookup(_UNBATCHED)
     for leaf in leaves:
         if leaf.layout is torch.jagged:
             leaf = leaf.values()
-        elif type(leaf) is unbatched:
+        elif _is_unbatched(leaf):
             leaf = leaf.as_subclass(Tensor)
         if type(leaf) is Tensor and is_plain(leaf) and maps.of(leaf) is not None:
             return True
@@ -242,7 +249,7 @@ class _Packed:
         if type(value) is not Tensor and isinstance(value, Contract):
             if not isinstance(value, Tensor):
                 return self._node(value) if is_ours(type(value)) and _is_tree(value) else value
-            if type(value) is not registry.lookup(_UNBATCHED) or value.requires_grad:
+            if not _is_unbatched(value) or value.requires_grad:
                 return value
             return self._made_of(value, _UNBATCHED, [value.as_subclass(Tensor)], value._batch_size)
         if type(value) is Tensor and not value.is_nested:
@@ -420,7 +427,7 @@ def _composed(slot: tuple[str, list[Any], Any], leaves: list[Tensor]) -> Any:
         return ragged.from_buffer(*parts)
     if kind == _PARAMETER:
         return torch.nn.Parameter(parts[0], rest)
-    return registry.lookup(_UNBATCHED)._over(parts[0], rest)
+    return _unbatched_class()._over(parts[0], rest)
 
 
 def _blocks(small: Any, kept: Sequence[Any]) -> list[Block]:

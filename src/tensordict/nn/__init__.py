@@ -1,6 +1,6 @@
 """Modules that read and write containers, distributions for them, and containers as modules."""
 
-from tensordict.convert.mappings import make_tensordict
+from tensordict.containers.api import make_tensordict
 from tensordict.nn.cudagraphs import CudaGraphModule
 from tensordict.nn.dispatch import dispatch
 from tensordict.nn.distributions import (

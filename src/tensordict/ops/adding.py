@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tensordict.core import ragged, registry
+from tensordict.core import makers, ragged
 from tensordict.core.contract import Contract, is_node
 from tensordict.core.errors import SaveError, UnsupportedEntryError
 from tensordict.core.keys import Key, Path, joined, path_of
@@ -335,7 +335,7 @@ def _parent_of(container: Contract, path: Path) -> tuple[Any, Path]:
 
 def _new_node(parent: Contract, name: str, path: Path, robust: bool) -> Any:
     """A new, empty, memory-mapped container in `parent` and in its folder."""
-    child = registry.lookup(DICT)._make({}, parent._batch_size, parent._device, parent._names)
+    child = makers.dense({}, parent._batch_size, parent._device, parent._names)
     if parent._memmap_prefix is not None:
         leaf_files = {
             file_name(leaf, robust) + LEAF_SUFFIX

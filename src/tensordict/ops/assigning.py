@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tensordict.core import ragged, registry
+from tensordict.core import makers, ragged
 from tensordict.core.contract import Contract, Names, is_node, named_error
 from tensordict.core.errors import ShapeError, refuse_stored
 from tensordict.core.indexing import checked_size, is_basic, leaf_index
@@ -233,10 +233,9 @@ def _spread(holder: Any, at: object, indexed: torch.Size, ndim: int) -> Any:
 
     The first `ndim` batch dims of `holder` are those of the part.
     """
-    make = registry.lookup("NonTensorData")
-    if not isinstance(holder, registry.lookup("NonTensorStack")):
-        return make._of(holder._value, indexed)
-    return make._of(None, indexed + holder._batch_size[ndim:])._assigned(at, holder)
+    if holder._members() is None:
+        return makers.value(holder._value, indexed)
+    return makers.value(None, indexed + holder._batch_size[ndim:])._assigned(at, holder)
 
 
 def _allocated(item: Any, at: Any, indexed: torch.Size, new_size: torch.Size, path: Path) -> Any:

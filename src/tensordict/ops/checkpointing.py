@@ -10,6 +10,7 @@ from tensordict.core.contract import Contract
 from tensordict.core.devices import as_device
 from tensordict.io import checksums, safetensors
 from tensordict.io.checkpoint import load_state
+from tensordict.io.loading import LoadOptions
 from tensordict.io.progress import quiet
 from tensordict.io.remote_saves import read_file
 from tensordict.io.states import StateWriter
@@ -207,9 +208,8 @@ class Checkpointing(Contract):
             ...     TensorDict.from_safetensors(folder + "/td.safetensors", device="meta")["a", "b"].device
             device(type='meta')
         """
-        device = None if device is None else as_device(device)
-        options = safetensors.SafetensorsOptions(separator, device, progress)
+        options = LoadOptions(None if device is None else as_device(device), shows=progress)
         with quiet(progress):
             return read_file(  # type: ignore[no-any-return]
-                filename, storage_options, cache_dir, lambda path: safetensors.load(path, options)
+                filename, storage_options, cache_dir, lambda path: safetensors.load(path, options, separator)
             )

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from tensordict.core import registry
+from tensordict.core import makers
 from tensordict.core.contract import Contract
 from tensordict.core.devices import as_device, wait_for
 from tensordict.core.indexing import is_basic, leaf_index
@@ -56,7 +56,7 @@ class ClientMembers(Indexing, Applying, Naming):
         if kwargs and source is not None:
             raise ValueError(f"entries come from a mapping or from keywords, not from both: got {list(kwargs)}")
         # Containers that live elsewhere than in a dict have no unchecked constructor.
-        make = getattr(cls, "_make", None) or registry.lookup("TensorDict")._make
+        make = getattr(cls, "_make", None) or makers.dense
         out = make({}, as_size(batch_size), None if device is None else as_device(device), None)
         entries = out._entries
         for key, value in (kwargs if source is None else source).items():

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from tensordict.core import registry
+from tensordict.core import makers
 from tensordict.core.contract import is_node
 
 
@@ -21,7 +21,7 @@ def part_of(container: Any, at: Any) -> Any:
     entries = _Linked(container, at)
     for name, part in view._entries.items():
         entries.show(name, part)
-    return registry.lookup("TensorDict")._make(entries, view._batch_size, view._device, view._names)
+    return makers.dense(entries, view._batch_size, view._device, view._names)
 
 
 class _Linked(dict[str, Any]):

@@ -12,12 +12,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tensordict.core import ragged, registry
+from tensordict.core import ragged
 from tensordict.core.contract import Contract
 from tensordict.core.devices import place_of
 from tensordict.core.ragged import REFUSALS
 from tensordict.ops.leaves import Leaves
-from tensordict.ops.pairing import spread_over
+from tensordict.ops.pairing import dense_of, spread_over
 from tensordict.ops.refusals import has_ragged
 
 if TYPE_CHECKING:
@@ -124,7 +124,7 @@ class Comparison(Leaves):
         elif isinstance(other, numbers.Number):
             return self._map(lambda leaf: op(leaf, other))
         elif isinstance(other, Mapping):
-            return self._compared_with_container(registry.lookup("TensorDict")(other), op)
+            return self._compared_with_container(dense_of(other), op)
         elif isinstance(other, (np.ndarray, np.generic)):
             other = torch.as_tensor(other)
         else:

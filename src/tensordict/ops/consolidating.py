@@ -146,12 +146,12 @@ class Consolidating(Leaves):
         if full_tensor and holds_sharded(self):
             if inplace:
                 raise ValueError("full_tensor=True gives a new container, without the DTensors: not with inplace")
-            options: dict[str, Any] = {
+            given: dict[str, Any] = {
                 "num_threads": num_threads, "device": device, "non_blocking": non_blocking, "use_buffer": use_buffer,
                 "share_memory": share_memory, "pin_memory": pin_memory, "durable": durable, "checksum": checksum,
                 "progress": progress, "overwrite": overwrite, "storage_options": storage_options,
             }  # fmt: skip
-            write = partial(type(self).consolidate, filename=filename, **options)
+            write = partial(type(self).consolidate, filename=filename, **given)
             load = partial(self.from_consolidated, filename or "", storage_options=storage_options)
             return save_whole(self, filename, return_early, write, load)  # type: ignore[no-any-return]
         in_file = self._wrapped_container()._is_in_file
@@ -177,8 +177,8 @@ class Consolidating(Leaves):
             run = partial(_copied, copies, target, num_threads, non_blocking, share_memory, pin_memory)
         else:
             target = _CPU
-            save_options = SaveOptions(num_threads, durable, checksums.algorithm(checksum), progress, overwrite)
-            written = partial(_written, BlockPlan(self), save_options, use_buffer)
+            options = SaveOptions(num_threads, durable, checksums.algorithm(checksum), progress, overwrite)
+            written = partial(_written, BlockPlan(self), options, use_buffer)
             run = partial(write_file, filename, storage_options, overwrite, written)
         moved = target if filename is not None or (self._device is not None and self._device != target) else None
 

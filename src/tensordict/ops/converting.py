@@ -12,7 +12,7 @@ from torch import Tensor
 from tensordict.convert.any import opened
 from tensordict.convert.dataclasses import from_dataclass
 from tensordict.convert.mappings import refuse_exclusive
-from tensordict.core import registry
+from tensordict.core import makers, registry
 from tensordict.core.contract import Contract, EntryStore, named_error
 from tensordict.core.keys import path_of
 from tensordict.core.shapes import as_size
@@ -107,9 +107,8 @@ class Converting(Contract):
             }
         state = (container._batch_size, container._device, container._names)
         if retain_none:
-            none = registry.lookup("NonTensorData")
-            entries.update({name: none._of(None, *state) for name in sorted(self._optional - entries.keys())})
-        return registry.lookup("TensorDict")._make(entries, *state)
+            entries.update({name: makers.value(None, *state) for name in sorted(self._optional - entries.keys())})
+        return makers.dense(entries, *state)
 
     def numpy(self) -> dict[str, Any]:
         """A nested dict of numpy arrays; those of CPU tensors share their memory. A ragged leaf is a tuple of its rows.
@@ -246,7 +245,7 @@ class Converting(Contract):
                 value = known.from_dict_instance(value)
             elif getattr(self, "_is_tensorclass", False) and hasattr(known, "_value") and isinstance(value, Number):
                 # A field that holds a value, such as one that is cast to `int`, goes on to hold one.
-                value = registry.lookup("NonTensorData")(value)
+                value = makers.value(value, as_size(()))
             entries[key] = value
         # What is made lies in memory, whatever this container is over.
         kind: Any = type(self._build({}, as_size(()), None, None))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from tensordict.core import ragged, registry
+from tensordict.core import makers, ragged, registry
 from tensordict.core.contract import ContainerT, Contract, is_node, named_error
 from tensordict.core.devices import place_of
 from tensordict.core.keys import Path, joined
@@ -84,7 +84,7 @@ class Describing(Leaves):
         unknown = [field for field in fields if field not in _FIELDS]
         if unknown:
             raise ValueError(f"attrs: the fields are {', '.join(map(repr, _FIELDS))}, got {unknown}")
-        make = registry.lookup("TensorAttrs")
+        make = _attrs_class()
         entries: dict[str, Any] = {}
         for name, value in self._entries.items():
             if isinstance(value, Contract) and value._is_non_tensor:
@@ -93,7 +93,7 @@ class Describing(Leaves):
                 entries[name] = value.attrs(fields=fields)
             else:
                 entries[name] = make(**{f"tgt_{field}": getattr(value, field) for field in fields})
-        made = registry.lookup("TensorDict")._make(entries, torch.Size(()), None, None)
+        made = makers.dense(entries, torch.Size(()), None, None)
         return self._rewrap(made)  # type: ignore[no-any-return]
 
 
@@ -116,9 +116,13 @@ def _described(node: Contract, quantiles: dict[str, float], path: Path) -> Summa
     return make(entries, torch.Size(()), node._device, None)  # type: ignore[no-any-return]
 
 
+def _attrs_class() -> Any:
+    return registry.lookup("TensorAttrs")
+
+
 def is_description(container: Contract) -> bool:
     """Whether a container has `TensorAttrs` in the place of leaves."""
-    kind = registry.lookup("TensorAttrs")
+    kind = _attrs_class()
     return any(
         isinstance(value, Contract) and (isinstance(value, kind) or is_description(value))
         for value in container._structure().values()
@@ -144,7 +148,7 @@ def fitted(node: ContainerT, description: Contract, path: Path = ()) -> Containe
 
 
 def _leaf_fitted(leaf: Tensor, target: object, path: Path) -> Tensor:
-    if not isinstance(target, registry.lookup("TensorAttrs")):
+    if not isinstance(target, _attrs_class()):
         raise TypeError(f"entry {joined(path)!r} is a tensor, but a container in the description")
     device = leaf.device if target.tgt_device is None else target.tgt_device
     try:

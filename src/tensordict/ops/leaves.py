@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 from torch import Tensor
 
-from tensordict.core import registry
+from tensordict.core import makers
 from tensordict.core.contract import Contract, is_node
 from tensordict.core.errors import ShapeError
 from tensordict.core.keys import Path
@@ -138,7 +138,7 @@ class Leaves(Locking):
             for name, value in numbered.items()
             if type(value) is Tensor or not (isinstance(value, Contract) and value._is_non_tensor)
         }
-        return registry.lookup("TensorDict")._make(entries, torch.Size(()), torch.device("cpu"), None)
+        return makers.dense(entries, torch.Size(()), torch.device("cpu"), None)
 
     def bytes(self, *, count_duplicates: bool = True) -> int:
         """How many bytes the elements of the leaves, and of their gradients, take.

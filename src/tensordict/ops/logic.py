@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tensordict.core import registry
+from tensordict.core import makers
 from tensordict.core.contract import Contract, named_error
 from tensordict.core.equality import same_value
 from tensordict.core.errors import ShapeError
@@ -87,7 +87,7 @@ class Operators(Comparison):
         return self._compared_with_value(other, op)
 
     def _compared_with_value(self, other: object, op: object) -> Any:
-        return self._compared_with_container(registry.lookup("NonTensorData")._of(other, self._batch_size), op)
+        return self._compared_with_container(makers.value(other, self._batch_size), op)
 
     def _compared_with_container(self, other: Any, op: object) -> Any:
         """A tensor of bools when all results are bools, a holder of the results otherwise.
@@ -114,7 +114,7 @@ class Operators(Comparison):
         if hasattr(self, "_value") and hasattr(other, "_value"):
             return self._of(fn(self._value, other._value), size, device, self._names)  # type: ignore[attr-defined]
         results = [fn(*pair) for pair in zip(self._flat_values(), other._flat_values(), strict=True)]
-        return registry.lookup("NonTensorStack")._of_lists(nested_lists(results, size), size, 0, device)
+        return makers.values(nested_lists(results, size), size, 0, device)
 
     def __ror__(self, other: object) -> Any:
         return self._compared_with_value(other, or_with_right)

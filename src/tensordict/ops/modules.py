@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from tensordict.core import registry
+from tensordict.core import makers, registry
 from tensordict.core import torch_internals as internals
 from tensordict.core.contract import Contract
 from tensordict.core.errors import KeyMismatchError, ModuleError, OptionError
@@ -96,7 +96,7 @@ class Modules(Contract):
             >>> params["0", "weight"] is net[0].weight, sorted(params.keys())
             (True, ['0', '2'])
         """
-        make = registry.lookup("TensorDict")._make
+        make = makers.dense
         if use_state_dict:
             result = make({}, _NO_BATCH, None, None)
             for key, value in module.state_dict().items():
@@ -104,7 +104,7 @@ class Modules(Contract):
         else:
             result = _taken_out(module, filter_empty, {}, make)
         if as_module:
-            return registry.lookup("TensorDictParams")(result, no_convert="buffer", lock=lock)
+            return _as_module(result, lock)
         return result.lock_() if lock else result
 
     @overload
@@ -173,7 +173,7 @@ class Modules(Contract):
             raise OptionError("lazy_stack=True keeps the modules' own parameters and excludes as_module=True")
         members = [cls.from_module(module, use_state_dict=use_state_dict) for module in modules]
         if lazy_stack:
-            stack = registry.lookup("LazyStackedTensorDict")(*members)
+            stack = makers.lazy_stack(*members)
             return stack.lock_() if lock else stack
         fn = partial(_stacked, expand_identical=expand_identical)
         try:
@@ -183,7 +183,7 @@ class Modules(Contract):
                 f"the modules have different parameters: {error}; lazy_stack=True takes such modules"
             ) from error
         if as_module:
-            return registry.lookup("TensorDictParams")(result, no_convert="buffer", lock=lock)
+            return _as_module(result, lock)
         return result.lock_() if lock else result
 
     @overload
@@ -274,6 +274,10 @@ def is_parameter(value: object) -> bool:
 # --- taking out -------------------------------------------------------------------------------------------------------
 
 
+def _as_module(container: Any, lock: bool) -> Any:
+    return registry.lookup("TensorDictParams")(container, no_convert="buffer", lock=lock)
+
+
 def _taken_out(module: nn.Module, filter_empty: bool, memo: dict[nn.Module, Any], make: Callable[..., Any]) -> Any:
     if isinstance(module, Contract):
         return module
@@ -357,7 +361,7 @@ def _plan(
     parameters, buffers, modules = state["_parameters"], state["_buffers"], state["_modules"]
     kept: dict[str, Any] = {}
     # A submodule that occurs twice is visited once.
-    result = memo[id(module)] = registry.lookup("TensorDict")._make(kept, _NO_BATCH, None, None)
+    result = memo[id(module)] = makers.dense(kept, _NO_BATCH, None, None)
     entries = container._entries
     for name, value in entries.items():
         if (old := parameters.get(name)) is not None:
@@ -384,7 +388,7 @@ def _plan(
 def _plan_container(container: Any, module: Any, slots: list[_Slot], memo: dict[int, Any]) -> Any:
     """As `_plan`, for a module that is a container: its entries are exchanged."""
     kept: dict[str, Any] = {}
-    result = memo[id(module)] = registry.lookup("TensorDict")._make(kept, module._batch_size, None, None)
+    result = memo[id(module)] = makers.dense(kept, module._batch_size, None, None)
     theirs, entries = module._wrapped_container()._entries, container._entries
     for name, value in entries.items():
         old = theirs.get(name)
@@ -502,7 +506,7 @@ def _load_state(container: Contract, module: nn.Module, inplace: bool) -> tuple[
             f"{unexpected}, missing keys {sorted(before.keys() - state.keys())}"
         )
     module.load_state_dict(state, strict=False, assign=not inplace)
-    swap = registry.lookup("TensorDict")._make({}, _NO_BATCH, None, None)
+    swap = makers.dense({}, _NO_BATCH, None, None)
     for name in state:
         swap.set(tuple(name.split(".")), before[name])
 

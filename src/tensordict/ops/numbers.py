@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from tensordict.convert.numpy import container_of, is_numeric, shape_of_rows
-from tensordict.core import registry
+from tensordict.core import makers
 from tensordict.core.contract import Contract
 from tensordict.core.devices import place_of
 from tensordict.core.errors import ShapeError
@@ -108,7 +108,7 @@ def stored(item: object, path: Path, size: torch.Size, device: torch.device | No
     stack = _containers_stacked(item)
     if stack is not None:
         return stack
-    return registry.lookup("NonTensorData")._holding(item, size, device)
+    return makers.held(item, size, device)
 
 
 def overwriting(holder: Any, parent: Any, name: str, item: Any, path: Path) -> Callable[[], None]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from tensordict.core import ragged, registry
+from tensordict.core import makers, ragged
 from tensordict.core import torch_internals as internals
 from tensordict.core.contract import Contract, LeafFn, merged_device, named_error, raise_key_mismatch, unchanged
 from tensordict.core.errors import DimError, ShapeError
@@ -242,7 +242,7 @@ class _Sequences:
         dim_names = [None, *first._names] if first._names and names_of.count(first._names) == len(nodes) else None
         shape = torch.Size((len(nodes), *size))
         device = merged_device(nodes)
-        make = registry.lookup("TensorDict")._make
+        make = makers.dense
         result = make(entries, shape, device, dim_names)
         if len({type(node) for node in nodes}) == 1:
             result = first._rewrap(result)

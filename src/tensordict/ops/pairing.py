@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tensordict.core import ragged, registry
+from tensordict.core import makers, ragged
 from tensordict.core.contract import ByNdim, ContainerT, Contract, is_node, named_error, raise_key_mismatch
 from tensordict.core.keys import Path, entry_of, joined
 
@@ -28,8 +28,15 @@ def operand(value: object) -> Any:
     if isinstance(value, np.ndarray):
         return torch.as_tensor(value)
     if isinstance(value, Mapping):
-        return registry.lookup("TensorDict")(value)
+        return dense_of(value)
     return value if isinstance(value, numbers.Number) else NotImplemented
+
+
+def dense_of(mapping: Mapping[Any, Any]) -> Any:
+    """A `TensorDict` without batch dims of what a mapping holds."""
+    made = makers.dense({}, torch.Size(()), None, None)
+    made._fill(mapping)
+    return made
 
 
 def checked_default(default: object) -> Any:

@@ -6,7 +6,7 @@ import os
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from tensordict.core import registry
+from tensordict.core import makers, registry
 from tensordict.core.contract import Contract
 from tensordict.core.errors import SaveError
 from tensordict.io.credentials import as_url
@@ -83,7 +83,7 @@ class Persisting(Contract):
                 f"mode={mode!r} writes to the file, and {as_url(str(filename))!r} is only read: mode='r' can be had"
             )
         opened = partial(
-            registry.lookup("PersistentTensorDict")._opened,
+            makers.open_store,
             mode=mode,
             auto_batch_size=auto_batch_size,
             batch_dims=batch_dims,
@@ -146,7 +146,7 @@ class Persisting(Contract):
 
         def write(path: str) -> Any:
             save(path).close()
-            return registry.lookup("PersistentTensorDict")._opened(path, backend="h5", mode="r")
+            return makers.open_store(path, backend="h5", mode="r")
 
         with quiet(progress):
             return save_file(filename, storage_options, overwrite, write)  # type: ignore[arg-type, no-any-return]
@@ -194,7 +194,7 @@ class Persisting(Contract):
             "backend": backend, "host": host, "port": port, "db": db, "unix_socket_path": unix_socket_path,
             "prefix": prefix, "device": device, **kwargs,
         }  # fmt: skip
-        return registry.lookup("TensorDictStore").from_tensordict(self, **server)  # type: ignore[no-any-return]
+        return server_class().from_tensordict(self, **server)  # type: ignore[no-any-return]
 
     @classmethod
     def from_zarr(
@@ -244,7 +244,7 @@ class Persisting(Contract):
             >>> data.batch_size, data.names, data[1]["a"]
             (torch.Size([3]), ['time'], tensor([2, 3]))
         """
-        return registry.lookup("PersistentTensorDict")._opened(  # type: ignore[no-any-return]
+        return makers.open_store(  # type: ignore[no-any-return]
             filename,
             backend="zarr",
             mode=mode,
@@ -328,13 +328,12 @@ class Persisting(Contract):
         refuse_sharded(self)
         kind = backend_of(backend)
         options = kind.checked_options(kwargs)
-        open_store = registry.lookup("PersistentTensorDict")._opened
         if kind.opens_urls and is_url(filename):
             filename = Remote(filename, storage_options)
         if not isinstance(filename, (str, bytes, os.PathLike)):
             check_container(kind, filename, self)
             write_store(kind.create(filename, overwrite), self, options, progress)
-            return open_store(filename, backend=backend, mode="r+", options=kwargs)
+            return makers.open_store(filename, backend=backend, mode="r+", options=kwargs)
 
         def check(path: str) -> None:
             refuse_other(path, backend, lambda path: kind.strangers(path, self))
@@ -351,4 +350,9 @@ class Persisting(Contract):
                     raise files.named_os_error(error, "write the file", save.path) from error
             save.commit()
             # While nobody else saves there: HDF5 refuses to open what another process has open for writing.
-            return open_store(save.path, backend=backend, mode=kind.mode_of_saved(path), options=kwargs)
+            return makers.open_store(save.path, backend=backend, mode=kind.mode_of_saved(path), options=kwargs)
+
+
+def server_class() -> Any:
+    """The class of containers on a Redis server."""
+    return registry.lookup("TensorDictStore")

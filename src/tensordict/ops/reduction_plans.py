@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict, TypeVar
 import torch
 from torch import Tensor
 
-from tensordict.core import foreach, ragged, registry
+from tensordict.core import foreach, makers, ragged
 from tensordict.core import torch_internals as internals
 from tensordict.core.contract import Contract, EntryStore, LeafFn, Names, is_flat, named_error
 from tensordict.core.errors import KeyMismatchError, ShapeError, StackError
@@ -191,9 +191,8 @@ class ReductionBase(Leaves, Naming):
             return self._whole_apart(plan)
         inner, name = plan.inside(at), self._names[at] if self._names else None
         parts = [member._reduced_by(inner) for member in members]
-        made: Any = registry.lookup("LazyStackedTensorDict")
-        stack: Self = made(*parts, stack_dim=plan.stack_dim(at), stack_dim_name=name)
-        return stack
+        stack: Any = makers.lazy_stack(*parts, stack_dim=plan.stack_dim(at), stack_dim_name=name)
+        return stack  # type: ignore[no-any-return]
 
     def _whole_apart(self, plan: ReductionPlan) -> Self:
         """The reduction of all elements of each entry, which the members have in different shapes."""

@@ -2,29 +2,27 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, overload
 
-from tensordict.core import registry
 from tensordict.core.contract import ContainerT, Contract, underlying
 from tensordict.core.devices import as_device, place_of
 from tensordict.core.errors import SaveError, UnsupportedEntryError
 from tensordict.io import checksums, formats
-from tensordict.io.archive import load_archive, plan_archive, wants_archive
+from tensordict.io.archive import plan_archive, wants_archive
 from tensordict.io.credentials import as_url
 from tensordict.io.directory import FolderOptions, plan_save
 from tensordict.io.loading import LoadOptions, load_directory
-from tensordict.io.progress import bytes_on_disk, progress_bar, quiet
+from tensordict.io.progress import quiet
 from tensordict.io.remote import is_url
-from tensordict.io.remote_saves import Access, RemoteSave, read_remote
-from tensordict.io.specification import DICT, specification_of
+from tensordict.io.remote_saves import Access
+from tensordict.io.specification import specification_of
 from tensordict.io.stores.backends import BACKENDS
 from tensordict.io.uploads import save_file, save_folder
-from tensordict.io.value_files import unpickle
+from tensordict.io.value_files import Unpickle, refuse_pickle, unpickle
 from tensordict.memory.mapped import PathLike
 from tensordict.memory.names import scheme_of, without_scheme
 from tensordict.memory.reserving import Preallocate, check_preallocate
@@ -34,6 +32,7 @@ from tensordict.parallel.sharded import holds_sharded, save_whole
 if TYPE_CHECKING:
     import pathlib
 
+    import torch
     from typing_extensions import Self, TypedDict, Unpack
 
     from tensordict.io.remote import StorageOptions
@@ -182,10 +181,12 @@ class Saving(Contract):
             >>> again["a"], saved.is_locked, saved.is_memmap()
             (MemoryMappedTensor([3., 3.]), True, True)
         """
-        common = (num_threads, durable, checksums.algorithm(checksum), progress, overwrite)
-        options = FolderOptions(*common, copy_existing, existsok, robust_key is not False)
-        options.allow_pickle, options.share_values = bool(allow_pickle), share_non_tensor
-        return _save(self, prefix, options, return_early, archive, compression, storage_options, full_tensor)
+        options = FolderOptions(
+            num_threads, durable, checksums.algorithm(checksum), progress, overwrite, storage_options, copy_existing,
+            existsok, robust_key is not False, allow_pickle=bool(allow_pickle), share_values=share_non_tensor,
+            archive=archive, compression=compression, full_tensor=full_tensor, return_early=return_early,
+        )  # fmt: skip
+        return _save(self, prefix, options)
 
     @overload
     def memmap_(
@@ -248,12 +249,13 @@ class Saving(Contract):
                 "a container over a file, or over other containers, cannot become a memory-mapped one in place; "
                 "memmap() gives such a copy"
             )
-        common = (num_threads, durable, checksums.algorithm(checksum), progress, overwrite)
-        options = FolderOptions(*common, copy_existing, existsok, robust_key is not False)
-        options.inplace = True
-        options.allow_pickle, options.share_values = bool(allow_pickle), share_non_tensor
+        options = FolderOptions(
+            num_threads, durable, checksums.algorithm(checksum), progress, overwrite, None, copy_existing, existsok,
+            robust_key is not False, inplace=True, allow_pickle=bool(allow_pickle), share_values=share_non_tensor,
+            archive=False, return_early=return_early,
+        )  # fmt: skip
         is_view = container is not self._wrapped_container()
-        saved = _save(container if is_view else self, prefix, options, return_early, archive=False)
+        saved = _save(container if is_view else self, prefix, options)
         return self if is_view else saved
 
     @overload
@@ -332,11 +334,12 @@ class Saving(Contract):
             >>> again["label"].sum(), again["score"].sum()
             (tensor(1), tensor(0.))
         """
-        common = (num_threads, durable, "", False, overwrite)
-        options = FolderOptions(*common, copy_existing, existsok, robust_key is not False)
-        options.like, options.allow_pickle, options.share_values = True, bool(allow_pickle), share_non_tensor
-        options.preallocate = check_preallocate(preallocate)
-        return _save(self, prefix, options, return_early, archive)
+        options = FolderOptions(
+            num_threads, durable, "", False, overwrite, None, copy_existing, existsok, robust_key is not False,
+            like=True, preallocate=check_preallocate(preallocate), allow_pickle=bool(allow_pickle),
+            share_values=share_non_tensor, archive=archive, return_early=return_early,
+        )  # fmt: skip
+        return _save(self, prefix, options)
 
     @overload
     def save(
@@ -424,12 +427,12 @@ class Saving(Contract):
             x.csv [0, 1, 2]
         """
         format = None if prefix is None or archive is not None else formats.format_of_name(prefix)
+        options: dict[str, Any] = {
+            "num_threads": num_threads, "share_non_tensor": share_non_tensor, "compression": compression,
+            "allow_pickle": allow_pickle, "durable": durable, "checksum": checksum, "progress": progress,
+            "overwrite": overwrite, "storage_options": storage_options,
+        }  # fmt: skip
         if prefix is not None and format not in (None, formats.DIRECTORY, formats.ARCHIVE):
-            options: dict[str, Any] = {
-                "num_threads": num_threads, "share_non_tensor": share_non_tensor, "compression": compression,
-                "allow_pickle": allow_pickle, "durable": durable, "checksum": checksum, "progress": progress,
-                "overwrite": overwrite, "storage_options": storage_options,
-            }  # fmt: skip
             formats.check_options(prefix, format, {**options, "robust_key": robust_key is False})
             if full_tensor and holds_sharded(self):
 
@@ -442,12 +445,9 @@ class Saving(Contract):
                 return save_whole(self, prefix, return_early, write_and_close, load)  # type: ignore[no-any-return]
             write = partial(formats.write_save, self, without_scheme(prefix), format, **options)
             return _run_early(write) if return_early else write()
-        common = (num_threads, durable, checksums.algorithm(checksum), progress, overwrite)
-        folder = FolderOptions(*common, copy_existing, robust=robust_key is not False)
-        folder.allow_pickle, folder.share_values = bool(allow_pickle), share_non_tensor
-        if format == formats.ARCHIVE:
-            archive = True
-        return _save(self, prefix, folder, return_early, archive, compression, storage_options, full_tensor)
+        options |= {"robust_key": robust_key, "return_early": return_early, "full_tensor": full_tensor}
+        archive = True if format == formats.ARCHIVE else archive
+        return self.memmap(prefix, copy_existing, archive=archive, **options)  # type: ignore[no-any-return]
 
     dumps = save
 
@@ -538,42 +538,31 @@ class Saving(Contract):
             >>> inner["c"], list(part.keys())
             (MemoryMappedTensor([1., 1.]), ['a'])
         """
-        prefix = without_scheme(prefix)
-        if mode not in ("r", "r+"):
-            raise ValueError(f"mode must be 'r' or 'r+', got {mode!r}")
-        target = None if device is None else as_device(device)
-        if out is not None and out._device is not None:
-            if target is not None and place_of(target) != place_of(out._device):
-                raise ValueError(f"out is on {out._device}, which is not device={str(device)!r}; pass one of them")
-            target = out._device
-        if out is not None:
-            out._refuse_if_locked("load into it")
-        if out is not None and keys is not None:
-            raise ValueError("out loses the entries that are not loaded: pass out or keys, not both")
-        options = LoadOptions(target, non_blocking, robust_key is not False)
-        if allow_pickle:
-            options.unpickle = unpickle
-        remote = isinstance(prefix, RemoteSave) or is_url(prefix)
-        with progress_bar(progress, "loading", None if remote else partial(bytes_on_disk, prefix)) as options.progress:
-            if isinstance(prefix, RemoteSave):
-                loaded = prefix.load(options, subpath, keys, mode, num_threads)
-            elif remote:
-                access = Access.of(storage_options, cache_dir)
-                loaded = read_remote(prefix, access, lambda save: save.load(options, subpath, keys, mode, num_threads))
-            elif os.path.isfile(prefix):
-                loaded = load_archive(prefix, options, subpath, keys, mode=mode, num_threads=num_threads)
-            else:
-                loaded = load_directory(prefix, options, subpath, keys)
-        if out is None:
-            return loaded  # type: ignore[no-any-return]
-        # The folder that a tensorclass names is that of the container behind it.
-        into = out if specification_of(loaded).is_tensorclass else out._wrapped_container()
-        check_fit(into, loaded, ())
-        take_over(into, loaded)
-        return out  # type: ignore[no-any-return]
+        options = LoadOptions(
+            _target(device, out, keys), non_blocking, robust_key is not False, unpickle=_unpickler(allow_pickle),
+            subpath=subpath, keys=keys, mode=mode, num_threads=num_threads, out=out, shows=progress,
+        )  # fmt: skip
+        access = Access.of(storage_options, cache_dir)
+        return _given(out, formats.load_mapped(without_scheme(prefix), options, access))  # type: ignore[no-any-return]
 
     @classmethod
-    def load(cls, prefix: PathLike, *args: Any, **kwargs: Any) -> Self:
+    def load(
+        cls,
+        prefix: PathLike,
+        device: Any = None,
+        non_blocking: bool = False,
+        *,
+        out: Any = None,
+        robust_key: bool | None = True,
+        subpath: Any = None,
+        mode: str = "r",
+        num_threads: int = 0,
+        allow_pickle: bool | None = None,
+        keys: Any = None,
+        progress: bool | None = None,
+        storage_options: StorageOptions | None = None,
+        cache_dir: CacheDir | None = None,
+    ) -> Self:
         """Load a container that was saved, in any format.
 
         A folder and an archive are loaded as :meth:`load_memmap` does. Of a file that :meth:`consolidate`,
@@ -587,8 +576,10 @@ class Saving(Contract):
             prefix: the folder or the file, or its URL: of a folder or an archive, what is loaded is fetched, of a Zarr
                 group the chunks that are used, when they are (and not kept by `cache_dir`), else all of the file. Of
                 tables it may be a pattern (`"part-*.parquet"`).
-            *args, **kwargs: as in :meth:`load_memmap`; other formats take `device` and `non_blocking`, HDF5 and Zarr
-                `mode`, too.
+            device, non_blocking, robust_key, num_threads, allow_pickle, progress, storage_options, cache_dir: as in
+                :meth:`load_memmap`.
+            out, subpath, keys: of a folder or an archive, as in :meth:`load_memmap`.
+            mode: of an archive, an HDF5 file or a Zarr group.
 
         Returns:
             A new container, of the class that was saved; for HDF5 and Zarr a :class:`~tensordict.PersistentTensorDict`;
@@ -610,28 +601,12 @@ class Saving(Contract):
             ...     [bool((TensorDict.load(f"{folder}/{name}") == td).all()) for name in ("1", "2.tdz", "3", "4")]
             [True, True, True, True]
         """
-        prefix = as_url(without_scheme(prefix))
-        access = Access.of(kwargs.pop("storage_options", None), kwargs.pop("cache_dir", None))
-        if is_url(prefix):
-            if (table := formats.table_at(prefix, access)) is not None:
-                return formats.open_file(prefix, table, *args, access=access, **kwargs)  # type: ignore[no-any-return]
-
-            def load(save: RemoteSave) -> Any:
-                if save.format in (formats.DIRECTORY, formats.ARCHIVE):
-                    return cls.load_memmap(save, *args, **kwargs)  # type: ignore[arg-type]
-                return save.kept_for(formats.open_file(save.in_place or save.local(), save.format, *args, **kwargs))
-
-            with quiet(kwargs.get("progress")):
-                return formats.read_at(  # type: ignore[no-any-return]
-                    prefix,
-                    access,
-                    load,
-                    lambda format, _: formats.open_file(prefix, format, *args, access=access, **kwargs),
-                )
-        format = formats.format_to_load(prefix)
-        if format in (formats.DIRECTORY, formats.ARCHIVE):
-            return cls.load_memmap(prefix, *args, **kwargs)
-        return formats.open_file(prefix, format, *args, access=access, **kwargs)  # type: ignore[no-any-return]
+        options = LoadOptions(
+            _target(device, out, keys), non_blocking, robust_key is not False, unpickle=_unpickler(allow_pickle),
+            subpath=subpath, keys=keys, mode=mode, num_threads=num_threads, out=out, shows=progress,
+        )  # fmt: skip
+        access = Access.of(storage_options, cache_dir)
+        return _given(out, formats.load(as_url(without_scheme(prefix)), options, access))  # type: ignore[no-any-return]
 
     def load_memmap_(
         self,
@@ -685,43 +660,65 @@ class Saving(Contract):
         """
         if self._memmap_prefix is None:
             raise SaveError("only a container that was saved to or loaded from a folder can be refreshed; see memmap()")
-        options = LoadOptions()
-        if allow_pickle:
-            options.unpickle = unpickle
-        loaded = load_directory(self._memmap_prefix, options)
+        loaded = load_directory(self._memmap_prefix, LoadOptions(unpickle=_unpickler(allow_pickle)))
         # The folder is that of the container behind a tensorclass.
-        target = self._wrapped_container()
-        check_fit(target, loaded, ())
-        take_over(target, loaded)
+        _given(self._wrapped_container(), loaded)
         return self
+
+
+def _target(device: Any, out: Any, keys: object) -> torch.device | None:
+    """The device to load to, which is that of `out` where it has one.
+
+    Raises:
+        ValueError: `out` is on another device, or there are `keys` for it.
+        RuntimeError: `out` is locked.
+    """
+    target = None if device is None else as_device(device)
+    if out is None:
+        return target
+    if target is not None and out._device is not None and place_of(target) != place_of(out._device):
+        raise ValueError(f"out is on {out._device}, which is not device={str(device)!r}; pass one of them")
+    out._refuse_if_locked("load into it")
+    if keys is not None:
+        raise ValueError("out loses the entries that are not loaded: pass out or keys, not both")
+    return target if out._device is None else out._device
+
+
+def _unpickler(allow_pickle: bool | None) -> Unpickle:
+    return unpickle if allow_pickle else refuse_pickle
+
+
+def _given(out: Any, loaded: Any) -> Any:
+    """What was loaded; without being a new container where `out` is to take it over."""
+    if out is None:
+        return loaded
+    # The folder that a tensorclass names is that of the container behind it.
+    into = out if specification_of(loaded).is_tensorclass else out._wrapped_container()
+    check_fit(into, loaded, ())
+    take_over(into, loaded)
+    return out
 
 
 def _save(
     container: ContainerT,
     prefix: PathLike | None,
     options: FolderOptions,
-    return_early: bool,
-    archive: bool | None = None,
-    compression: str | int | None = None,
-    storage_options: StorageOptions | None = None,
-    full_tensor: bool = False,
 ) -> ContainerT | Future[ContainerT]:
-    if full_tensor and holds_sharded(container):
+    if options.full_tensor and holds_sharded(container):
         return save_whole(  # type: ignore[no-any-return]
             container,
             prefix,
-            return_early,
-            lambda whole: _save(whole, prefix, options, False, archive, compression, storage_options),
+            options.return_early,
+            lambda whole: _save(whole, prefix, replace(options, full_tensor=False, return_early=False)),
             partial(
-                registry.lookup(DICT).load_memmap,
-                prefix,
-                robust_key=options.robust,
-                allow_pickle=options.allow_pickle,
-                storage_options=storage_options,
+                formats.load_mapped,
+                without_scheme(prefix or ""),
+                LoadOptions(robust=options.robust, unpickle=_unpickler(options.allow_pickle)),
+                Access.of(options.storage_options),
             ),
         )
     options.existsok |= options.overwrite
-    is_archive = wants_archive(prefix, archive, compression)
+    is_archive = wants_archive(prefix, options.archive, options.compression)
     if prefix is not None and is_url(prefix):
         if options.like or options.inplace:
             raise SaveError(
@@ -732,20 +729,19 @@ def _save(
         staged = replace(options, copy_existing=True, durable=False)
 
         def write(path: str) -> Any:
-            plan = partial(plan_archive, compression=compression) if is_archive else plan_save
-            return plan(container, path, staged)()
+            return (plan_archive if is_archive else plan_save)(container, path, staged)()
 
         upload = save_file if is_archive else save_folder
 
         def run() -> Any:
             with quiet(options.progress):
-                return upload(prefix, storage_options, options.overwrite, write)
+                return upload(prefix, options.storage_options, options.overwrite, write)
 
     elif is_archive:
-        run = plan_archive(container, prefix or "", options, compression)
+        run = plan_archive(container, prefix or "", options)
     else:
         run = plan_save(container, prefix, options)
-    if not return_early:
+    if not options.return_early:
         saved: ContainerT = run()
         return saved
     return _run_early(run)

@@ -8,14 +8,16 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
-from tensordict.core import registry
+from tensordict.core import makers
 from tensordict.core.contract import Contract
+from tensordict.core.devices import as_device
 from tensordict.core.keys import Path, joined, path_of
 from tensordict.core.shapes import as_size
 from tensordict.io import reopening
 from tensordict.io.remote import is_url
 from tensordict.io.stores.backends import BACKENDS, backend_of
 from tensordict.memory.names import without_scheme
+from tensordict.ops.persisting import server_class
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -85,8 +87,8 @@ class Schemas(Contract):
         flat: dict[Path, tuple[torch.Size, torch.dtype]] = {}
         _flatten(schema, (), flat)
         if storage == "redis":
-            return registry.lookup("TensorDictStore")._zeros(flat, size, device=device, **kwargs)  # type: ignore[no-any-return]
-        result = registry.lookup("TensorDict")(batch_size=size, device=device if storage is None else None)
+            return server_class()._zeros(flat, size, device=device, **kwargs)  # type: ignore[no-any-return]
+        result = makers.dense({}, size, None if storage or device is None else as_device(device), None)
         on_disk = storage in ("memmap", *BACKENDS)
         for path, (shape, dtype) in flat.items():
             full = torch.Size((*size, *shape))
@@ -106,12 +108,12 @@ class Schemas(Contract):
 
 def _in_store(zeros: Any, backend: str, filename: Any, overwrite: bool = False, **kwargs: Any) -> Any:
     """The container over a store of zeros; over the one that is there, if it has the same entries."""
-    path, open_store = without_scheme(filename), registry.lookup("PersistentTensorDict")._opened
+    path = without_scheme(filename)
     options = {name: option for name, option in kwargs.items() if name != "storage_options"}
 
     def load() -> Any:
         where = kwargs.get("storage_options")
-        return open_store(path, backend=backend, mode="r+", storage_options=where, options=options)
+        return makers.open_store(path, backend=backend, mode="r+", storage_options=where, options=options)
 
     if not overwrite and (backend_of(backend).opens_urls or not is_url(path)):
         with contextlib.suppress(FileNotFoundError):

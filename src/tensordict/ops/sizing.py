@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from tensordict.core import ragged, registry
+from tensordict.core import ragged
 from tensordict.core.contract import ContainerT, Contract, LeafFn, Names, Rename, distinct
 from tensordict.core.errors import ShapeError
 from tensordict.core.replacing import replacing
@@ -199,7 +199,7 @@ def _common_size(node: Contract, limit: int | None, nested: _Sizes | None = None
             shape = None  # An `UnbatchedTensor` fits any batch.
         elif value._is_non_tensor:
             # One value fits any batch, a stack of them only its own.
-            shape = value._batch_size[:limit] if isinstance(value, registry.lookup("NonTensorStack")) else None
+            shape = value._batch_size[:limit] if value._members() is not None else None
         else:
             inner: _Sizes = {}
             shape = _common_size(value, limit, inner)

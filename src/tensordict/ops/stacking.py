@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, overload
 import torch
 from torch import Tensor
 
-from tensordict.core import foreach, ragged, registry, settings
+from tensordict.core import foreach, makers, ragged, settings
 from tensordict.core import torch_internals as internals
 from tensordict.core.contract import Contract, Names, Rename, named_error, raise_key_mismatch, unchanged
 from tensordict.core.errors import KeyMismatchError, ShapeError
@@ -258,7 +258,7 @@ class Stacking(Writing):
         dim = as_dim(dim, len(self._batch_size))
         if self._members() is not None and self.stack_dim == dim:
             return self
-        stack = registry.lookup("LazyStackedTensorDict")(
+        stack = makers.lazy_stack(
             *self.unbind(dim),
             stack_dim=dim,
             stack_dim_name=None if names is None else names[dim],
@@ -368,7 +368,7 @@ def stack_containers(input: Iterable[Any], dim: int = 0, out: object = None) -> 
     """Stack containers along a new batch dim; see :meth:`Stacking.stack`."""
     items = _checked(input, "stack")
     if settings.lazy_legacy_possible and settings.lazy_legacy() and out is None:
-        return registry.lookup("LazyStackedTensorDict").lazy_stack(items, dim)
+        return lazy_stack_containers(items, dim)
     first = items[0]
     size = first._batch_size
     sizes = [item._batch_size for item in items]
@@ -411,16 +411,16 @@ def stack_containers(input: Iterable[Any], dim: int = 0, out: object = None) -> 
         return first._merge(items, partial(ragged.stack, dim=dim), new, len(size), rename, (), on_node)
     except (NotImplementedError, ShapeError):
         # No tensor has the form of ragged rows over two batch dims: the stack keeps the containers as they are.
-        return registry.lookup("LazyStackedTensorDict").lazy_stack(items, dim)
+        return lazy_stack_containers(items, dim)
 
 
-def lazy_cat_containers(input: Iterable[Any], dim: int = 0) -> Any:
-    """Concatenate containers lazily along a batch dim; see :func:`tensordict.lazy_cat`."""
+def checked_for_lazy_cat(input: Iterable[Any], dim: int) -> Sequence[Any]:
+    """The containers to concatenate lazily, which are of one class; raises unless `dim` is their first."""
     items = _checked(input, "lazy_cat")
     _check_one_class(items, "lazy_cat")
     if as_dim(dim, len(items[0]._batch_size)):
         raise ShapeError(f"lazy_cat concatenates along dim 0, got dim={dim}: cat makes a copy along any dim")
-    return items[0]._rewrap(registry.lookup("LazyConcatenatedTensorDict")(items))
+    return items
 
 
 def _span(start: int, length: int) -> slice:
@@ -430,7 +430,7 @@ def _span(start: int, length: int) -> slice:
 def lazy_stack_containers(input: Any, dim: int = 0, out: Any = None, **kwargs: Any) -> Any:
     """Stack containers lazily along a new batch dim; see :func:`tensordict.lazy_stack`."""
     items = _checked(input, "lazy_stack")
-    stack = registry.lookup("LazyStackedTensorDict")(*items, stack_dim=dim, **kwargs)
+    stack = makers.lazy_stack(*items, stack_dim=dim, **kwargs)
     return items[0]._as_result(stack) if out is None else written(out, stack)
 
 
@@ -549,8 +549,7 @@ def _members_concatenated(stack: Any, items: Sequence[Contract], dim: int) -> An
         if stack._members():
             return stack._restacked(members)
         name = stack._wrapped_container().stack_dim_name
-        lazy = registry.lookup("LazyStackedTensorDict")
-        return stack._rewrap(lazy(*members, stack_dim=at, stack_dim_name=name))
+        return stack._rewrap(makers.lazy_stack(*members, stack_dim=at, stack_dim_name=name))
     if not stack._members():
         return None
     if len(set(map(len, columns))) > 1:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from tensordict.core import registry
+from tensordict.core import makers
 from tensordict.core.contract import Contract
 from tensordict.core.errors import StackError
 from tensordict.core.keys import Path, joined
@@ -176,9 +176,9 @@ def densified(stack: Any, layout: torch.layout, path: Path) -> Contract:
         if isinstance(value, Contract) and value._members() is not None and not value._is_non_tensor:
             value = value._rewrap(densified(value._wrapped_container(), layout, (*path, name)))
         elif store.dim == 0 and -1 in getattr(value, "_batch_size", ()):
-            value = registry.lookup("NonTensorStack")._of_lists(value.tolist(), even, 0, stack._device)
+            value = makers.values(value.tolist(), even, 0, stack._device)
         entries[name] = value
-    return registry.lookup("TensorDict")._make(entries, even, stack._device, names and names[: len(even)])
+    return makers.dense(entries, even, stack._device, names and names[: len(even)])
 
 
 def _stacked_ornested_of(stack: Any, name: str, layout: torch.layout, path: Path) -> Any:
@@ -188,11 +188,12 @@ def _stacked_ornested_of(stack: Any, name: str, layout: torch.layout, path: Path
     known: Any = next(value for value in column if value is not None)
     if isinstance(known, Contract) and isinstance(known, Tensor):
         # An `UnbatchedTensor` is one for all of them.
-        return registry.lookup("UnbatchedTensor")._over(known, stack._batch_size)
+        unbatched: Any = known
+        return unbatched._over(known, stack._batch_size)
     if isinstance(known, Contract):
         absent: Any = known.empty()
         if known._is_non_tensor:
-            absent = registry.lookup("NonTensorData")._of(None, known._batch_size)
+            absent = makers.value(None, known._batch_size)
         return store.nested(name, [absent.copy() if value is None else value for value in column])
     filled = [_absent(known, store, path) if value is None else value for value in column]
     return nested_of(stack, filled, layout, path)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from tensordict.core import registry
+from tensordict.core import makers
 from tensordict.core.contract import Contract
 from tensordict.core.keys import Key, Path, joined, path_of
 from tensordict.ops.reading import NO_DEFAULT
@@ -39,7 +39,7 @@ class Values(Writing):
             {'low': 0, 'high': 1}
         """
         if not (isinstance(value, Contract) and value._is_non_tensor):
-            value = registry.lookup("NonTensorData")(value, batch_size=self._batch_size)
+            value = makers.value(value, self._batch_size)
         self._write(path_of(key), value)
         return self
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from tensordict.core import ragged, registry
+from tensordict.core import makers, ragged
 from tensordict.core.contract import Contract, EntryStore, distinct, is_node, unchanged
 from tensordict.core.devices import put_on, wait_for
 from tensordict.core.errors import ShapeError, StackError
@@ -173,14 +173,13 @@ class Writing(Reading, Locking):
 
     def _child(self) -> Any:
         """A new, empty container with the batch size, device and names of this one, to be nested in it."""
-        make = registry.lookup("TensorDict")
-        return make._make({}, self._batch_size, self._device, self._names)
+        return makers.dense({}, self._batch_size, self._device, self._names)
 
     def _admit(self, item: object, path: Path, non_blocking: bool = False) -> Any:
         """`item` as this container can store it; raises naming `path` when it cannot."""
         if type(item) is str:
             # By far the most frequent value that is no tensor: a holder that is made here needs none of the checks.
-            return registry.lookup("NonTensorData")._of(item, self._batch_size, self._device, self._names)
+            return makers.value(item, self._batch_size, self._device, self._names)
         if not isinstance(item, Tensor):
             # To ask an abstract class takes 0.3 us.
             is_dict = type(item) is dict
@@ -285,7 +284,7 @@ class Writing(Reading, Locking):
     def create_nested(self, key: object) -> Self:
         """Add an empty nested container at `key`, replacing what is there; returns the same container."""
         path = path_of(key)
-        self._write(path, registry.lookup("TensorDict")._make({}, self._batch_size, self._device, self._names))
+        self._write(path, makers.dense({}, self._batch_size, self._device, self._names))
         return self
 
     def update(

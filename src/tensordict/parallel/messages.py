@@ -23,7 +23,7 @@ import torch.multiprocessing as mp
 from torch import Tensor
 from torch.multiprocessing.reductions import rebuild_storage_fd
 
-from tensordict.core import registry
+from tensordict.core import makers
 from tensordict.core import torch_internals as internals
 from tensordict.core.contract import Contract
 from tensordict.memory import pickling, system
@@ -232,7 +232,7 @@ class _Pickler(pickle.Pickler):
                 "a tensor that autograd recorded the history of cannot go to another process: return detach() of it"
             )
         if type(value) is Tensor and pickling.is_plain(value):
-            holder = registry.lookup("TensorDict")._make({"": value}, torch.Size(()), None, None)
+            holder = makers.dense({"": value}, torch.Size(()), None, None)
             return _only_entry, (holder,)
         return NotImplemented
 

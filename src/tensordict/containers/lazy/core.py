@@ -9,7 +9,7 @@ import torch
 
 from tensordict.containers.base import TensorDictBase
 from tensordict.containers.lazy.members import Members, common_size
-from tensordict.core import registry
+from tensordict.core import makers
 from tensordict.core.contract import NOT_BACKED, Backing, Contract, Names
 from tensordict.core.errors import ShapeError
 from tensordict.io import pickled
@@ -64,12 +64,12 @@ class LazyCore(TensorDictBase):
             if isinstance(value, Contract) and not value._is_non_tensor:
                 value = value._dense(hooked)
             entries[name] = value
-        return registry.lookup("TensorDict")._make(entries, self._batch_size, self._device, self._names)
+        return makers.dense(entries, self._batch_size, self._device, self._names)
 
     def _build(
         self, entries: dict[str, Any], batch_size: torch.Size, device: torch.device | None, names: Names | None
     ) -> Self:
-        return registry.lookup("TensorDict")._make(entries, batch_size, device, names)  # type: ignore[return-value]
+        return makers.dense(entries, batch_size, device, names)  # type: ignore[return-value]
 
     # --- the state --------------------------------------------------------------------------------------------------
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tensordict.core import registry
+from tensordict.core import makers
 from tensordict.core.contract import Contract, EntryStore, distinct
 from tensordict.core.devices import put_on
 from tensordict.core.errors import ShapeError, StackError
@@ -113,7 +113,7 @@ class Members(EntryStore, MutableMapping[str, Any]):
         return self._stack(name, list(column), None)
 
     def _stack(self, name: str, containers: list[Any], template: Any) -> Any:
-        make = registry.lookup("LazyStackedTensorDict")
+        make = makers.lazy_stack
         path = (*self.path, name)
         stack = make._over(Members(containers, self.dim, self.hook_in, self.hook_out, template, self.name, path))
         return (containers[0] if containers else template)._as_result(stack)

@@ -13,7 +13,7 @@ from tensordict.containers.lazy.dims import LazyDims
 from tensordict.containers.lazy.members import Hook, Members
 from tensordict.containers.lazy.vmapping import flatten_stack, flatten_stack_with_keys, unflatten_stack
 from tensordict.containers.lazy.writes import LazyWrites
-from tensordict.core import pytree, registry
+from tensordict.core import makers, pytree, registry
 from tensordict.core.contract import Contract
 from tensordict.core.devices import as_device
 from tensordict.core.errors import ShapeError
@@ -104,9 +104,7 @@ class LazyStackedTensorDict(LazyWrites):
         else:
             # The members to come have as many batch dims as the stack dim asks for, at least.
             size = torch.Size((0,) * max(stack_dim, 0)) if batch_size is None else as_size(batch_size)
-            template = registry.lookup("TensorDict")._make(
-                {}, size, None if device is None else as_device(device), None
-            )
+            template = makers.dense({}, size, None if device is None else as_device(device), None)
         if device is not None:
             members = [member.to(device) for member in members]
         self._size = None
@@ -338,3 +336,6 @@ def _checked_size(members: list[Any], strict: bool) -> torch.Size:
 
 pytree.register(LazyStackedTensorDict, flatten_stack, unflatten_stack, flatten_stack_with_keys)
 registry.speak_for(LazyStackedTensorDict, (LazyWrites, LazyDims, LazyCore))
+
+
+makers.lazy_stack = LazyStackedTensorDict

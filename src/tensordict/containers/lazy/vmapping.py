@@ -15,7 +15,7 @@ from torch import Tensor
 
 from tensordict.containers.lazy.core import LazyCore
 from tensordict.containers.lazy.members import Members
-from tensordict.core import pytree, registry, vmapped
+from tensordict.core import makers, pytree, vmapped
 from tensordict.core import torch_internals as internals
 from tensordict.core.contract import Contract, is_node
 from tensordict.core.errors import StackError
@@ -76,7 +76,7 @@ def unflatten_stack(values: Any, context: LazyContext) -> Any:
         )
     if members and isinstance(members[0], Contract):
         dim = min(dim, len(members[0]._batch_size))
-    template = None if members else registry.lookup("TensorDict")._make({}, torch.Size(()), None, None)
+    template = None if members else makers.dense({}, torch.Size(()), None, None)
     return context.cls._over(Members(members, dim, *context.hooks, template, context.name))
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from tensordict.containers.lazy.core import LazyCore
 from tensordict.containers.lazy.dims import LazyDims
 from tensordict.containers.lazy.members import pieces_of
-from tensordict.core import registry, settings
+from tensordict.core import makers, settings
 from tensordict.core.contract import Contract
 from tensordict.core.errors import ShapeError
 from tensordict.core.indexing import checked_size, is_beyond, leaf_index
@@ -218,9 +218,8 @@ def _is_numeric(kind: type[Any]) -> bool:
 def _held(columns: list[Any], size: torch.Size) -> list[Any]:
     """The pieces of a list of values in holders: stacks where all are lists, as `NonTensorStack.from_list` has it."""
     if all(isinstance(column, list) for column in columns):
-        return [registry.lookup("NonTensorStack").from_list(column) for column in columns]
-    hold = registry.lookup("NonTensorData")._of
-    return [column if isinstance(column, Contract) else hold(column, size) for column in columns]
+        return [makers.value_list(column) for column in columns]
+    return [column if isinstance(column, Contract) else makers.value(column, size) for column in columns]
 
 
 def _of_one_dtype(item: Any, path: Path) -> Any:

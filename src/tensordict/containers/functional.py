@@ -8,8 +8,11 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 import torch
 from torch import Tensor
 
+from tensordict.containers.concatenated import LazyConcatenatedTensorDict
+from tensordict.containers.dense import TensorDict
+from tensordict.containers.lazy import LazyStackedTensorDict
 from tensordict.convert.mappings import refuse_exclusive
-from tensordict.core import ragged, registry
+from tensordict.core import ragged
 from tensordict.core import torch_internals as internals
 from tensordict.core.contract import Contract, is_node, merged_device, raise_key_mismatch
 from tensordict.core.errors import KeyMismatchError, ShapeError
@@ -18,7 +21,7 @@ from tensordict.core.shapes import as_new_dim
 from tensordict.ops.padding import pad_and_stack
 from tensordict.ops.stacking import (
     cat_containers,
-    lazy_cat_containers,
+    checked_for_lazy_cat,
     lazy_stack_containers,
     maybe_dense_stack_containers,
     stack_containers,
@@ -30,9 +33,6 @@ if TYPE_CHECKING:
     from typing_extensions import TypedDict, Unpack
 
     from tensordict.containers.base import TensorDictBase
-    from tensordict.containers.concatenated import LazyConcatenatedTensorDict
-    from tensordict.containers.dense import TensorDict
-    from tensordict.containers.lazy import LazyStackedTensorDict
     from tensordict.nn.params import TensorDictParams
     from tensordict.ops.collection import TensorCollection
 
@@ -139,7 +139,8 @@ def lazy_cat(input: Iterable[Any], dim: int = 0) -> Any:
         >>> td[[0, 4]]["a"], td[1:3]["a"]
         (tensor([0., 1.]), tensor([0., 1.]))
     """
-    return lazy_cat_containers(input, dim)
+    items = checked_for_lazy_cat(input, dim)
+    return items[0]._rewrap(LazyConcatenatedTensorDict(items))
 
 
 @overload
@@ -225,8 +226,7 @@ def dense_stack_tds(td_list: Iterable[TensorCollection], dim: int | None = None)
         >>> type(stack).__name__, stack["x"].batch_size, stack["x"].stack_dim
         ('TensorDict', torch.Size([2, 2]), 1)
     """
-    lazy = registry.lookup("LazyStackedTensorDict")
-    if isinstance(td_list, Contract) and isinstance(td_list._wrapped_container(), lazy):
+    if isinstance(td_list, Contract) and isinstance(td_list._wrapped_container(), LazyStackedTensorDict):
         dim = td_list._wrapped_container().stack_dim
         items = list(td_list.unbind(dim))
     else:
@@ -246,7 +246,7 @@ def dense_stack_tds(td_list: Iterable[TensorCollection], dim: int | None = None)
 
 def _densely_stacked(items: Sequence[Any], dim: int) -> Any:
     first = items[0]
-    if not isinstance(first._wrapped_container(), registry.lookup("LazyStackedTensorDict")):
+    if not isinstance(first._wrapped_container(), LazyStackedTensorDict):
         mappings = [item._entries for item in items]
         if any(mapping.keys() != mappings[0].keys() for mapping in mappings):
             raise_key_mismatch(mappings, ())
@@ -456,7 +456,7 @@ def from_module(module: object, as_module: bool = False, lock: bool = True, use_
         >>> sorted(from_module(nn.Linear(3, 4)).keys())
         ['bias', 'weight']
     """
-    make: Any = registry.lookup("TensorDict").from_module
+    make: Any = TensorDict.from_module
     return make(module, as_module, lock, use_state_dict)
 
 
@@ -494,7 +494,7 @@ def from_modules(
         >>> from_modules(nn.Linear(3, 4), nn.Linear(3, 4))["weight"].shape
         torch.Size([2, 4, 3])
     """
-    make: Any = registry.lookup("TensorDict").from_modules
+    make: Any = TensorDict.from_modules
     return make(
         *modules,
         as_module=as_module,

@@ -1,10 +1,11 @@
-"""`memmap`, `save`, `load` and `load_memmap` as functions."""
+"""Free functions that make, save and load containers: each is a method of `TensorDict`, or calls one."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar, overload
 
-from tensordict.core import registry
+from tensordict.containers.dense import TensorDict
 from tensordict.memory.mapped import PathLike
 
 if TYPE_CHECKING:
@@ -18,6 +19,79 @@ if TYPE_CHECKING:
     from tensordict.ops.saving import _Save as _FileOptions
 
     _Container = TypeVar("_Container", bound=TensorCollection)
+    _P = ParamSpec("_P")
+
+
+from_any = TensorDict.from_any
+from_arrow = TensorDict.from_arrow
+from_csv = TensorDict.from_csv
+from_json = TensorDict.from_json
+from_namedtuple = TensorDict.from_namedtuple
+from_pandas = TensorDict.from_pandas
+from_parquet = TensorDict.from_parquet
+from_polars = TensorDict.from_polars
+from_pytree = TensorDict.from_pytree
+from_struct_array = TensorDict.from_struct_array
+from_tuple = TensorDict.from_tuple
+fromkeys = TensorDict.fromkeys
+
+
+def _of_any_class(load: Callable[_P, TensorDict]) -> Callable[_P, TensorCollection]:
+    """`load`, to type checkers a function that gives whatever was saved."""
+    return load
+
+
+load = _of_any_class(TensorDict.load)
+load_memmap = _of_any_class(TensorDict.load_memmap)
+from_consolidated = _of_any_class(TensorDict.from_consolidated)
+from_safetensors = _of_any_class(TensorDict.from_safetensors)
+
+
+def from_dict(
+    d: object,
+    *,
+    auto_batch_size: bool = False,
+    batch_dims: int | None = None,
+    device: object = None,
+    batch_size: object = None,
+) -> TensorDict:
+    """A `TensorDict` made from a (nested) dict; see :meth:`TensorDict.from_dict`.
+
+    Example:
+        >>> import torch
+        >>> from tensordict import from_dict
+        >>> from_dict({"a": torch.zeros(3, 4), "b": torch.zeros(3)}, auto_batch_size=True).batch_size
+        torch.Size([3])
+    """
+    return TensorDict.from_dict(
+        d, auto_batch_size=auto_batch_size, batch_dims=batch_dims, device=device, batch_size=batch_size
+    )
+
+
+def make_tensordict(
+    input_dict: Mapping[Any, Any] | None = None,
+    batch_size: object = None,
+    device: object = None,
+    auto_batch_size: bool | None = None,
+    **kwargs: object,
+) -> TensorDict:
+    """A `TensorDict` made from a (nested) dict, from keyword arguments, or from both.
+
+    Args:
+        input_dict: a mapping from (nested) keys to values, or a container.
+        batch_size: the batch size; none by default.
+        device: where the entries are moved.
+        auto_batch_size: without a `batch_size`, give every level the longest one that its entries share.
+        **kwargs: further entries; these win over entries of the same name in `input_dict`.
+
+    Example:
+        >>> import torch
+        >>> from tensordict import make_tensordict
+        >>> sorted(make_tensordict({"a": torch.zeros(3)}, b=torch.ones(3), batch_size=[3]).keys())
+        ['a', 'b']
+    """
+    entries = kwargs if input_dict is None else ({**dict(input_dict.items()), **kwargs} if kwargs else input_dict)
+    return TensorDict.from_dict(entries, auto_batch_size=auto_batch_size, batch_size=batch_size, device=device)
 
 
 @overload
@@ -174,107 +248,6 @@ def save(
     )
 
 
-def load_memmap(
-    prefix: PathLike,
-    device: object = None,
-    non_blocking: bool = False,
-    *,
-    out: object = None,
-    robust_key: bool | None = True,
-    subpath: object = None,
-    mode: str = "r",
-    num_threads: int = 0,
-    allow_pickle: bool | None = None,
-    keys: object = None,
-    progress: bool | None = None,
-    storage_options: StorageOptions | None = None,
-    cache_dir: CacheDir | None = None,
-) -> TensorCollection:
-    """Load the container that was saved in a folder or an archive; see :meth:`TensorDict.load_memmap`.
-
-    Args:
-        prefix: the folder, or the archive, or its URL.
-        device, non_blocking, out, robust_key, subpath, mode, num_threads, allow_pickle, keys, progress,
-            storage_options, cache_dir: as in the method.
-
-    Example:
-        >>> import tempfile
-        >>> import torch
-        >>> from tensordict import TensorDict, load_memmap
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     _ = TensorDict(a=torch.ones(2)).save(folder)
-        ...     meta = load_memmap(folder, device="meta")
-        >>> meta["a"].device
-        device(type='meta')
-    """
-    return registry.lookup("TensorDict").load_memmap(
-        prefix,
-        device,
-        non_blocking,
-        out=out,
-        robust_key=robust_key,
-        subpath=subpath,
-        mode=mode,
-        num_threads=num_threads,
-        allow_pickle=allow_pickle,
-        keys=keys,
-        progress=progress,
-        storage_options=storage_options,
-        cache_dir=cache_dir,
-    )
-
-
-def load(
-    prefix: PathLike,
-    device: object = None,
-    non_blocking: bool = False,
-    *,
-    out: object = None,
-    robust_key: bool | None = True,
-    subpath: object = None,
-    mode: str = "r",
-    num_threads: int = 0,
-    allow_pickle: bool | None = None,
-    keys: object = None,
-    progress: bool | None = None,
-    storage_options: StorageOptions | None = None,
-    cache_dir: CacheDir | None = None,
-) -> TensorCollection:
-    """Load a container that was saved, in any format; see :meth:`TensorDict.load`.
-
-    Args:
-        prefix: the folder or the file, or its URL; of tables a pattern, too.
-        device, non_blocking, out, robust_key, subpath, mode, num_threads, allow_pickle, keys, progress,
-            storage_options, cache_dir: as in :func:`load_memmap`; `out`, `subpath` and `keys` are for folders and
-            archives, `mode` for HDF5 files and Zarr groups, too.
-
-    Example:
-        >>> import tempfile
-        >>> import torch
-        >>> from tensordict import TensorDict, load
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     TensorDict(a=torch.ones(2)).to_safetensors(folder + "/td.safetensors")
-        ...     again = load(folder + "/td.safetensors")
-        >>> again["a"]
-        tensor([1., 1.])
-    """
-    return registry.lookup("TensorDict").load(
-        prefix,
-        device,
-        non_blocking,
-        out=out,
-        robust_key=robust_key,
-        subpath=subpath,
-        mode=mode,
-        num_threads=num_threads,
-        allow_pickle=allow_pickle,
-        keys=keys,
-        progress=progress,
-        storage_options=storage_options,
-        cache_dir=cache_dir,
-    )
-
-
 def to_safetensors(
     data: Any,
     filename: PathLike,
@@ -315,30 +288,6 @@ def to_safetensors(
     )
 
 
-def from_safetensors(
-    filename: PathLike,
-    *,
-    separator: str | None = ".",
-    device: object = None,
-    progress: bool | None = None,
-    storage_options: StorageOptions | None = None,
-    cache_dir: CacheDir | None = None,
-) -> TensorCollection:
-    """Load a safetensors file, of any program; see :meth:`TensorDict.from_safetensors`.
-
-    Args:
-        filename, separator, device, progress, storage_options, cache_dir: as in the method.
-    """
-    return registry.lookup("TensorDict").from_safetensors(
-        filename,
-        separator=separator,
-        device=device,
-        progress=progress,
-        storage_options=storage_options,
-        cache_dir=cache_dir,
-    )
-
-
 def from_h5(
     h5_file: object,
     *,
@@ -366,7 +315,7 @@ def from_h5(
         ...     data[0]["a"]
         tensor(1.)
     """
-    return registry.lookup("TensorDict").from_h5(
+    return TensorDict.from_h5(
         h5_file,
         mode=mode,
         auto_batch_size=auto_batch_size,
@@ -403,7 +352,7 @@ def from_zarr(
         >>> from_zarr(store, batch_size=[2])[0]["a"]
         tensor(1.)
     """
-    return registry.lookup("TensorDict").from_zarr(
+    return TensorDict.from_zarr(
         zarr_file,
         mode=mode,
         auto_batch_size=auto_batch_size,
@@ -411,27 +360,4 @@ def from_zarr(
         batch_size=batch_size,
         device=device,
         storage_options=storage_options,
-    )
-
-
-def from_consolidated(
-    filename: PathLike, *, storage_options: StorageOptions | None = None, cache_dir: CacheDir | None = None
-) -> TensorCollection:
-    """The container in a file that :meth:`TensorDict.consolidate` wrote; see :meth:`TensorDict.from_consolidated`.
-
-    Args:
-        filename, storage_options, cache_dir: as in the method.
-
-    Example:
-        >>> import tempfile
-        >>> import torch
-        >>> from tensordict import TensorDict, from_consolidated
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     _ = TensorDict(a=torch.arange(3)).consolidate(folder + "/data")
-        ...     again = from_consolidated(folder + "/data")
-        >>> again["a"]
-        tensor([0, 1, 2])
-    """
-    return registry.lookup("TensorDict").from_consolidated(
-        filename, storage_options=storage_options, cache_dir=cache_dir
     )
