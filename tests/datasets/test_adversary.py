@@ -170,28 +170,28 @@ def test_objects_whose_names_lead_out_of_a_shard(tmp_path: pathlib.Path, monkeyp
 
 @pytest.mark.parametrize("what", ["a shard", "a folder", "nothing"])
 def test_a_schema_that_is_a_link_is_not_followed(tmp_path: pathlib.Path, what: str) -> None:
-    """The schema is read from a shard, before and after the one that the link leads to was merged and removed."""
+    """The schema is read from a manifest, before and after the one that the link leads to was merged and removed."""
     data = tmp_path / "data"
     with DatasetWriter(data, rows_per_shard=3, format="archive") as writer:
         writer.extend(make_rows(0, 6))
     shard = data / "shards" / writer.writer / "00000000.tdz"
-    (data / "schema.tdz").unlink()
-    (data / "schema.tdz").symlink_to({"a shard": shard, "a folder": tmp_path, "nothing": tmp_path / "none"}[what])
+    (data / "schema.json").unlink()
+    (data / "schema.json").symlink_to({"a shard": shard, "a folder": tmp_path, "nothing": tmp_path / "none"}[what])
     for _ in range(2):
-        with pytest.warns(UserWarning, match="schema.tdz.*is a link.*read from a shard"):
+        with pytest.warns(UserWarning, match="schema.json.*is a link.*read from a manifest"):
             assert open_dataset(data)["number"].tolist() == list(range(6))
-        with pytest.warns(UserWarning, match="schema.tdz"):
+        with pytest.warns(UserWarning, match="schema.json"):
             compact(data)
         assert not verify(data, raises=False).ok
-    assert (data / "schema.tdz").is_symlink()
+    assert (data / "schema.json").is_symlink()
 
 
 def test_a_schema_that_is_a_folder(tmp_path: pathlib.Path) -> None:
     with DatasetWriter(tmp_path) as writer:
         writer.extend(make_rows(0, 2))
-    (tmp_path / "schema.tdz").unlink()
-    (tmp_path / "schema.tdz").mkdir()
-    with pytest.warns(UserWarning, match="schema.tdz.*read from a shard"):
+    (tmp_path / "schema.json").unlink()
+    (tmp_path / "schema.json").mkdir()
+    with pytest.warns(UserWarning, match="schema.json.*read from a manifest"):
         assert open_dataset(tmp_path)["number"].tolist() == [0, 1]
 
 

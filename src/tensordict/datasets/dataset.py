@@ -267,7 +267,7 @@ class Dataset(LazyConcatenatedTensorDict):
         schema = schema_there(place)
         self._manifests = index = Manifests(place)
         self._read_manifests(thorough=True)
-        index.check(schema.digest)
+        index.check(schema)
         if segments is None:
             counts = index.counts()
             segments = [(writer, 0, counts[writer]) for writer in sorted(counts) if counts[writer]]

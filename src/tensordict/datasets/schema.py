@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
+import dataclasses
 import json
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
@@ -14,7 +14,9 @@ from torch import Tensor
 from tensordict.core import ragged, registry
 from tensordict.core.errors import SchemaError, UnsupportedEntryError
 from tensordict.core.keys import Path, entry_of, joined
+from tensordict.io import checked
 from tensordict.io.columns import elements_of_rows, ragged_leaf, taken
+from tensordict.io.meta import DTYPES
 from tensordict.io.specification import (
     DICT,
     LAZY,
@@ -23,9 +25,12 @@ from tensordict.io.specification import (
     VALUES,
     WRAPPED,
     Specification,
+    check_level,
     specification_of,
+    tensorclass_over,
     to_container,
 )
+from tensordict.io.structure import bad, node_from_json, node_to_json
 from tensordict.io.values import NotJson, encode
 from tensordict.memory.storable import check_storable
 
@@ -42,12 +47,16 @@ class Field:
 
     dtype: torch.dtype | None
     shape: tuple[int, ...]
-    jagged: bool = False
+    jagged: bool = dataclasses.field(default=False, compare=False)
 
     @property
     def is_dense(self) -> bool:
         """Whether all rows are tensors of one shape."""
         return self.dtype is not None and -1 not in self.shape
+
+    def to_json(self) -> dict[str, Any]:
+        """Describe the entry, which has a dtype."""
+        return {"dtype": str(self.dtype), "shape": list(self.shape), "jagged": self.jagged}
 
     def __str__(self) -> str:
         if self.dtype is None:
@@ -124,7 +133,6 @@ class Schema:
         fields: the entries by key.
         batch_size: that of one row.
         skeleton: a specification without leaves.
-        digest: what is the same for two schemas only when they are.
 
     Raises:
         SchemaError: it has no batch dims, or no entry of these keys that could be ragged.
@@ -143,24 +151,35 @@ class Schema:
         if not batch.batch_dims:
             raise SchemaError("a batch of rows has a batch dim; append() takes one row, extend() many")
         leaves: dict[Path, Any] = {}
-        self.skeleton = _skeleton(batch, (), leaves)
-        self.fields = {key: _field(key, leaf, key in ragged_keys) for key, leaf in leaves.items()}
-        self._shapes = {key: field.shape for key, field in self.fields.items() if field.is_dense}
+        skeleton = _skeleton(batch, (), leaves)
+        self._take(skeleton, {key: _field(key, leaf, key in ragged_keys) for key, leaf in leaves.items()})
         missing = [joined(key) for key in ragged_keys if key not in leaves]
         if missing:
             raise SchemaError(f"ragged= names {missing}, and there are the entries {[joined(key) for key in leaves]}")
-        self._kinds = dict(_kinds(self.skeleton, ()))
-        self._dense_class = registry.lookup(DICT)
-        self.batch_size = self.skeleton.batch_size[1:]
-        self.digest = self._digest()
 
-    def _digest(self) -> str:
-        """What is the same for two schemas only when they are."""
-        form = [
-            sorted([[*key], kind, list(size)] for key, (kind, size) in self._kinds.items()),
-            sorted([[*key], str(field.dtype), list(field.shape)] for key, field in self.fields.items()),
-        ]
-        return hashlib.sha256(json.dumps(form).encode()).hexdigest()[:32]
+    def _take(self, skeleton: Specification, fields: dict[Path, Field]) -> None:
+        self.skeleton, self.fields = skeleton, fields
+        self._shapes = {key: field.shape for key, field in fields.items() if field.is_dense}
+        self._kinds = dict(_kinds(skeleton, ()))
+        self._dense_class = registry.lookup(DICT)
+        self.batch_size = skeleton.batch_size[1:]
+
+    # --- JSON ---------------------------------------------------------------------------------------------------------
+
+    def to_json(self) -> dict[str, Any]:
+        """Describe a batch of no rows as `io/structure.py` does, with the dtypes and shapes of its rows."""
+        return _to_json(self.skeleton, (), self.fields)
+
+    @classmethod
+    def from_json(cls, value: object) -> Schema:
+        """Return the schema that `to_json` has described.
+
+        Raises:
+            SaveError: the description is broken; the key is named.
+        """
+        schema, fields = object.__new__(cls), dict[Path, Field]()
+        schema._take(_from_json(value, (), fields), fields)
+        return schema
 
     # --- checking -----------------------------------------------------------------------------------------------------
 
@@ -243,7 +262,7 @@ class Schema:
 
     def refuse_other(self, other: Schema, where: str) -> None:
         """Raise a `SchemaError` unless another schema is the same; `where` says whose that is."""
-        if other.digest == self.digest:
+        if (other._kinds, other.fields) == (self._kinds, self.fields):
             return
         for key, field in self.fields.items():
             theirs = other.fields.get(key)
@@ -264,7 +283,11 @@ class Schema:
 
     def container(self, leaves: Mapping[Path, Any], count: int) -> Any:
         """The container of so many rows over leaves, which are not checked: tensors, and lists of values."""
-        return to_container(_filled(self.skeleton, (), leaves, count))
+        return to_container(self.specification(leaves, count))
+
+    def specification(self, leaves: Mapping[Path, Any], count: int) -> Specification:
+        """The specification of so many rows over leaves, and over the values of each entry that is no tensor."""
+        return _filled(self.skeleton, (), leaves, count)
 
     def sample(self, count: int = 0) -> Any:
         """A container of so many rows without content: zeros, ragged rows without elements, and `None` for values."""
@@ -314,6 +337,49 @@ def _skeleton(container: Any, key: Path, leaves: dict[Path, Any]) -> Specificati
         else:
             entries[name] = _skeleton(entry, path, leaves)
     return replace(form, device=None, entries=entries)
+
+
+def _to_json(node: Specification, key: Path, fields: Mapping[Path, Field]) -> dict[str, Any]:
+    if node.is_tensorclass:
+        return {**_to_json(node.entries[WRAPPED], key, fields), "class": node.kind}
+    entries: dict[str, Any] = {}
+    for name, entry in node.entries.items():
+        path = (*key, name)
+        if entry is None:
+            entries[name] = fields[path].to_json()
+        else:
+            entries[name] = node_to_json(entry) if entry.is_value else _to_json(entry, path, fields)
+    return {**node_to_json(node), "batch_size": [0, *node.batch_size[1:]], "entries": entries}
+
+
+def _from_json(spec: Any, key: Path, fields: dict[Path, Field]) -> Specification:
+    check_level(key)
+    node, tensorclass = node_from_json(spec, key)
+    given = spec.get("entries")
+    if node.is_value:
+        fields[key] = Field(None, ())
+        return node
+    if node.kind != DICT or not node.batch_size or type(given) is not dict:
+        raise bad(key, f"it is no batch of rows, but {spec!r:.80}")
+    entries: dict[str, Any] = {}
+    for name, item in given.items():
+        path = (*key, name)
+        if type(item) is dict and "kind" not in item:
+            entries[name], fields[path] = None, _field_from_json(item, path)
+        else:
+            entries[name] = _from_json(item, path, fields)
+    node.entries = entries
+    return node if tensorclass is None else tensorclass_over(tensorclass, node)
+
+
+def _field_from_json(item: dict[str, Any], key: Path) -> Field:
+    dtype = item.get("dtype")
+    if type(dtype) is not str or dtype not in DTYPES:
+        raise bad(key, f"its dtype is {dtype!r:.80}")
+    try:
+        return Field(DTYPES[dtype], checked.ints(item.get("shape"), "its shape", -1), item.get("jagged") is True)
+    except ValueError as error:
+        raise bad(key, str(error)) from None
 
 
 def _densified(stack: Any, key: Path) -> Any:

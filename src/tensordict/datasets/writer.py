@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import contextlib
 import errno
 import os
 import warnings
@@ -11,14 +10,13 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from tensordict.core.errors import SaveError, SchemaError, add_note
+from tensordict.core.errors import SaveError, add_note
 from tensordict.core.keys import Path, path_of
 from tensordict.core.locks import Lock
 from tensordict.datasets.index import Manifests
-from tensordict.datasets.labels import Label
-from tensordict.datasets.lines import new_id
-from tensordict.datasets.location import Location
-from tensordict.datasets.manifest import ManifestWriter
+from tensordict.datasets.lines import SHARDS, Line, new_id
+from tensordict.datasets.location import Location, Log
+from tensordict.datasets.manifest import new_manifest, put_schema, read_schema_file
 from tensordict.datasets.schema import Batch, Schema
 from tensordict.datasets.shards import Buffers, Shard, ShardOptions, new_shard, row_nbytes
 from tensordict.io.archive import Compression
@@ -123,9 +121,9 @@ class DatasetWriter:
         self.rows = self.flushed = 0
         self._schema = read_schema(self._place)
         self._fixed = self._schema is not None
-        self._manifest: ManifestWriter | None = None
+        self._manifest: Log | None = None
         self._shard: Shard | None = None
-        self._buffers = Buffers()
+        self._buffers: Buffers = {}
         # How many shards were begun, which is what they are called after.
         self._begun = 0
         self._lock = Lock()
@@ -195,14 +193,14 @@ class DatasetWriter:
         if not self._place.is_remote:
             # The shard may have files at once, and its manifest comes first.
             self._open_manifest(schema)
-        label = Label(self.writer, f"{self._begun:08}{self._options.suffix}")
+        label = Line(f"{SHARDS}/{self.writer}/{self._begun:08}{self._options.suffix}")
         # A number is never used twice: a shard that could not be begun may have left something.
         self._begun += 1
         return new_shard(schema, capacity, self._place, label, self._options, self._buffers)
 
-    def _open_manifest(self, schema: Schema) -> ManifestWriter:
+    def _open_manifest(self, schema: Schema) -> Log:
         if self._manifest is None:
-            self._manifest = ManifestWriter(self._place, self.writer, schema.digest, self._options.durable)
+            self._manifest = new_manifest(self._place, self.writer, schema.to_json(), self._options.durable)
         return self._manifest
 
     # --- making them count --------------------------------------------------------------------------------------------
@@ -263,7 +261,7 @@ class DatasetWriter:
             self._shard = None
         if self._manifest is not None:
             closing.append(self._manifest.close)
-        self._buffers = Buffers()
+        self._buffers = {}
         if self._progress is not None:
             self._progress.close()
         for close in closing:
@@ -337,10 +335,10 @@ def read_schema(place: Location) -> Schema | None:
     """Return the schema of a data set; `None` while nobody has flushed a row.
 
     Raises:
-        SaveError: the file is broken and no shard tells the schema, or something else is there.
+        SaveError: the file is broken and no manifest tells the schema, or something else is there.
 
     Warns:
-        UserWarning: the file is broken or missing, and the schema comes from a shard.
+        UserWarning: the file is broken or missing, and the schema comes from a manifest.
     """
     found, problem = find_schema(place)
     if problem:
@@ -354,39 +352,25 @@ def find_schema(place: Location) -> tuple[Schema | None, str]:
     Raises:
         SaveError: as `read_schema`.
     """
-    path = place.path(SCHEMA)
-    is_there = place.has(SCHEMA)
-    if is_there:
-        try:
-            return Schema(place.rows_of_schema()), ""
-        except SchemaError as error:
-            problem = f"{path!r} describes no rows: {error}"
-        except (SaveError, FileNotFoundError) as error:
-            # Not found is a folder without a save.
-            problem = str(error)
-    elif others := place.strangers():
-        raise SaveError(f"{place.root!r} is of something else, with {others[0]!r}: no data set is made in it")
-    else:
-        problem = f"{path!r} is missing"
-    found, is_listed = _schema_of_shards(place)
-    if found is not None:
-        return found, f"{problem}; the schema is read from a shard"
-    if is_listed or is_there:
-        raise SaveError(f"{problem}, and no shard that a manifest lists tells the schema")
-    return None, ""
-
-
-def _schema_of_shards(place: Location) -> tuple[Schema | None, bool]:
-    """The schema in a shard whose manifest names the same one; and whether any manifest lists shards."""
+    path, is_there = place.path(SCHEMA), True
+    try:
+        return Schema.from_json(read_schema_file(place)), ""
+    except FileNotFoundError:
+        is_there, problem = False, f"{path!r} is missing"
+        if others := place.strangers():
+            raise SaveError(
+                f"{place.root!r} is of something else, with {others[0]!r}: no data set is made in it"
+            ) from None
+    except SaveError as error:
+        problem = str(error)
     index = Manifests(place)
     index.read()
-    digests = {manifest.digest for manifest in index.manifests.values() if manifest.lines}
-    for part in index.parts():
-        with contextlib.suppress(OSError, SchemaError):
-            found = Schema(place.open(part.path, "r"))
-            if found.digest in digests:
-                return found, True
-    return None, bool(digests)
+    for manifest in index.manifests.values():
+        if manifest.lines:
+            return Schema.from_json(manifest.schema), f"{problem}; the schema is read from a manifest"
+    if is_there:
+        raise SaveError(f"{problem}, and no manifest with a shard tells the schema")
+    return None, ""
 
 
 def schema_there(place: Location) -> Schema:
@@ -410,10 +394,6 @@ def fix_schema(place: Location, schema: Schema, durable: bool) -> None:
         SchemaError: it is another one; names the entry.
         OSError: it cannot be written.
     """
-    there = read_schema(place)
-    if there is None:
-        place.make_schema(schema.sample(1), durable)
-        there = read_schema(place)
-    if there is None:
-        raise SaveError(f"{place.path(SCHEMA)!r} was written, and is not there")
-    there.refuse_other(schema, "what was written here")
+    put_schema(place, schema.to_json(), durable)
+    # A URL without conditions keeps the last of several objects that are put at the same moment.
+    Schema.from_json(read_schema_file(place)).refuse_other(schema, "what was written here")

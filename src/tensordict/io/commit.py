@@ -79,8 +79,7 @@ def locked(
         yield False
         return
     opened = partial(_opened, path, shown or path, flags, folder, mode)
-    is_still = partial(_is_still, path, folder)
-    fd, sure = _acquired(opened, is_still, shown or path, time.monotonic() + patience)
+    fd, sure = acquire(opened, path, shown or path, patience, folder)
     try:
         yield sure
     finally:
@@ -89,14 +88,27 @@ def locked(
         os.close(fd)
 
 
-def _acquired(opened: Callable[[], int], is_still: Callable[[int], bool], shown: str, limit: float) -> tuple[int, bool]:
-    """Wait until the time `limit` for the lock; gives the descriptor, and whether the file system has locks."""
+def acquire(
+    opened: Callable[[], int], path: str, shown: str, patience: float, folder: int | None = None
+) -> tuple[int, bool]:
+    """Open a file or a folder and lock it; return the descriptor, and whether the file system has locks.
+
+    Args:
+        opened: opens it.
+        path, shown, patience, folder: as in `locked`.
+
+    Raises:
+        SaveError: another process or thread holds the lock.
+    """
+    limit = time.monotonic() + patience
     while True:
         fd = opened()
+        if not system.HAS_LOCKS:
+            return fd, False
         try:
             system.lock(fd)
             # It may have been replaced since it was opened.
-            if is_still(fd):
+            if _is_still(path, folder, fd):
                 return fd, True
         except BlockingIOError:
             if time.monotonic() >= limit:
