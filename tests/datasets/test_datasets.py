@@ -350,7 +350,7 @@ def test_ten_thousand_shards_open_at_once(tmp_path: pathlib.Path) -> None:
     schema = Schema(TensorDict(x=torch.zeros(1, 4), batch_size=[1]))
     fix_schema(Location.of(tmp_path), schema, False)
     writer = new_id()
-    manifest = new_manifest(Location.of(tmp_path), writer, schema.to_json(), False)
+    manifest = new_manifest(Location.of(tmp_path), writer, schema.json, False)
     for number in range(2000):
         manifest.add(Line(f"shards/{writer}/{number:08}", 7, 28, "0" * 64))
     manifest.close()

@@ -9,7 +9,7 @@ import contextlib
 import errno
 import os
 import stat
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 
 from tensordict.core.errors import SaveError
 from tensordict.memory import system
@@ -86,22 +86,22 @@ def list_folder(root: str, name: str) -> dict[str, str]:
 
     A folder that is missing, or is a link, has no items.
     """
+    kinds: dict[str, str] = {}
     try:
         refuse_links(root, name)
-        if not _HAS_DESCRIPTORS:
-            with os.scandir(f"{root}/{name}") as found:
-                return _kinds(found)
-        with open_item(root, name) as fd, os.scandir(fd) as found:
-            return _kinds(found)
+        fd = open_below(root, name, system.DIRECTORY) if _HAS_DESCRIPTORS else -1
     except (FileNotFoundError, NotADirectoryError, SaveError):
         return {}
-
-
-def _kinds(found: Iterable[os.DirEntry[str]]) -> dict[str, str]:
-    kinds = {}
-    for entry in found:
-        is_folder, is_file = entry.is_dir(follow_symlinks=False), entry.is_file(follow_symlinks=False)
-        kinds[entry.name] = "folder" if is_folder else "file" if is_file else "link"
+    try:
+        with os.scandir(fd if _HAS_DESCRIPTORS else f"{root}/{name}") as found:
+            for entry in found:
+                is_folder, is_file = entry.is_dir(follow_symlinks=False), entry.is_file(follow_symlinks=False)
+                kinds[entry.name] = "folder" if is_folder else "file" if is_file else "link"
+    except FileNotFoundError:
+        return {}
+    finally:
+        if _HAS_DESCRIPTORS:
+            os.close(fd)
     return dict(sorted(kinds.items()))
 
 

@@ -280,7 +280,7 @@ class Manifests:
 
     def check(self, schema: Schema) -> None:
         """Raise a `SaveError` for manifests of writers with another schema."""
-        known = schema.to_json()
+        known = schema.json
         for manifest in self.manifests.values():
             if manifest.lines and manifest.schema != known:
                 try:

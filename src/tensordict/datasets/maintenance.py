@@ -21,7 +21,7 @@ from tensordict.datasets.lines import SHARDS, Line, new_id
 from tensordict.datasets.location import Location, RemoteLocation, format_of
 from tensordict.datasets.manifest import list_manifests, merged_manifest, new_manifest
 from tensordict.datasets.schema import Schema
-from tensordict.datasets.shards import Shard, new_shard, row_nbytes, rows_per_block
+from tensordict.datasets.shards import Shard, new_shard, rows_per_block
 from tensordict.datasets.sweeping import Sweep, Sweeper, check_shard, list_unlisted_shards, names_of
 from tensordict.datasets.writer import DatasetWriter, find_schema, schema_there, shard_options
 from tensordict.io.formats import ABOVE, DATASET, DIRECTORY, Above
@@ -107,7 +107,7 @@ def compact(
         parts = index.parts()
         if not parts:
             return 0, 0
-        limit = rows_per_shard or max(1, _ENOUGH // max(1, sum(row_nbytes(schema).values())))
+        limit = rows_per_shard or max(1, _ENOUGH // max(1, schema.nbytes))
         format = format or format_of(parts[0].path).replace(DIRECTORY, "folder")
         is_durable = format != "zarr" and not place.is_remote if durable is None else durable
         # Damage to a merged shard must be found like damage to the shards that it was made of.
@@ -119,7 +119,7 @@ def compact(
             writer = new_id()
             generation = index.generation() + 1
             rows = sum(part.rows for group in groups for part in group)
-            manifest = new_manifest(place, writer, schema.to_json(), is_durable)
+            manifest = new_manifest(place, writer, schema.json, is_durable)
             with contextlib.closing(manifest), progress_bar(progress, "compacting", rows, "row") as shown:
                 for number, group in enumerate(groups):
                     holds = tuple((part.writer, part.first, index.rows_of(part)) for part in group)
@@ -295,8 +295,8 @@ def describe(path: PathLike, complain: Complain | None, access: Access) -> Speci
         else:
             shape = (rows, *field.shape)
             # What ragged rows take is known by their shards only.
-            nbytes = torch.Size(shape).numel() * field.dtype.itemsize if field.is_dense else 0
-            leaves[key] = LeafSpec(field.dtype, shape, nbytes, not field.is_dense, partial(content, key))
+            nbytes = torch.Size(shape).numel() * field.dtype.itemsize if key in schema.dense else 0
+            leaves[key] = LeafSpec(field.dtype, shape, nbytes, key not in schema.dense, partial(content, key))
     return schema.specification(leaves, rows)
 
 
@@ -355,7 +355,7 @@ def _write(container: Any, path: PathLike, access: Access) -> None:
 
 def write_rows(writer: DatasetWriter, container: Any) -> None:
     """Add all rows of a container, a piece at a time."""
-    row = sum(row_nbytes(Schema(container[:1])).values()) if len(container) else 0
+    row = Schema(container[:1]).nbytes if len(container) else 0
     step = max(1, _STEP // max(1, row))
     for start in range(0, len(container), step):
         writer.extend(container[start : start + step])

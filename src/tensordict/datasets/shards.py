@@ -82,8 +82,7 @@ class Shard(ABC):
         self.count = self.nbytes = 0
         self.line: Line | None = None
         self.is_final = False
-        self._dense = [key for key, field in schema.fields.items() if field.is_dense]
-        self._others: dict[Path, list[Any]] = {key: [] for key, field in schema.fields.items() if not field.is_dense}
+        self._others: dict[Path, list[Any]] = {key: [] for key in schema.fields if key not in schema.dense}
 
     def add(self, batch: Batch, start: int, stop: int) -> None:
         """Take rows of a batch; when that fails, there are as many as before.
@@ -92,7 +91,7 @@ class Shard(ABC):
             OSError: a file cannot be written; the entry is named.
         """
         whole = stop - start == batch.count
-        for key in self._dense:
+        for key in self.schema.dense:
             rows = batch.rows[key]
             assert isinstance(rows, Tensor)
             self._put(key, rows if whole else rows[start:stop])
@@ -137,17 +136,16 @@ class FolderShard(Shard):
     def __init__(self, schema: Schema, capacity: int, place: Location, label: Line, options: ShardOptions) -> None:
         super().__init__(schema, capacity, place, label, options)
         make_shard_folder(place, label.path, options.durable)
-        self._folder = GrowingFolder(
-            self._path, schema.sample(1), frozenset(self._dense), folder_options(options, label)
-        )
-        self._row_nbytes = row_nbytes(schema)
+        self._folder = GrowingFolder(self._path, schema.sample(1), schema.dense, folder_options(options, label))
 
     def _put(self, key: Path, rows: Tensor) -> None:
-        self._folder.write(key, rows, self.count * self._row_nbytes[key])
+        self._folder.write(key, rows, self.count * self.schema.sizes[key])
 
     def save(self) -> Line:
         if self.line is None:
-            self._folder.commit(self._container({key: self._folder.written(key, self.count) for key in self._dense}))
+            self._folder.commit(
+                self._container({key: self._folder.written(key, self.count) for key in self.schema.dense})
+            )
             self.line = self._described(self._path)
         return self.line
 
@@ -202,7 +200,7 @@ class MemoryShard(Shard):
         return self._described(path)
 
     def _save_at(self, path: str, durable: bool) -> None:
-        dense = {key: self._buffer(key)[: self.count] for key in self._dense}
+        dense = {key: self._buffer(key)[: self.count] for key in self.schema.dense}
         save_rows(self._container(dense), path, replace(self._options, durable=durable), self._label)
 
     def close(self) -> None:
@@ -263,16 +261,7 @@ def save_rows(container: Any, path: str, options: ShardOptions, label: Line) -> 
 
 def rows_per_block(schema: Schema) -> int:
     """Return how many rows are copied or compared at once; values and ragged rows are taken to be small."""
-    return max(1, min(_MOST_ROWS, _BLOCK // max(1, sum(row_nbytes(schema).values()))))
-
-
-def row_nbytes(schema: Schema) -> dict[Path, int]:
-    """The bytes of a row of each entry whose rows are all of one shape."""
-    found: dict[Path, int] = {}
-    for key, field in schema.fields.items():
-        if field.is_dense and field.dtype is not None:
-            found[key] = torch.Size(field.shape).numel() * field.dtype.itemsize
-    return found
+    return max(1, min(_MOST_ROWS, _BLOCK // max(1, schema.nbytes)))
 
 
 def _cut(rows: Rows, start: int, stop: int) -> Rows:

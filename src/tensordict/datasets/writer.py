@@ -7,7 +7,7 @@ import errno
 import os
 import warnings
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from tensordict.core.errors import SaveError, add_note
@@ -18,7 +18,7 @@ from tensordict.datasets.lines import SHARDS, Line, new_id
 from tensordict.datasets.location import Location, Log
 from tensordict.datasets.manifest import new_manifest, put_schema, read_schema_file
 from tensordict.datasets.schema import Batch, Schema
-from tensordict.datasets.shards import Buffers, Shard, ShardOptions, new_shard, row_nbytes
+from tensordict.datasets.shards import Buffers, Shard, ShardOptions, new_shard
 from tensordict.io.archive import Compression
 from tensordict.io.formats import ARCHIVE, DIRECTORY, FORMATS
 from tensordict.io.progress import Progress
@@ -185,11 +185,11 @@ class DatasetWriter:
             self.rows += stop - done
             done = stop
         if self._progress is not None:
-            self._progress.add(batch.count * sum(row_nbytes(schema).values()))
+            self._progress.add(batch.count * schema.nbytes)
 
     def _begin(self, schema: Schema) -> Shard:
-        row = sum(row_nbytes(schema).values())
-        capacity = self._rows_per_shard or max(1, _SHARD // max(row, 1)) if row else self._rows_per_shard or 1 << 16
+        row = schema.nbytes
+        capacity = self._rows_per_shard or (max(1, _SHARD // row) if row else 1 << 16)
         if not self._place.is_remote:
             # The shard may have files at once, and its manifest comes first.
             self._open_manifest(schema)
@@ -200,7 +200,7 @@ class DatasetWriter:
 
     def _open_manifest(self, schema: Schema) -> Log:
         if self._manifest is None:
-            self._manifest = new_manifest(self._place, self.writer, schema.to_json(), self._options.durable)
+            self._manifest = new_manifest(self._place, self.writer, schema.json, self._options.durable)
         return self._manifest
 
     # --- making them count --------------------------------------------------------------------------------------------
@@ -255,17 +255,12 @@ class DatasetWriter:
                 self._release()
 
     def _release(self) -> None:
-        closing: list[Callable[[], None]] = []
-        if self._shard is not None:
-            closing.append(self._shard.close)
-            self._shard = None
-        if self._manifest is not None:
-            closing.append(self._manifest.close)
         self._buffers = {}
-        if self._progress is not None:
-            self._progress.close()
-        for close in closing:
-            close()
+        parts = (self._progress, self._shard, self._manifest)
+        self._shard = None
+        for part in parts:
+            if part is not None:
+                part.close()
 
     def _refuse_closed(self) -> None:
         if self._closed:
@@ -394,6 +389,6 @@ def fix_schema(place: Location, schema: Schema, durable: bool) -> None:
         SchemaError: it is another one; names the entry.
         OSError: it cannot be written.
     """
-    put_schema(place, schema.to_json(), durable)
+    put_schema(place, schema.json, durable)
     # A URL without conditions keeps the last of several objects that are put at the same moment.
     Schema.from_json(read_schema_file(place)).refuse_other(schema, "what was written here")

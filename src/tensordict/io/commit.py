@@ -16,9 +16,8 @@ import shutil
 import stat
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator
-from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from tensordict.core.errors import SaveError
 from tensordict.core.json_text import parse_json
@@ -442,8 +441,7 @@ def _refuse_unless(sure: bool, real: str, found: str) -> None:
         )
 
 
-@dataclass(frozen=True)
-class _Identity:
+class _Identity(NamedTuple):
     """The identity of a file or a folder that a save made, which another one of its name lacks.
 
     The number of the inode alone would not: a file system gives it to another file when the first one is removed.
@@ -474,9 +472,10 @@ def write_journal(folder: str, stage: str = "", durable: bool = False) -> None:
         stage: the name of the folder in it whose entries will be moved; empty when there is none.
         durable: have it reach the disk.
     """
-    there = os.listdir(f"{folder}/{stage}") if stage else ()
-    entries = {name: _Identity.of(f"{folder}/{stage}/{name}") for name in there}
-    made = {name: [found.inode, found.modified] for name, found in entries.items() if found is not None}
+    made = {}
+    for name in os.listdir(f"{folder}/{stage}") if stage else ():
+        if (found := _Identity.of(f"{folder}/{stage}/{name}")) is not None:
+            made[name] = found
     temporary = files.temporary_name(folder)
     with files.naming("write the file", f"{folder}/{JOURNAL}"):
         try:

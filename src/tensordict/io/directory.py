@@ -233,12 +233,14 @@ def _plan_node(
         return node
     leaf_files: dict[str, str] = {}
     children: list[tuple[str, Contract | Specification]] = []
+    # What is behind a tensorclass, or is an `UnbatchedTensor`, has the nested key of its folder.
+    is_same = form.is_tensorclass or form.kind == UNBATCHED
     for name, value in form.entries.items():
         if isinstance(value, (Contract, Specification)):
             children.append((name, value))
             node.entries[name] = node  # Keeps the place in the order; replaced below.
             continue
-        leaf = _plan_leaf(name, value, _key_in(form, key, name), folder, options, present)
+        leaf = _plan_leaf(name, value, key if is_same else (*key, name), folder, options, present)
         node.entries[name] = leaf
         for part in (leaf, leaf.table) if isinstance(leaf, _Ragged) else (leaf,):
             leaves.append(part)
@@ -251,13 +253,9 @@ def _plan_node(
     size = form.batch_size if form.kind == DICT else _SCALAR
     for name, child in children:
         inner = f"{folder}/{folder_name(name, options.robust, leaf_files)}" if folder else ""
-        node.entries[name] = _plan_node(child, _key_in(form, key, name), inner, options, leaves, nodes, size)
+        below = key if is_same else (*key, name)
+        node.entries[name] = _plan_node(child, below, inner, options, leaves, nodes, size)
     return node
-
-
-def _key_in(form: Specification, key: Path, name: str) -> Path:
-    """The nested key of an entry: what is behind a tensorclass, or is an `UnbatchedTensor`, has that of its folder."""
-    return key if form.is_tensorclass or form.kind == UNBATCHED else (*key, name)
 
 
 def _present(folder: str, key: Path) -> Container[str]:
@@ -439,7 +437,6 @@ def _save_directory(
                 leaf.result = None
         moving = _write_into(save, root, leaves, nodes, options)
         for leaf in moving:
-            assert leaf.result is not None
             _note_path(leaf.result, leaf.path)
     return _finish(root, prefix, options)
 
@@ -448,14 +445,19 @@ def _write_into(
     save: FolderTransaction, root: _Node, leaves: list[_Leaf], nodes: list[_Node], options: FolderOptions
 ) -> list[_Leaf]:
     """Write all leaves that are not there, and every `meta.json`, and commit; gives the leaves that were written."""
-    nbytes = _bytes_to_write(leaves)
+    nbytes = sum([leaf.tensor.numel() * leaf.tensor.element_size() for leaf in leaves if leaf.result is None])
     moving: list[_Leaf] = []
     with progress_bar(options.progress, "saving", nbytes) as shown:
         writing = WriteOptions(save, options.num_threads, options.checksum, shown)
         if options.like:
             stage = os.path.dirname(save.at(f"{root.folder}/{META}"))
             writing.reserve = reserves(options.preallocate, stage, nbytes, root.folder)
-        written = [_leaf_file(leaf, options, writing) for leaf in leaves]
+        written = [
+            LeafFile(
+                leaf.key, leaf.tensor, leaf.path, writing, options.like and not leaf.always, leaf.result is not None
+            )
+            for leaf in leaves
+        ]
         # A file that several threads write is written no faster on most file systems, so it is not cut unasked.
         threads = files.threads(options.num_threads, nbytes)
         files.run_all([job for file in written for job in file.jobs()], threads)
@@ -670,18 +672,9 @@ def _link(leaf: _Leaf, tensor: MemoryMappedTensor, staged: str) -> bool:
     return False
 
 
-def _bytes_to_write(leaves: list[_Leaf]) -> int:
-    return sum(leaf.tensor.numel() * leaf.tensor.element_size() for leaf in leaves if leaf.result is None)
-
-
-def _leaf_file(leaf: _Leaf, options: FolderOptions, writing: WriteOptions) -> LeafFile:
-    zero = options.like and not leaf.always
-    return LeafFile(leaf.key, leaf.tensor, leaf.path, writing, zero, leaf.result is not None)
-
-
-def _note_path(tensor: MemoryMappedTensor, path: str) -> None:
+def _note_path(tensor: MemoryMappedTensor | None, path: str) -> None:
     """Have a tensor that maps a file in the stage name the path that the file has after the commit."""
-    assert isinstance(tensor._source, FileSource)
+    assert tensor is not None and isinstance(tensor._source, FileSource)
     tensor._source.path = path
 
 
@@ -693,7 +686,9 @@ def meta_of(node: _Node) -> dict[str, Any]:
         name: entry.spec if isinstance(entry, _Leaf) else node_spec(entry.class_name, entry.is_foreign)
         for name, entry in node.entries.items()
     }
-    meta = keep_described(node_meta(node.form, specs), node.there)
+    meta = node_meta(node.form, specs)
+    if node.there:
+        meta = keep_described(meta, node.there)
     return meta if node.label is None else {**meta, LABEL: node.label}
 
 
