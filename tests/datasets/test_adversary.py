@@ -195,16 +195,15 @@ def test_a_schema_that_is_a_folder(tmp_path: pathlib.Path) -> None:
         assert open_dataset(tmp_path)["number"].tolist() == [0, 1]
 
 
-def test_the_stage_of_a_save_that_was_killed_is_removed(tmp_path: pathlib.Path) -> None:
+def test_the_files_of_a_shard_whose_writer_was_killed_are_removed(tmp_path: pathlib.Path) -> None:
     with DatasetWriter(tmp_path) as writer:
         writer.extend(make_rows(0, 2))
     shard = tmp_path / "shards" / writer.writer / "00000001"
-    stage = shard / "%tmp-0123456789abcdef"
-    for name in ("number.memmap", "name/meta.json", "notes.txt"):
-        (stage / name).parent.mkdir(parents=True, exist_ok=True)
-        (stage / name).write_text("{}")
-    assert list(tidy(tmp_path, older_than=0).left) == [str(shard)] and (stage / "notes.txt").exists()
-    (stage / "notes.txt").unlink()
+    for name in ("number.memmap", "name/meta.json", "%tmp-0123456789abcdef", "notes.txt"):
+        (shard / name).parent.mkdir(parents=True, exist_ok=True)
+        (shard / name).write_text("{}")
+    assert list(tidy(tmp_path, older_than=0).left) == [str(shard)] and (shard / "notes.txt").exists()
+    (shard / "notes.txt").unlink()
     assert tidy(tmp_path, older_than=0) == ([str(shard)], {}) and not shard.exists()
 
 

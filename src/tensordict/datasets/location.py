@@ -76,17 +76,6 @@ class ShardItem:
     changed: float | None
 
 
-@contextlib.contextmanager
-def writing(what: str, path: str) -> Iterator[None]:
-    """A block whose errors say what could not be written, and where: some name an entry only."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno is None:
-            raise SaveError(f"cannot write {what} {path!r}: {error}") from error
-        raise OSError(error.errno, f"cannot write {what} ({error})", str(path)) from error
-
-
 # Returns the first record of a file whose next record is the one of this number.
 Head = Callable[[int], list[Any]]
 
@@ -225,12 +214,12 @@ class Location:
         Raises:
             OSError: the shard is missing or cannot be read.
         """
-        path = self.path(name)
-        refuse_links(self.root, name)
         if format_of(name) == ARCHIVE:
+            refuse_links(self.root, name)
+            path = self.path(name)
             archive = Archive(path)
             return find_label(lambda inner: archive.read(f"{path}/{inner}"), DOCUMENTS)
-        return find_label(lambda inner: _read_file(f"{path}/{inner}"), GROUPS if is_zarr(name) else DOCUMENTS)
+        return find_label(lambda inner: self.read(f"{name}/{inner}")[0], GROUPS if is_zarr(name) else DOCUMENTS)
 
     def has_shard(self, name: str) -> bool:
         """Return True while this unmapped shard exists."""
@@ -246,7 +235,8 @@ class Location:
         for name, kind in list_folder(self.root, f"{SHARDS}/{writer}").items():
             path = f"{SHARDS}/{writer}/{name}"
             shard = _shard_of(name) if kind != "link" else ""
-            whole = shard == name and (kind == "file" or _is_save(self.path(path)))
+            tops = [os.path.lexists(f"{self.path(path)}/{top}") for top in (META, GROUP)]
+            whole = shard == name and (kind == "file" or any(tops))
             changed = _last_change(self.path(path))
             found.append(ShardItem(path, shard and f"{SHARDS}/{writer}/{shard}", whole, changed))
         return found
@@ -364,19 +354,6 @@ def _shard_of(name: str) -> str:
     return known["shard"] if known is not None and is_shard_name(known["shard"]) else ""
 
 
-def _read_file(path: str) -> bytes:
-    with files.closing(os.open(path, _READ | system.NOFOLLOW | system.CLOEXEC)) as fd:
-        status = os.fstat(fd)
-        return system.pread(fd, status.st_size, 0) if stat.S_ISREG(status.st_mode) else b""
-
-
-def _is_save(folder: str) -> bool:
-    try:
-        return bool(detect_format(folder))
-    except OSError:
-        return False
-
-
 def _last_change(path: str) -> float:
     found = os.lstat(path).st_mtime
     for inner, _, names in os.walk(path):
@@ -411,7 +388,7 @@ class RemoteLocation(Location):
         return content, start + len(content) if size is None else size
 
     def new_log(self, name: str, head: Head, durable: bool) -> Log:
-        return _SegmentedLog(self._remote, name, head)
+        return _SegmentedLog(self, name, head)
 
     def is_at_work(self, writer: str) -> bool:
         # Rows of a writer at a URL are in its memory until they count, so nothing of it can be taken away.
@@ -510,7 +487,10 @@ class RemoteLocation(Location):
             SaveError: there is another one.
             OSError: it cannot be written.
         """
-        _put_new(self._remote, name, content)
+        try:
+            self._remote.put(name, content, new=True)
+        except FileExistsError as error:
+            raise SaveError(f"there is another object at {self.path(name)!r}, which only one process writes") from error
 
     def delete(self, names: Iterable[str]) -> None:
         """Delete objects."""
@@ -552,13 +532,6 @@ def _write_file(path: str, content: bytes) -> None:
         file.write(content)
 
 
-def _put_new(remote: Remote, name: str, content: bytes) -> None:
-    try:
-        remote.put(name, content, new=True)
-    except FileExistsError as error:
-        raise SaveError(f"there is another object at {remote.url_of(name)!r}, which only one process writes") from error
-
-
 def _head_of(name: str) -> str:
     """Return the path of the first object of a log at a URL, which has no record."""
     return f"{name}/{0:08}-{0:08}.jsonl"
@@ -567,21 +540,21 @@ def _head_of(name: str) -> str:
 class _SegmentedLog:
     """Records behind a URL, each in an object of its own that is never put again with another content."""
 
-    def __init__(self, remote: Remote, name: str, head: Head) -> None:
-        self._remote, self._name, self._head = remote, name, head
+    def __init__(self, place: RemoteLocation, name: str, head: Head) -> None:
+        self._place, self._name, self._head = place, name, head
         self._records = 0
-        _put_new(remote, _head_of(name), to_file([head(0)]))
+        place.put_new(_head_of(name), to_file([head(0)]))
 
     def add(self, line: Line) -> None:
         """Add a line; when that fails, it does not count, and may be added again."""
         name = f"{self._name}/{self._records:08}-{self._records + 1:08}.jsonl"
-        _put_new(self._remote, name, to_file([self._head(self._records), line.to_json()]))
+        self._place.put_new(name, to_file([self._head(self._records), line.to_json()]))
         self._records += 1
 
     def close(self) -> None:
         """End the log. A manifest that lists nothing is removed, unless its writer has left a shard."""
-        if not self._records and not self._remote.files(f"{SHARDS}/{self._name.rpartition('/')[2]}"):
-            self._remote.delete([_head_of(self._name)])
+        if not self._records and not self._place.items(self._name.rpartition("/")[2]):
+            self._place.delete([_head_of(self._name)])
 
 
 Log = _GrowingLog | _SegmentedLog

@@ -459,13 +459,12 @@ def _ragged(leaf: Tensor, field: Field) -> Ragged | None:
 def _values(key: Path, form: Specification, count: int) -> list[Any]:
     """One value for each row, of which every one has a form in a file."""
     try:
-        if form.kind in VALUES:
-            encode(form.value)
-            value = form.value
-            for size in reversed(form.batch_size[1:]):
-                value = [value] * size
-            return [value] * count
         encode(form.value)
     except NotJson as error:
         raise UnsupportedEntryError(f"{entry_of(key)}{error}: a data set keeps values as JSON") from None
+    if form.kind in VALUES:
+        value = form.value
+        for size in reversed(form.batch_size[1:]):
+            value = [value] * size
+        return [value] * count
     return list(form.value)

@@ -13,11 +13,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tensordict.core.errors import SaveError
 from tensordict.core.keys import Path
 from tensordict.datasets.folders import refuse_links
 from tensordict.datasets.labels import GROUP_LABEL, describe_shard
 from tensordict.datasets.lines import Line
-from tensordict.datasets.location import Location, RemoteLocation, writing
+from tensordict.datasets.location import Location, RemoteLocation
 from tensordict.datasets.schema import Batch, Ragged, Rows, Schema, ragged_rows
 from tensordict.io.archive import plan_archive
 from tensordict.io.directory import FolderOptions, GrowingFolder, plan_save
@@ -179,8 +180,13 @@ class MemoryShard(Shard):
 
     def save(self) -> Line:
         if self.line is None:
-            with writing("the shard", self._path):
+            try:
                 self.line = self._save()
+            except OSError as error:
+                # Some errors name an entry only.
+                if error.errno is None:
+                    raise SaveError(f"cannot write the shard {self._path!r}: {error}") from error
+                raise OSError(error.errno, f"cannot write the shard ({error})", self._path) from error
         return self.line
 
     def _save(self) -> Line:

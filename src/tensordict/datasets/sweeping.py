@@ -23,7 +23,7 @@ from tensordict.datasets.lines import SHARDS, WRITERS, Line, is_id
 from tensordict.datasets.location import Location, ShardItem, is_zarr
 from tensordict.datasets.schema import Schema, find_difference
 from tensordict.datasets.shards import rows_per_block
-from tensordict.io.commit import JOURNAL, TEMPORARY
+from tensordict.io.commit import TEMPORARY
 from tensordict.io.directory import FolderOptions, files_of, plan_files
 from tensordict.io.verify import Report, verify
 
@@ -170,16 +170,11 @@ def known_files(schema: Schema) -> IsOurs:
     """Return a function that tells whether a shard of this schema, as a folder, can have a file or a folder (which ends
     with a slash) of this path."""
     options = FolderOptions(archive=True, label=[])
-    files = {*files_of(plan_files(schema.sample(1), "/shard", options)), JOURNAL, ""}
+    files = {*files_of(plan_files(schema.sample(1), "/shard", options)), ""}
     folders = {name[: at + 1] for name in files for at, letter in enumerate(name) if letter == "/"}
 
-    def is_ours(name: str) -> bool:
-        # A save that is cut off may leave files in a folder of a temporary name.
-        first, _, rest = name.partition("/")
-        name = rest if TEMPORARY.fullmatch(first) is not None else name
-        return name in files or name in folders or TEMPORARY.fullmatch(os.path.basename(name)) is not None
-
-    return is_ours
+    # A writer that is killed may leave a file of a temporary name.
+    return lambda name: name in files or name in folders or bool(TEMPORARY.fullmatch(os.path.basename(name)))
 
 
 def check_shard(place: Location, line: Line, num_threads: int = 0) -> tuple[Report, list[str]]:

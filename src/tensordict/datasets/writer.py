@@ -112,9 +112,7 @@ class DatasetWriter:
         self._place = Location.of(path, Access(storage_options))
         # The URL of a place hides its secrets where it is shown.
         self.path = self._place.root if self._place.is_remote else os.fspath(path)
-        self._options = shard_options(
-            self._place, format or default_format(self._place), durable, checksum, compression, num_threads
-        )
+        self._options = shard_options(self._place, format, durable, checksum, compression, num_threads)
         self._rows_per_shard = rows_per_shard
         self._ragged: tuple[Path, ...] = tuple(path_of(key) for key in ragged)
         self.writer = new_id()
@@ -294,19 +292,16 @@ class DatasetWriter:
         return f"{type(self).__name__}({self.path!r}, {state}{self.rows:,} rows, {self.flushed:,} flushed)"
 
 
-def default_format(place: Location) -> str:
-    """What shards are saved as unless it is said: one object each at a URL, and else what needs no memory."""
-    return ARCHIVE if place.is_remote else "folder"
-
-
 def shard_options(
-    place: Location, format: str, durable: bool, checksum: bool | str, compression: str | None, num_threads: int
+    place: Location, format: str | None, durable: bool, checksum: bool | str, compression: str | None, num_threads: int
 ) -> ShardOptions:
     """How shards are saved, once that is known to be possible.
 
     Raises:
         ValueError: there is no such format, or it has no such option.
     """
+    # One object each at a URL, and else what needs no memory.
+    format = format or (ARCHIVE if place.is_remote else "folder")
     found = _FORMATS.get(format)
     if found is None:
         raise ValueError(f"the format of shards is one of {list(_FORMATS)}, got {format!r}")

@@ -49,7 +49,7 @@ from tensordict.io.specification import (
     specification_of,
     to_container,
 )
-from tensordict.io.transaction import FolderTransaction
+from tensordict.io.transaction import FolderTransaction, OwnFolderTransaction, Transaction
 from tensordict.io.value_files import Place, ValueFiles, files_of_value, read_value_files, unpickle
 from tensordict.io.writing import LeafFile, SaveOptions, WriteOptions
 from tensordict.memory import files
@@ -442,7 +442,7 @@ def _save_directory(
 
 
 def _write_into(
-    save: FolderTransaction, root: _Node, leaves: list[_Leaf], nodes: list[_Node], options: FolderOptions
+    save: Transaction, root: _Node, leaves: list[_Leaf], nodes: list[_Node], options: FolderOptions
 ) -> list[_Leaf]:
     """Write all leaves that are not there, and every `meta.json`, and commit; gives the leaves that were written."""
     nbytes = sum([leaf.tensor.numel() * leaf.tensor.element_size() for leaf in leaves if leaf.result is None])
@@ -481,7 +481,7 @@ class GrowingFolder:
     """A save in a folder whose tensors are written row by row, before it is known how many there will be.
 
     Args:
-        folder: its absolute path, where nothing is.
+        folder: its absolute path, where nothing is, and which nobody else uses.
         form: a container of the same entries, with any number of rows.
         growing: the nested keys of the tensors that are written by `write`; the others come with `commit`.
         options: how to save.
@@ -495,8 +495,7 @@ class GrowingFolder:
         self._folder, self._options = folder, options
         plan = plan_files(form, folder, options)
         self._rows = {leaf.key: leaf for leaf in plan.leaves if leaf.key in growing}
-        paths = list(files_of(plan))
-        self._save = FolderTransaction(folder, paths, options.durable)
+        self._save = OwnFolderTransaction(folder, options.durable)
         self._fds: dict[Path, int] = {}
         self._save.__enter__()
         try:
@@ -520,19 +519,13 @@ class GrowingFolder:
         """The first rows of an entry, which become all that its file has."""
         leaf = self._rows[key]
         shape = (count, *leaf.tensor.shape[1:])
-        path = self._save.at(leaf.path)
         with files.naming("write the file", leaf.path, key):
             os.ftruncate(self._fds[key], math.prod(shape) * leaf.tensor.itemsize)
-        tensor = map_file(path, leaf.tensor.dtype, shape, key)
-        _note_path(tensor, leaf.path)
-        return tensor
+        return map_file(leaf.path, leaf.tensor.dtype, shape, key)
 
     def commit(self, container: Contract) -> None:
         """Make the save visible; `container` has what `written` gives, and the other entries. May be tried again."""
         plan = plan_files(container, self._folder, self._options)
-        for leaf in plan.leaves:
-            if leaf.key in self._rows and isinstance(leaf.tensor, MemoryMappedTensor):
-                leaf.result = leaf.tensor
         with self._save.attempt():
             _write_into(self._save, plan.root, plan.leaves, plan.nodes, self._options)
 
