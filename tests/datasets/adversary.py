@@ -287,7 +287,7 @@ class Scene:
     def role_of(self, name: str) -> Role:
         """The role of a file, or of a folder in the data set."""
         kind, _, rest = name.partition("/")
-        if kind == "schema.tdz":
+        if kind == "schema.json":
             return Role("schema")
         writer, _, rest = rest.partition("/")
         who = writer.removesuffix(".jsonl")
@@ -499,7 +499,7 @@ def _attack_pairs(place: Place, scene: Scene, chance: random.Random) -> Iterator
     pairs = [
         (a, b)
         for a, b in itertools.combinations(sorted(scene.files), 2)
-        if scene.files[a] != scene.files[b] and "schema.tdz" not in (a, b)
+        if scene.files[a] != scene.files[b] and "schema.json" not in (a, b)
     ]
     # Files of one name in two shards, two manifests; and others, of which there are many.
     alike = {(a, b) for a, b in pairs if _place_of(a) == _place_of(b)}

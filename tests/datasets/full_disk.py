@@ -70,7 +70,7 @@ def first_rows(folder: pathlib.Path, format: str) -> None:
     writer = DatasetWriter(data, rows_per_shard=8, format=format)
     with full(folder, 0):
         refused(lambda: (writer.extend(rows(0, 3)), writer.flush()))
-        assert not (data / "schema.tdz").exists()
+        assert not (data / "schema.json").exists()
     writer.extend(rows(writer.rows, 4 - writer.rows))
     writer.close()
     check(data, 4)

@@ -22,7 +22,7 @@ from tensordict import DatasetWriter, open_dataset, verify
 from tensordict.datasets import compact, tidy
 from tensordict.io.remote import Remote
 
-_WHERE = ("", "writers/", "writers/", "shards/", ".compacting", "schema.tdz")
+_WHERE = ("", "writers/", "writers/", "shards/", ".compacting", "schema.json")
 
 
 @dataclass

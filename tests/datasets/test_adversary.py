@@ -170,41 +170,40 @@ def test_objects_whose_names_lead_out_of_a_shard(tmp_path: pathlib.Path, monkeyp
 
 @pytest.mark.parametrize("what", ["a shard", "a folder", "nothing"])
 def test_a_schema_that_is_a_link_is_not_followed(tmp_path: pathlib.Path, what: str) -> None:
-    """The schema is read from a shard, before and after the one that the link leads to was merged and removed."""
+    """The schema is read from a manifest, before and after the one that the link leads to was merged and removed."""
     data = tmp_path / "data"
     with DatasetWriter(data, rows_per_shard=3, format="archive") as writer:
         writer.extend(make_rows(0, 6))
     shard = data / "shards" / writer.writer / "00000000.tdz"
-    (data / "schema.tdz").unlink()
-    (data / "schema.tdz").symlink_to({"a shard": shard, "a folder": tmp_path, "nothing": tmp_path / "none"}[what])
+    (data / "schema.json").unlink()
+    (data / "schema.json").symlink_to({"a shard": shard, "a folder": tmp_path, "nothing": tmp_path / "none"}[what])
     for _ in range(2):
-        with pytest.warns(UserWarning, match="schema.tdz.*is a link.*read from a shard"):
+        with pytest.warns(UserWarning, match="schema.json.*is a link.*read from a manifest"):
             assert open_dataset(data)["number"].tolist() == list(range(6))
-        with pytest.warns(UserWarning, match="schema.tdz"):
+        with pytest.warns(UserWarning, match="schema.json"):
             compact(data)
         assert not verify(data, raises=False).ok
-    assert (data / "schema.tdz").is_symlink()
+    assert (data / "schema.json").is_symlink()
 
 
 def test_a_schema_that_is_a_folder(tmp_path: pathlib.Path) -> None:
     with DatasetWriter(tmp_path) as writer:
         writer.extend(make_rows(0, 2))
-    (tmp_path / "schema.tdz").unlink()
-    (tmp_path / "schema.tdz").mkdir()
-    with pytest.warns(UserWarning, match="schema.tdz.*read from a shard"):
+    (tmp_path / "schema.json").unlink()
+    (tmp_path / "schema.json").mkdir()
+    with pytest.warns(UserWarning, match="schema.json.*read from a manifest"):
         assert open_dataset(tmp_path)["number"].tolist() == [0, 1]
 
 
-def test_the_stage_of_a_save_that_was_killed_is_removed(tmp_path: pathlib.Path) -> None:
+def test_the_files_of_a_shard_whose_writer_was_killed_are_removed(tmp_path: pathlib.Path) -> None:
     with DatasetWriter(tmp_path) as writer:
         writer.extend(make_rows(0, 2))
     shard = tmp_path / "shards" / writer.writer / "00000001"
-    stage = shard / "%tmp-0123456789abcdef"
-    for name in ("number.memmap", "name/meta.json", "notes.txt"):
-        (stage / name).parent.mkdir(parents=True, exist_ok=True)
-        (stage / name).write_text("{}")
-    assert list(tidy(tmp_path, older_than=0).left) == [str(shard)] and (stage / "notes.txt").exists()
-    (stage / "notes.txt").unlink()
+    for name in ("number.memmap", "name/meta.json", "%tmp-0123456789abcdef", "notes.txt"):
+        (shard / name).parent.mkdir(parents=True, exist_ok=True)
+        (shard / name).write_text("{}")
+    assert list(tidy(tmp_path, older_than=0).left) == [str(shard)] and (shard / "notes.txt").exists()
+    (shard / "notes.txt").unlink()
     assert tidy(tmp_path, older_than=0) == ([str(shard)], {}) and not shard.exists()
 
 

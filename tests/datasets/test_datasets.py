@@ -21,7 +21,7 @@ from tensordict import DatasetWriter, TensorDict, diff, lazy_stack, load, open_d
 from tensordict.core.errors import SaveError, SchemaError, UnsupportedEntryError
 from tensordict.datasets import DatasetLoader, compact, tidy
 from tensordict.datasets.index import Manifests
-from tensordict.datasets.location import LocalLocation, Location
+from tensordict.datasets.location import Location
 from tensordict.datasets.order import Order
 from tensordict.memory import rows as scattered
 from tensordict_cli.main import main
@@ -79,8 +79,8 @@ def test_shards_are_opened_when_rows_of_them_are_used(tmp_path: pathlib.Path, mo
     with DatasetWriter(tmp_path, rows_per_shard=1) as writer:
         writer.extend(rows(0, 20))
     opened: list[str] = []
-    real = LocalLocation.open
-    monkeypatch.setattr(LocalLocation, "open", lambda place, name, mode: opened.append(name) or real(place, name, mode))
+    real = Location.open
+    monkeypatch.setattr(Location, "open", lambda place, name, mode: opened.append(name) or real(place, name, mode))
     data = open_dataset(tmp_path)
     assert not opened
     data[[3, 17, 3]]
@@ -243,7 +243,7 @@ def test_shards_that_are_moved_while_they_are_opened(
         with DatasetWriter(tmp_path, format=format) as writer:
             writer.extend(rows(first, 4))
     data, compacted = open_dataset(tmp_path), []
-    real = LocalLocation.open
+    real = Location.open
 
     def opened(place: Any, name: str, mode: str) -> Any:
         found = real(place, name, mode)
@@ -252,7 +252,7 @@ def test_shards_that_are_moved_while_they_are_opened(
             assert compact(tmp_path) == (2, 1)
         return found
 
-    monkeypatch.setattr(LocalLocation, "open", opened)
+    monkeypatch.setattr(Location, "open", opened)
     assert_rows(data[torch.arange(8)], list(range(8)))
     assert compacted
 
@@ -343,14 +343,14 @@ def _odd(batch: Any) -> Any:
 def test_ten_thousand_shards_open_at_once(tmp_path: pathlib.Path) -> None:
     """What is read is a file for each writer: the shards need not even be there."""
     from tensordict.datasets.lines import Line, new_id
-    from tensordict.datasets.manifest import ManifestWriter
+    from tensordict.datasets.manifest import new_manifest
     from tensordict.datasets.schema import Schema
     from tensordict.datasets.writer import fix_schema
 
     schema = Schema(TensorDict(x=torch.zeros(1, 4), batch_size=[1]))
     fix_schema(Location.of(tmp_path), schema, False)
     writer = new_id()
-    manifest = ManifestWriter(Location.of(tmp_path), writer, schema.digest, False)
+    manifest = new_manifest(Location.of(tmp_path), writer, schema.json, False)
     for number in range(2000):
         manifest.add(Line(f"shards/{writer}/{number:08}", 7, 28, "0" * 64))
     manifest.close()

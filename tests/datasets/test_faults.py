@@ -321,7 +321,7 @@ def test_a_line_that_is_lost_at_its_beginning(tmp_path: pathlib.Path) -> None:
     with pytest.raises(ValueError, match="counts"):
         tidy(tmp_path, shards=[str(shards[0])])
     with pytest.raises(ValueError, match="no shard"):
-        tidy(tmp_path, shards=[str(tmp_path / "schema.tdz")])
+        tidy(tmp_path, shards=[str(tmp_path / "schema.json")])
     assert tidy(tmp_path, shards=[str(shards[2])]).removed == [str(shards[2])]
     assert verify(tmp_path).ok and open_dataset(tmp_path)["x"].tolist() == [0, 1, 2, 3]
 
@@ -643,19 +643,19 @@ def test_compaction_leaves_damaged_shards_alone(tmp_path: pathlib.Path) -> None:
 @pytest.mark.parametrize("damage", ["missing", "flipped"])
 def test_the_schema_is_read_from_a_shard_where_its_file_is_broken(tmp_path: pathlib.Path, damage: str) -> None:
     two_writers(tmp_path)
-    schema = tmp_path / "schema.tdz"
+    schema = tmp_path / "schema.json"
     if damage == "missing":
         schema.unlink()
     else:
         schema.write_bytes(schema.read_bytes()[:-30])
-    with pytest.warns(UserWarning, match=r"schema\.tdz.*read from a shard"):
+    with pytest.warns(UserWarning, match=r"schema\.json.*read from a manifest"):
         assert open_dataset(tmp_path)["x"].tolist() == [0, 1, 2, 3, 10, 11, 12, 13]
-    with pytest.warns(UserWarning, match=r"schema\.tdz"), pytest.raises(SchemaError, match="lacks"):
+    with pytest.warns(UserWarning, match=r"schema\.json"), pytest.raises(SchemaError, match="lacks"):
         DatasetWriter(tmp_path).append(TensorDict(z=torch.zeros(2)))
-    with pytest.raises(SaveError, match=r"schema\.tdz"):
+    with pytest.raises(SaveError, match=r"schema\.json"):
         verify(tmp_path)
-    shutil.rmtree(tmp_path / "shards")
-    with pytest.raises(SaveError, match=r"schema\.tdz"):
+    shutil.rmtree(tmp_path / "writers")
+    with pytest.raises(OSError, match=r"schema\.json"):
         open_dataset(tmp_path)
 
 
@@ -667,9 +667,9 @@ def test_a_manifest_takes_time_as_its_bytes(tmp_path: pathlib.Path) -> None:
     two_writers(tmp_path)
     held = sorted(path.stem for path in (tmp_path / "writers").iterdir())[0]
     with open_dataset(tmp_path)._manifests.place.alone():
-        digest = open_dataset(tmp_path)._manifests.manifests[held].digest
+        schema = open_dataset(tmp_path)._manifests.manifests[held].schema
     writer = new_id()
-    items: list[list[object]] = [["tensordict data set", 2, writer, digest, 0]]
+    items: list[list[object]] = [["tensordict data set", 3, writer, schema, 0]]
     items += [[f"{n:08}", 4, 0, "0" * 64, n + 1, [[held, 0, [2, 2]]]] for n in range(15_000)]
     items.append(["99999999", 2**52, 0, "0" * 64, 1, [[held, 2**52, [2**52]]]])
     manifest = tmp_path / "writers" / f"{writer}.jsonl"

@@ -22,7 +22,7 @@ from tensordict import DatasetWriter, LazyConcatenatedTensorDict, TensorDict, la
 from tensordict.core.errors import ShapeError
 from tensordict.datasets import DatasetLoader, compact
 from tensordict.datasets.index import Manifests
-from tensordict.datasets.location import LocalLocation, Location
+from tensordict.datasets.location import Location
 from tensordict.datasets.manifest import Manifest
 from tensordict.io.remote import Remote
 from turns import at_once
@@ -201,7 +201,7 @@ def test_a_shard_that_is_moved_twice_while_it_is_opened(
         with DatasetWriter(tmp_path, format=format, rows_per_shard=2) as writer:
             writer.extend(rows(first, 4))
     data, sizes = open_dataset(tmp_path), [4, 100]
-    real = LocalLocation.open
+    real = Location.open
 
     def opened(place: Any, name: str, mode: str) -> Any:
         if sizes and threading.current_thread() is threading.main_thread():
@@ -212,7 +212,7 @@ def test_a_shard_that_is_moved_twice_while_it_is_opened(
             thread.join()
         return real(place, name, mode)
 
-    monkeypatch.setattr(LocalLocation, "open", opened)
+    monkeypatch.setattr(Location, "open", opened)
     assert_rows(data[torch.arange(12)], list(range(12)))
     assert not sizes
 

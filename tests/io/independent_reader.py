@@ -628,7 +628,7 @@ def manifest(folder: Path, writer: str, path: Path) -> Iterator[tuple[int, Line]
         assert text[:9] == b"%08x " % crc
         item = json.loads(text[9:])
         if number == 0:
-            assert item[:3] == ["tensordict data set", 2, writer]
+            assert item[:3] == ["tensordict data set", 3, writer]
             first = item[4]
             continue
         name, rows, _, _, generation, holds = item if len(item) == 6 else (*item, 0, [])

@@ -70,7 +70,7 @@ def test_rows_go_in_and_come_out(request: pytest.FixtureRequest, where: str, for
         assert_rows(reader, list(range(10)))
     assert tidy(url, older_than=0, storage_options=options) == ([], {})
     left = {file.name.split("/")[0] for file in Remote(url, options).files()}
-    assert left == {"schema.tdz", "shards", "writers"} and len(list(late.shards())) == 1
+    assert left == {"schema.json", "shards", "writers"} and len(list(late.shards())) == 1
     with pytest.raises(ValueError, match="mode"):
         open_dataset(url, mode="r+", storage_options=options)
     with pytest.raises(SaveError, match="reading only"):

@@ -112,7 +112,7 @@ class Shards(Sequence[Any]):
 
     def _joined(self, parts: list[Stretch]) -> Any:
         return LazyConcatenatedTensorDict(
-            self.more(parts), lengths=[item.rows for item in parts], template=self.schema.sample()
+            self.more(parts), lengths=[item.rows for item in parts], template=self.schema.template
         )
 
     def moved(self, part: Stretch, error: FileNotFoundError) -> Any:
@@ -217,22 +217,23 @@ class _RowsOfShard:
 
     def read(self, selection: Selection, dtype: object = None) -> Tensor:
         """The selected elements."""
-        at = tuple(torch.from_numpy(item) if isinstance(item, np.ndarray) else item for item in selection)
+        at = _as_index(selection)
         try:
             found: Tensor = in_memory(self._rows[at])
             # Of a shard of Zarr that is gone, zeros are read.
-            if self._shards.is_there(self._part):
-                return found
-            gone = self._shards.missing(self._part)
+            if not self._shards.is_there(self._part):
+                raise self._shards.missing(self._part)
         except FileNotFoundError as error:
-            gone = error
-        found = in_memory(self._shards.moved(self._part, gone)._unread_at(self._path)[at])
+            found = in_memory(self._shards.moved(self._part, error)._unread_at(self._path)[at])
         return found
 
     def write(self, selection: Selection, values: Any) -> None:
         """Write to the selection."""
-        at = tuple(torch.from_numpy(item) if isinstance(item, np.ndarray) else item for item in selection)
-        self._rows[at] = tensor_of(values, self._rows.dtype)
+        self._rows[_as_index(selection)] = tensor_of(values, self._rows.dtype)
+
+
+def _as_index(selection: Selection) -> Any:
+    return tuple(torch.from_numpy(item) if isinstance(item, np.ndarray) else item for item in selection)
 
 
 @pytree.register
@@ -266,17 +267,17 @@ class Dataset(LazyConcatenatedTensorDict):
             raise ValueError(f"mode='r+' writes to the files, and {self.path!r} is only read: mode='r' can be had")
         schema = schema_there(place)
         self._manifests = index = Manifests(place)
+        self._told: set[str] = set()
         self._read_manifests(thorough=True)
-        index.check(schema.digest)
+        index.check(schema)
+        counts = index.counts()
         if segments is None:
-            counts = index.counts()
-            segments = [(writer, 0, counts[writer]) for writer in sorted(counts) if counts[writer]]
+            segments = [(writer, 0, count) for writer, count in sorted(counts.items()) if count]
         self._segments = list(segments)
-        parts = self._found(self._segments)
+        parts = self._found(self._segments, counts)
         self._shards = Shards(index, parts, schema, mode)
         self._mode = mode
-        template = schema.sample()
-        super().__init__(self._shards, lengths=[part.rows for part in parts], template=template)
+        super().__init__(self._shards, lengths=[part.rows for part in parts], template=schema.template)
         if mode == "r":
             self._joint.read_only = (
                 f"{self.path!r} is open for reading only: open_dataset(path, mode='r+') can be written"
@@ -288,15 +289,14 @@ class Dataset(LazyConcatenatedTensorDict):
             )
 
     def _read_manifests(self, *, thorough: bool = False) -> None:
-        known = set(self._manifests.problems)
         self._manifests.read(thorough=thorough)
         for problem in self._manifests.problems:
-            if problem not in known:
+            if problem not in self._told:
+                self._told.add(problem)
                 warnings.warn(f"{problem}; all other rows are read", stacklevel=4)
 
-    def _found(self, segments: Sequence[Segment]) -> list[Stretch]:
+    def _found(self, segments: Sequence[Segment], counts: dict[str, int]) -> list[Stretch]:
         parts: list[Stretch] = []
-        counts = self._manifests.counts()
         for writer, start, stop in segments:
             if stop > counts.get(writer, 0):
                 raise SaveError(f"{self.path!r} has lost shards: those up to line {stop} of the writer {writer!r}")
@@ -363,12 +363,10 @@ class Dataset(LazyConcatenatedTensorDict):
             for writer, _, stop in self._segments:
                 before[writer] = max(stop, before.get(writer, 0))
             self._read_manifests()
-            new: list[Segment] = []
-            for writer, count in sorted(self._manifests.counts().items()):
-                start = before.get(writer, 0)
-                if count > start:
-                    new.append((writer, start, count))
-            parts = self._found(new)
+            counts = self._manifests.counts()
+            starts = [(writer, before.get(writer, 0)) for writer in sorted(counts)]
+            new = [(writer, start, counts[writer]) for writer, start in starts if counts[writer] > start]
+            parts = self._found(new, counts)
             rows = [part.rows for part in parts]
             self.extend(self._shards.more(parts), rows)
             self._segments += new
@@ -422,12 +420,12 @@ class Dataset(LazyConcatenatedTensorDict):
 
     def shards(self) -> Iterator[tuple[str, int]]:
         """The shards, and how many of their rows these are, in the order of the rows."""
-        for part in self._found(self._segments):
+        for part in self._found(self._segments, self._manifests.counts()):
             yield self._manifests.place.path(part.path), part.rows
 
     def __reduce__(self) -> Any:
         # What is opened, the index and the maps, is made again from the files.
-        return _reopened, (type(self), self.path, self._mode, self._segments, self._access, self.schema.sample())
+        return _reopened, (type(self), self.path, self._mode, self._segments, self._access, self.schema.template)
 
 
 def _reopened(cls: type[Dataset], path: str, mode: str, segments: list[Segment], access: Access, *_: object) -> Any:
@@ -489,4 +487,4 @@ def open_dataset(
 def opened(path: PathLike, mode: str, access: Access) -> Any:
     """The data set, in the tensorclass of its rows where they are of one."""
     data = Dataset(path, mode, access=access)
-    return data.schema.sample()._rewrap(data)
+    return data.schema.template._rewrap(data)

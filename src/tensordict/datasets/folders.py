@@ -9,7 +9,7 @@ import contextlib
 import errno
 import os
 import stat
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 
 from tensordict.core.errors import SaveError
 from tensordict.memory import system
@@ -86,22 +86,22 @@ def list_folder(root: str, name: str) -> dict[str, str]:
 
     A folder that is missing, or is a link, has no items.
     """
+    kinds: dict[str, str] = {}
     try:
         refuse_links(root, name)
-        if not _HAS_DESCRIPTORS:
-            with os.scandir(f"{root}/{name}") as found:
-                return _kinds(found)
-        with open_item(root, name) as fd, os.scandir(fd) as found:
-            return _kinds(found)
+        fd = open_below(root, name, system.DIRECTORY) if _HAS_DESCRIPTORS else -1
     except (FileNotFoundError, NotADirectoryError, SaveError):
         return {}
-
-
-def _kinds(found: Iterable[os.DirEntry[str]]) -> dict[str, str]:
-    kinds = {}
-    for entry in found:
-        is_folder, is_file = entry.is_dir(follow_symlinks=False), entry.is_file(follow_symlinks=False)
-        kinds[entry.name] = "folder" if is_folder else "file" if is_file else "link"
+    try:
+        with os.scandir(fd if _HAS_DESCRIPTORS else f"{root}/{name}") as found:
+            for entry in found:
+                is_folder, is_file = entry.is_dir(follow_symlinks=False), entry.is_file(follow_symlinks=False)
+                kinds[entry.name] = "folder" if is_folder else "file" if is_file else "link"
+    except FileNotFoundError:
+        return {}
+    finally:
+        if _HAS_DESCRIPTORS:
+            os.close(fd)
     return dict(sorted(kinds.items()))
 
 
@@ -131,65 +131,39 @@ def remove_item(root: str, folder: str, name: str, is_ours: IsOurs) -> str:
             return ""
         if not stat.S_ISDIR(mode):
             return "it is a link, or no file"
-        inner = os.open(name, system.DIRECTORY | system.NOFOLLOW | system.CLOEXEC, dir_fd=parent)
+        if foreign := _find_foreign(parent, name, is_ours):
+            return f"it holds {foreign!r}, which no shard has"
+        if not name.startswith("."):
+            gone = f".{name}{_GONE}"
+            try:
+                os.rename(name, gone, src_dir_fd=parent, dst_dir_fd=parent)
+            except OSError as error:
+                return f"it cannot be renamed to {gone!r} ({error.strerror})"
+            name = gone
+        for path, folders, names, fd in os.fwalk(name, topdown=False, dir_fd=parent):
+            for each in names:
+                if is_ours(f"{path}/{each}"[len(name) + 1 :]):
+                    os.unlink(each, dir_fd=fd)
+            for each in folders:
+                with contextlib.suppress(OSError):
+                    os.rmdir(each, dir_fd=fd)
         try:
-            if foreign := _find_foreign(inner, "", is_ours):
-                return f"it holds {foreign!r}, which no shard has"
-            if not name.startswith("."):
-                gone = f".{name}{_GONE}"
-                try:
-                    os.rename(name, gone, src_dir_fd=parent, dst_dir_fd=parent)
-                except OSError as error:
-                    return f"it cannot be renamed to {gone!r} ({error.strerror})"
-                name = gone
-            _empty(inner, "", is_ours)
-        finally:
-            os.close(inner)
-        return remove_empty_folder(parent, name)
-
-
-def remove_empty_folder(parent: int, name: str) -> str:
-    """Remove a folder that holds nothing; return why it stays, or nothing."""
-    try:
-        os.rmdir(name, dir_fd=parent)
-    except OSError as error:
-        return f"it cannot be removed ({error.strerror})"
+            os.rmdir(name, dir_fd=parent)
+        except OSError as error:
+            return f"it cannot be removed ({error.strerror})"
     return ""
 
 
-def _find_foreign(folder: int, path: str, is_ours: IsOurs) -> str:
-    """Return the path of something that no shard has; an empty text when there is nothing of that kind."""
-    for entry, inner in _walk(folder, path):
-        if entry.is_dir(follow_symlinks=False):
-            if not is_ours(f"{inner}/"):
+def _find_foreign(parent: int, name: str, is_ours: IsOurs) -> str:
+    """Return the path of something in a folder that no shard has; an empty text when there is nothing of that kind."""
+
+    def fail(error: OSError) -> None:
+        raise error
+
+    for path, folders, names, fd in os.fwalk(name, onerror=fail, dir_fd=parent):
+        for each in (*folders, *names):
+            inner = f"{path}/{each}"[len(name) + 1 :]
+            mode = os.stat(each, dir_fd=fd, follow_symlinks=False).st_mode
+            if not (is_ours(f"{inner}/") if stat.S_ISDIR(mode) else stat.S_ISREG(mode) and is_ours(inner)):
                 return inner
-            fd = os.open(entry.name, system.DIRECTORY | system.NOFOLLOW | system.CLOEXEC, dir_fd=folder)
-            try:
-                found = _find_foreign(fd, f"{inner}/", is_ours)
-            finally:
-                os.close(fd)
-            if found:
-                return found
-        elif not entry.is_file(follow_symlinks=False) or not is_ours(inner):
-            return inner
     return ""
-
-
-def _empty(folder: int, path: str, is_ours: IsOurs) -> None:
-    for entry, inner in _walk(folder, path):
-        if entry.is_dir(follow_symlinks=False):
-            fd = os.open(entry.name, system.DIRECTORY | system.NOFOLLOW | system.CLOEXEC, dir_fd=folder)
-            try:
-                _empty(fd, f"{inner}/", is_ours)
-            finally:
-                os.close(fd)
-            remove_empty_folder(folder, entry.name)
-        elif is_ours(inner):
-            os.unlink(entry.name, dir_fd=folder)
-
-
-def _walk(folder: int, path: str) -> Iterator[tuple[os.DirEntry[str], str]]:
-    with os.scandir(folder) as found:
-        entries = list(found)
-    for entry in entries:
-        yield entry, path + entry.name

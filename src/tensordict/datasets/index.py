@@ -7,18 +7,17 @@ a merged shard is damaged or missing, the label in the shard says the same.
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from bisect import insort
+from collections.abc import Iterable, Iterator
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
-from tensordict.core.errors import SaveError
+from tensordict.core.errors import SaveError, SchemaError
 from tensordict.core.locks import Lock
-from tensordict.datasets.labels import Label
-from tensordict.datasets.lines import SHARDS, Line, is_id
+from tensordict.datasets.lines import Line, is_id
 from tensordict.datasets.location import Location
 from tensordict.datasets.manifest import Manifest, ManifestFile, list_manifests, read_manifest
+from tensordict.datasets.schema import Schema
 from tensordict.memory import files
 from tensordict.memory.names import SCHEMA
 
@@ -26,8 +25,7 @@ from tensordict.memory.names import SCHEMA
 _SHOWN = 5
 
 
-@dataclass(frozen=True, slots=True)
-class Stretch:
+class Stretch(NamedTuple):
     """Rows that lie one behind the other in one shard.
 
     Args:
@@ -48,8 +46,7 @@ class Stretch:
     last: int
 
 
-@dataclass(frozen=True, slots=True)
-class RowPlace:
+class RowPlace(NamedTuple):
     """The place of the rows of a line.
 
     Args:
@@ -63,8 +60,7 @@ class RowPlace:
     rows: int
 
 
-@dataclass(frozen=True, slots=True)
-class Move:
+class Move(NamedTuple):
     """Rows of an old shard that are read from a merged one.
 
     Args:
@@ -72,14 +68,12 @@ class Move:
         rows: how many they are.
         shard: the merged shard.
         to: the first of them in the merged shard.
-        is_source: whether the merged shard was made of the old one, and not of another merged shard between the two.
     """
 
     start: int
     rows: int
     shard: Line
     to: int
-    is_source: bool
 
 
 class Manifests:
@@ -95,12 +89,11 @@ class Manifests:
     def __init__(self, place: Location) -> None:
         self.place = place
         self.manifests: dict[str, Manifest] = {}
-        # The merged shards by path, the paths that were given up, and the place of each line that was merged.
+        # The merged shards by path, and the paths of those that are missing.
         self._merged: dict[str, Line] = {}
         self._given_up: set[str] = set()
-        self._moved: dict[tuple[str, int], RowPlace] = {}
-        # By writer, the numbers of merged lines that its own manifest does not have.
-        self._lost: dict[str, list[int]] = {}
+        # By writer and line, the places in merged shards; rows are read from the last one.
+        self._held: dict[str, dict[int, list[RowPlace]]] = {}
         # How many lines of each writer were searched for merged shards.
         self._seen: dict[str, int] = {}
         # Merged shards that contradict manifests, or that none lists, by path; what manifests of writers with shards
@@ -133,12 +126,19 @@ class Manifests:
             # Folders first: a writer makes its manifest before its folder.
             folders = self.place.writers() if thorough else []
             found = self._read_lines()
-            if thorough:
-                for writer in sorted({*folders, *(name for name, known in self.manifests.items() if known.problem)}):
-                    # A writer writes the first record before it makes its first shard.
-                    lack = "missing" if writer not in found else "empty" if not self.manifests[writer].digest else ""
-                    if is_id(writer) and (lack or self.manifests[writer].problem):
-                        self._search(writer, lack)
+            if not thorough:
+                return
+            for writer in sorted({*folders, *(name for name, known in self.manifests.items() if known.problem)}):
+                # A writer writes the first record before it makes its first shard.
+                lack = "missing" if writer not in found else "empty" if self.manifests[writer].schema is None else ""
+                if is_id(writer) and (lack or self.manifests[writer].problem):
+                    shards = self._list_unlisted_labels([writer])
+                    self._adopt(shards)
+                    self._unlisted[writer] = [shard.path for shard in shards if not shard.holds]
+                    if lack and (
+                        self._unlisted[writer] or any(line.writer == writer for line in self._merged.values())
+                    ):
+                        self._missing[writer] = lack
 
     def _read_lines(self) -> dict[str, list[ManifestFile]]:
         """Read all files of manifests, and take in their merged shards; returns the files, by writer."""
@@ -146,9 +146,8 @@ class Manifests:
         for writer, manifest in self.manifests.items():
             for line in manifest.lines[self._seen.get(writer, 0) :]:
                 if line.holds:
-                    self._move(line)
+                    self._take(line)
             self._seen[writer] = len(manifest.lines)
-            self._lost[writer] = [number for number in self._lost.get(writer, ()) if number >= len(manifest.lines)]
         return found
 
     def _read_files(self) -> dict[str, list[ManifestFile]]:
@@ -159,12 +158,11 @@ class Manifests:
         """
         while True:
             found = list_manifests(self.place)
-            jobs = [
-                partial(self._read_one, self.manifests.setdefault(writer, Manifest(writer)), found[writer])
-                for writer in found
-            ]
+            known = [self.manifests.setdefault(writer, Manifest(writer)) for writer in found]
             try:
-                files.run_all(jobs, self.place.in_flight)
+                files.run_all(
+                    [partial(self._read_one, item, found[item.writer]) for item in known], self.place.in_flight
+                )
             except FileNotFoundError:
                 if list_manifests(self.place) == found:
                     raise
@@ -174,40 +172,31 @@ class Manifests:
                     del self.manifests[writer]
             return found
 
-    def _read_one(self, manifest: Manifest, found: list[Any]) -> None:
+    def _read_one(self, manifest: Manifest, found: list[ManifestFile]) -> None:
         try:
             read_manifest(self.place, manifest, found)
         except SaveError as error:
             # A link, or no file at all: damage like any other.
             manifest.problem = str(error)
 
-    def _search(self, writer: str, lack: str) -> None:
-        """Find the shards of a writer that no line lists.
+    # --- shards that no manifest lists --------------------------------------------------------------------------------
 
-        Args:
-            writer: whose manifest is damaged, missing or empty.
-            lack: "missing" or "empty"; nothing where lines may be there.
-        """
-        labels = self._read_labels(writer)
-        self._unlisted[writer] = [name for name, label in labels.items() if not label.holds]
-        merged = [_line_of(name, label) for name, label in labels.items() if label.holds]
-        if lack:
-            self._adopt(merged)
-        for shard in () if lack else merged:
-            self._move(shard)
-        if lack and (self._unlisted[writer] or any(path.startswith(f"{SHARDS}/{writer}/") for path in self._merged)):
-            self._missing[writer] = lack
+    def list_unlisted(self, writer: str) -> list[str]:
+        """Return the complete shards in the folder of a writer that its manifest does not list."""
+        manifest = self.manifests.get(writer)
+        listed = manifest.paths if manifest is not None else set()
+        return [item.path for item in self.place.items(writer) if item.complete and item.path not in listed]
 
-    def _read_labels(self, writer: str) -> dict[str, Label]:
-        """Return the labels of the complete shards of a writer that no line lists, by their paths."""
-        found = {}
-        for name in self.list_unlisted(writer):
+    def _list_unlisted_labels(self, writers: Iterable[str]) -> list[Line]:
+        """Return what the labels of the complete shards say that no line lists."""
+        found = []
+        for path in (path for writer in writers for path in self.list_unlisted(writer)):
             try:
-                label = self.place.label(name)
+                label = self.place.label(path)
             except OSError:
                 continue
-            if label is not None and f"{SHARDS}/{label.writer}/{label.name}" == name:
-                found[name] = label
+            if label is not None and label.path == path:
+                found.append(label)
         return found
 
     def find_orphans(self) -> list[str]:
@@ -220,33 +209,33 @@ class Manifests:
         """
         with self._lock.held:
             known = set(self._problems)
-            found: list[Line] = []
-            for writer in self.place.writers():
-                manifest = self.manifests.get(writer)
-                if manifest is None or manifest.problem or not manifest.digest:
-                    continue
-                # Only compactions make merged shards, and they make no others.
-                if not manifest.lines or manifest.lines[0].holds:
-                    labels = self._read_labels(writer)
-                    found += [_line_of(name, label) for name, label in labels.items() if label.holds]
-            self._adopt(found)
+            # Only compactions make merged shards, and they make no others.
+            sound = {
+                writer
+                for writer, manifest in self.manifests.items()
+                if not manifest.problem
+                and manifest.schema is not None
+                and (not manifest.lines or manifest.lines[0].holds)
+            }
+            self._adopt(self._list_unlisted_labels(writer for writer in self.place.writers() if writer in sound))
             return [problem for path, problem in self._problems.items() if path not in known]
 
-    def _adopt(self, shards: list[Line]) -> None:
+    def _adopt(self, shards: Iterable[Line]) -> None:
         """Take in the merged shards, which no manifest lists, that stand for a missing one; keep the others apart."""
+        merged = sorted((shard for shard in shards if shard.holds), key=lambda shard: shard.order, reverse=True)
         known: dict[str, set[str]] = {}
-        if any(self._find_gap(shard, known) for shard in shards):
+        if any(self._find_gap(shard, known) for shard in merged):
             # A compaction may have added the lines of merged shards since, and removed the old ones.
             self._read_lines()
             known = {}
-        for shard in sorted(shards, key=_order, reverse=True):
-            manifest = self.manifests.get(shard.path.split("/")[1])
+        for shard in merged:
+            manifest = self.manifests.get(shard.writer)
             if shard.path in self._merged or (manifest is not None and shard.path in manifest.paths):
                 continue
             if not (gone := self._find_gap(shard, known)):
                 self.orphans.add(shard.path)
                 continue
-            self._move(shard)
+            self._take(shard)
             self._problems.setdefault(
                 shard.path,
                 f"no manifest lists the merged shard {self.place.path(shard.path)!r}, which is read because {gone} is "
@@ -260,30 +249,26 @@ class Manifests:
             shard: the merged one.
             known: the paths of the complete shards by writer, for the writers that were listed; this adds others.
         """
-        for writer, number in _lines_of(shard):
-            place = self._place_of(writer, number)
+        for writer, number in shard.lines():
+            place = self._find(writer, number)
             if place is None:
                 return f"line {number} of the manifest of the writer {writer!r}"
-            owner = place.path.split("/")[1]
+            owner = place.shard.writer
             if owner not in known:
                 known[owner] = {item.path for item in self.place.items(owner) if item.complete}
-            if place.path not in known[owner]:
-                return repr(self.place.path(place.path))
+            if place.shard.path not in known[owner]:
+                return repr(self.place.path(place.shard.path))
         return ""
 
-    def list_unlisted(self, writer: str) -> list[str]:
-        """Return the complete shards in the folder of a writer that its manifest does not list."""
-        manifest = self.manifests.get(writer)
-        listed = manifest.paths if manifest is not None else set()
-        return [item.path for item in self.place.items(writer) if item.complete and item.path not in listed]
+    # --- problems -----------------------------------------------------------------------------------------------------
 
     @property
     def problems(self) -> list[str]:
         """The damage to manifests, one line each."""
-        damaged = {writer: m.problem for writer, m in self.manifests.copy().items() if m.problem}
-        missing = {writer: f"the manifest of the writer {writer!r} is {lack}" for writer, lack in self._missing.items()}
-        found = [problem + self._tell_unlisted(writer) for writer, problem in sorted((missing | damaged).items())]
-        return found + list(self._problems.values())
+        found = {writer: f"the manifest of the writer {writer!r} is {lack}" for writer, lack in self._missing.items()}
+        found |= {writer: manifest.problem for writer, manifest in self.manifests.copy().items() if manifest.problem}
+        told = [problem + self._tell_unlisted(writer) for writer, problem in sorted(found.items())]
+        return told + list(self._problems.values())
 
     def _tell_unlisted(self, writer: str) -> str:
         unlisted = self._unlisted.get(writer)
@@ -293,55 +278,52 @@ class Manifests:
         more = f" and {len(unlisted) - _SHOWN:,} more" if len(unlisted) > _SHOWN else ""
         return f"; no line lists its shards {told}{more}, whose rows are not read"
 
-    def check(self, digest: str) -> None:
+    def check(self, schema: Schema) -> None:
         """Raise a `SaveError` for manifests of writers with another schema."""
+        known = schema.json
         for manifest in self.manifests.values():
-            if manifest.lines and manifest.digest != digest:
-                raise SaveError(
-                    f"the manifest of the writer {manifest.writer!r} in {self.place.root!r} has another schema than "
-                    f"{self.place.path(SCHEMA)!r}: it belongs to another data set"
-                )
+            if manifest.lines and manifest.schema != known:
+                try:
+                    schema.refuse_other(Schema.from_json(manifest.schema), f"the writer {manifest.writer!r}")
+                except (SaveError, SchemaError) as error:
+                    raise SaveError(
+                        f"the manifest of the writer {manifest.writer!r} has another schema than "
+                        f"{self.place.path(SCHEMA)!r}, so it belongs to another data set: {error}"
+                    ) from None
 
     # --- merged shards ------------------------------------------------------------------------------------------------
 
-    def _move(self, shard: Line) -> None:
-        """Take in a merged shard."""
-        if problem := self._contradiction(shard):
-            self._problems[shard.path] = problem
-            return
+    def _take(self, shard: Line) -> None:
+        """Take in a merged shard, unless it contradicts the manifests of its lines."""
+        for (writer, number), rows in zip(shard.lines(), (rows for run in shard.holds for rows in run[2]), strict=True):
+            manifest = self.manifests.get(writer)
+            line = manifest.lines[number] if manifest is not None and number < len(manifest.lines) else None
+            if line is not None and (line.rows != rows or line.holds):
+                self._problems[shard.path] = (
+                    f"{shard.path!r} says that line {number} of the writer {writer!r} has {rows} rows, and its "
+                    f"manifest says {line.rows}"
+                )
+                return
         self._merged[shard.path] = shard
         self._problems.pop(shard.path, None)
         self.orphans.discard(shard.path)
-        if shard.path not in self._given_up:
-            self._put(shard)
-
-    def _contradiction(self, shard: Line) -> str:
-        """Say how a merged shard contradicts the manifests of its lines; nothing when it does not."""
-        for writer, start, rows in shard.holds:
-            manifest = self.manifests.get(writer)
-            own = manifest.lines[start : start + len(rows)] if manifest is not None else []
-            for at, line in enumerate(own):
-                if line.rows != rows[at] or line.holds:
-                    return (
-                        f"{shard.path!r} says that line {start + at} of the writer {writer!r} has {rows[at]} rows, and "
-                        f"its manifest says {line.rows}"
-                    )
-        return ""
-
-    def _put(self, shard: Line) -> None:
         offset = 0
         for writer, start, each in shard.holds:
-            manifest = self.manifests.get(writer)
-            have = len(manifest.lines) if manifest is not None else 0
-            lost = self._lost.setdefault(writer, [])
+            held = self._held.setdefault(writer, {})
             for number, rows in enumerate(each, start):
-                known = self._moved.get((writer, number))
                 # Two shards of one generation are put in the same order by everybody.
-                if known is None or _order(known.shard) < _order(shard):
-                    self._moved[writer, number] = RowPlace(shard, offset, rows)
-                if number >= have and known is None:
-                    insort(lost, number)
+                insort(held.setdefault(number, []), RowPlace(shard, offset, rows), key=lambda place: place.shard.order)
                 offset += rows
+
+    def _find(self, writer: str, number: int) -> RowPlace | None:
+        """Return the place of the rows of a line; `None` when nothing is known of the line."""
+        for place in reversed(self._held.get(writer, {}).get(number, ())):
+            if place.shard.path not in self._given_up:
+                return place
+        manifest = self.manifests.get(writer)
+        if manifest is None or number >= len(manifest.lines):
+            return None
+        return RowPlace(manifest.lines[number], 0, manifest.lines[number].rows)
 
     def reads_from(self, path: str) -> bool:
         """Return True for a merged shard that rows may be read from."""
@@ -357,70 +339,50 @@ class Manifests:
             shard = self._merged.get(path)
             if shard is None or path in self._given_up:
                 return False
-            before = self._moved.copy(), {writer: lost.copy() for writer, lost in self._lost.items()}
             self._given_up.add(path)
-            self._moved, self._lost = {}, {}
-            for other in self._merged.values():
-                if other.path not in self._given_up:
-                    self._put(other)
-            places = {place.path for place in (self._place_of(w, n) for w, n in _lines_of(shard)) if place is not None}
-            if None not in [self._place_of(w, n) for w, n in _lines_of(shard)] and all(
-                self.place.has_shard(other) for other in places
-            ):
+            places = {place and place.shard.path for place in (self._find(*key) for key in shard.lines())}
+            if all(place is not None and self.place.has_shard(place) for place in places):
                 return True
             self._given_up.discard(path)
-            self._moved, self._lost = before
             return False
-
-    def _place_of(self, writer: str, number: int) -> Line | None:
-        """The shard that has a line; `None` when nothing is known of the line."""
-        found = self._moved.get((writer, number))
-        if found is not None:
-            return found.shard
-        manifest = self.manifests.get(writer)
-        return manifest.lines[number] if manifest is not None and number < len(manifest.lines) else None
 
     def list_superseded(self) -> Iterator[tuple[Line, list[Move]]]:
         """Yield each shard whose rows are all read from merged ones, with the places of its rows there."""
-        holders: dict[tuple[str, int], list[tuple[int, str]]] = {}
-        for shard in self._merged.values():
-            for key in _lines_of(shard):
-                holders.setdefault(key, []).append(_order(shard))
         for manifest in self.manifests.values():
             for number, line in enumerate(manifest.lines):
-                runs = line.holds or ((manifest.writer, number, (line.rows,)),)
-                found = [
-                    (self._moved.get((writer, first + at)), rows, holders.get((writer, first + at), []))
-                    for writer, first, each in runs
-                    for at, rows in enumerate(each)
-                ]
-                if all(place is not None and place.shard != line for place, _, _ in found):
-                    yield line, _join_moves(line, found)
+                moves: list[Move] = []
+                start = 0
+                for key in line.lines() or [(manifest.writer, number)]:
+                    place = self._find(*key)
+                    if place is None or place.shard.path == line.path:
+                        break
+                    last = moves[-1] if moves else None
+                    if last is not None and (last.shard, last.to + last.rows) == (place.shard, place.start):
+                        moves[-1] = last._replace(rows=last.rows + place.rows)
+                    else:
+                        moves.append(Move(start, place.rows, place.shard, place.start))
+                    start += place.rows
+                else:
+                    yield line, moves
 
     # --- rows ---------------------------------------------------------------------------------------------------------
 
     def shard_at(self, part: Stretch) -> Line:
         """Return the line of the shard that has the rows of a part."""
-        found = self._place_of(part.writer, part.first)
+        found = self._find(part.writer, part.first)
         assert found is not None
-        return found
+        return found.shard
 
     def rows_of(self, part: Stretch) -> tuple[int, ...]:
         """Return the rows of each line that a part consists of."""
-        moved, manifest = self._moved, self.manifests.get(part.writer)
-        lines = manifest.lines if manifest is not None else []
-        numbers = range(part.first, part.last)
-        return tuple(
-            moved[part.writer, number].rows if (part.writer, number) in moved else lines[number].rows
-            for number in numbers
-        )
+        places = [self._find(part.writer, number) for number in range(part.first, part.last)]
+        return tuple(place.rows for place in places if place is not None)
 
     def counts(self) -> dict[str, int]:
         """How many lines each writer has, lines without a manifest included."""
         found = {writer: len(manifest.lines) for writer, manifest in self.manifests.copy().items()}
-        for writer, lost in self._lost.copy().items():
-            if lost:
-                found[writer] = lost[-1] + 1
+        for writer, held in self._held.copy().items():
+            found[writer] = max(found.get(writer, 0), max(held.copy()) + 1)
         return found
 
     def generation(self) -> int:
@@ -438,54 +400,18 @@ class Manifests:
         """Append the parts of some lines of a writer to a list; lost lines have no parts."""
         manifest = self.manifests.get(writer)
         lines = manifest.lines if manifest is not None else []
-        lost = self._lost.get(writer, [])
         known = range(start, min(stop, len(lines)))
-        beyond = lost[bisect_left(lost, max(start, len(lines))) : bisect_left(lost, stop)]
-        for number in (*known, *beyond):
+        held = self._held.get(writer, {}).copy() if stop > len(lines) else {}
+        for number in (*known, *sorted(number for number in held if max(start, len(lines)) <= number < stop)):
             if number < len(lines) and lines[number].holds:
                 continue
-            place = self._moved.get((writer, number)) or RowPlace(lines[number], 0, lines[number].rows)
-            path, offset, rows = place.shard.path, place.start, place.rows
+            place = self._find(writer, number)
+            if place is None:
+                continue
             last = found[-1] if found else None
-            follows = last is not None and last.path == path and last.start + last.rows == offset
-            if last is not None and follows and last.writer == writer and last.last == number:
-                found[-1] = Stretch(path, last.start, last.rows + rows, last.whole, writer, last.first, number + 1)
+            end = None if last is None else (last.path, last.start + last.rows, last.writer, last.last)
+            if last is not None and end == (place.shard.path, place.start, writer, number):
+                found[-1] = last._replace(rows=last.rows + place.rows, last=number + 1)
             else:
-                found.append(Stretch(path, offset, rows, place.shard.rows, writer, number, number + 1))
-
-
-def _line_of(path: str, label: Label) -> Line:
-    """Return the line of a merged shard, from its label."""
-    return label.to_line(path, sum(sum(run[2]) for run in label.holds))
-
-
-def _order(shard: Line) -> tuple[int, str]:
-    return shard.generation, shard.path
-
-
-def _join_moves(line: Line, found: list[tuple[RowPlace | None, int, list[tuple[int, str]]]]) -> list[Move]:
-    """Return the moves of a shard, in as few pieces as there can be.
-
-    Args:
-        line: the shard.
-        found: for each line that it stands for, where its rows are read, how many the shard has, and the merged shards
-            that have them, as `_order` sorts them.
-    """
-    moves: list[Move] = []
-    start = 0
-    for place, rows, holders in found:
-        assert place is not None
-        is_source = not any(_order(line) < order < _order(place.shard) for order in holders)
-        last = moves[-1] if moves else None
-        follows = last is not None and (last.shard, last.to + last.rows) == (place.shard, place.start)
-        if last is not None and follows and last.is_source == is_source and rows == place.rows:
-            moves[-1] = replace(last, rows=last.rows + rows)
-        else:
-            moves.append(Move(start, rows, place.shard, place.start, is_source))
-        start += rows
-    return moves
-
-
-def _lines_of(shard: Line) -> list[tuple[str, int]]:
-    """The lines that a merged shard stands for, as (writer, number)."""
-    return [(writer, start + at) for writer, start, rows in shard.holds for at in range(len(rows))]
+                shard = place.shard
+                found.append(Stretch(shard.path, place.start, place.rows, shard.rows, writer, number, number + 1))

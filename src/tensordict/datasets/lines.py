@@ -7,7 +7,6 @@ import re
 import secrets
 import socket
 import time
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,11 +24,11 @@ Run = tuple[str, int, tuple[int, ...]]
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A shard in a manifest.
+    """A shard, as a manifest lists it and as its label names it.
 
     Args:
         path: of the shard, in the folder of the data set.
-        rows: how many the shard has.
+        rows: how many the shard has; 0 in the label of a shard that is not merged.
         nbytes: the length of all its files; `None` when unknown.
         digest: of its description; empty when unknown.
         generation: how many times its rows were merged.
@@ -37,11 +36,36 @@ class Line:
     """
 
     path: str
-    rows: int
+    rows: int = 0
     nbytes: int | None = None
     digest: str = ""
     generation: int = 0
     holds: tuple[Run, ...] = ()
+
+    @property
+    def writer(self) -> str:
+        """The writer of the shard."""
+        return self.path.split("/")[1]
+
+    @property
+    def order(self) -> tuple[int, str]:
+        """Sorts merged shards: rows are read from the last one that has them."""
+        return self.generation, self.path
+
+    @property
+    def label(self) -> list[Any]:
+        """The label that stands in the shard, as JSON."""
+        name = os.path.basename(self.path)
+        return [self.writer, name, self.generation, self.holds] if self.holds else [self.writer, name]
+
+    def lines(self) -> list[tuple[str, int]]:
+        """The lines that a merged shard stands for, as (writer, number)."""
+        return [(writer, start + at) for writer, start, rows in self.holds for at in range(len(rows))]
+
+    def to_json(self) -> list[Any]:
+        """Return the line as a manifest has it."""
+        item: list[Any] = [os.path.basename(self.path), self.rows, self.nbytes, self.digest]
+        return [*item, self.generation, self.holds] if self.holds else item
 
 
 def new_id() -> str:
@@ -52,28 +76,17 @@ def new_id() -> str:
     return f"{stamp}.{now % 10**9 // 1000:06}-{host}-{os.getpid()}-{secrets.token_hex(4)}"
 
 
-def is_id(name: str) -> bool:
+def is_id(name: object) -> bool:
     """Return True for names that a writer can have."""
-    return bool(_ID.fullmatch(name))
+    return type(name) is str and bool(_ID.fullmatch(name))
 
 
-def is_shard_name(name: str) -> bool:
+def is_shard_name(name: object) -> bool:
     """Return True for names that a shard can have in the folder of its writer."""
-    return bool(_NAME.fullmatch(name))
+    return type(name) is str and bool(_NAME.fullmatch(name))
 
 
-# --- JSON -------------------------------------------------------------------------------------------------------------
-
-
-def line_to_json(line: Line) -> list[Any]:
-    """Return a line as a manifest holds it."""
-    item: list[Any] = [os.path.basename(line.path), line.rows, line.nbytes, line.digest]
-    return [*item, line.generation, holds_to_json(line.holds)] if line.holds else item
-
-
-def holds_to_json(holds: Iterable[Run]) -> list[Any]:
-    """Return the lines that a merged shard stands for, as JSON holds them."""
-    return [[writer, start, list(rows)] for writer, start, rows in holds]
+# --- from JSON --------------------------------------------------------------------------------------------------------
 
 
 def parse_line(writer: str, item: list[Any]) -> Line:
@@ -82,7 +95,7 @@ def parse_line(writer: str, item: list[Any]) -> Line:
     Raises:
         ValueError: it describes none.
     """
-    if len(item) not in (4, 6) or type(item[0]) is not str or not is_shard_name(item[0]):
+    if len(item) not in (4, 6) or not is_shard_name(item[0]):
         raise ValueError(f"{item[:1]!r:.80} names no shard")
     path, rows, nbytes, digest = f"{SHARDS}/{writer}/{item[0]}", _parse_count(item[1]), item[2], item[3]
     if nbytes is not None and (type(nbytes) is not int or not 0 <= nbytes < _MOST):
@@ -91,27 +104,38 @@ def parse_line(writer: str, item: list[Any]) -> Line:
         raise ValueError(f"{digest!r:.80} is no digest")
     if len(item) == 4:
         return Line(path, rows, nbytes, digest)
-    return Line(path, rows, nbytes, digest, _parse_count(item[4]), parse_holds(item[5], rows))
+    found = Line(path, rows, nbytes, digest, _parse_count(item[4]), _parse_holds(item[5]))
+    if sum(sum(run[2]) for run in found.holds) != rows:
+        raise ValueError(f"the lines it stands for do not have {rows} rows together")
+    return found
 
 
-def parse_holds(value: Any, rows: int) -> tuple[Run, ...]:
-    """Return the lines that a merged shard of so many rows stands for.
+def parse_label(value: Any) -> Line | None:
+    """Return the shard that a label names; `None` when it names none."""
+    if type(value) is not list or len(value) not in (2, 4) or not is_id(value[0]) or not is_shard_name(value[1]):
+        return None
+    path = f"{SHARDS}/{value[0]}/{value[1]}"
+    if len(value) == 2:
+        return Line(path)
+    try:
+        holds = _parse_holds(value[3])
+        return Line(path, sum(sum(run[2]) for run in holds), None, "", _parse_count(value[2]), holds)
+    except ValueError:
+        return None
 
-    Raises:
-        ValueError: the value does not describe such lines, names one twice, or their rows do not add up to `rows`.
-    """
+
+def _parse_holds(value: Any) -> tuple[Run, ...]:
+    """Return the lines that a merged shard stands for; a `ValueError` when there are none, or one is there twice."""
     if type(value) is not list or not value:
         raise ValueError("it does not say which lines it stands for")
     runs = tuple(map(_parse_run, value))
-    if sum(sum(run[2]) for run in runs) != rows:
-        raise ValueError(f"the lines it stands for do not have {rows} rows together")
     if len({(run[0], run[1] + at) for run in runs for at in range(len(run[2]))}) != sum(len(run[2]) for run in runs):
         raise ValueError("it stands for one line twice")
     return runs
 
 
 def _parse_run(value: Any) -> Run:
-    if type(value) is not list or len(value) != 3 or type(value[0]) is not str or not is_id(value[0]):
+    if type(value) is not list or len(value) != 3 or not is_id(value[0]):
         raise ValueError(f"{value!r:.80} names no lines of a writer")
     writer, start, rows = value
     if type(start) is not int or not 0 <= start < _MOST or type(rows) is not list or not rows:

@@ -18,13 +18,11 @@ import socket
 import stat
 import tempfile
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from tensordict.containers.dense import TensorDict
 from tensordict.core.errors import SaveError
 from tensordict.datasets.folders import (
     IsOurs,
@@ -32,16 +30,15 @@ from tensordict.datasets.folders import (
     open_below,
     open_item,
     refuse_links,
-    remove_empty_folder,
     remove_item,
 )
-from tensordict.datasets.labels import DOCUMENTS, GROUP, GROUPS, Label, check_label, find_label
-from tensordict.datasets.lines import SHARDS, WRITERS, is_shard_name
+from tensordict.datasets.labels import DOCUMENTS, GROUP, GROUPS, check_label, find_label
+from tensordict.datasets.lines import SHARDS, WRITERS, Line, is_shard_name
 from tensordict.datasets.records import to_file, to_line
 from tensordict.io import commit
 from tensordict.io.archive_reader import Archive
 from tensordict.io.detect import detect_format
-from tensordict.io.formats import ARCHIVE, DIRECTORY, SUFFIXES, load_mapped, open_file, open_save
+from tensordict.io.formats import ARCHIVE, DIRECTORY, SUFFIXES, load_mapped, open_file
 from tensordict.io.loading import LoadOptions, load_directory
 from tensordict.io.remote import IN_FLIGHT, Remote, is_url
 from tensordict.io.remote_rows import open_rows
@@ -77,35 +74,12 @@ class ShardItem:
     changed: float | None
 
 
-@contextlib.contextmanager
-def writing(what: str, path: str) -> Iterator[None]:
-    """A block whose errors say what could not be written, and where: some name an entry only."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno is None:
-            raise SaveError(f"cannot write {what} {path!r}: {error}") from error
-        raise OSError(error.errno, f"cannot write {what} ({error})", str(path)) from error
-
-
 # Returns the first record of a file whose next record is the one of this number.
 Head = Callable[[int], list[Any]]
 
 
-class Log(ABC):
-    """Records that are added one by one; each is there as a whole or not at all. It exists from the beginning."""
-
-    @abstractmethod
-    def add(self, item: list[Any]) -> None:
-        """Add a record; when that fails, it may be added again."""
-
-    @abstractmethod
-    def close(self) -> None:
-        """End the log. A log without records is removed, unless its writer has left a shard."""
-
-
-class Location(ABC):
-    """The place of a data set. A `name` is a path in it, with slashes.
+class Location:
+    """The place of a data set: a folder; `RemoteLocation` is a URL. A `name` is a path in it, with slashes.
 
     Attributes:
         root: the absolute path of the folder, or the URL.
@@ -113,9 +87,11 @@ class Location(ABC):
         in_flight: how many small files are best read at once.
     """
 
-    root: str
-    access: Access
-    in_flight: int
+    in_flight = 1
+    is_remote = False
+
+    def __init__(self, root: str, access: Access) -> None:
+        self.root, self.access = root, access
 
     @staticmethod
     def of(path: PathLike, access: Access | None = None) -> Location:
@@ -125,142 +101,28 @@ class Location(ABC):
             SaveError: it is a URL that cannot be reached, or no data set can be at.
         """
         access = access or Access()
-        return RemoteLocation(path, access) if is_url(path) else LocalLocation(local_path(path), access)
+        return RemoteLocation(path, access) if is_url(path) else Location(local_path(path), access)
 
     def path(self, name: str) -> str:
         """The path or URL of a name."""
         return f"{self.root}/{name}"
 
-    @property
-    def is_remote(self) -> bool:
-        """True for a URL."""
-        return isinstance(self, RemoteLocation)
-
     # --- small files --------------------------------------------------------------------------------------------------
 
-    @abstractmethod
-    def list_logs(self, folder: str) -> dict[str, int | None]:
-        """The paths of all files in a folder of logs, below it, and their lengths in bytes where a listing tells."""
+    def names(self) -> list[str]:
+        """The names of all that is in it."""
+        try:
+            return sorted(os.listdir(self.root))
+        except FileNotFoundError:
+            return []
 
-    @abstractmethod
-    def read(self, name: str, start: int, size: int | None) -> tuple[bytes, int]:
-        """The content of a file from a byte on, and its length; `size` is the length in a listing.
-
-        Raises:
-            OSError: it cannot be read; names it.
-        """
-
-    @abstractmethod
-    def new_log(self, name: str, head: Head, durable: bool) -> Log:
-        """Make a log."""
-
-    @abstractmethod
-    def is_at_work(self, writer: str) -> bool:
-        """Return True while a writer has its manifest open."""
-
-    # --- the schema ---------------------------------------------------------------------------------------------------
-
-    @abstractmethod
-    def has(self, name: str) -> bool:
-        """Return True when a file of this name exists."""
-
-    @abstractmethod
-    def begun(self) -> bool:
-        """Return True when anything is there."""
-
-    @abstractmethod
     def strangers(self) -> list[str]:
         """Return the names of files and folders that no data set has."""
-
-    @abstractmethod
-    def rows_of_schema(self) -> Any:
-        """The container in the file of the schema."""
-
-    @abstractmethod
-    def make_schema(self, sample: Any, durable: bool) -> None:
-        """Put a container as the schema, unless there is one, or another writer makes it now: who looks again finds it.
-
-        Raises:
-            OSError: it cannot be written.
-        """
-
-    # --- shards -------------------------------------------------------------------------------------------------------
-
-    @abstractmethod
-    def open(self, name: str, mode: str) -> Any:
-        """The container in a shard; with "r", writing to its tensors does not change the files.
-
-        Raises:
-            SaveError: it cannot be read, its label names another shard, or a link is on the way.
-        """
-
-    @abstractmethod
-    def label(self, name: str) -> Label | None:
-        """The label that stands in a shard; `None` when there is none.
-
-        Raises:
-            OSError: the shard is missing or cannot be read.
-        """
-
-    @abstractmethod
-    def has_shard(self, name: str) -> bool:
-        """Return True while this unmapped shard exists."""
-
-    @abstractmethod
-    def format_of(self, name: str) -> str:
-        """The argument of `DatasetWriter(format=...)` that makes shards like this one."""
-
-    @abstractmethod
-    def writers(self) -> list[str]:
-        """The names of the folders of shards."""
-
-    @abstractmethod
-    def items(self, writer: str) -> list[ShardItem]:
-        """All that lies in the folder of a writer's shards."""
-
-    @abstractmethod
-    def local(self, name: str) -> contextlib.AbstractContextManager[str]:
-        """A path on this machine with the files of a shard, for a block."""
-
-    @abstractmethod
-    def remove(self, item: ShardItem, is_ours: IsOurs) -> str:
-        """Remove an item when all its files are ours; readers see all of it or nothing. Returns why it stays.
-
-        Raises:
-            OSError: it cannot be removed.
-        """
-
-    @abstractmethod
-    def remove_empty(self, writer: str) -> None:
-        """Remove the folder of a writer's shards when nothing is in it."""
-
-    @abstractmethod
-    def remove_log(self, name: str, limit: float) -> None:
-        """Remove a log without records that did not change after `limit`, unless its writer is at work."""
-
-    @abstractmethod
-    def alone(self) -> contextlib.AbstractContextManager[float]:
-        """Be the only process that removes shards, for a block; gives the time there, in seconds since 1970.
-
-        The time comes from the clock that also dates the files, so that a clock that is ahead removes nothing.
-
-        Raises:
-            SaveError: another process does.
-        """
-
-
-# --- a folder ---------------------------------------------------------------------------------------------------------
-
-
-class LocalLocation(Location):
-    """A folder."""
-
-    in_flight = 1
-
-    def __init__(self, root: str, access: Access) -> None:
-        self.root, self.access = root, access
+        # Writers that fix the schema stage it under hidden names.
+        return [name for name in self.names() if name not in (SCHEMA, SHARDS, WRITERS, _LOCK) and name[0] not in ".%"]
 
     def list_logs(self, folder: str) -> dict[str, int | None]:
+        """The paths of all files in a folder of logs, below it, and their lengths in bytes where a listing tells."""
         found: dict[str, int | None] = {}
         for name, kind in list_folder(self.root, folder).items():
             if kind == "folder":
@@ -269,20 +131,45 @@ class LocalLocation(Location):
                 found[name] = None
         return found
 
-    def read(self, name: str, start: int, size: int | None) -> tuple[bytes, int]:
-        with files.naming("read the manifest", self.path(name)), open_item(self.root, name, _READ) as fd:
+    def read(self, name: str, start: int = 0, size: int | None = None) -> tuple[bytes, int]:
+        """The content of a file from a byte on, and its length; `size` is the length in a listing.
+
+        Raises:
+            OSError: it cannot be read; names it.
+        """
+        with files.naming("read the file", self.path(name)), open_item(self.root, name, _READ) as fd:
             status = os.fstat(fd)
             if not stat.S_ISREG(status.st_mode):
                 raise SaveError(f"{self.path(name)!r} is not a regular file")
             return system.pread(fd, max(0, status.st_size - start), start), status.st_size
 
+    def put(self, name: str, content: bytes, durable: bool = False) -> None:
+        """Make a file in one step.
+
+        Raises:
+            FileExistsError: there is one of this name.
+            OSError: it cannot be written.
+        """
+        os.makedirs(self.root, exist_ok=True)
+        staged = files.temporary_name(self.root)
+        with files.naming("write the file", self.path(name)):
+            try:
+                files.write_new(staged, content, durable)
+                os.link(staged, self.path(name))
+            finally:
+                commit.unless_it_fails(os.unlink, staged)
+            if durable:
+                files.sync_folder(self.root)
+
     def new_log(self, name: str, head: Head, durable: bool) -> Log:
+        """Make a file of records that grows; each record is there as a whole or not at all."""
         return _GrowingLog(self.root, name, head, durable)
 
     def is_at_work(self, writer: str) -> bool:
+        """Return True while a writer has its manifest open."""
         with (
             contextlib.suppress(FileNotFoundError),
-            open_item(self.root, _log_name(f"{WRITERS}/{writer}"), _READ) as fd,
+            open_item(self.root, f"{WRITERS}/{writer}.jsonl", _READ) as fd,
         ):
             try:
                 system.lock(fd)
@@ -291,37 +178,25 @@ class LocalLocation(Location):
             system.unlock(fd)
         return False
 
-    def has(self, name: str) -> bool:
-        return os.path.lexists(self.path(name))
+    def remove_log(self, name: str, limit: float) -> None:
+        """Remove a log without records that did not change after `limit`, unless its writer is at work."""
+        folder, _, log = f"{name}.jsonl".rpartition("/")
+        with contextlib.suppress(FileNotFoundError), open_item(self.root, folder) as parent:
+            fd = os.open(log, _READ | system.NOFOLLOW | system.CLOEXEC, dir_fd=parent)
+            with files.closing(fd), contextlib.suppress(BlockingIOError):
+                # A writer that has just made the file waits for the lock, and makes another one.
+                system.lock(fd)
+                if os.fstat(fd).st_mtime < limit:
+                    os.unlink(log, dir_fd=parent)
 
-    def begun(self) -> bool:
-        return bool(_names_in(self.root))
-
-    def strangers(self) -> list[str]:
-        # Writers that fix the schema stage it under hidden names.
-        return [name for name in _names_in(self.root) if name not in (SCHEMA, SHARDS, WRITERS) and name[0] not in ".%"]
-
-    def rows_of_schema(self) -> Any:
-        refuse_links(self.root, SCHEMA)
-        return open_save(self.path(SCHEMA))
-
-    def make_schema(self, sample: Any, durable: bool) -> None:
-        os.makedirs(self.root, exist_ok=True)
-        limit = time.monotonic() + _PATIENCE
-        while True:
-            try:
-                with writing("the schema", self.path(SCHEMA)):
-                    sample.memmap(self.path(SCHEMA), archive=True, existsok=False, durable=durable)
-                return
-            except SaveError:
-                # Another writer makes it, or has just made it.
-                if self.has(SCHEMA):
-                    return
-                if time.monotonic() > limit:
-                    raise
-                time.sleep(0.001)
+    # --- shards -------------------------------------------------------------------------------------------------------
 
     def open(self, name: str, mode: str) -> Any:
+        """The container in a shard; with "r", writing to its tensors does not change the files.
+
+        Raises:
+            SaveError: it cannot be read, its label names another shard, or a link is on the way.
+        """
         path = self.path(name)
         check_label(self.label(name), name, path)
         format = detect_format(path)
@@ -331,60 +206,69 @@ class LocalLocation(Location):
             return load_mapped(path, LoadOptions(mode=mode), Access())
         return open_file(path, LoadOptions(mode=mode), Access(), format)
 
-    def label(self, name: str) -> Label | None:
-        path = self.path(name)
-        refuse_links(self.root, name)
-        if _format_of(name) == ARCHIVE:
+    def label(self, name: str) -> Line | None:
+        """Return the shard that the label in a shard names; `None` when there is no label.
+
+        Raises:
+            OSError: the shard is missing or cannot be read.
+        """
+        if format_of(name) == ARCHIVE:
+            refuse_links(self.root, name)
+            path = self.path(name)
             archive = Archive(path)
             return find_label(lambda inner: archive.read(f"{path}/{inner}"), DOCUMENTS)
-        return find_label(lambda inner: _read_file(f"{path}/{inner}"), GROUPS if is_zarr(name) else DOCUMENTS)
+        return find_label(lambda inner: self.read(f"{name}/{inner}")[0], GROUPS if is_zarr(name) else DOCUMENTS)
 
     def has_shard(self, name: str) -> bool:
+        """Return True while this unmapped shard exists."""
         return os.path.lexists(self.path(name))
 
-    def format_of(self, name: str) -> str:
-        found = detect_format(self.path(name))
-        return found if found in (ARCHIVE, "zarr") else "folder"
-
     def writers(self) -> list[str]:
+        """The names of the folders of shards."""
         return [name for name, kind in list_folder(self.root, SHARDS).items() if kind == "folder"]
 
     def items(self, writer: str) -> list[ShardItem]:
+        """All that lies in the folder of a writer's shards."""
         found = []
         for name, kind in list_folder(self.root, f"{SHARDS}/{writer}").items():
             path = f"{SHARDS}/{writer}/{name}"
             shard = _shard_of(name) if kind != "link" else ""
-            whole = shard == name and (kind == "file" or _is_save(self.path(path)))
+            tops = [os.path.lexists(f"{self.path(path)}/{top}") for top in (META, GROUP)]
+            whole = shard == name and (kind == "file" or any(tops))
             changed = _last_change(self.path(path))
             found.append(ShardItem(path, shard and f"{SHARDS}/{writer}/{shard}", whole, changed))
         return found
 
     @contextlib.contextmanager
     def local(self, name: str) -> Iterator[str]:
+        """A path on this machine with the files of a shard, for a block."""
         refuse_links(self.root, name)
         yield self.path(name)
 
     def remove(self, item: ShardItem, is_ours: IsOurs) -> str:
+        """Remove an item when all its files are ours; readers see all of it or nothing. Returns why it stays.
+
+        Raises:
+            OSError: it cannot be removed.
+        """
         folder, _, name = item.path.rpartition("/")
         with files.naming("remove", self.path(item.path)):
             return remove_item(self.root, folder, name, is_ours)
 
     def remove_empty(self, writer: str) -> None:
-        with contextlib.suppress(FileNotFoundError), open_item(self.root, SHARDS) as fd:
-            remove_empty_folder(fd, writer)
-
-    def remove_log(self, name: str, limit: float) -> None:
-        folder, _, log = _log_name(name).rpartition("/")
-        with contextlib.suppress(FileNotFoundError), open_item(self.root, folder) as parent:
-            fd = os.open(log, _READ | system.NOFOLLOW | system.CLOEXEC, dir_fd=parent)
-            with files.closing(fd), contextlib.suppress(BlockingIOError):
-                # A writer that has just made the file waits for the lock, and makes another one.
-                system.lock(fd)
-                if os.fstat(fd).st_mtime < limit:
-                    os.unlink(log, dir_fd=parent)
+        """Remove the folder of a writer's shards when nothing is in it."""
+        with contextlib.suppress(OSError), open_item(self.root, SHARDS) as fd:
+            os.rmdir(writer, dir_fd=fd)
 
     @contextlib.contextmanager
     def alone(self) -> Iterator[float]:
+        """Be the only process that removes shards, for a block; gives the time there, in seconds since 1970.
+
+        The time comes from the clock that also dates the files, so that a clock that is ahead removes nothing.
+
+        Raises:
+            SaveError: another process does.
+        """
         root, lock = self.root, self.path(_LOCK)
         with commit.locked(lock, root, os.O_RDWR | os.O_CREAT) as sure:
             if not sure:
@@ -399,17 +283,19 @@ class LocalLocation(Location):
                 os.unlink(lock)
 
 
-class _GrowingLog(Log):
+class _GrowingLog:
     """A file that is appended to, and stays locked until it is closed, so that others know that its writer lives."""
 
     def __init__(self, root: str, name: str, head: Head, durable: bool) -> None:
-        self._root, self._name, self._durable = root, name, durable
-        self._path = f"{root}/{_log_name(name)}"
+        self._shards, self._durable = f"{root}/{SHARDS}/{os.path.basename(name)}", durable
+        self._path = path = f"{root}/{name}.jsonl"
         self._records, self._end, self._crc = 0, 0, 0
-        folder = os.path.dirname(self._path)
-        with files.naming("write the manifest", self._path):
+        folder = os.path.dirname(path)
+        with files.naming("write the manifest", path):
             os.makedirs(folder, exist_ok=True)
-            self._fd = self._create()
+            # A sweep that took the file for one that a killed writer left may have removed it: then it is made again.
+            opened = partial(open_below, root, f"{name}.jsonl", os.O_RDWR | os.O_CREAT | os.O_APPEND)
+            self._fd, _ = commit.acquire(opened, path, path, _PATIENCE)
             if durable:
                 files.sync_folder(folder)
                 files.sync_folder(os.path.dirname(folder))
@@ -419,21 +305,9 @@ class _GrowingLog(Log):
             self.close()
             raise
 
-    def _create(self) -> int:
-        """Create the file and lock it; once more when a sweep took it for one that a killed writer left."""
-        while True:
-            fd = open_below(self._root, _log_name(self._name), os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND)
-            try:
-                _wait_for_lock(fd)
-                if os.path.lexists(self._path) and os.path.samestat(os.lstat(self._path), os.fstat(fd)):
-                    return fd
-            except BaseException:
-                os.close(fd)
-                raise
-            os.close(fd)
-
-    def add(self, item: list[Any]) -> None:
-        self._append(item)
+    def add(self, line: Line) -> None:
+        """Add a line; when that fails, it does not count, and may be added again."""
+        self._append(line.to_json())
         self._records += 1
 
     def _append(self, item: list[Any]) -> None:
@@ -454,9 +328,12 @@ class _GrowingLog(Log):
         self._crc = crc
 
     def close(self) -> None:
+        """Close the file. A manifest that lists nothing is removed, unless its writer has left a shard."""
         try:
-            if not self._records and _is_empty(f"{self._root}/{SHARDS}/{os.path.basename(self._name)}"):
-                os.unlink(self._path)
+            if not self._records:
+                commit.unless_it_fails(os.rmdir, self._shards)
+                if not os.path.lexists(self._shards):
+                    os.unlink(self._path)
         finally:
             # Explicitly, because a forked child may have the descriptor, too.
             if system.HAS_LOCKS:
@@ -464,31 +341,7 @@ class _GrowingLog(Log):
             os.close(self._fd)
 
 
-def _wait_for_lock(fd: int) -> None:
-    """Lock a file that others lock for a moment only; go on without a lock on a file system that has none."""
-    limit = time.monotonic() + _PATIENCE
-    while system.HAS_LOCKS:
-        try:
-            system.lock(fd)
-            return
-        except BlockingIOError:
-            if time.monotonic() > limit:
-                raise
-            time.sleep(0.001)
-        except OSError:
-            # Whoever tidies refuses to work there.
-            return
-
-
-def _log_name(name: str) -> str:
-    return f"{name}.jsonl"
-
-
-def _is_empty(folder: str) -> bool:
-    """Remove an empty folder; return True when there is no folder then."""
-    with contextlib.suppress(OSError):
-        os.rmdir(folder)
-    return not os.path.lexists(folder)
+# --- what lies in a folder --------------------------------------------------------------------------------------------
 
 
 def _shard_of(name: str) -> str:
@@ -497,26 +350,6 @@ def _shard_of(name: str) -> str:
         return name
     known = _STAGED.fullmatch(name)
     return known["shard"] if known is not None and is_shard_name(known["shard"]) else ""
-
-
-def _read_file(path: str) -> bytes:
-    with files.closing(os.open(path, _READ | system.NOFOLLOW | system.CLOEXEC)) as fd:
-        status = os.fstat(fd)
-        return system.pread(fd, status.st_size, 0) if stat.S_ISREG(status.st_mode) else b""
-
-
-def _names_in(folder: str) -> list[str]:
-    try:
-        return sorted(os.listdir(folder))
-    except FileNotFoundError:
-        return []
-
-
-def _is_save(folder: str) -> bool:
-    try:
-        return bool(detect_format(folder))
-    except OSError:
-        return False
 
 
 def _last_change(path: str) -> float:
@@ -535,6 +368,7 @@ class RemoteLocation(Location):
     """A data set below a URL."""
 
     in_flight = IN_FLIGHT
+    is_remote = True
 
     def __init__(self, url: PathLike, access: Access) -> None:
         self.access = access
@@ -547,41 +381,24 @@ class RemoteLocation(Location):
     def list_logs(self, folder: str) -> dict[str, int | None]:
         return {file.name.removeprefix(f"{folder}/"): file.size for file in self._remote.files(folder)}
 
-    def read(self, name: str, start: int, size: int | None) -> tuple[bytes, int]:
-        assert size is not None
-        return (self._remote.read(name, start, size) if start < size else b""), size
+    def read(self, name: str, start: int = 0, size: int | None = None) -> tuple[bytes, int]:
+        content = self._remote.read(name, start, size) if size is None or start < size else b""
+        return content, start + len(content) if size is None else size
 
     def new_log(self, name: str, head: Head, durable: bool) -> Log:
-        return _SegmentedLog(self._remote, name, head)
+        return _SegmentedLog(self, name, head)
 
     def is_at_work(self, writer: str) -> bool:
         # Rows of a writer at a URL are in its memory until they count, so nothing of it can be taken away.
         return False
 
-    def has(self, name: str) -> bool:
-        return self._remote.find(name) is not None
-
-    def begun(self) -> bool:
-        return self.has(SCHEMA) or self._remote.find() is not None or bool(self._remote.files())
-
-    def strangers(self) -> list[str]:
+    def names(self) -> list[str]:
         if self._remote.find() is not None:
             return [self.root]
-        names = {file.name.partition("/")[0] for file in self._remote.files()}
-        return sorted(name for name in names if name not in (SCHEMA, SHARDS, WRITERS, _LOCK))
+        return sorted({file.name.partition("/")[0] for file in self._remote.files()})
 
-    def rows_of_schema(self) -> Any:
-        return TensorDict.load(
-            self.path(SCHEMA), storage_options=self.access.storage_options, cache_dir=self.access.cache
-        )
-
-    def make_schema(self, sample: Any, durable: bool) -> None:
-        with tempfile.TemporaryDirectory(prefix="tensordict-upload-") as folder:
-            sample.memmap(f"{folder}/{SCHEMA}", archive=True)
-            with open(f"{folder}/{SCHEMA}", "rb") as file:
-                content = file.read()
-        with contextlib.suppress(FileExistsError):
-            self._remote.put(SCHEMA, content, new=True)
+    def put(self, name: str, content: bytes, durable: bool = False) -> None:
+        self._remote.put(name, content, new=True)
 
     def open(self, name: str, mode: str) -> Any:
         path = self.path(name)
@@ -590,19 +407,16 @@ class RemoteLocation(Location):
             return open_file(Remote(path, self.access.storage_options), LoadOptions(), self.access, "zarr")
         return open_rows(path, self.access, lambda read: check_label(find_label(read, DOCUMENTS), name, path))
 
-    def label(self, name: str) -> Label | None:
+    def label(self, name: str) -> Line | None:
         if is_zarr(name):
             return find_label(lambda inner: self._remote.read(f"{name}/{inner}"), GROUPS)
-        found: list[Label | None] = []
+        found: list[Line | None] = []
         open_rows(self.path(name), self.access, lambda read: found.append(find_label(read, DOCUMENTS)))
         return found[0]
 
     def has_shard(self, name: str) -> bool:
         # An object that is gone is noticed when it is asked for, but for a chunk of Zarr, which would be zeros.
-        return not is_zarr(name) or self.has(f"{name}/{GROUP}")
-
-    def format_of(self, name: str) -> str:
-        return "zarr" if is_zarr(name) else ARCHIVE if self.has(name) else "folder"
+        return not is_zarr(name) or self._remote.find(f"{name}/{GROUP}") is not None
 
     def writers(self) -> list[str]:
         return self._remote.folders(SHARDS)
@@ -671,7 +485,10 @@ class RemoteLocation(Location):
             SaveError: there is another one.
             OSError: it cannot be written.
         """
-        _put_new(self._remote, name, content)
+        try:
+            self._remote.put(name, content, new=True)
+        except FileExistsError as error:
+            raise SaveError(f"there is another object at {self.path(name)!r}, which only one process writes") from error
 
     def delete(self, names: Iterable[str]) -> None:
         """Delete objects."""
@@ -699,11 +516,12 @@ class RemoteLocation(Location):
 
 def is_zarr(name: str) -> bool:
     """Return True when the name of a shard says that it is a Zarr group."""
-    return _format_of(name) == "zarr"
+    return format_of(name) == "zarr"
 
 
-def _format_of(name: str) -> str:
-    return SUFFIXES.get(os.path.splitext(name)[1], "")
+def format_of(name: str) -> str:
+    """Return the format of a shard, which its name tells."""
+    return SUFFIXES.get(os.path.splitext(name)[1], DIRECTORY)
 
 
 def _write_file(path: str, content: bytes) -> None:
@@ -712,31 +530,29 @@ def _write_file(path: str, content: bytes) -> None:
         file.write(content)
 
 
-def _put_new(remote: Remote, name: str, content: bytes) -> None:
-    try:
-        remote.put(name, content, new=True)
-    except FileExistsError as error:
-        raise SaveError(f"there is another object at {remote.url_of(name)!r}, which only one process writes") from error
-
-
 def _head_of(name: str) -> str:
     """Return the path of the first object of a log at a URL, which has no record."""
     return f"{name}/{0:08}-{0:08}.jsonl"
 
 
-class _SegmentedLog(Log):
+class _SegmentedLog:
     """Records behind a URL, each in an object of its own that is never put again with another content."""
 
-    def __init__(self, remote: Remote, name: str, head: Head) -> None:
-        self._remote, self._name, self._head = remote, name, head
+    def __init__(self, place: RemoteLocation, name: str, head: Head) -> None:
+        self._place, self._name, self._head = place, name, head
         self._records = 0
-        _put_new(remote, _head_of(name), to_file([head(0)]))
+        place.put_new(_head_of(name), to_file([head(0)]))
 
-    def add(self, item: list[Any]) -> None:
+    def add(self, line: Line) -> None:
+        """Add a line; when that fails, it does not count, and may be added again."""
         name = f"{self._name}/{self._records:08}-{self._records + 1:08}.jsonl"
-        _put_new(self._remote, name, to_file([self._head(self._records), item]))
+        self._place.put_new(name, to_file([self._head(self._records), line.to_json()]))
         self._records += 1
 
     def close(self) -> None:
-        if not self._records and not self._remote.files(f"{SHARDS}/{self._name.rpartition('/')[2]}"):
-            self._remote.delete([_head_of(self._name)])
+        """End the log. A manifest that lists nothing is removed, unless its writer has left a shard."""
+        if not self._records and not self._place.items(self._name.rpartition("/")[2]):
+            self._place.delete([_head_of(self._name)])
+
+
+Log = _GrowingLog | _SegmentedLog

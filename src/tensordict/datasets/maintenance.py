@@ -6,7 +6,7 @@ import contextlib
 import errno
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from functools import partial
 from typing import Any
 
@@ -17,20 +17,18 @@ from tensordict.core.keys import Path
 from tensordict.core.logs import logger
 from tensordict.datasets.dataset import Dataset, Shards, opened
 from tensordict.datasets.index import Manifests, Stretch
-from tensordict.datasets.labels import Label
-from tensordict.datasets.lines import Line, new_id
-from tensordict.datasets.location import Location, RemoteLocation
-from tensordict.datasets.manifest import ManifestWriter, list_manifests, merged_manifest
-from tensordict.datasets.records import to_file
-from tensordict.datasets.schema import Field, Schema
-from tensordict.datasets.shards import Buffers, Shard, new_shard, row_nbytes, rows_per_block
+from tensordict.datasets.lines import SHARDS, Line, new_id
+from tensordict.datasets.location import Location, RemoteLocation, format_of
+from tensordict.datasets.manifest import list_manifests, merged_manifest, new_manifest
+from tensordict.datasets.schema import Schema
+from tensordict.datasets.shards import Shard, new_shard, rows_per_block
 from tensordict.datasets.sweeping import Sweep, Sweeper, check_shard, list_unlisted_shards, names_of
 from tensordict.datasets.writer import DatasetWriter, find_schema, schema_there, shard_options
-from tensordict.io.formats import ABOVE, DATASET, Above
+from tensordict.io.formats import ABOVE, DATASET, DIRECTORY, Above
 from tensordict.io.progress import Progress, progress_bar, quiet
 from tensordict.io.remote import StorageOptions
 from tensordict.io.remote_saves import Access
-from tensordict.io.specification import DICT, VALUE_STACK, WRAPPED, LeafSpec, Specification, Unread
+from tensordict.io.specification import LeafSpec, Specification, Unread
 from tensordict.io.structure import Complain
 from tensordict.io.verify import Report
 from tensordict.memory import files
@@ -109,29 +107,30 @@ def compact(
         parts = index.parts()
         if not parts:
             return 0, 0
-        limit = rows_per_shard or max(1, _ENOUGH // max(1, sum(row_nbytes(schema).values())))
-        format = format or place.format_of(parts[0].path)
+        limit = rows_per_shard or max(1, _ENOUGH // max(1, schema.nbytes))
+        format = format or format_of(parts[0].path).replace(DIRECTORY, "folder")
         is_durable = format != "zarr" and not place.is_remote if durable is None else durable
         # Damage to a merged shard must be found like damage to the shards that it was made of.
         has_checksums = format == "folder" and check_shard(place, index.shard_at(parts[0]))[0].checksummed > 0
         options = shard_options(place, format, is_durable, has_checksums, None, 0)
         groups = list(_groups(place, index, parts, limit))
-        made: set[str] = set()
+        made: dict[str, set[str]] = {}
         if groups:
             writer = new_id()
             generation = index.generation() + 1
             rows = sum(part.rows for group in groups for part in group)
-            manifest = ManifestWriter(place, writer, schema.digest, is_durable)
+            manifest = new_manifest(place, writer, schema.json, is_durable)
             with contextlib.closing(manifest), progress_bar(progress, "compacting", rows, "row") as shown:
                 for number, group in enumerate(groups):
                     holds = tuple((part.writer, part.first, index.rows_of(part)) for part in group)
-                    label = Label(writer, f"{number:08}{options.suffix}", generation, holds)
                     count = sum(part.rows for part in group)
-                    with contextlib.closing(new_shard(schema, count, place, label, options, Buffers())) as shard:
+                    path = f"{SHARDS}/{writer}/{number:08}{options.suffix}"
+                    label = Line(path, count, generation=generation, holds=holds)
+                    with contextlib.closing(new_shard(schema, count, place, label, options, {})) as shard:
                         _copy(Shards(index, group, schema, "r"), shard, schema, shown)
                         line = shard.save()
                         manifest.add(line)
-                    made.add(line.path)
+                    made[line.path] = {part.path for part in group}
         index = _read_index(place, schema)
         if not keep:
             Sweeper(place, index, schema, made).remove_superseded()
@@ -146,7 +145,7 @@ def _read_index(place: Location, schema: Schema) -> Manifests:
     index = Manifests(place)
     index.read(thorough=True)
     index.find_orphans()
-    index.check(schema.digest)
+    index.check(schema)
     return index
 
 
@@ -200,8 +199,7 @@ def _merge_manifests(place: RemoteLocation, index: Manifests) -> None:
         manifest = index.manifests.get(writer)
         if manifest is None or manifest.problem or len(found) < 2:
             continue
-        name, items = merged_manifest(manifest)
-        content = to_file(items)
+        name, content = merged_manifest(manifest)
         place.put_new(name, content)
         stop = len(manifest.lines)
         if place.read(name, 0, len(content))[0] == content:
@@ -253,7 +251,7 @@ def tidy(
         Sweep(removed=[], left={})
     """
     place = Location.of(path, Access(storage_options))
-    if not place.begun():
+    if not place.names():
         raise FileNotFoundError(errno.ENOENT, "there is no data set here", str(place.root))
     named = names_of(place, shards)
     schema = schema_there(place)
@@ -277,7 +275,6 @@ def describe(path: PathLike, complain: Complain | None, access: Access) -> Speci
         if complain is None:
             raise SaveError(problem)
         complain(SaveError(problem))
-    count = sum(part.rows for part in index.parts())
     # Whoever compares needs them, and no one else.
     data: list[Any] = []
 
@@ -286,36 +283,21 @@ def describe(path: PathLike, complain: Complain | None, access: Access) -> Speci
             data.append(Dataset(path, access=access))
         return data[0]._unread_at(key)
 
-    return _described(schema.skeleton, (), schema.fields, count, content)
+    def values(key: Path, count: int | None) -> Any:
+        rows = content(key)
+        return (rows if count is None else rows[:count]).tolist()
 
-
-def _described(
-    node: Specification, key: Path, fields: dict[Path, Field], count: int, content: Callable[[Path], Any]
-) -> Specification:
-    size = torch.Size((count, *node.batch_size[1:]))
-    if node.is_tensorclass:
-        inner = _described(node.entries[WRAPPED], key, fields, count, content)
-        return Specification(node.kind, size, None, node.names, {WRAPPED: inner}, missing=node.missing)
-    entries: dict[str, Any] = {}
-    for name, entry in node.entries.items():
-        path = (*key, name)
-        field = fields.get(path)
-        if field is None:
-            entries[name] = _described(entry, path, fields, count, content)
-        elif field.dtype is None:
-            rows = Unread("one for each row", partial(_values, content, path))
-            entries[name] = Specification(VALUE_STACK, torch.Size((count,)), stack_dim=0, value=rows)
+    rows = sum(part.rows for part in index.parts())
+    leaves: dict[Path, Any] = {}
+    for key, field in schema.fields.items():
+        if field.dtype is None:
+            leaves[key] = Unread("one for each row", partial(values, key))
         else:
-            shape = (count, *field.shape)
+            shape = (rows, *field.shape)
             # What ragged rows take is known by their shards only.
-            nbytes = torch.Size(shape).numel() * field.dtype.itemsize if field.is_dense else 0
-            entries[name] = LeafSpec(field.dtype, shape, nbytes, not field.is_dense, partial(content, path))
-    return Specification(DICT, size, None, node.names, entries)
-
-
-def _values(content: Callable[[Path], Any], path: Path, count: int | None) -> Any:
-    rows = content(path)
-    return (rows if count is None else rows[:count]).tolist()
+            nbytes = torch.Size(shape).numel() * field.dtype.itemsize if key in schema.dense else 0
+            leaves[key] = LeafSpec(field.dtype, shape, nbytes, key not in schema.dense, partial(content, key))
+    return schema.specification(leaves, rows)
 
 
 def _verify(report: Report, num_threads: int, progress: Progress | None, access: Access) -> None:
@@ -362,7 +344,7 @@ def _verify(report: Report, num_threads: int, progress: Progress | None, access:
 def _write(container: Any, path: PathLike, access: Access) -> None:
     """Write a container as a data set, a piece at a time."""
     place = Location.of(path, access)
-    if place.begun():
+    if place.names():
         raise SaveError(
             f"{place.root!r} is not empty, and a data set is not replaced: choose a new place, or add to it by "
             "DatasetWriter"
@@ -373,7 +355,7 @@ def _write(container: Any, path: PathLike, access: Access) -> None:
 
 def write_rows(writer: DatasetWriter, container: Any) -> None:
     """Add all rows of a container, a piece at a time."""
-    row = sum(row_nbytes(Schema(container[:1])).values()) if len(container) else 0
+    row = Schema(container[:1]).nbytes if len(container) else 0
     step = max(1, _STEP // max(1, row))
     for start in range(0, len(container), step):
         writer.extend(container[start : start + step])

@@ -2,7 +2,7 @@
 
 The folder of a data set:
 
-    schema.tdz                     an archive of one row without content: what every row is; made once, never changed
+    schema.json                    what every row is; made once, never changed
     writers/ID.jsonl               the manifest of a writer in a folder, which the writer appends to and keeps locked
     writers/ID/FIRST-STOP.jsonl    the manifest of a writer at a URL: one object a flush, with lines FIRST to STOP - 1
     shards/ID/NUMBER...            the shards of a writer, each a save of its own
@@ -14,8 +14,9 @@ killed at any moment leaves a shard that no line names, or a line that is cut of
 ever changed. No object at a URL is ever put twice with different contents; `compact` merges the objects of one
 manifest into one of a wider range. A data set may be copied between a folder and a URL as it is.
 
-The lines are records (`records.py`). The first one of each file is `["tensordict data set", 2, ID, DIGEST, FIRST]`: the
-writer, the digest of the schema, and the number of the line that follows. Each other line is a shard,
+The lines are records (`records.py`). The first one of each file is `["tensordict data set", 3, ID, SCHEMA, FIRST]`: the
+writer, the schema of its rows as JSON (`schema.py`), and the number of the line that follows. `schema.json` has the one
+line `["tensordict data set", 3, SCHEMA]`. Each other line of a manifest is a shard,
 `[NAME, ROWS, BYTES, DIGEST]`, where BYTES is the length of all its files (`null` for Zarr, which may pack rows
 anew) and DIGEST that of its description (`labels.py`). A merged shard has `[NAME, ROWS, BYTES, DIGEST, GENERATION,
 [[ID, START, [ROWS, ...]], ...]]`: it holds the rows of the lines START, START + 1, ... of these writers, in this
@@ -28,18 +29,21 @@ keeps this order.
 
 from __future__ import annotations
 
+import contextlib
 import re
 import time
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
-from tensordict.datasets.lines import WRITERS, Line, is_id, line_to_json, parse_line
-from tensordict.datasets.location import Location
-from tensordict.datasets.records import Sound, read_records
+from tensordict.core.errors import SaveError
+from tensordict.datasets.lines import WRITERS, Line, is_id, parse_line
+from tensordict.datasets.location import Location, Log
+from tensordict.datasets.records import read_records, to_file
+from tensordict.memory.names import SCHEMA
 
 _SUFFIX = ".jsonl"
-_MAGIC, _VERSION = "tensordict data set", 2
+_MAGIC = ["tensordict data set", 3]
 _RANGE = re.compile(r"([0-9]{8,16})-([0-9]{8,16})\.jsonl")
 # A line that is being appended while we read is whole after a moment.
 _TRIES, _PAUSE = 4, 0.01
@@ -51,7 +55,7 @@ class Manifest:
 
     Args:
         writer: its id.
-        digest: of its schema; empty before the first line was read.
+        schema: of its rows, as JSON; `None` before the first line was read.
         lines: one for each shard.
         paths: of these shards.
         end: how many bytes of `ID.jsonl` were read.
@@ -60,7 +64,7 @@ class Manifest:
     """
 
     writer: str
-    digest: str = ""
+    schema: Any = None
     lines: list[Line] = field(default_factory=list)
     paths: set[str] = field(default_factory=set)
     end: int = 0
@@ -68,8 +72,7 @@ class Manifest:
     problem: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class ManifestFile:
+class ManifestFile(NamedTuple):
     """A file of a manifest.
 
     Args:
@@ -87,49 +90,53 @@ class ManifestFile:
 # --- writing ----------------------------------------------------------------------------------------------------------
 
 
-class ManifestWriter:
-    """The manifest of one writer, which exists from now on.
+def new_manifest(place: Location, writer: str, schema: Any, durable: bool) -> Log:
+    """Make the manifest of a writer.
 
     Args:
         place: the data set.
         writer: the id.
-        digest: of the schema.
+        schema: of the rows, as JSON.
         durable: have every line reach the disk.
 
     Raises:
         OSError: it cannot be made; names the file.
     """
-
-    def __init__(self, place: Location, writer: str, digest: str, durable: bool) -> None:
-        self._writer, self._digest = writer, digest
-        self._log = place.new_log(f"{WRITERS}/{writer}", self._head, durable)
-
-    def _head(self, first: int) -> list[Any]:
-        return [_MAGIC, _VERSION, self._writer, self._digest, first]
-
-    def add(self, line: Line) -> None:
-        """Make a shard count; when that fails, it does not, and may be added again.
-
-        Raises:
-            OSError: the file cannot be written; names it.
-        """
-        self._log.add(line_to_json(line))
-
-    def close(self) -> None:
-        """Close the file. A manifest that lists nothing is removed, unless its writer has left a shard."""
-        self._log.close()
+    return place.new_log(f"{WRITERS}/{writer}", lambda first: [*_MAGIC, writer, schema, first], durable)
 
 
-def merged_manifest(manifest: Manifest) -> tuple[str, list[list[Any]]]:
-    """Return the name and the records of one file with all lines of a manifest that consists of many."""
-    items: list[list[Any]] = [[_MAGIC, _VERSION, manifest.writer, manifest.digest, 0]]
-    items += map(line_to_json, manifest.lines)
-    return segment_name(manifest.writer, 0, len(manifest.lines)), items
+def merged_manifest(manifest: Manifest) -> tuple[str, bytes]:
+    """Return the name and the content of one file with all lines of a manifest that consists of many."""
+    name = f"{WRITERS}/{manifest.writer}/{0:08}-{len(manifest.lines):08}{_SUFFIX}"
+    head = [*_MAGIC, manifest.writer, manifest.schema, 0]
+    return name, to_file([head, *(line.to_json() for line in manifest.lines)])
 
 
-def segment_name(writer: str, first: int, stop: int) -> str:
-    """Return the path of the file that has these lines of a manifest at a URL."""
-    return f"{WRITERS}/{writer}/{first:08}-{stop:08}{_SUFFIX}"
+# --- the schema -------------------------------------------------------------------------------------------------------
+
+
+def put_schema(place: Location, schema: Any, durable: bool) -> None:
+    """Make the file with the schema, unless there is one.
+
+    Raises:
+        OSError: it cannot be written; names it.
+    """
+    with contextlib.suppress(FileExistsError):
+        place.put(SCHEMA, to_file([[*_MAGIC, schema]]), durable)
+
+
+def read_schema_file(place: Location) -> Any:
+    """Return the schema in its file, as JSON.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        SaveError: the file is broken; names it.
+    """
+    items: list[list[Any]] = []
+    _, _, problem = read_records(place.read(SCHEMA)[0], 0, items.append)
+    if problem or [item[:2] for item in items] != [_MAGIC] or len(items[0]) != 3:
+        raise SaveError(f"{place.path(SCHEMA)!r} is broken: {problem or 'it describes no rows'}")
+    return items[0][2]
 
 
 # --- reading ----------------------------------------------------------------------------------------------------------
@@ -140,16 +147,16 @@ def list_manifests(place: Location) -> dict[str, list[ManifestFile]]:
     found: dict[str, list[ManifestFile]] = {}
     for name, size in place.list_logs(WRITERS).items():
         writer, _, segment = name.partition("/")
+        known = _RANGE.fullmatch(segment)
         if not segment and name.endswith(_SUFFIX):
-            writer = name.removesuffix(_SUFFIX)
-            file = ManifestFile(f"{WRITERS}/{name}", 0, None, size)
-        elif (known := _RANGE.fullmatch(segment)) and int(known[1]) <= int(known[2]):
+            writer, file = name.removesuffix(_SUFFIX), ManifestFile(f"{WRITERS}/{name}", 0, None, size)
+        elif known and int(known[1]) <= int(known[2]):
             file = ManifestFile(f"{WRITERS}/{name}", int(known[1]), int(known[2]), size)
         else:
             continue
         if is_id(writer):
             found.setdefault(writer, []).append(file)
-    return {writer: found[writer] for writer in sorted(found)}
+    return dict(sorted(found.items()))
 
 
 def read_manifest(place: Location, manifest: Manifest, files: list[ManifestFile]) -> None:
@@ -163,56 +170,55 @@ def read_manifest(place: Location, manifest: Manifest, files: list[ManifestFile]
     manifest.problem = ""
     for file in sorted(files, key=lambda file: (file.first, -(file.stop or 0))):
         if file.stop is None:
-            _read_growing(place, manifest, file)
-        elif file.stop > len(manifest.lines) or not manifest.digest:
-            _read_segment(place, manifest, file, file.stop)
+            for attempt in range(_TRIES):
+                if attempt:
+                    time.sleep(_PAUSE)
+                manifest.problem = _read_lines(place, manifest, file)
+                if not manifest.problem:
+                    break
+        elif file.stop > len(manifest.lines) or manifest.schema is None:
+            manifest.problem = _read_segment(place, manifest, file, file.stop)
         if manifest.problem:
             return
 
 
-def _read_growing(place: Location, manifest: Manifest, file: ManifestFile) -> None:
-    path = place.path(file.name)
-    for attempt in range(_TRIES):
-        if attempt:
-            time.sleep(_PAUSE)
-        content, length = place.read(file.name, manifest.end, file.size)
-        if length < manifest.end:
-            manifest.problem = f"{path!r} was cut short: it had {manifest.end} bytes, and has {length}"
-            return
-        found = read_records(content, manifest.crc, partial(_take_record, manifest, 0))
-        manifest.end, manifest.crc = manifest.end + found.end, found.crc
-        manifest.problem = _describe_damage(manifest, found, path, 0)
-        if not manifest.problem:
-            return
-
-
-def _read_segment(place: Location, manifest: Manifest, file: ManifestFile, stop: int) -> None:
-    path = place.path(file.name)
+def _read_segment(place: Location, manifest: Manifest, file: ManifestFile, stop: int) -> str:
+    """Read a file that does not grow; return what is wrong with it."""
     have = len(manifest.lines)
     if file.first > have:
-        manifest.problem = f"the manifest of the writer {manifest.writer!r} lacks its lines {have} to {file.first - 1}"
-        return
-    content, _ = place.read(file.name, 0, file.size)
+        return f"the manifest of the writer {manifest.writer!r} lacks its lines {have} to {file.first - 1}"
     # Lines that another file had already are read again, and not taken over.
     own = Manifest(manifest.writer, lines=manifest.lines[: file.first])
     own.paths |= {line.path for line in own.lines}
-    found = read_records(content, 0, partial(_take_record, own, file.first))
-    own.problem = _describe_damage(own, found, path, file.first)
-    if not own.problem and len(own.lines) != stop:
-        own.problem = f"{path!r} has the lines up to {len(own.lines)}, and its name says {stop}"
-    if not own.problem and manifest.digest not in ("", own.digest):
-        own.problem = f"{path!r} names another schema than the files before it"
-    manifest.problem = own.problem
-    manifest.digest = manifest.digest or own.digest
+    problem = _read_lines(place, own, file)
+    if not problem and len(own.lines) != stop:
+        problem = f"{place.path(file.name)!r} has the lines up to {len(own.lines)}, and its name says {stop}"
+    if not problem and manifest.schema not in (None, own.schema):
+        problem = f"{place.path(file.name)!r} names another schema than the files before it"
+    manifest.schema = manifest.schema or own.schema
     if len(own.lines) > have:
         manifest.lines += own.lines[have:]
         manifest.paths |= own.paths
+    return problem
+
+
+def _read_lines(place: Location, manifest: Manifest, file: ManifestFile) -> str:
+    """Read the lines of a file behind those that were read; return what is wrong with them."""
+    path = place.path(file.name)
+    content, length = place.read(file.name, manifest.end, file.size)
+    if length < manifest.end:
+        return f"{path!r} was cut short: it had {manifest.end} bytes, and has {length}"
+    end, manifest.crc, problem = read_records(content, manifest.crc, partial(_take_record, manifest, file.first))
+    manifest.end += end
+    done = len(manifest.lines) - file.first
+    number = done + 1 + (manifest.schema is not None)
+    return problem and f"{path!r} is broken from its line {number} on, after {done:,} shards: {problem}"
 
 
 def _take_record(manifest: Manifest, first: int, item: list[Any]) -> None:
     """Add a record of a file that begins with line `first`; a `ValueError` when it is wrong."""
-    if not manifest.digest:
-        _take_head(manifest, item, first)
+    if manifest.schema is None:
+        _take_head(manifest, first, item)
         return
     line = parse_line(manifest.writer, item)
     if line.path in manifest.paths:
@@ -221,23 +227,15 @@ def _take_record(manifest: Manifest, first: int, item: list[Any]) -> None:
     manifest.lines.append(line)
 
 
-def _describe_damage(manifest: Manifest, found: Sound, path: str, first: int) -> str:
-    if not found.problem:
-        return ""
-    done = len(manifest.lines) - first
-    number = done + 1 + bool(manifest.digest)
-    return f"{path!r} is broken from its line {number} on, after {done:,} shards: {found.problem}"
-
-
-def _take_head(manifest: Manifest, item: list[Any], first: int) -> None:
-    if item[:1] != [_MAGIC] or len(item) < 2:
+def _take_head(manifest: Manifest, first: int, item: list[Any]) -> None:
+    if item[:1] != _MAGIC[:1] or len(item) < 2:
         raise ValueError("it does not belong to a writer of a data set")
-    if item[1] != _VERSION:
-        raise ValueError(f"it is of version {item[1]!r:.20}, and this program knows {_VERSION}")
-    if len(item) != 5 or type(item[3]) is not str or not item[3]:
+    if item[1] != _MAGIC[1]:
+        raise ValueError(f"it is of version {item[1]!r:.20}, and this program knows {_MAGIC[1]}")
+    if len(item) != 5 or type(item[3]) is not dict or not item[3]:
         raise ValueError("it names no schema")
     if item[2] != manifest.writer:
         raise ValueError(f"it belongs to the writer {item[2]!r:.80}")
     if type(item[4]) is not int or item[4] != first:
         raise ValueError(f"it begins with line {item[4]!r:.40}, and its name says {first}")
-    manifest.digest = item[3]
+    manifest.schema = item[3]

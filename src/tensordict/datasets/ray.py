@@ -10,7 +10,6 @@ from tensordict.core import extras
 from tensordict.core.errors import UnsupportedEntryError
 from tensordict.core.keys import joined
 from tensordict.datasets.dataset import Dataset, Segment
-from tensordict.datasets.shards import row_nbytes
 from tensordict.io.remote_saves import Access
 
 if TYPE_CHECKING:
@@ -61,7 +60,7 @@ def to_ray(data: Any, *, separator: str = ".", override_num_blocks: int | None =
 def _source_of(data: Dataset, separator: str) -> Any:
     datasource = extras.require("ray.data.datasource", "ray")
     block = extras.require("ray.data.block", "ray")
-    row = sum(row_nbytes(data.schema).values())
+    row = data.schema.nbytes
     spans: list[Span] = []
     for _, count in data.shards():
         start = spans[-1][1] if spans else 0

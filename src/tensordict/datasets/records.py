@@ -9,23 +9,7 @@ from __future__ import annotations
 import json
 import zlib
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
-
-
-@dataclass(slots=True)
-class Sound:
-    """The sound lines at the beginning of some bytes.
-
-    Args:
-        end: the number of their bytes.
-        crc: the CRC-32 after them.
-        problem: why reading stopped before the end; empty when all lines are sound.
-    """
-
-    end: int = 0
-    crc: int = 0
-    problem: str = ""
 
 
 def to_line(item: list[Any], crc: int) -> tuple[bytes, int]:
@@ -49,32 +33,33 @@ def to_file(items: list[list[Any]]) -> bytes:
     return bytes(content)
 
 
-def read_records(content: bytes, crc: int, take: Callable[[list[Any]], None]) -> Sound:
+def read_records(content: bytes, crc: int, take: Callable[[list[Any]], object]) -> tuple[int, int, str]:
     """Decode lines up to the first one that is not sound.
 
     Args:
         content: the bytes, which may be anything.
         crc: the CRC-32 of the lines before them.
         take: is called with each record; a `ValueError` says that the record is wrong.
+
+    Returns:
+        the number of the bytes of the sound lines, the CRC-32 after them, and why reading stopped before the end; the
+        latter is empty when all lines are sound.
     """
-    found = Sound(0, crc)
-    while found.end < len(content):
-        stop = content.find(b"\n", found.end)
+    end = 0
+    while end < len(content):
+        stop = content.find(b"\n", end)
         if stop < 0:
-            found.problem = "the line is cut off"
-            break
-        text = content[found.end + 9 : stop]
-        crc = zlib.crc32(text, found.crc)
-        if content[found.end : found.end + 9] != b"%08x " % crc:
-            found.problem = "its checksum is wrong"
-            break
+            return end, crc, "the line is cut off"
+        text = content[end + 9 : stop]
+        new = zlib.crc32(text, crc)
+        if content[end : end + 9] != b"%08x " % new:
+            return end, crc, "its checksum is wrong"
         try:
             item = json.loads(text)
             if type(item) is not list:
                 raise ValueError("it holds no JSON array")
             take(item)
         except (ValueError, RecursionError) as error:
-            found.problem = str(error)
-            break
-        found.crc, found.end = crc, stop + 1
-    return found
+            return end, crc, str(error)
+        crc, end = new, stop + 1
+    return end, crc, ""

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
+import dataclasses
 import json
+import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -15,7 +17,9 @@ from tensordict.containers.dense import TensorDict
 from tensordict.core import ragged
 from tensordict.core.errors import SchemaError, UnsupportedEntryError
 from tensordict.core.keys import Path, entry_of, joined
+from tensordict.io import checked
 from tensordict.io.columns import elements_of_rows, ragged_leaf, taken
+from tensordict.io.meta import DTYPES
 from tensordict.io.specification import (
     DICT,
     LAZY,
@@ -24,10 +28,14 @@ from tensordict.io.specification import (
     VALUES,
     WRAPPED,
     Specification,
+    check_level,
     specification_of,
+    tensorclass_over,
     to_container,
 )
+from tensordict.io.structure import bad, node_from_json, node_to_json
 from tensordict.io.values import NotJson, encode
+from tensordict.memory import files
 from tensordict.memory.storable import check_storable
 
 
@@ -43,12 +51,7 @@ class Field:
 
     dtype: torch.dtype | None
     shape: tuple[int, ...]
-    jagged: bool = False
-
-    @property
-    def is_dense(self) -> bool:
-        """Whether all rows are tensors of one shape."""
-        return self.dtype is not None and -1 not in self.shape
+    jagged: bool = dataclasses.field(default=False, compare=False)
 
     def __str__(self) -> str:
         if self.dtype is None:
@@ -81,37 +84,25 @@ def find_difference(one: Batch, other: Batch) -> tuple[int, Path] | None:
 
     Two elements are the same when their bytes are, so NaN is the same as itself.
     """
-    found = [(row, key) for key, rows in one.rows.items() if (row := _first_unlike(rows, other.rows[key])) is not None]
+    found: list[tuple[int, Path]] = []
+    for key, rows in one.rows.items():
+        others = other.rows[key]
+        if isinstance(rows, Tensor) and isinstance(others, Tensor) and files.to_bytes(rows) == files.to_bytes(others):
+            continue
+        pairs = enumerate(zip(_contents(rows), _contents(others), strict=True))
+        found += [(row, key) for row, (mine, theirs) in pairs if mine != theirs][:1]
     return min(found, default=None, key=lambda pair: pair[0])
 
 
-def _first_unlike(one: Rows, other: Rows) -> int | None:
-    if isinstance(one, list):
-        assert isinstance(other, list)
-        return next((row for row, pair in enumerate(zip(one, other, strict=True)) if not _is_same_value(*pair)), None)
-    if isinstance(one, Ragged):
-        assert isinstance(other, Ragged)
-        row = _first_unlike(one.sizes, other.sizes)
-        # The elements of the rows before that one are at the same places.
-        ends = one.sizes[:row].prod(1).cumsum(0)
-        end = int(ends[-1]) if len(ends) else 0
-        flat = _first_unlike(one.flat[:end], other.flat[:end])
-        return row if flat is None else int(torch.searchsorted(ends, flat, right=True))
-    assert isinstance(other, Tensor)
-    if not one.numel():
-        return None
-    a, b = (rows.detach().reshape(len(rows), -1).contiguous().view(torch.uint8) for rows in (one, other))
-    if torch.equal(a, b):
-        return None
-    return int((a != b).any(1).nonzero()[0])
-
-
-def _is_same_value(one: object, other: object) -> bool:
-    a, b = encode(one), encode(other)
-    return json.dumps(a.form) == json.dumps(b.form) and all(
-        x.dtype == y.dtype and x.shape == y.shape and _first_unlike(x[None], y[None]) is None
-        for x, y in zip(a.tensors, b.tensors, strict=True)
-    )
+def _contents(rows: Rows) -> list[bytes]:
+    """The bytes that make up each of some rows."""
+    if isinstance(rows, Tensor):
+        return [files.to_bytes(row) for row in rows]
+    if isinstance(rows, Ragged):
+        parts = torch.split(rows.flat, rows.sizes.prod(1).tolist())
+        return [files.to_bytes(size) + files.to_bytes(part) for size, part in zip(rows.sizes, parts, strict=True)]
+    values = [encode(value) for value in rows]
+    return [json.dumps(form).encode() + b"".join(map(files.to_bytes, tensors)) for form, tensors in values]
 
 
 class Schema:
@@ -125,7 +116,9 @@ class Schema:
         fields: the entries by key.
         batch_size: that of one row.
         skeleton: a specification without leaves.
-        digest: what is the same for two schemas only when they are.
+        dense: the shape of a row of each entry whose rows are all tensors of one shape.
+        sizes: the bytes of such a row.
+        nbytes: all of these bytes together.
 
     Raises:
         SchemaError: it has no batch dims, or no entry of these keys that could be ragged.
@@ -144,24 +137,43 @@ class Schema:
         if not batch.batch_dims:
             raise SchemaError("a batch of rows has a batch dim; append() takes one row, extend() many")
         leaves: dict[Path, Any] = {}
-        self.skeleton = _skeleton(batch, (), leaves)
-        self.fields = {key: _field(key, leaf, key in ragged_keys) for key, leaf in leaves.items()}
-        self._shapes = {key: field.shape for key, field in self.fields.items() if field.is_dense}
+        skeleton = _skeleton(batch, (), leaves)
+        self._take(skeleton, {key: _field(key, leaf, key in ragged_keys) for key, leaf in leaves.items()})
         missing = [joined(key) for key in ragged_keys if key not in leaves]
         if missing:
             raise SchemaError(f"ragged= names {missing}, and there are the entries {[joined(key) for key in leaves]}")
-        self._kinds = dict(_kinds(self.skeleton, ()))
-        self._dense_class = TensorDict
-        self.batch_size = self.skeleton.batch_size[1:]
-        self.digest = self._digest()
 
-    def _digest(self) -> str:
-        """What is the same for two schemas only when they are."""
-        form = [
-            sorted([[*key], kind, list(size)] for key, (kind, size) in self._kinds.items()),
-            sorted([[*key], str(field.dtype), list(field.shape)] for key, field in self.fields.items()),
-        ]
-        return hashlib.sha256(json.dumps(form).encode()).hexdigest()[:32]
+    def _take(self, skeleton: Specification, fields: dict[Path, Field]) -> None:
+        self.skeleton, self.fields = skeleton, fields
+        self.dense: dict[Path, tuple[int, ...]] = {}
+        self.sizes: dict[Path, int] = {}
+        for key, field in fields.items():
+            if field.dtype is not None and -1 not in field.shape:
+                self.dense[key] = field.shape
+                self.sizes[key] = math.prod(field.shape) * field.dtype.itemsize
+        self.nbytes = sum(self.sizes.values())
+        self._kinds = dict(_kinds(skeleton, ()))
+        self._dense_class = TensorDict
+        self.batch_size = skeleton.batch_size[1:]
+
+    # --- JSON ---------------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def json(self) -> dict[str, Any]:
+        """Describe a batch of no rows as `io/structure.py` does, with the dtypes and shapes of its rows."""
+        return _to_json(self.skeleton, (), self.fields)
+
+    @classmethod
+    def from_json(cls, value: Any) -> Schema:
+        """Return the schema that `json` describes.
+
+        Raises:
+            SaveError: the description is broken; the key is named.
+        """
+        schema, fields = object.__new__(cls), dict[Path, Field]()
+        schema._take(_from_json(value, (), fields), fields)
+        schema.json = value
+        return schema
 
     # --- checking -----------------------------------------------------------------------------------------------------
 
@@ -194,12 +206,12 @@ class Schema:
         That takes 15 us for one entry, and this 3; writing 256 rows of 1 KiB takes 66.
         """
         entries = batch._entries if type(batch) is self._dense_class and len(self._kinds) == 1 else None
-        if type(entries) is not dict or len(entries) != len(self._shapes) or len(self._shapes) != len(self.fields):
+        if type(entries) is not dict or len(entries) != len(self.dense) or len(self.dense) != len(self.fields):
             return None
         rows: dict[Path, Rows] = {}
         for name, leaf in entries.items():
             key = (name,)
-            shape = self._shapes.get(key)
+            shape = self.dense.get(key)
             if shape is None or type(leaf) is not Tensor or leaf.is_nested:
                 return None
             if leaf.dtype is not self.fields[key].dtype or leaf.shape[1:] != shape:
@@ -209,7 +221,7 @@ class Schema:
 
     def _checked(self, key: Path, leaf: Any, count: int) -> Rows:
         field = self.fields[key]
-        shape = self._shapes.get(key)
+        shape = self.dense.get(key)
         if shape is not None and isinstance(leaf, Tensor) and not leaf.is_nested:
             if leaf.dtype == field.dtype and leaf.shape[1:] == shape:
                 return leaf
@@ -244,36 +256,42 @@ class Schema:
 
     def refuse_other(self, other: Schema, where: str) -> None:
         """Raise a `SchemaError` unless another schema is the same; `where` says whose that is."""
-        if other.digest == self.digest:
+        if (other._kinds, other.fields) == (self._kinds, self.fields):
             return
         for key, field in self.fields.items():
             theirs = other.fields.get(key)
             if theirs is not None and (theirs.dtype, theirs.shape) != (field.dtype, field.shape):
                 raise SchemaError(f"{entry_of(key)}this data set has {field}, and {where} has {theirs}")
         try:
-            self._refuse_keys_of(other)
+            if other.fields.keys() != self.fields.keys():
+                self._refuse_keys(other.fields)
             self._check_kinds(other.skeleton)
         except SchemaError as error:
             raise SchemaError(f"{where}: {error}") from None
         raise SchemaError(f"{where} has other containers than this data set")
 
-    def _refuse_keys_of(self, other: Schema) -> None:
-        if other.fields.keys() != self.fields.keys():
-            self._refuse_keys(other.fields)
-
     # --- containers ---------------------------------------------------------------------------------------------------
 
     def container(self, leaves: Mapping[Path, Any], count: int) -> Any:
         """The container of so many rows over leaves, which are not checked: tensors, and lists of values."""
-        return to_container(_filled(self.skeleton, (), leaves, count))
+        return to_container(self.specification(leaves, count))
 
-    def sample(self, count: int = 0) -> Any:
+    def specification(self, leaves: Mapping[Path, Any], count: int) -> Specification:
+        """The specification of so many rows over leaves, and over the values of each entry that is no tensor."""
+        return _filled(self.skeleton, (), leaves, count)
+
+    @cached_property
+    def template(self) -> Any:
+        """A container of no rows."""
+        return self.sample(0)
+
+    def sample(self, count: int) -> Any:
         """A container of so many rows without content: zeros, ragged rows without elements, and `None` for values."""
         leaves: dict[Path, Any] = {}
         for key, field in self.fields.items():
             if field.dtype is None:
                 leaves[key] = [None] * count
-            elif field.is_dense:
+            elif key in self.dense:
                 leaves[key] = torch.zeros((count, *field.shape), dtype=field.dtype)
             else:
                 sizes = torch.tensor([max(size, 0) for size in field.shape]).expand(count, -1)
@@ -315,6 +333,50 @@ def _skeleton(container: Any, key: Path, leaves: dict[Path, Any]) -> Specificati
         else:
             entries[name] = _skeleton(entry, path, leaves)
     return replace(form, device=None, entries=entries)
+
+
+def _to_json(node: Specification, key: Path, fields: Mapping[Path, Field]) -> dict[str, Any]:
+    if node.is_tensorclass:
+        return {**_to_json(node.entries[WRAPPED], key, fields), "class": node.kind}
+    entries: dict[str, Any] = {}
+    for name, entry in node.entries.items():
+        path = (*key, name)
+        if entry is None:
+            field = fields[path]
+            entries[name] = {"dtype": str(field.dtype), "shape": list(field.shape), "jagged": field.jagged}
+        else:
+            entries[name] = node_to_json(entry) if entry.is_value else _to_json(entry, path, fields)
+    return {**node_to_json(node), "batch_size": [0, *node.batch_size[1:]], "entries": entries}
+
+
+def _from_json(spec: Any, key: Path, fields: dict[Path, Field]) -> Specification:
+    check_level(key)
+    node, tensorclass = node_from_json(spec, key)
+    given = spec.get("entries")
+    if node.is_value:
+        fields[key] = Field(None, ())
+        return node
+    if node.kind != DICT or not node.batch_size or type(given) is not dict:
+        raise bad(key, f"it is no batch of rows, but {spec!r:.80}")
+    entries: dict[str, Any] = {}
+    for name, item in given.items():
+        path = (*key, name)
+        if type(item) is dict and "kind" not in item:
+            entries[name], fields[path] = None, _field_from_json(item, path)
+        else:
+            entries[name] = _from_json(item, path, fields)
+    node.entries = entries
+    return node if tensorclass is None else tensorclass_over(tensorclass, node)
+
+
+def _field_from_json(item: dict[str, Any], key: Path) -> Field:
+    dtype = item.get("dtype")
+    if type(dtype) is not str or dtype not in DTYPES:
+        raise bad(key, f"its dtype is {dtype!r:.80}")
+    try:
+        return Field(DTYPES[dtype], checked.ints(item.get("shape"), "its shape", -1), item.get("jagged") is True)
+    except ValueError as error:
+        raise bad(key, str(error)) from None
 
 
 def _densified(stack: Any, key: Path) -> Any:
@@ -398,13 +460,12 @@ def _ragged(leaf: Tensor, field: Field) -> Ragged | None:
 def _values(key: Path, form: Specification, count: int) -> list[Any]:
     """One value for each row, of which every one has a form in a file."""
     try:
-        if form.kind in VALUES:
-            encode(form.value)
-            value = form.value
-            for size in reversed(form.batch_size[1:]):
-                value = [value] * size
-            return [value] * count
         encode(form.value)
     except NotJson as error:
         raise UnsupportedEntryError(f"{entry_of(key)}{error}: a data set keeps values as JSON") from None
+    if form.kind in VALUES:
+        value = form.value
+        for size in reversed(form.batch_size[1:]):
+            value = [value] * size
+        return [value] * count
     return list(form.value)

@@ -13,11 +13,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tensordict.core.errors import SaveError
 from tensordict.core.keys import Path
 from tensordict.datasets.folders import refuse_links
-from tensordict.datasets.labels import GROUP_LABEL, Label, describe_shard
-from tensordict.datasets.lines import SHARDS, Line
-from tensordict.datasets.location import Location, RemoteLocation, writing
+from tensordict.datasets.labels import GROUP_LABEL, describe_shard
+from tensordict.datasets.lines import Line
+from tensordict.datasets.location import Location, RemoteLocation
 from tensordict.datasets.schema import Batch, Ragged, Rows, Schema, ragged_rows
 from tensordict.io.archive import plan_archive
 from tensordict.io.directory import FolderOptions, GrowingFolder, plan_save
@@ -26,6 +27,8 @@ from tensordict.io.remote_saves import naming_url
 from tensordict.io.stores.backends import backend_of
 from tensordict.memory import files
 
+# Memory for the rows of one shard, by entry.
+Buffers = dict[Path, Tensor]
 # So many bytes, and so many rows, are copied or compared at once.
 _BLOCK, _MOST_ROWS = 16 << 20, 1 << 16
 # What a value that is no tensor is taken to need, in bytes.
@@ -62,6 +65,9 @@ class Shard(ABC):
     Args:
         schema: of the rows.
         capacity: how many there may be.
+        place: the data set.
+        label: names the shard.
+        options: how it is saved.
 
     Attributes:
         count: how many there are.
@@ -70,13 +76,14 @@ class Shard(ABC):
         is_final: whether it takes no more rows, as what was saved of it may be there already.
     """
 
-    def __init__(self, schema: Schema, capacity: int) -> None:
+    def __init__(self, schema: Schema, capacity: int, place: Location, label: Line, options: ShardOptions) -> None:
         self.schema, self.capacity = schema, capacity
+        self._place, self._label, self._options = place, label, options
+        self._path = place.path(label.path)
         self.count = self.nbytes = 0
         self.line: Line | None = None
         self.is_final = False
-        self._dense = [key for key, field in schema.fields.items() if field.is_dense]
-        self._others: dict[Path, list[Any]] = {key: [] for key in schema.fields if key not in set(self._dense)}
+        self._others: dict[Path, list[Any]] = {key: [] for key in schema.fields if key not in schema.dense}
 
     def add(self, batch: Batch, start: int, stop: int) -> None:
         """Take rows of a batch; when that fails, there are as many as before.
@@ -85,7 +92,7 @@ class Shard(ABC):
             OSError: a file cannot be written; the entry is named.
         """
         whole = stop - start == batch.count
-        for key in self._dense:
+        for key in self.schema.dense:
             rows = batch.rows[key]
             assert isinstance(rows, Tensor)
             self._put(key, rows if whole else rows[start:stop])
@@ -110,6 +117,11 @@ class Shard(ABC):
             leaves[key] = list(parts) if field.dtype is None else ragged_rows(field, parts)
         return self.schema.container(leaves, self.count)
 
+    def _described(self, path: str) -> Line:
+        """Return the line of the manifest for the complete shard, whose files lie at a path on this machine."""
+        nbytes, digest = describe_shard(path)
+        return replace(self._label, rows=self.count, nbytes=nbytes, digest=digest)
+
     @abstractmethod
     def save(self) -> Line:
         """Complete the shard on disk, and return its line of the manifest; it may be tried again when that fails."""
@@ -122,20 +134,20 @@ class Shard(ABC):
 class FolderShard(Shard):
     """A shard whose tensors are written to their files at once, and never held in memory."""
 
-    def __init__(self, schema: Schema, capacity: int, place: Location, name: str, label: Label, how: ShardOptions):
-        super().__init__(schema, capacity)
-        self._name, self._path, self._label = name, place.path(name), label
-        make_shard_folder(place, name, how.durable)
-        self._folder = GrowingFolder(self._path, schema.sample(1), frozenset(self._dense), folder_options(how, label))
-        self._row_nbytes = row_nbytes(schema)
+    def __init__(self, schema: Schema, capacity: int, place: Location, label: Line, options: ShardOptions) -> None:
+        super().__init__(schema, capacity, place, label, options)
+        make_shard_folder(place, label.path, options.durable)
+        self._folder = GrowingFolder(self._path, schema.sample(1), schema.dense, folder_options(options, label))
 
     def _put(self, key: Path, rows: Tensor) -> None:
-        self._folder.write(key, rows, self.count * self._row_nbytes[key])
+        self._folder.write(key, rows, self.count * self.schema.sizes[key])
 
     def save(self) -> Line:
         if self.line is None:
-            self._folder.commit(self._container({key: self._folder.written(key, self.count) for key in self._dense}))
-            self.line = make_line(self._name, self.count, self._path, self._label)
+            self._folder.commit(
+                self._container({key: self._folder.written(key, self.count) for key in self.schema.dense})
+            )
+            self.line = self._described(self._path)
         return self.line
 
     def close(self) -> None:
@@ -150,48 +162,51 @@ class MemoryShard(Shard):
     """
 
     def __init__(
-        self,
-        schema: Schema,
-        capacity: int,
-        place: Location,
-        name: str,
-        label: Label,
-        options: ShardOptions,
-        buffers: Buffers,
+        self, schema: Schema, capacity: int, place: Location, label: Line, options: ShardOptions, buffers: Buffers
     ) -> None:
-        super().__init__(schema, capacity)
-        self._place, self._name, self._label, self._options = place, name, label, options
+        super().__init__(schema, capacity, place, label, options)
         self._buffers = buffers
         self._staged: tempfile.TemporaryDirectory[str] | None = None
 
+    def _buffer(self, key: Path) -> Tensor:
+        if key not in self._buffers:
+            field = self.schema.fields[key]
+            # Pages that no row is written to take no memory.
+            self._buffers[key] = torch.empty((self.capacity, *field.shape), dtype=field.dtype, device="cpu")
+        return self._buffers[key]
+
     def _put(self, key: Path, rows: Tensor) -> None:
-        self._buffers.of(key, self.schema, self.capacity)[self.count : self.count + len(rows)] = rows.detach()
+        self._buffer(key)[self.count : self.count + len(rows)] = rows.detach()
 
     def save(self) -> Line:
         if self.line is None:
-            with writing("the shard", self._place.path(self._name)):
+            try:
                 self.line = self._save()
+            except OSError as error:
+                # Some errors name an entry only.
+                if error.errno is None:
+                    raise SaveError(f"cannot write the shard {self._path!r}: {error}") from error
+                raise OSError(error.errno, f"cannot write the shard ({error})", self._path) from error
         return self.line
 
     def _save(self) -> Line:
         place = self._place
         if not isinstance(place, RemoteLocation):
-            path = place.path(self._name)
-            make_shard_folder(place, self._name, self._options.durable)
-            self._save_at(path, self._options.durable)
-            return make_line(self._name, self.count, path, self._label)
+            make_shard_folder(place, self._label.path, self._options.durable)
+            self._save_at(self._path, self._options.durable)
+            return self._described(self._path)
         if self._staged is None:
             self._staged = tempfile.TemporaryDirectory(prefix="tensordict-upload-")
-        path = f"{self._staged.name}/{os.path.basename(self._name)}"
+        path = f"{self._staged.name}/{os.path.basename(self._path)}"
         if not self.is_final:
-            with naming_url(path, place.path(self._name)):
+            with naming_url(path, self._path):
                 self._save_at(path, durable=False)
             self.is_final = True
-        place.upload(self._name, path)
-        return make_line(self._name, self.count, path, self._label)
+        place.upload(self._label.path, path)
+        return self._described(path)
 
     def _save_at(self, path: str, durable: bool) -> None:
-        dense = {key: self._buffers.of(key, self.schema, self.capacity)[: self.count] for key in self._dense}
+        dense = {key: self._buffer(key)[: self.count] for key in self.schema.dense}
         save_rows(self._container(dense), path, replace(self._options, durable=durable), self._label)
 
     def close(self) -> None:
@@ -200,29 +215,13 @@ class MemoryShard(Shard):
             self._staged.cleanup()
 
 
-class Buffers:
-    """Memory for the rows of one shard, which the next one uses again."""
-
-    def __init__(self) -> None:
-        self._buffers: dict[Path, Tensor] = {}
-
-    def of(self, key: Path, schema: Schema, capacity: int) -> Tensor:
-        """That of an entry; pages that no row was written to take no memory."""
-        found = self._buffers.get(key)
-        if found is None:
-            field = schema.fields[key]
-            found = self._buffers[key] = torch.empty((capacity, *field.shape), dtype=field.dtype, device="cpu")
-        return found
-
-
 def new_shard(
-    schema: Schema, capacity: int, place: Location, label: Label, options: ShardOptions, buffers: Buffers
+    schema: Schema, capacity: int, place: Location, label: Line, options: ShardOptions, buffers: Buffers
 ) -> Shard:
-    """Begin a shard, which the label names."""
-    name = f"{SHARDS}/{label.writer}/{label.name}"
+    """Begin a shard, which the label names; `buffers` are those of the shards before it, whose memory is used again."""
     if options.format == DIRECTORY and not place.is_remote:
-        return FolderShard(schema, capacity, place, name, label, options)
-    return MemoryShard(schema, capacity, place, name, label, options, buffers)
+        return FolderShard(schema, capacity, place, label, options)
+    return MemoryShard(schema, capacity, place, label, options, buffers)
 
 
 def make_shard_folder(place: Location, name: str, durable: bool) -> None:
@@ -235,25 +234,19 @@ def make_shard_folder(place: Location, name: str, durable: bool) -> None:
             files.sync_folder(around)
 
 
-def make_line(name: str, rows: int, path: str, label: Label) -> Line:
-    """Return the line of the manifest for a complete shard whose files lie at a path on this machine."""
-    nbytes, digest = describe_shard(path)
-    return Line(name, rows, nbytes, digest, label.generation, label.holds)
-
-
-def folder_options(options: ShardOptions, label: Label) -> FolderOptions:
+def folder_options(options: ShardOptions, label: Line) -> FolderOptions:
     """Return how the files of a shard are written in a folder or an archive."""
     return FolderOptions(
         num_threads=options.num_threads,
         durable=options.durable,
         checksum=options.checksum if options.format == DIRECTORY else "",
         copy_existing=True,
-        label=label.to_json(),
+        label=label.label,
         compression=options.compression if options.format == ARCHIVE else None,
     )
 
 
-def save_rows(container: Any, path: str, options: ShardOptions, label: Label) -> None:
+def save_rows(container: Any, path: str, options: ShardOptions, label: Line) -> None:
     """Save a container as a shard on this machine.
 
     Raises:
@@ -269,22 +262,13 @@ def save_rows(container: Any, path: str, options: ShardOptions, label: Label) ->
             {} if options.compression is None else backend_of(options.format).compressed_by(options.compression)
         )
         saved = container.to_zarr(path, chunks="rows", overwrite=True, **compressed)
-        saved._wrapped_container()._group.set_attribute(GROUP_LABEL, json.dumps(label.to_json()))
+        saved._wrapped_container()._group.set_attribute(GROUP_LABEL, json.dumps(label.label))
         saved.close()
 
 
 def rows_per_block(schema: Schema) -> int:
     """Return how many rows are copied or compared at once; values and ragged rows are taken to be small."""
-    return max(1, min(_MOST_ROWS, _BLOCK // max(1, sum(row_nbytes(schema).values()))))
-
-
-def row_nbytes(schema: Schema) -> dict[Path, int]:
-    """The bytes of a row of each entry whose rows are all of one shape."""
-    found: dict[Path, int] = {}
-    for key, field in schema.fields.items():
-        if field.is_dense and field.dtype is not None:
-            found[key] = torch.Size(field.shape).numel() * field.dtype.itemsize
-    return found
+    return max(1, min(_MOST_ROWS, _BLOCK // max(1, schema.nbytes)))
 
 
 def _cut(rows: Rows, start: int, stop: int) -> Rows:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from typing import NamedTuple
 
 from tensordict.core.errors import SchemaError
@@ -23,7 +23,7 @@ from tensordict.datasets.lines import SHARDS, WRITERS, Line, is_id
 from tensordict.datasets.location import Location, ShardItem, is_zarr
 from tensordict.datasets.schema import Schema, find_difference
 from tensordict.datasets.shards import rows_per_block
-from tensordict.io.commit import JOURNAL, TEMPORARY
+from tensordict.io.commit import TEMPORARY
 from tensordict.io.directory import FolderOptions, files_of, plan_files
 from tensordict.io.verify import Report, verify
 
@@ -50,16 +50,18 @@ class Sweeper:
         place: the data set.
         index: its manifests, read thoroughly.
         schema: of its rows.
-        trusted: paths of merged shards that the caller has just written.
+        made: by path of each merged shard that the caller has just written, the paths of those that it was made of.
     """
 
-    def __init__(self, place: Location, index: Manifests, schema: Schema, trusted: Collection[str] = ()) -> None:
+    def __init__(
+        self, place: Location, index: Manifests, schema: Schema, made: Mapping[str, Collection[str]] | None = None
+    ) -> None:
         self._place, self._index = place, index
         self.sweep = Sweep([], {})
         self._schema, self._ours = schema, known_files(schema)
-        # By path of merged shards, what is wrong with them; and those that need not be compared with their sources.
-        self._checked = dict.fromkeys(trusted, "")
-        self._proven = set(trusted)
+        self._made = made or {}
+        # By path of merged shards, what is wrong with them.
+        self._checked = dict.fromkeys(self._made, "")
 
     def remove_superseded(self) -> None:
         """Remove the shards whose rows are all read from verified merged ones."""
@@ -78,24 +80,20 @@ class Sweeper:
             )
 
     def _compare_shards(self, found: list[tuple[ShardItem, Line, list[Move]]]) -> None:
-        """Compare merged shards with the old ones, where nothing else proves that they have the same rows.
+        """Compare merged shards with the old ones, except those that the caller has just copied.
 
-        The proof is that this process has just made the merged shard of the old one, or that the checksums which were
-        recorded when it was made hold. A merged shard with a row that differs is no proof of any other row.
+        A merged shard with a row that differs is no proof of any other row.
         """
-        by_merged: dict[Line, list[tuple[Move, Line]]] = {}
+        to_compare: dict[Line, list[tuple[Move, Line]]] = {}
         for item, line, moves in found:
             # A removal that was cut off began with a proof, and has left no shard that could be compared.
             if item.path == line.path and (item.complete or not self._place.is_remote):
                 for move in moves:
-                    by_merged.setdefault(move.shard, []).append((move, line))
-        for merged, pairs in by_merged.items():
-            if self._check_replacement(merged):
-                continue
-            is_proven = merged.path in self._proven
-            to_compare = [(move, line) for move, line in pairs if not (is_proven and move.is_source)]
-            if to_compare:
-                self._checked[merged.path] = compare_rows(self._place, self._schema, merged, to_compare)
+                    if line.path not in self._made.get(move.shard.path, ()):
+                        to_compare.setdefault(move.shard, []).append((move, line))
+        for merged, pairs in to_compare.items():
+            if not self._check_replacement(merged):
+                self._checked[merged.path] = compare_rows(self._place, self._schema, merged, pairs)
 
     def remove_left(self, limit: float, named: Collection[str]) -> None:
         """Remove what gone writers have left.
@@ -163,10 +161,8 @@ class Sweeper:
     def _check_replacement(self, line: Line) -> str:
         """Say why a merged shard cannot replace others; nothing when it can."""
         if line.path not in self._checked:
-            report, found = check_shard(self._place, line)
+            _, found = check_shard(self._place, line)
             self._checked[line.path] = f"{line.path!r} is in its place, and is broken: {found[0]}" if found else ""
-            if report.leaves == report.checksummed:
-                self._proven.add(line.path)
         return self._checked[line.path]
 
 
@@ -174,16 +170,11 @@ def known_files(schema: Schema) -> IsOurs:
     """Return a function that tells whether a shard of this schema, as a folder, can have a file or a folder (which ends
     with a slash) of this path."""
     options = FolderOptions(archive=True, label=[])
-    files = {*files_of(plan_files(schema.sample(1), "/shard", options)), JOURNAL, ""}
+    files = {*files_of(plan_files(schema.sample(1), "/shard", options)), ""}
     folders = {name[: at + 1] for name in files for at, letter in enumerate(name) if letter == "/"}
 
-    def is_ours(name: str) -> bool:
-        # A save that is cut off may leave files in a folder of a temporary name.
-        first, _, rest = name.partition("/")
-        name = rest if TEMPORARY.fullmatch(first) is not None else name
-        return name in files or name in folders or TEMPORARY.fullmatch(os.path.basename(name)) is not None
-
-    return is_ours
+    # A writer that is killed may leave a file of a temporary name.
+    return lambda name: name in files or name in folders or bool(TEMPORARY.fullmatch(os.path.basename(name)))
 
 
 def check_shard(place: Location, line: Line, num_threads: int = 0) -> tuple[Report, list[str]]:
@@ -265,6 +256,11 @@ def list_unlisted_shards(place: Location, index: Manifests) -> list[str]:
     found = {name for name in index.orphans if not place.is_at_work(name.split("/")[1])}
     for writer in place.writers():
         manifest = index.manifests.get(writer)
-        if manifest is not None and manifest.digest and not manifest.problem and not place.is_at_work(writer):
+        if (
+            manifest is not None
+            and manifest.schema is not None
+            and not manifest.problem
+            and not place.is_at_work(writer)
+        ):
             found.update(name for name in index.list_unlisted(writer) if not index.reads_from(name))
     return sorted(found)

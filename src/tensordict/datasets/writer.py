@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 import atexit
-import contextlib
 import errno
 import os
 import warnings
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from tensordict.core.errors import SaveError, SchemaError, add_note
+from tensordict.core.errors import SaveError, add_note
 from tensordict.core.keys import Path, path_of
 from tensordict.core.locks import Lock
 from tensordict.datasets.index import Manifests
-from tensordict.datasets.labels import Label
-from tensordict.datasets.lines import new_id
-from tensordict.datasets.location import Location
-from tensordict.datasets.manifest import ManifestWriter
+from tensordict.datasets.lines import SHARDS, Line, new_id
+from tensordict.datasets.location import Location, Log
+from tensordict.datasets.manifest import new_manifest, put_schema, read_schema_file
 from tensordict.datasets.schema import Batch, Schema
-from tensordict.datasets.shards import Buffers, Shard, ShardOptions, new_shard, row_nbytes
+from tensordict.datasets.shards import Buffers, Shard, ShardOptions, new_shard
 from tensordict.io.archive import Compression
 from tensordict.io.formats import ARCHIVE, DIRECTORY, FORMATS
 from tensordict.io.progress import Progress
@@ -114,18 +112,16 @@ class DatasetWriter:
         self._place = Location.of(path, Access(storage_options))
         # The URL of a place hides its secrets where it is shown.
         self.path = self._place.root if self._place.is_remote else os.fspath(path)
-        self._options = shard_options(
-            self._place, format or default_format(self._place), durable, checksum, compression, num_threads
-        )
+        self._options = shard_options(self._place, format, durable, checksum, compression, num_threads)
         self._rows_per_shard = rows_per_shard
         self._ragged: tuple[Path, ...] = tuple(path_of(key) for key in ragged)
         self.writer = new_id()
         self.rows = self.flushed = 0
         self._schema = read_schema(self._place)
         self._fixed = self._schema is not None
-        self._manifest: ManifestWriter | None = None
+        self._manifest: Log | None = None
         self._shard: Shard | None = None
-        self._buffers = Buffers()
+        self._buffers: Buffers = {}
         # How many shards were begun, which is what they are called after.
         self._begun = 0
         self._lock = Lock()
@@ -187,22 +183,22 @@ class DatasetWriter:
             self.rows += stop - done
             done = stop
         if self._progress is not None:
-            self._progress.add(batch.count * sum(row_nbytes(schema).values()))
+            self._progress.add(batch.count * schema.nbytes)
 
     def _begin(self, schema: Schema) -> Shard:
-        row = sum(row_nbytes(schema).values())
-        capacity = self._rows_per_shard or max(1, _SHARD // max(row, 1)) if row else self._rows_per_shard or 1 << 16
+        row = schema.nbytes
+        capacity = self._rows_per_shard or (max(1, _SHARD // row) if row else 1 << 16)
         if not self._place.is_remote:
             # The shard may have files at once, and its manifest comes first.
             self._open_manifest(schema)
-        label = Label(self.writer, f"{self._begun:08}{self._options.suffix}")
+        label = Line(f"{SHARDS}/{self.writer}/{self._begun:08}{self._options.suffix}")
         # A number is never used twice: a shard that could not be begun may have left something.
         self._begun += 1
         return new_shard(schema, capacity, self._place, label, self._options, self._buffers)
 
-    def _open_manifest(self, schema: Schema) -> ManifestWriter:
+    def _open_manifest(self, schema: Schema) -> Log:
         if self._manifest is None:
-            self._manifest = ManifestWriter(self._place, self.writer, schema.digest, self._options.durable)
+            self._manifest = new_manifest(self._place, self.writer, schema.json, self._options.durable)
         return self._manifest
 
     # --- making them count --------------------------------------------------------------------------------------------
@@ -257,17 +253,12 @@ class DatasetWriter:
                 self._release()
 
     def _release(self) -> None:
-        closing: list[Callable[[], None]] = []
-        if self._shard is not None:
-            closing.append(self._shard.close)
-            self._shard = None
-        if self._manifest is not None:
-            closing.append(self._manifest.close)
-        self._buffers = Buffers()
-        if self._progress is not None:
-            self._progress.close()
-        for close in closing:
-            close()
+        self._buffers = {}
+        parts = (self._progress, self._shard, self._manifest)
+        self._shard = None
+        for part in parts:
+            if part is not None:
+                part.close()
 
     def _refuse_closed(self) -> None:
         if self._closed:
@@ -301,19 +292,16 @@ class DatasetWriter:
         return f"{type(self).__name__}({self.path!r}, {state}{self.rows:,} rows, {self.flushed:,} flushed)"
 
 
-def default_format(place: Location) -> str:
-    """What shards are saved as unless it is said: one object each at a URL, and else what needs no memory."""
-    return ARCHIVE if place.is_remote else "folder"
-
-
 def shard_options(
-    place: Location, format: str, durable: bool, checksum: bool | str, compression: str | None, num_threads: int
+    place: Location, format: str | None, durable: bool, checksum: bool | str, compression: str | None, num_threads: int
 ) -> ShardOptions:
     """How shards are saved, once that is known to be possible.
 
     Raises:
         ValueError: there is no such format, or it has no such option.
     """
+    # One object each at a URL, and else what needs no memory.
+    format = format or (ARCHIVE if place.is_remote else "folder")
     found = _FORMATS.get(format)
     if found is None:
         raise ValueError(f"the format of shards is one of {list(_FORMATS)}, got {format!r}")
@@ -337,10 +325,10 @@ def read_schema(place: Location) -> Schema | None:
     """Return the schema of a data set; `None` while nobody has flushed a row.
 
     Raises:
-        SaveError: the file is broken and no shard tells the schema, or something else is there.
+        SaveError: the file is broken and no manifest tells the schema, or something else is there.
 
     Warns:
-        UserWarning: the file is broken or missing, and the schema comes from a shard.
+        UserWarning: the file is broken or missing, and the schema comes from a manifest.
     """
     found, problem = find_schema(place)
     if problem:
@@ -354,39 +342,25 @@ def find_schema(place: Location) -> tuple[Schema | None, str]:
     Raises:
         SaveError: as `read_schema`.
     """
-    path = place.path(SCHEMA)
-    is_there = place.has(SCHEMA)
-    if is_there:
-        try:
-            return Schema(place.rows_of_schema()), ""
-        except SchemaError as error:
-            problem = f"{path!r} describes no rows: {error}"
-        except (SaveError, FileNotFoundError) as error:
-            # Not found is a folder without a save.
-            problem = str(error)
-    elif others := place.strangers():
-        raise SaveError(f"{place.root!r} is of something else, with {others[0]!r}: no data set is made in it")
-    else:
-        problem = f"{path!r} is missing"
-    found, is_listed = _schema_of_shards(place)
-    if found is not None:
-        return found, f"{problem}; the schema is read from a shard"
-    if is_listed or is_there:
-        raise SaveError(f"{problem}, and no shard that a manifest lists tells the schema")
-    return None, ""
-
-
-def _schema_of_shards(place: Location) -> tuple[Schema | None, bool]:
-    """The schema in a shard whose manifest names the same one; and whether any manifest lists shards."""
+    path, is_there = place.path(SCHEMA), True
+    try:
+        return Schema.from_json(read_schema_file(place)), ""
+    except FileNotFoundError:
+        is_there, problem = False, f"{path!r} is missing"
+        if others := place.strangers():
+            raise SaveError(
+                f"{place.root!r} is of something else, with {others[0]!r}: no data set is made in it"
+            ) from None
+    except SaveError as error:
+        problem = str(error)
     index = Manifests(place)
     index.read()
-    digests = {manifest.digest for manifest in index.manifests.values() if manifest.lines}
-    for part in index.parts():
-        with contextlib.suppress(OSError, SchemaError):
-            found = Schema(place.open(part.path, "r"))
-            if found.digest in digests:
-                return found, True
-    return None, bool(digests)
+    for manifest in index.manifests.values():
+        if manifest.lines:
+            return Schema.from_json(manifest.schema), f"{problem}; the schema is read from a manifest"
+    if is_there:
+        raise SaveError(f"{problem}, and no manifest with a shard tells the schema")
+    return None, ""
 
 
 def schema_there(place: Location) -> Schema:
@@ -410,10 +384,6 @@ def fix_schema(place: Location, schema: Schema, durable: bool) -> None:
         SchemaError: it is another one; names the entry.
         OSError: it cannot be written.
     """
-    there = read_schema(place)
-    if there is None:
-        place.make_schema(schema.sample(1), durable)
-        there = read_schema(place)
-    if there is None:
-        raise SaveError(f"{place.path(SCHEMA)!r} was written, and is not there")
-    there.refuse_other(schema, "what was written here")
+    put_schema(place, schema.json, durable)
+    # A URL without conditions keeps the last of several objects that are put at the same moment.
+    Schema.from_json(read_schema_file(place)).refuse_other(schema, "what was written here")

@@ -39,7 +39,7 @@ def shape(value: object) -> tuple[int, ...]:
     """
     found = ints(value, "its shape")
     # Torch counts in 63 bits what a shape takes, and the strides of tensors without elements too.
-    if math.prod([size or 1 for size in found]) >= 2**58:
+    if math.prod(filter(None, found)) >= 2**58:
         raise ValueError(f"its shape {value!r:.80} is larger than that of a tensor can be")
     return found
 

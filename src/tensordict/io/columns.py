@@ -122,8 +122,10 @@ def file_of(leaf: object) -> str | None:
     """The path of the file that a leaf, or a part of it, is mapped from; `None` when there is none."""
     flat = leaf.flat if isinstance(leaf, Column) else leaf
     parts = flat.array.parts if type(flat) is StoredTensor and isinstance(flat.array, _Joined) else [flat]
-    sources = (part._source for part in parts if isinstance(part, MemoryMappedTensor))
-    return next((source.path for source in sources if isinstance(source, FileSource)), None)
+    for part in parts:
+        if isinstance(part, MemoryMappedTensor) and isinstance(part._source, FileSource):
+            return part._source.path
+    return None
 
 
 # --- taking apart -----------------------------------------------------------------------------------------------------

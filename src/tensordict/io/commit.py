@@ -16,9 +16,8 @@ import shutil
 import stat
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator
-from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from tensordict.core.errors import SaveError
 from tensordict.core.json_text import parse_json
@@ -79,8 +78,7 @@ def locked(
         yield False
         return
     opened = partial(_opened, path, shown or path, flags, folder, mode)
-    is_still = partial(_is_still, path, folder)
-    fd, sure = _acquired(opened, is_still, shown or path, time.monotonic() + patience)
+    fd, sure = acquire(opened, path, shown or path, patience, folder)
     try:
         yield sure
     finally:
@@ -89,14 +87,27 @@ def locked(
         os.close(fd)
 
 
-def _acquired(opened: Callable[[], int], is_still: Callable[[int], bool], shown: str, limit: float) -> tuple[int, bool]:
-    """Wait until the time `limit` for the lock; gives the descriptor, and whether the file system has locks."""
+def acquire(
+    opened: Callable[[], int], path: str, shown: str, patience: float, folder: int | None = None
+) -> tuple[int, bool]:
+    """Open a file or a folder and lock it; return the descriptor, and whether the file system has locks.
+
+    Args:
+        opened: opens it.
+        path, shown, patience, folder: as in `locked`.
+
+    Raises:
+        SaveError: another process or thread holds the lock.
+    """
+    limit = time.monotonic() + patience
     while True:
         fd = opened()
+        if not system.HAS_LOCKS:
+            return fd, False
         try:
             system.lock(fd)
             # It may have been replaced since it was opened.
-            if is_still(fd):
+            if _is_still(path, folder, fd):
                 return fd, True
         except BlockingIOError:
             if time.monotonic() >= limit:
@@ -430,8 +441,7 @@ def _refuse_unless(sure: bool, real: str, found: str) -> None:
         )
 
 
-@dataclass(frozen=True)
-class _Identity:
+class _Identity(NamedTuple):
     """The identity of a file or a folder that a save made, which another one of its name lacks.
 
     The number of the inode alone would not: a file system gives it to another file when the first one is removed.
@@ -462,9 +472,10 @@ def write_journal(folder: str, stage: str = "", durable: bool = False) -> None:
         stage: the name of the folder in it whose entries will be moved; empty when there is none.
         durable: have it reach the disk.
     """
-    there = os.listdir(f"{folder}/{stage}") if stage else ()
-    entries = {name: _Identity.of(f"{folder}/{stage}/{name}") for name in there}
-    made = {name: [found.inode, found.modified] for name, found in entries.items() if found is not None}
+    made = {}
+    for name in os.listdir(f"{folder}/{stage}") if stage else ():
+        if (found := _Identity.of(f"{folder}/{stage}/{name}")) is not None:
+            made[name] = found
     temporary = files.temporary_name(folder)
     with files.naming("write the file", f"{folder}/{JOURNAL}"):
         try:

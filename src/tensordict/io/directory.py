@@ -49,7 +49,7 @@ from tensordict.io.specification import (
     specification_of,
     to_container,
 )
-from tensordict.io.transaction import FolderTransaction
+from tensordict.io.transaction import FolderTransaction, OwnFolderTransaction, Transaction
 from tensordict.io.value_files import Place, ValueFiles, files_of_value, read_value_files, unpickle
 from tensordict.io.writing import LeafFile, SaveOptions, WriteOptions
 from tensordict.memory import files
@@ -239,12 +239,14 @@ def _plan_node(
         return node
     leaf_files: dict[str, str] = {}
     children: list[tuple[str, Contract | Specification]] = []
+    # What is behind a tensorclass, or is an `UnbatchedTensor`, has the nested key of its folder.
+    is_same = form.is_tensorclass or form.kind == UNBATCHED
     for name, value in form.entries.items():
         if isinstance(value, (Contract, Specification)):
             children.append((name, value))
             node.entries[name] = node  # Keeps the place in the order; replaced below.
             continue
-        leaf = _plan_leaf(name, value, _key_in(form, key, name), folder, options, present)
+        leaf = _plan_leaf(name, value, key if is_same else (*key, name), folder, options, present)
         node.entries[name] = leaf
         for part in (leaf, leaf.table) if isinstance(leaf, _Ragged) else (leaf,):
             leaves.append(part)
@@ -257,13 +259,9 @@ def _plan_node(
     size = form.batch_size if form.kind == DICT else _SCALAR
     for name, child in children:
         inner = f"{folder}/{folder_name(name, options.robust, leaf_files)}" if folder else ""
-        node.entries[name] = _plan_node(child, _key_in(form, key, name), inner, options, leaves, nodes, size)
+        below = key if is_same else (*key, name)
+        node.entries[name] = _plan_node(child, below, inner, options, leaves, nodes, size)
     return node
-
-
-def _key_in(form: Specification, key: Path, name: str) -> Path:
-    """The nested key of an entry: what is behind a tensorclass, or is an `UnbatchedTensor`, has that of its folder."""
-    return key if form.is_tensorclass or form.kind == UNBATCHED else (*key, name)
 
 
 def _present(folder: str, key: Path) -> Container[str]:
@@ -445,23 +443,27 @@ def _save_directory(
                 leaf.result = None
         moving = _write_into(save, root, leaves, nodes, options)
         for leaf in moving:
-            assert leaf.result is not None
             _note_path(leaf.result, leaf.path)
     return _finish(root, prefix, options)
 
 
 def _write_into(
-    save: FolderTransaction, root: _Node, leaves: list[_Leaf], nodes: list[_Node], options: FolderOptions
+    save: Transaction, root: _Node, leaves: list[_Leaf], nodes: list[_Node], options: FolderOptions
 ) -> list[_Leaf]:
     """Write all leaves that are not there, and every `meta.json`, and commit; gives the leaves that were written."""
-    nbytes = _bytes_to_write(leaves)
+    nbytes = sum([leaf.tensor.numel() * leaf.tensor.element_size() for leaf in leaves if leaf.result is None])
     moving: list[_Leaf] = []
     with progress_bar(options.progress, "saving", nbytes) as shown:
         writing = WriteOptions(save, options.num_threads, options.checksum, shown)
         if options.like:
             stage = os.path.dirname(save.at(f"{root.folder}/{META}"))
             writing.reserve = reserves(options.preallocate, stage, nbytes, root.folder)
-        written = [_leaf_file(leaf, options, writing) for leaf in leaves]
+        written = [
+            LeafFile(
+                leaf.key, leaf.tensor, leaf.path, writing, options.like and not leaf.always, leaf.result is not None
+            )
+            for leaf in leaves
+        ]
         # A file that several threads write is written no faster on most file systems, so it is not cut unasked.
         threads = files.threads(options.num_threads, nbytes)
         files.run_all([job for file in written for job in file.jobs()], threads)
@@ -485,7 +487,7 @@ class GrowingFolder:
     """A save in a folder whose tensors are written row by row, before it is known how many there will be.
 
     Args:
-        folder: its absolute path, where nothing is.
+        folder: its absolute path, where nothing is, and which nobody else uses.
         form: a container of the same entries, with any number of rows.
         growing: the nested keys of the tensors that are written by `write`; the others come with `commit`.
         options: how to save.
@@ -499,8 +501,7 @@ class GrowingFolder:
         self._folder, self._options = folder, options
         plan = plan_files(form, folder, options)
         self._rows = {leaf.key: leaf for leaf in plan.leaves if leaf.key in growing}
-        paths = list(files_of(plan))
-        self._save = FolderTransaction(folder, paths, options.durable)
+        self._save = OwnFolderTransaction(folder, options.durable)
         self._fds: dict[Path, int] = {}
         self._save.__enter__()
         try:
@@ -524,19 +525,13 @@ class GrowingFolder:
         """The first rows of an entry, which become all that its file has."""
         leaf = self._rows[key]
         shape = (count, *leaf.tensor.shape[1:])
-        path = self._save.at(leaf.path)
         with files.naming("write the file", leaf.path, key):
             os.ftruncate(self._fds[key], math.prod(shape) * leaf.tensor.itemsize)
-        tensor = map_file(path, leaf.tensor.dtype, shape, key)
-        _note_path(tensor, leaf.path)
-        return tensor
+        return map_file(leaf.path, leaf.tensor.dtype, shape, key)
 
     def commit(self, container: Contract) -> None:
         """Make the save visible; `container` has what `written` gives, and the other entries. May be tried again."""
         plan = plan_files(container, self._folder, self._options)
-        for leaf in plan.leaves:
-            if leaf.key in self._rows and isinstance(leaf.tensor, MemoryMappedTensor):
-                leaf.result = leaf.tensor
         with self._save.attempt():
             _write_into(self._save, plan.root, plan.leaves, plan.nodes, self._options)
 
@@ -676,18 +671,9 @@ def _link(leaf: _Leaf, tensor: MemoryMappedTensor, staged: str) -> bool:
     return False
 
 
-def _bytes_to_write(leaves: list[_Leaf]) -> int:
-    return sum(leaf.tensor.numel() * leaf.tensor.element_size() for leaf in leaves if leaf.result is None)
-
-
-def _leaf_file(leaf: _Leaf, options: FolderOptions, writing: WriteOptions) -> LeafFile:
-    zero = options.like and not leaf.always
-    return LeafFile(leaf.key, leaf.tensor, leaf.path, writing, zero, leaf.result is not None)
-
-
-def _note_path(tensor: MemoryMappedTensor, path: str) -> None:
+def _note_path(tensor: MemoryMappedTensor | None, path: str) -> None:
     """Have a tensor that maps a file in the stage name the path that the file has after the commit."""
-    assert isinstance(tensor._source, FileSource)
+    assert tensor is not None and isinstance(tensor._source, FileSource)
     tensor._source.path = path
 
 
@@ -699,7 +685,9 @@ def meta_of(node: _Node) -> dict[str, Any]:
         name: entry.spec if isinstance(entry, _Leaf) else node_spec(entry.class_name, entry.is_foreign)
         for name, entry in node.entries.items()
     }
-    meta = keep_described(node_meta(node.form, specs), node.there)
+    meta = node_meta(node.form, specs)
+    if node.there:
+        meta = keep_described(meta, node.there)
     return meta if node.label is None else {**meta, LABEL: node.label}
 
 

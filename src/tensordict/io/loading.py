@@ -367,24 +367,20 @@ def _read_parts(node: FolderSpecification, folder: str, key: Path, options: Load
 
 def _load_tensor(folder: str, name: str, entry: Leaf, key: Path, options: LoadOptions, column: bool) -> Tensor | Column:
     """A tensor, or the rows of one that is a column of a lazy stack."""
-    if not entry.ragged:
-        flat = _on_device(_mapped(folder, name, LEAF_SUFFIX, entry.dtype, entry.shape, key, options), options)
-        leaf: Tensor | Column = flat
-    else:
+    sizes, shape = None, entry.shape
+    if entry.ragged:
         sizes, count = _load_sizes(folder, name, entry, key, options)
-        flat = _mapped(folder, name, LEAF_SUFFIX, entry.dtype, (count,), key, options)
-        if column:
-            flat = _on_device(flat, options)
-        leaf = ragged_leaf(flat, sizes, entry.row, column, options.share)
-        if isinstance(leaf, Tensor):
-            leaf = _on_device(leaf, options)
+        shape = (count,)
+    flat = _mapped(folder, name, LEAF_SUFFIX, entry.dtype, shape, key, options)
+    is_moved = not options.mapped
+    if is_moved and (column or sizes is None):
+        flat = flat.to(options.device, non_blocking=True)
+    leaf = flat if sizes is None else ragged_leaf(flat, sizes, entry.row, column, options.share)
+    if is_moved and isinstance(leaf, Tensor) and sizes is not None:
+        leaf = leaf.to(options.device, non_blocking=True)
     if options.progress is not None:
         options.progress.add(flat.nbytes)
     return leaf
-
-
-def _on_device(leaf: Tensor, options: LoadOptions) -> Tensor:
-    return leaf if options.mapped else leaf.to(options.device, non_blocking=True)
 
 
 def _load_sizes(folder: str, name: str, leaf: Leaf, key: Path, options: LoadOptions) -> tuple[Tensor, int]:

@@ -158,11 +158,16 @@ def node_meta(form: Specification, entries: dict[str, Any]) -> dict[str, Any]:
         if _NAMES in meta and (name := meta[_NAMES][form.stack_dim]) is not None:
             meta[_DIM_NAME] = name
         return meta
-    meta = {name: spec for name, spec in entries.items() if not _is_odd(name, spec)}
+    meta, odd = {}, []
+    for name, spec in entries.items():
+        # The reference has another meaning for the name, or does not know the kind: the entry is listed apart.
+        if name in _RESERVED or spec.get("type") == UNBATCHED or _EXACT in spec:
+            odd.append([name, spec])
+        else:
+            meta[name] = spec
     meta[_SHAPE] = [form.batch_size[form.stack_dim or 0]] if form.columns else list(form.batch_size)
     meta[_DEVICE] = "cpu"
     meta[_TYPE] = _TYPES[DICT if form.columns else form.kind]
-    odd = [[name, spec] for name, spec in entries.items() if _is_odd(name, spec)]
     if odd:
         meta[ENTRIES] = odd
     if form.columns:
@@ -214,11 +219,6 @@ def _with_names(meta: dict[str, Any], form: Specification) -> dict[str, Any]:
     return meta
 
 
-def _is_odd(name: str, spec: dict[str, Any]) -> bool:
-    """Whether an entry is listed apart: the reference has another meaning for its name, or does not know its kind."""
-    return name in _RESERVED or spec.get("type") == UNBATCHED or _EXACT in spec
-
-
 def add_entry(folder: str, name: str, spec: dict[str, Any], key: Path) -> None:
     """Add one entry to the meta.json that is on disk, whose folder is locked."""
     meta = _read_json(folder, key, FOLDERS)
@@ -255,10 +255,9 @@ def keep_described(meta: dict[str, Any], there: dict[str, Any]) -> dict[str, Any
     """
     if _SHAPE not in meta or any(there.get(name) != meta.get(name) for name in (_TYPE, _STACK)):
         return meta
-    kept = {**meta, **there}
-    if apart := {**dict(listed_apart(meta)), **dict(listed_apart(there))}:
-        kept[ENTRIES] = [list(pair) for pair in apart.items()]
-    return kept
+    apart = dict(listed_apart(meta)) | dict(listed_apart(there))
+    kept = meta | there
+    return kept | {ENTRIES: [list(pair) for pair in apart.items()]} if apart else kept
 
 
 def is_meta(content: object) -> bool:

@@ -86,7 +86,7 @@ class Save(Folders):
 
     def map(self, path: str, dtype: torch.dtype, shape: tuple[int, ...], key: Path) -> MemoryMappedTensor:
         self.check(path, key)
-        return super().map(path, dtype, shape, key)
+        return map_file(path, dtype, shape, key)
 
     def exists(self, path: str) -> bool:
         self.check(path, ())

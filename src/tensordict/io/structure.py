@@ -72,15 +72,7 @@ class Described:
         form = specification_of(container, key, unread=True, ragged_columns=True)
         if form.is_tensorclass:
             return {**self._node(form.entries[WRAPPED], key), "class": form.kind}
-        spec: dict[str, Any] = {"kind": form.kind, "batch_size": list(form.batch_size)}
-        if form.device is not None:
-            spec["device"] = str(form.device)
-        if form.names is not None:
-            spec["names"] = form.names
-        if form.stack_dim is not None:
-            spec["stack_dim"] = form.stack_dim
-        if form.columns:
-            spec["columns"] = True
+        spec = node_to_json(form)
         if form.is_value:
             spec["value"], tensors = self._value(form, key)
             if tensors:
@@ -133,6 +125,20 @@ class Described:
         self.tensors[name] = tensor
 
 
+def node_to_json(form: Specification) -> dict[str, Any]:
+    """Describe a container that is no tensorclass, without its entries and its value."""
+    spec: dict[str, Any] = {"kind": form.kind, "batch_size": list(form.batch_size)}
+    if form.device is not None:
+        spec["device"] = str(form.device)
+    if form.names is not None:
+        spec["names"] = list(form.names)
+    if form.stack_dim is not None:
+        spec["stack_dim"] = form.stack_dim
+    if form.columns:
+        spec["columns"] = True
+    return spec
+
+
 def value_of(form: object, key: Path, tensors: Sequence[Tensor] = ()) -> Any:
     """The value that stands in a description as `form`, with these tensors in it.
 
@@ -142,7 +148,7 @@ def value_of(form: object, key: Path, tensors: Sequence[Tensor] = ()) -> Any:
     try:
         return restored(form, tensors)
     except ValueError as error:
-        raise _bad(key, f"its value is broken: {error}") from None
+        raise bad(key, f"its value is broken: {error}") from None
 
 
 @contextlib.contextmanager
@@ -193,13 +199,13 @@ class _Reader:
 
     def node(self, spec: Any, key: Path) -> Specification:
         check_level(key)
-        node, tensorclass = _without_content(spec, key)
+        node, tensorclass = node_from_json(spec, key)
         node.device = self.device or node.device
         entries: dict[str, Any] = {}
         given = spec.get("entries")
         if not node.is_value:
             if type(given) is not dict or (node.kind == UNBATCHED and given.keys() != {OWN}):
-                raise _bad(key, f"its entries are {given!r:.80}")
+                raise bad(key, f"its entries are {given!r:.80}")
             for name, item in given.items():
                 path = key if node.kind == UNBATCHED else (*key, name)
                 try:
@@ -211,7 +217,7 @@ class _Reader:
                         entries[name] = found
         else:
             if "value" not in spec:
-                raise _bad(key, "it has no value")
+                raise bad(key, "it has no value")
             if given is not None:
                 entries = self.parts(given, key)
             node.form = spec["value"]
@@ -223,12 +229,12 @@ class _Reader:
     def parts(self, given: Any, key: Path) -> dict[str, Any]:
         """The tensors of a value, which are called `0`, `1`, ... in this order."""
         if type(given) is not dict or list(given) != list(map(str, range(len(given)))):
-            raise _bad(key, f"its tensors are {given!r:.80}")
+            raise bad(key, f"its tensors are {given!r:.80}")
         return {name: self.tensors.take(self.separator.join((*key, name)), (*key, name)) for name in given}
 
     def item(self, spec: object, key: Path, column: bool) -> Any:
         if type(spec) is not dict:
-            raise _bad(key, f"it is described by {spec!r:.80}")
+            raise bad(key, f"it is described by {spec!r:.80}")
         if "kind" in spec:
             return self.node(spec, key)
         leaf = self.tensors.take(self.separator.join(key), key)
@@ -244,32 +250,37 @@ class _Reader:
             row = None if form is None else checked.sizes(form, "the form of its rows", -1)
             fits = flat.dim() == 1 and elements_of_rows(table, row) == flat.numel()
         except ValueError as error:
-            raise _bad(key, str(error)) from None
+            raise bad(key, str(error)) from None
         if not fits:
-            raise _bad(key, "the sizes of its rows do not fit its elements")
+            raise bad(key, "the sizes of its rows do not fit its elements")
         return ragged_leaf(flat, table.clone(), row, column, self.share)
 
 
-def _without_content(spec: Any, key: Path) -> tuple[Specification, str | None]:
-    """What a node is said to be, without its entries and its value, and the tensorclass over it."""
+def node_from_json(spec: Any, key: Path) -> tuple[Specification, str | None]:
+    """Return the container that a description tells of, without its content, and the name of the tensorclass over it.
+
+    Raises:
+        SaveError: the description is broken; the key is named.
+    """
     kind = spec.get("kind") if type(spec) is dict else None
     if kind not in KINDS:
-        raise _bad(key, f"its kind is {kind!r:.80}" if type(spec) is dict else f"it is described by {spec!r:.80}")
+        raise bad(key, f"its kind is {kind!r:.80}" if type(spec) is dict else f"it is described by {spec!r:.80}")
     try:
         # The members of a lazy stack may differ along a dim.
         size = checked.sizes(spec.get("batch_size"), "its batch size", -1 if kind == LAZY else 0)
         names, device = checked.names(spec.get("names")), checked.device(spec.get("device"))
         dim = None if spec.get("stack_dim") is None else checked.dim(spec["stack_dim"], len(size))
     except ValueError as error:
-        raise _bad(key, str(error)) from None
+        raise bad(key, str(error)) from None
     tensorclass = spec.get("class")
     if tensorclass is not None and (type(tensorclass) is not str or tensorclass in KINDS):
-        raise _bad(key, f"its class is {tensorclass!r:.80}")
+        raise bad(key, f"its class is {tensorclass!r:.80}")
     columns = kind == LAZY and spec.get("columns") is True
     if columns and (dim is None or size[dim] < 0):
-        raise _bad(key, f"its batch size {list(size)} says no number of members")
+        raise bad(key, f"its batch size {list(size)} says no number of members")
     return Specification(kind, size, device, names, stack_dim=dim, columns=columns), tensorclass
 
 
-def _bad(key: Path, what: str) -> SaveError:
+def bad(key: Path, what: str) -> SaveError:
+    """Return the error for a description that is broken."""
     return SaveError(f"{entry_of(key)}the description of the structure is broken: {what}")

@@ -369,6 +369,27 @@ def _unlink(path: str) -> None:
         os.unlink(path)
 
 
+class OwnFolderTransaction(Transaction):
+    """A save in a new folder that nobody else writes to or looks for: its files are in their places from the start.
+
+    The folder becomes a save with the commit, which adds its `meta.json`.
+    """
+
+    def _begin(self) -> None:
+        """Nobody else is kept out."""
+
+    def _publish(self, meta: bytes) -> None:
+        if self.durable:
+            for folder in reversed(self._folders):
+                files.sync_folder(folder)
+        files.write_file(f"{self.path}/{META}", meta, durable=self.durable)
+        self._committed = True
+
+    def _abort(self) -> None:
+        super()._abort()
+        self._remove_folders()
+
+
 # --- a folder ---------------------------------------------------------------------------------------------------------
 
 

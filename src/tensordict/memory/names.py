@@ -17,7 +17,7 @@ META = "meta.json"
 LEAF_SUFFIX = ".memmap"
 TABLE_SUFFIX = ".shape.memmap"
 # What every row of a data set is, in its folder.
-SCHEMA = "schema.tdz"
+SCHEMA = "schema.json"
 # The folders of a data set: manifests, and shards.
 DATASET_FOLDERS = ("writers", "shards")
 
