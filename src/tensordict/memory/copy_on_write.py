@@ -5,8 +5,8 @@ has no tensors that cannot be written to: one over such a buffer would change th
 file behind the memory is opened again and mapped privately (MAP_PRIVATE in mmap(2)): nothing is copied until it is
 written to, then by the system, page by page, and nobody else sees it.
 
-The file is found and opened by `memory/kernel.py`. Where there is none, another user has it, or the kernel is not to be
-asked, the bytes are copied.
+The file is found and opened by `memory/kernel.py`. Where there is none, this process may not open it, or the kernel is
+not to be asked, the bytes are copied.
 """
 
 from __future__ import annotations
