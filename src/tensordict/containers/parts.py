@@ -54,7 +54,7 @@ class Parts(Sequence[Any]):
     # See `scattered.gather`.
     missed: int = 0
     # Each part that was checked.
-    _checked: list[_Checked]
+    _checked: list[_SeenPart]
     starts_array: Values
 
     def __init__(self, containers: Sequence[Any], lengths: Iterable[int] | None, template: Any) -> None:
@@ -115,7 +115,7 @@ class Parts(Sequence[Any]):
         part = sequence[at]
         if self._checked[number]() is not part:
             self._check(number, part, self.starts[number + 1] - self.starts[number])
-            self._checked[number] = _Checked(part)
+            self._checked[number] = _SeenPart(part)
         return part
 
     def __getstate__(self) -> dict[str, Any]:
@@ -241,14 +241,14 @@ class Parts(Sequence[Any]):
         _check_alike(part, self.template, number, ())
 
 
-class _Checked(weakref.ref[Any]):
+class _SeenPart(weakref.ref[Any]):
     """A part that was checked, and its rows once they were gathered, which go with it."""
 
     __slots__ = ("columns",)
 
     columns: Columns | None
 
-    def __new__(cls, part: object) -> _Checked:
+    def __new__(cls, part: object) -> _SeenPart:
         self = super().__new__(cls, part, cls.let_go)
         self.columns = None
         return self
@@ -259,7 +259,7 @@ class _Checked(weakref.ref[Any]):
 
 
 # Stands for a part that was not checked: it refers to an object that is gone.
-_NONE = _Checked(set())
+_NONE = _SeenPart(set())
 
 
 def _stays_in_place(value: Tensor, sample: Any) -> bool:

@@ -44,7 +44,7 @@ _MANY = 8
 
 # Rows as `records` gives them, or numbers of rows.
 Values = np.ndarray[Any, np.dtype[Any]]
-# The number of a tensor, and that of one of its rows.
+# The number of a tensor, and the number of a row in it.
 Place = tuple[int, int]
 
 # The large maps that are no part of a `MemoryMappedTensor`, which knows by itself: where they begin and end.
@@ -168,7 +168,7 @@ class Picks:
 
     def __init__(self, numbers: Values, local: Values, count: int) -> None:
         self.local = local
-        # NumPy sorts integers of two bytes ten times as fast as those of eight.
+        # NumPy sorts integers of two bytes several times as fast as those of eight.
         self.order = numbers.astype(np.min_scalar_type(count)).argsort(kind="stable")
         ordered = numbers[self.order]
         first = np.flatnonzero(np.diff(ordered, prepend=-1))
