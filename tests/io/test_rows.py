@@ -210,11 +210,10 @@ def test_maps_come_while_rows_are_read(saves: Path, data: TensorDict, monkeypatc
 @pytest.mark.parametrize(
     ("shape", "dtype", "count"),
     [
-        ((3, 224, 224), torch.uint8, 256),  # as they are, in wider integers
-        ((40_001,), torch.uint8, 1_000),  # an odd number of bytes, which is 13 * 17 * 181
-        ((40_009,), torch.uint8, 1_000),  # a prime number of bytes: no equal pieces
-        ((3, 128, 128), torch.float32, 200),  # wider integers
-        ((3, 256, 256), torch.float32, 50),  # and in pieces
+        ((3, 224, 224), torch.uint8, 256),
+        ((40_001,), torch.uint8, 1_000),  # an odd number of bytes
+        ((3, 128, 128), torch.float32, 200),
+        ((3, 256, 256), torch.float32, 50),
         ((50_002,), torch.int16, 400),
         ((34_000,), torch.bfloat16, 600),
         ((70_000,), torch.complex64, 70),
@@ -237,17 +236,22 @@ def test_long_rows(shape: tuple[int, ...], dtype: torch.dtype, count: int, tmp_p
     assert asked
 
 
-def test_one_call_for_all_long_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No copy of a row is large enough for torch to wake its threads for it alone."""
-    lengths: list[int] = []
-    real = torch.index_select
+# --- rows of many tensors ---------------------------------------------------------------------------------------------
 
-    def record(source: torch.Tensor, dim: int, at: torch.Tensor, *, out: torch.Tensor) -> torch.Tensor:
-        lengths.append(source.stride(0))
-        return real(source, dim, at, out=out)
 
-    monkeypatch.setattr(torch, "index_select", record)
-    for shape in ((3, 224, 224), (3, 512, 512)):
-        data = TensorDict({"x": torch.zeros((64, *shape))}, [64]).memmap(tmp_path / str(shape[1]))
-        _ = data[torch.arange(10)]
-    assert len(lengths) == 2 and all(length < 32_768 for length in lengths)
+@pytest.mark.parametrize("count", [3, 100])  # Rows go one by one, or all of a tensor at once.
+@pytest.mark.parametrize("width", [1, 9_000])
+def test_rows_of_many_tensors_keep_their_memory_and_their_bounds(count: int, width: int) -> None:
+    leaves = [torch.randn(4, width), torch.randn(7, width)]
+    sources = [rows.records(leaf) for leaf in leaves]
+    expected = torch.cat(leaves)
+    at = torch.arange(count).numpy() * 5 % 11
+    del leaves
+    numbers = (at >= 4).astype(int)
+    out = torch.empty(count, width)
+    for missed in (0, 2):
+        picks = rows.Picks(numbers, at - 4 * numbers, 2)
+        rows.gather(sources, picks, out, missed)
+        assert torch.equal(out, expected[at])
+    with pytest.raises(IndexError):
+        rows.gather(sources, rows.Picks(numbers, at, 2), out)

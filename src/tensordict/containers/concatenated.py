@@ -422,7 +422,7 @@ class LazyConcatenatedTensorDict(OnDisk):
         if own.start or own.step != 1:
             positions = own.start + positions * own.step
         taken = Taken(self._joint, positions)
-        self._joint.note(taken)
+        taken.hold()
         if self._joint.in_flight > 1:
             taken.read_ahead(list(self._all_of_parts()))
         return self._gathered_rows(taken, at)

@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import itertools
-import math
-import os
-import threading
 import weakref
 from bisect import bisect_right
-from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property, partial
 from typing import Any, TypeVar, overload
@@ -30,6 +26,8 @@ from tensordict.ops.stacking import cat_containers
 
 # Some rows of one part, and where they are among all that are taken.
 Piece = tuple[int, Any, slice]
+# The rows in memory of the entries of a part, as `scattered.records` gives them.
+Columns = dict[Path, Values]
 Item = TypeVar("Item")
 Read = TypeVar("Read")
 
@@ -53,17 +51,10 @@ class Parts(Sequence[Any]):
     growing: Lock
     # What parts see of that which holds them.
     _locked = True
-    # See `copy_from`.
+    # See `scattered.gather`.
     missed: int = 0
-    # What refers to each part once it was checked.
-    _checked: list[weakref.ref[Any] | None]
-    # Whether it is noted where the tensors of a part are; of which part that is noted, and what keeps them there.
-    _noted: Values
-    _held: Values
-    # Where the tensors at a path begin, 0 for one that has to be asked for its rows; and a power of 2 (at most 8) of
-    # which all these addresses are multiples.
-    _addresses: dict[Path, Values]
-    _aligned: dict[Path, int]
+    # Each part that was checked.
+    _checked: list[_SeenPart]
     starts_array: Values
 
     def __init__(self, containers: Sequence[Any], lengths: Iterable[int] | None, template: Any) -> None:
@@ -99,10 +90,7 @@ class Parts(Sequence[Any]):
                 )
         self.in_flight = max(self.in_flight, getattr(containers, "in_flight", 1))
         self._where += [(containers, at) for at in range(len(containers))]
-        self._checked += [None] * len(containers)
-        with _noting:
-            self._held = np.append(self._held, np.full(len(containers), None))
-            self._noted = np.append(self._noted, np.zeros(len(containers), dtype=np.bool_))
+        self._checked += [_NONE] * len(containers)
         added = list(itertools.accumulate(lengths, initial=self.starts[-1]))[1:]
         self.starts += added
         self.starts_array = np.append(self.starts_array, np.asarray(added, dtype=np.int64))
@@ -125,13 +113,9 @@ class Parts(Sequence[Any]):
         number = range(len(self))[number]
         sequence, at = self._where[number]
         part = sequence[at]
-        known = self._checked[number]
-        if known is None or known() is not part:
+        if self._checked[number]() is not part:
             self._check(number, part, self.starts[number + 1] - self.starts[number])
-            self._checked[number] = weakref.ref(part)
-            with _noting:
-                if self._noted[number] and self._held[number][0]() is not part:
-                    self._forget(number)
+            self._checked[number] = _SeenPart(part)
         return part
 
     def __getstate__(self) -> dict[str, Any]:
@@ -146,12 +130,9 @@ class Parts(Sequence[Any]):
 
     def _start(self) -> None:
         """Know nothing of the parts."""
-        count = len(self._where)
         self.starts_array = np.asarray(self.starts, dtype=np.int64)
         self.growing = Lock()
-        self._checked = [None] * count
-        self._held, self._noted = np.full(count, None), np.zeros(count, dtype=np.bool_)
-        self._addresses, self._aligned = {}, {}
+        self._checked = [_NONE] * len(self._where)
 
     def refuse_read_only(self, path: Path) -> None:
         """Raise a `SaveError` where nothing may be written to the parts."""
@@ -207,80 +188,40 @@ class Parts(Sequence[Any]):
                 taken = until
         return found
 
-    # --- where their tensors are ------------------------------------------------------------------------------------
-    # To look at a part takes Python some microseconds, and a mini-batch is of hundreds. So where the tensors of a part
-    # begin that are mapped from files is noted when its rows are first gathered, and the part is locked, as one that a
-    # locked container holds: its entries cannot be replaced while this is there. What is noted of a part goes with it.
+    # --- their rows in memory ---------------------------------------------------------------------------------------
+    # Looking at a part takes Python some microseconds, and a mini-batch is of hundreds. So the tensors of a part that
+    # are mapped from files are kept as arrays of rows when rows are first gathered. The part is locked then, so that no
+    # entry can be replaced, as a locked container locks the containers in it. The arrays go with the part.
 
-    # Threads may gather at a time: what is noted is read and changed under `_noting`, and a reader holds what it reads.
+    def columns(self, numbers: Sequence[int], loaded: list[Any]) -> list[Columns]:
+        """The rows of some parts in memory; parts that nobody else may keep are added to `loaded`."""
+        known = self._checked
+        found = [known[number].columns for number in numbers]
+        absent = [at for at, columns in enumerate(found) if columns is None]
+        parts = self.each(self.__getitem__, [numbers[at] for at in absent])
+        for at, part in zip(absent, parts, strict=True):
+            columns: Columns = {}
+            self._collect(part._wrapped_container(), self.template, (), columns)
+            if columns:
+                part._lock_tree(weakref.ref(self))
+            found[at] = columns
+            checked = known[numbers[at]]
+            # Another thread may have loaded the same part meanwhile, as another container.
+            if checked() is part:
+                checked.columns = columns
+        loaded += parts
+        return found  # type: ignore[return-value]
 
-    def note(self, reader: Taken) -> None:
-        """Note where the tensors are of the parts of the rows that a reader takes."""
-        noted = self._noted[reader.numbers]
-        if not noted.all():
-            numbers = np.unique(reader.numbers[~noted]).tolist()
-            reader.loaded = self.each(self.__getitem__, numbers)
-            for number, part in zip(numbers, reader.loaded, strict=True):
-                with _noting:
-                    # Another thread may have loaded the same part meanwhile, as another container.
-                    if not self._noted[number]:
-                        self._note(number, part)
-
-    def addresses(self, path: Path, reader: Taken) -> Values:
-        """Where the tensors at a path begin, for each row of a reader; 0 for one that has to be asked for it."""
-        with _noting:
-            reader.held.append(self._held[reader.numbers])
-            found: Values = self._starts_of(path)[reader.numbers]
-        return found
-
-    def copy(self, path: Path, addresses: Values, out: Tensor) -> None:
-        """Copy rows of the tensors at a path, which are at these addresses."""
-        self.missed = scattered.copy_from(addresses, out, self._aligned[path], self.missed)
-
-    def _note(self, number: int, part: Any) -> None:
-        storages: list[Any] = []
-        self._locate(number, part._wrapped_container(), self.template, (), storages)
-        among = weakref.ref(self)
-        if storages:
-            part._lock_tree(among)
-        self._held[number] = weakref.ref(part, partial(_noting.part_is_gone, among, number)), storages
-        self._noted[number] = True
-
-    def _locate(self, number: int, node: Any, template: Any, path: Path, storages: list[Any]) -> None:
+    def _collect(self, node: Any, template: Any, path: Path, columns: Columns) -> None:
         if type(node._entries) is not dict:
             return
         for name, sample in template._structure().items():
             value: Any = node._entries.get(name)
             key = (*path, name)
             if is_node(sample) and is_node(value) and not value._is_non_tensor:
-                self._locate(number, value._wrapped_container(), sample._wrapped_container(), key, storages)
+                self._collect(value._wrapped_container(), sample._wrapped_container(), key, columns)
             elif isinstance(value, Tensor) and _stays_in_place(value, sample):
-                storages.append(value.untyped_storage())
-                address = value.data_ptr()
-                self._starts_of(key)[number] = address
-                self._aligned[key] = min(self._aligned.get(key, 8), (address | 8) & -(address | 8))
-
-    def _forget(self, number: int) -> None:
-        """Drop what is noted of a part."""
-        self._noted[number] = False
-        self._held[number] = None
-        for addresses in self._addresses.values():
-            addresses[number : number + 1] = 0
-
-    def _forget_gone(self, number: int, reference: object) -> None:
-        """The same, if it is this reference by which it was noted."""
-        if self._noted[number] and self._held[number][0] is reference:
-            self._forget(number)
-
-    def _starts_of(self, path: Path) -> Values:
-        """Where the tensors at a path begin in all parts."""
-        addresses = self._addresses.get(path)
-        if addresses is None or len(addresses) < len(self):
-            grown = np.zeros(len(self), dtype=np.int64)
-            if addresses is not None:
-                grown[: len(addresses)] = addresses
-            addresses = self._addresses[path] = grown
-        return addresses
+                columns[key] = scattered.records(value)
 
     # --- one schema -------------------------------------------------------------------------------------------------
 
@@ -300,47 +241,25 @@ class Parts(Sequence[Any]):
         _check_alike(part, self.template, number, ())
 
 
-class _Noting:
-    """The lock under which parts are noted and forgotten.
+class _SeenPart(weakref.ref[Any]):
+    """A part that was checked, and its rows once they were gathered, which go with it."""
 
-    Python says in any thread and at any moment that a part is gone, also while this thread has the lock: then the part
-    is forgotten when the lock is let go.
-    """
+    __slots__ = ("columns",)
 
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._gone: deque[tuple[weakref.ref[Parts], int, object]] = deque()
-        if hasattr(os, "register_at_fork"):
-            release = self._lock.release
-            os.register_at_fork(before=self._lock.acquire, after_in_parent=release, after_in_child=release)
+    columns: Columns | None
 
-    def __enter__(self) -> None:
-        self._lock.acquire()
+    def __new__(cls, part: object) -> _SeenPart:
+        self = super().__new__(cls, part, cls.let_go)
+        self.columns = None
+        return self
 
-    def __exit__(self, *error: object) -> None:
-        self._lock.release()
-        if self._gone:
-            self._forget_gone()
-
-    def part_is_gone(self, among: weakref.ref[Parts], number: int, reference: object) -> None:
-        """A part was destroyed, to which this reference was."""
-        self._gone.append((among, number, reference))
-        self._forget_gone()
-
-    def _forget_gone(self) -> None:
-        # Whoever has the lock looks here after letting it go.
-        while self._gone and self._lock.acquire(blocking=False):
-            try:
-                while self._gone:
-                    among, number, reference = self._gone.popleft()
-                    parts = among()
-                    if parts is not None:
-                        parts._forget_gone(number, reference)
-            finally:
-                self._lock.release()
+    def let_go(self) -> None:
+        """Drop the rows of a part that is gone."""
+        self.columns = None
 
 
-_noting = _Noting()
+# Stands for a part that was not checked: it refers to an object that is gone.
+_NONE = _SeenPart(set())
 
 
 def _stays_in_place(value: Tensor, sample: Any) -> bool:
@@ -355,6 +274,7 @@ def _stays_in_place(value: Tensor, sample: Any) -> bool:
         and value.dtype is sample.dtype
         and value.shape[1:] == sample.shape[1:]
         and value.is_contiguous()
+        and value.numel() > 0
         and not value.is_conj()
         and not value.is_neg()
         and not value.untyped_storage().resizable()
@@ -365,38 +285,37 @@ class Taken:
     """Rows that are taken of parts, in any order.
 
     Attributes:
-        numbers: the part of each.
-        local: which of its rows it is.
+        picks: the rows by part.
+        loaded: parts that may not be kept otherwise.
     """
 
     def __init__(self, parts: Parts, rows: Values) -> None:
         starts = parts.starts_array
+        numbers = starts.searchsorted(rows, "right") - 1
         self.parts = parts
-        self.numbers = starts.searchsorted(rows, "right") - 1
-        self.local = rows - starts[self.numbers]
-        # Parts that are not kept otherwise, and the memory that is read.
+        self.picks = scattered.Picks(numbers, rows - starts[numbers], len(parts))
         self.loaded: list[Any] = []
-        self.held: list[Values] = []
         self._read: dict[Path, list[Any]] = {}
 
-    @cached_property
-    def order(self) -> Values:
-        """The rows by part."""
-        return self.numbers.argsort(kind="stable")
+    def hold(self) -> None:
+        """Take hold of the memory that the rows are read from."""
+        self._columns = self.parts.columns(self.picks.hit, self.loaded)
 
     @cached_property
     def pieces(self) -> list[Piece]:
-        """What is taken of each part, and where it is in `order`."""
-        numbers, local = self.numbers[self.order], self.local[self.order]
-        cuts = [0, *(np.flatnonzero(numbers[1:] != numbers[:-1]) + 1).tolist(), len(numbers)]
-        hit = numbers[cuts[:-1]].tolist() if len(numbers) else []
-        return [(n, torch.from_numpy(local[i:j]), slice(i, j)) for n, (i, j) in zip(hit, itertools.pairwise(cuts))]
+        """What is taken of each part, and where it is in the order of `picks`."""
+        cuts, local = self.picks.cuts, self.picks.local[self.picks.order]
+        return [
+            (number, torch.from_numpy(local[start:stop]), slice(start, stop))
+            for number, start, stop in zip(self.picks.hit, cuts, cuts[1:], strict=False)
+        ]
 
     @cached_property
     def back(self) -> Tensor:
-        """Where in `order` each row is."""
-        back = np.empty_like(self.order)
-        back[self.order] = np.arange(len(back))
+        """Where each row is in the order of `picks`."""
+        order = self.picks.order
+        back = np.empty_like(order)
+        back[order] = np.arange(len(back))
         return torch.from_numpy(back)
 
     def read_ahead(self, entries: Sequence[RowsOfParts | JoinedValues]) -> None:
@@ -413,10 +332,14 @@ class Taken:
         found = self._read.pop(entry.path, None)
         return [entry.piece(piece) for piece in self.pieces] if found is None else found
 
-    def addresses(self, path: Path, nbytes: int) -> Values | None:
-        """Where the rows of an entry begin, which are of so many bytes; `None` when parts have to be asked for them."""
-        starts = self.parts.addresses(path, self)
-        return starts + self.local * nbytes if starts.all() else None
+    def gathered(self, path: Path, shape: Sequence[int], dtype: torch.dtype) -> Tensor | None:
+        """The rows of an entry, of this shape and dtype; `None` when parts have to be asked for them."""
+        sources: list[Any] = [columns.get(path) for columns in self._columns]
+        if any(source is None for source in sources):
+            return None
+        out = scattered.fresh((len(self.picks.local), *shape), dtype)
+        self.parts.missed = scattered.gather(sources, self.picks, out, self.parts.missed)
+        return out
 
 
 class RowsOfParts:
@@ -428,7 +351,7 @@ class RowsOfParts:
         shape: its shape.
     """
 
-    __slots__ = ("device", "dtype", "parts", "path", "row_nbytes", "rows", "shape")
+    __slots__ = ("device", "dtype", "parts", "path", "rows", "shape")
     spread, rows_together = SPREAD, 1
 
     def __init__(
@@ -442,7 +365,6 @@ class RowsOfParts:
     ) -> None:
         self.parts, self.rows, self.path, self.dtype, self.device = parts, rows, path, dtype, device
         self.shape = (len(rows), *row_shape)
-        self.row_nbytes = math.prod(row_shape) * dtype.itemsize
 
     def tensor(self) -> StoredTensor:
         """The tensor that stands for it."""
@@ -467,13 +389,11 @@ class RowsOfParts:
 
     def gathered(self, taken: Taken) -> Tensor:
         """The rows that are taken."""
-        addresses = taken.addresses(self.path, self.row_nbytes) if self.row_nbytes else None
-        if addresses is None:
+        rows = taken.gathered(self.path, self.shape[1:], self.dtype)
+        if rows is None:
             pieces = taken.of(self)
-            return (torch.cat(pieces) if len(pieces) > 1 else pieces[0])[taken.back]
-        out = scattered.fresh((len(addresses), *self.shape[1:]), self.dtype)
-        self.parts.copy(self.path, addresses, out)
-        return out
+            rows = (torch.cat(pieces) if len(pieces) > 1 else pieces[0])[taken.back]
+        return rows
 
     def piece(self, piece: Piece) -> Tensor:
         """Some rows of one part."""

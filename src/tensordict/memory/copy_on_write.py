@@ -5,8 +5,8 @@ has no tensors that cannot be written to: one over such a buffer would change th
 file behind the memory is opened again and mapped privately (MAP_PRIVATE in mmap(2)): nothing is copied until it is
 written to, then by the system, page by page, and nobody else sees it.
 
-The file is found and opened by `memory/kernel.py`. Where there is none, another user has it, or the kernel is not to be
-asked, the bytes are copied.
+The file is found and opened by `memory/kernel.py`. Where there is none, this process may not open it, or the kernel is
+not to be asked, the bytes are copied.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import bisect
 import ctypes
 import mmap
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy
@@ -30,13 +30,9 @@ from tensordict.memory.kernel import Region
 _ALIGN = 16
 # Copying less than this takes no longer than looking for what is behind the memory, some 0.7 ms.
 _WORTH = 4 << 20
-# Buffers that are no further apart are mapped together.
-_NEAR = 64 << 10
 
 # What numpy makes of a buffer.
 _Bytes = Any
-# The first byte of a buffer, the one after its last, and its number.
-_Place = tuple[int, int, int]
 
 
 def writable(buffers: Sequence[Any]) -> list[Tensor]:
@@ -82,42 +78,32 @@ class _PrivateMap(mmap.mmap):
 
 
 def _mapped_again(arrays: dict[int, _Bytes]) -> dict[int, Tensor]:
-    """The arrays whose memory can be mapped again, by number."""
+    """The arrays whose memory can be mapped again, by number; those over one file are mapped together."""
+    regions = kernel.shared_regions()
+    starts = [region.start for region in regions]
+    within: dict[Region, list[int]] = {}
+    for number, array in arrays.items():
+        first = _address(array)
+        at = bisect.bisect_right(starts, first) - 1
+        if array.size and first % _ALIGN == 0 and at >= 0 and first + array.size <= regions[at].stop:
+            within.setdefault(regions[at], []).append(number)
     found: dict[int, Tensor] = {}
-    firsts = {number: _address(array) for number, array in arrays.items() if array.size}
-    places = sorted((first, first + arrays[number].size, number) for number, first in firsts.items())
-    for region, run in _runs([place for place in places if place[0] % _ALIGN == 0], kernel.shared_regions()):
+    for region, numbers in within.items():
         fd = kernel.opened(region)
         if fd is None:
             continue
-        start = run[0][0] - run[0][0] % mmap.PAGESIZE
+        firsts = [_address(arrays[number]) for number in numbers]
+        start = min(firsts) // mmap.PAGESIZE * mmap.PAGESIZE
+        nbytes = max(first + arrays[number].size for first, number in zip(firsts, numbers, strict=True)) - start
         try:
-            nbytes = run[-1][1] - start
             again = system.map_privately(fd, nbytes, region.offset + start - region.start, kind=_PrivateMap)
         except OSError:
             # A file system with larger pages, or more maps than a process may have: there is the copy.
             continue
         finally:
             os.close(fd)
-        again.origin = [arrays[number] for _, _, number in run]
-        for first, stop, number in run:
-            found[number] = torch.frombuffer(again, dtype=torch.uint8, count=stop - first, offset=first - start)
+        again.origin = [arrays[number] for number in numbers]
+        for first, number in zip(firsts, numbers, strict=True):
+            size = arrays[number].size
+            found[number] = torch.frombuffer(again, dtype=torch.uint8, count=size, offset=first - start)
     return found
-
-
-def _runs(places: Sequence[_Place], regions: Sequence[Region]) -> Iterator[tuple[Region, list[_Place]]]:
-    """The places in each region that lie close together; those in no region are left out. Both are in order."""
-    starts = [region.start for region in regions]
-    run: list[_Place] = []
-    region = None
-    for place in places:
-        if region is not None and place[0] - run[-1][1] <= _NEAR and place[1] <= region.stop:
-            run.append(place)
-            continue
-        if region is not None:
-            yield region, run
-        at = bisect.bisect_right(starts, place[0]) - 1
-        region = regions[at] if at >= 0 and place[1] <= regions[at].stop else None
-        run = [place]
-    if region is not None:
-        yield region, run

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import ctypes
 import errno
-import itertools
 import mmap
 import os
 import stat
@@ -109,66 +108,25 @@ class ReadOnly:
         return all(touched) and not _libc.mprotect(ctypes.c_void_p(first), ctypes.c_size_t(last - first), rights)
 
 
-# The path at which the file of a device and inode was opened the last time; empty where there was nothing to open.
-_paths: dict[tuple[int, int], str] = {}
-_MOST_PATHS = 64
-
-
 def opened(region: Region) -> int | None:
     """A descriptor of the file of a region, for reading only; `None` when this process cannot have one.
 
-    A file without a name is opened by way of a process of the same user that has it open. Device and inode are
-    compared: it is the file that is mapped here already, and no other.
+    The kernel opens a file without a name, as Ray's store is, for processes with the capability CAP_CHECKPOINT_RESTORE.
+    Device and inode are compared: it is the file that is mapped here already, and no other.
     """
     if not kernel_memory_info():
         return None
-    key = region.device, region.inode
-    known = _paths.get(key)
-    if known == "":
-        return None
-    for path in itertools.chain(filter(None, [known]), [region.path], _links_to(region.path)):
-        fd = _opened_at(path, region)
-        if fd is not None:
-            break
-    else:
-        fd, path = None, ""
-    if len(_paths) >= _MOST_PATHS:
-        _paths.clear()
-    _paths[key] = path
-    return fd
-
-
-def _opened_at(path: str, region: Region) -> int | None:
-    try:
-        fd = os.open(path, os.O_RDONLY | system.NONBLOCK | system.CLOEXEC)
-    except OSError:
-        # Gone, or not ours.
-        return None
-    status = os.fstat(fd)
-    if stat.S_ISREG(status.st_mode) and (status.st_dev, status.st_ino) == (region.device, region.inode):
-        return fd
-    os.close(fd)
-    return None
-
-
-def _links_to(target: str) -> Iterator[str]:
-    """The descriptors of that file in the processes of this user: of this one first, then of the nearest in number."""
-    own = os.getpid()
-    for pid in sorted((int(name) for name in os.listdir("/proc") if name.isdigit()), key=lambda pid: abs(pid - own)):
-        folder = f"/proc/{pid}/fd"
+    for path in (f"/proc/self/map_files/{region.start:x}-{region.stop:x}", region.path):
         try:
-            names = os.listdir(folder)
+            fd = os.open(path, os.O_RDONLY | system.NONBLOCK | system.CLOEXEC)
         except OSError:
-            # It has ended, or is another user's.
+            # Gone, or not allowed.
             continue
-        for name in names:
-            path = f"{folder}/{name}"
-            try:
-                fits = os.readlink(path) == target
-            except OSError:
-                continue
-            if fits:
-                yield path
+        status = os.fstat(fd)
+        if stat.S_ISREG(status.st_mode) and (status.st_dev, status.st_ino) == (region.device, region.inode):
+            return fd
+        os.close(fd)
+    return None
 
 
 # --- pages of private maps --------------------------------------------------------------------------------------------

@@ -60,7 +60,7 @@ class Communicating(Leaves):
             group_dst: the rank in it.
             init_tag: the tag of the messages, the same on both sides.
             pseudo_rand: spread the tags of different callers; the same on both sides.
-            consolidated: send one message, the storage that :meth:`consolidate` makes unless it has been called.
+            consolidated: accepted for compatibility: small tensors go in one message anyway.
             allow_pickle: pickle the values that JSON cannot hold; the receiver has to agree too.
 
         Raises:
@@ -79,7 +79,7 @@ class Communicating(Leaves):
             ...     return td
         """
         channel = Channel.of(group, dst, group_dst, init_tag, pseudo_rand, "dst")
-        Sending(channel, self, consolidated, allow_pickle).wait()
+        Sending(channel, self, allow_pickle).wait()
 
     def recv(
         self,
@@ -105,8 +105,7 @@ class Communicating(Leaves):
             group_src: the rank in it.
             init_tag: the tag of the messages, the same on both sides.
             pseudo_rand: as the sender has it.
-            consolidated: accepted for compatibility: what is sent says so itself. It goes straight into the storage of
-                a consolidated container of the same layout.
+            consolidated: accepted for compatibility.
             allow_pickle: load values that were sent pickled, which may run any code.
 
         Returns:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, NamedTuple, cast
 
@@ -193,7 +193,29 @@ class Channel(NamedTuple):
         Raises:
             TransferError: it did not arrive in time, or the connection broke.
         """
+        wait_for([work], f"{what} {self.name}")
+
+
+def wait_for(works: Iterable[dist.Work], call: str) -> None:
+    """Wait for messages.
+
+    Raises:
+        TransferError: one did not arrive in time, or the connection broke.
+    """
+    for work in works:
         try:
             work.wait()
         except RuntimeError as error:
-            raise TransferError(f"{what} {self.name}: {error}") from error
+            raise TransferError(f"{call}: {error}") from error
+
+
+def from_all(message: Tensor, group: dist.ProcessGroup, call: str) -> list[Tensor]:
+    """The messages of all ranks, which are of one length, this one among them."""
+    found = [torch.empty_like(message) for _ in range(group.size())]
+    wait_for([dist.all_gather(found, message, group=group, async_op=True)], call)
+    return found
+
+
+def broadcast_all(messages: Iterable[Tensor], src: int, group: dist.ProcessGroup) -> None:
+    """Bring messages from a global rank to all ranks."""
+    wait_for([dist.broadcast(message, src=src, group=group, async_op=True) for message in messages], "broadcast")

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -20,10 +20,9 @@ from tensordict.core.json_text import parse_json
 from tensordict.core.keys import Path, joined
 from tensordict.memory.flat_buffers import fresh
 from tensordict.parallel import sharing, wire
-from tensordict.parallel.channels import Channel, MessageDevices, as_group, rank_in
+from tensordict.parallel.channels import Channel, MessageDevices, as_group, broadcast_all, from_all, rank_in, wait_for
 from tensordict.parallel.transfers import Receiving, Sending, differences, received_apart
-
-T = TypeVar("T")
+from tensordict.parallel.verdicts import attempt, refusal, settle
 
 # Tensors of up to this many bytes are reduced together with the others of their dtype.
 _SMALL = 256 << 10
@@ -40,8 +39,6 @@ _TAKES = {
 }
 # The tags of what `gather_and_stack` and `scatter` send.
 _STACK, _SCATTER = (1 << 28) - 1, (1 << 28) - 2
-# Whether a rank took part, and if not, why.
-VERDICT = 1024
 # Before more bytes than this are sent to all ranks, they agree that each of them has the memory.
 _ROOM = 1 << 20
 
@@ -59,22 +56,22 @@ def broadcast(
     problem: Exception | None = None
     if is_source:
         head, messages, error = _packed(container, devices, allow_pickle)
-        _broadcast(wire.prologue(head, devices.main_device), src, group)
+        broadcast_all(wire.prologue(head, devices.main_device), src, group)
         if error is not None:
             raise error
         nbytes = sum(message.numel() for message in messages)
     else:
         first = fresh(wire.PROLOGUE, devices.main_device)
-        _broadcast([first], src, group)
+        broadcast_all([first], src, group)
         header = _header(_rest(first, src, group), src)
         nbytes = header.nbytes
-        anew, problem = _tried(lambda: wire.NewBuffers(header, devices.place), src)
+        anew, problem = attempt(lambda: wire.NewBuffers(header, devices.place), src)
     if nbytes > _ROOM or problem is not None:
-        _settle(problem, devices, group, "broadcast")
-    _broadcast(messages if anew is None else anew.buffers, src, group)
+        settle(problem, group, "broadcast")
+    broadcast_all(messages if anew is None else anew.buffers, src, group)
     if anew is not None:
-        container, problem = _tried(lambda: _made(anew, device, allow_pickle), src)
-    _settle(problem, devices, group, "broadcast")
+        container, problem = attempt(lambda: _made(anew, device, allow_pickle), src)
+    settle(problem, group, "broadcast")
     return container
 
 
@@ -91,50 +88,25 @@ def all_gather(container: Contract, group: dist.ProcessGroup, allow_pickle: bool
     for rank, header in enumerate(headers):
         anew = None
         if rank != group.rank() and problem is None:
-            anew, problem = _tried(partial(wire.NewBuffers, header, devices.place), rank)
+            anew, problem = attempt(partial(wire.NewBuffers, header, devices.place), rank)
         targets.append(anew)
     if problem is not None or sum(header.nbytes for header in headers) > _ROOM:
-        _settle(problem, devices, group, "all_gather")
+        settle(problem, group, "all_gather")
     works = []
     for rank, target in enumerate(targets):
         src = dist.get_global_rank(group, rank)
         for message in messages if target is None else target.buffers:
             works.append(dist.broadcast(message, src=src, group=group, async_op=True))
-    _wait(works, "all_gather")
+    wait_for(works, "all_gather")
     found: list[Any] = []
     for rank, target in enumerate(targets):
         if target is None:
             found.append(container.clone())
         elif problem is None:
-            made, problem = _tried(partial(_made, target, None, allow_pickle), rank)
+            made, problem = attempt(partial(_made, target, None, allow_pickle), rank)
             found.append(made)
-    _settle(problem, devices, group, "all_gather")
+    settle(problem, group, "all_gather")
     return found
-
-
-def _settle(problem: Exception | None, devices: MessageDevices, group: dist.ProcessGroup, call: str) -> None:
-    """Raise on all ranks what went wrong on any of them.
-
-    Raises:
-        TransferError: what it was, and on which rank.
-    """
-    own = wire.verdict(problem is not None, f"{problem}", VERDICT, devices.main_device)
-    verdicts = from_all(own, group, call)
-    if problem is not None:
-        raise problem
-    for rank, (failed, why) in enumerate(map(wire.read_verdict, verdicts)):
-        if failed:
-            raise TransferError(f"{call}: rank {rank} of the group did not take it: {why}")
-
-
-def _tried(call: Callable[[], T], rank: int) -> tuple[T | None, TransferError | None]:
-    """What a call gives, or why it cannot, for what has come from a rank."""
-    try:
-        return call(), None
-    except Exception as error:  # Whatever it is, the other ranks wait to hear of it.
-        problem = TransferError(f"from rank {rank}: {error}")
-        problem.__cause__ = error
-        return None, problem
 
 
 def _packed(
@@ -145,7 +117,7 @@ def _packed(
         package = wire.Package(container, devices.kind, allow_pickle=allow_pickle)
         return package.head, package.messages(devices.place), None
     except Exception as error:  # Whatever it is, the other ranks wait for a description.
-        return wire.refusal(error), [], error
+        return refusal(error), [], error
 
 
 def _rest(first: Tensor, src: int, group: dist.ProcessGroup) -> bytes:
@@ -156,7 +128,7 @@ def _rest(first: Tensor, src: int, group: dist.ProcessGroup) -> bytes:
             rest = fresh(more, first.device)
         except Exception as error:  # Torch has several for what no memory could hold.
             raise TransferError(f"from rank {src}: no memory for a description of {more} bytes: {error}") from error
-        _broadcast([rest], src, group)
+        broadcast_all([rest], src, group)
         head += wire.content_of(rest)
     return head
 
@@ -169,7 +141,7 @@ def _gathered(head: bytes, devices: MessageDevices, group: dist.ProcessGroup) ->
     for rank, begun in enumerate(from_all(first, group, "all_gather")):
         src = dist.get_global_rank(group, rank)
         if rank == own:
-            _broadcast(rest, src, group)
+            broadcast_all(rest, src, group)
             found.append(head)
         else:
             found.append(_rest(begun, src, group))
@@ -186,25 +158,6 @@ def _header(head: bytes, rank: int) -> wire.Header:
 def _made(anew: wire.NewBuffers, device: torch.device | None, allow_pickle: bool) -> Any:
     made = anew.container(allow_pickle)
     return made if device is None else made.to(device)
-
-
-def from_all(message: Tensor, group: dist.ProcessGroup, call: str) -> list[Tensor]:
-    """The messages of all ranks, which are of one length, this one among them."""
-    found = [torch.empty_like(message) for _ in range(group.size())]
-    _wait([dist.all_gather(found, message, group=group, async_op=True)], call)
-    return found
-
-
-def _broadcast(messages: Iterable[Tensor], src: int, group: dist.ProcessGroup) -> None:
-    _wait([dist.broadcast(message, src=src, group=group, async_op=True) for message in messages], "broadcast")
-
-
-def _wait(works: Iterable[dist.Work], call: str) -> None:
-    for work in works:
-        try:
-            work.wait()
-        except RuntimeError as error:
-            raise TransferError(f"{call}: {error}") from error
 
 
 # --- reducing ---------------------------------------------------------------------------------------------------------
@@ -236,7 +189,7 @@ class PendingReduction:
         if self._work is not None:
             work, self._work = self._work, None
             try:
-                _wait([work], self._call)
+                wait_for([work], self._call)
             except TransferError as error:
                 # The text and not the exception, whose frames would keep the process group alive.
                 self._problem = f"{error}"
@@ -422,7 +375,7 @@ def gather_and_stack(container: Any, dst: int, group: object, allow_pickle: bool
     group = as_group(group)
     target = rank_in(group, dst, "dst")
     if group.rank() != target:
-        Sending(_channel(group, target, _STACK), container, False, allow_pickle).wait()
+        Sending(_channel(group, target, _STACK), container, allow_pickle).wait()
         return None
     others = [rank for rank in range(group.size()) if rank != target]
     problem: Exception | None = None
@@ -483,7 +436,7 @@ def scatter(
     for rank, container in enumerate(given):
         if rank != own:
             try:
-                sendings.append(Sending(_channel(group, rank, _SCATTER), container, False, allow_pickle, problem))
+                sendings.append(Sending(_channel(group, rank, _SCATTER), container, allow_pickle, problem))
             except Exception as error:  # The rank has been told, and the others get theirs.
                 problems.append(error)
     for sending in sendings:

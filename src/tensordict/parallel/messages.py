@@ -8,13 +8,10 @@ references, which say where in this memory they lie.
 
 from __future__ import annotations
 
-import ctypes
 import io
 import itertools
-import mmap
 import os
 import pickle
-import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -37,13 +34,6 @@ _INLINE = 64 << 10
 # Where the bytes of a tensor begin: what every dtype can be read at.
 _ALIGN = 64
 _PROTOCOL = 5
-
-_libc = system.libc
-if _libc is not None:
-    _libc.mmap.restype = ctypes.c_void_p
-    _libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
-    _libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
-_FAILED = ctypes.c_void_p(-1).value
 
 # Where a tensor lies: the number of a tensor of the common memory or, from -1 down, of a handle; the byte at which it
 # begins there; dtype, shape and strides; whether it is a `MemoryMappedTensor`; and a number of its own.
@@ -180,19 +170,12 @@ class Message:
 def _mapped(fd: int, nbytes: int) -> memoryview:
     """Memory, mapped for as long as somebody has a view of it; takes its descriptor over.
 
-    By the system's own call: maps of Python's keep a descriptor each, of which a process may have a thousand.
+    Torch's maps of files keep no descriptor, of which a process may have a thousand; maps of Python's keep one each.
     """
     try:
-        address = _libc.mmap(None, nbytes, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED, fd, 0)
-        if address == _FAILED:
-            code = ctypes.get_errno()
-            raise OSError(code, f"{os.strerror(code)}, to map {nbytes} bytes that a worker sent")
+        return torch.from_file(f"/dev/fd/{fd}", shared=True, size=nbytes, dtype=torch.uint8, device="cpu").numpy().data
     finally:
         os.close(fd)
-    content = (ctypes.c_ubyte * nbytes).from_address(address)
-    # Not when the program ends: there may be tensors over it.
-    weakref.finalize(content, _libc.munmap, address, nbytes).atexit = False
-    return memoryview(content).cast("B")
 
 
 def _starts(lengths: list[int]) -> list[int]:

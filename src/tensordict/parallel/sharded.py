@@ -15,9 +15,7 @@ from tensordict.core.errors import TransferError
 from tensordict.core.keys import joined
 from tensordict.memory.mapped import PathLike
 from tensordict.memory.storable import is_sharded
-from tensordict.parallel import wire
-from tensordict.parallel.channels import MessageDevices
-from tensordict.parallel.collectives import VERDICT, from_all
+from tensordict.parallel.verdicts import TAKEN, exchange
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -123,7 +121,7 @@ class _Ranks:
         digest = hashlib.blake2b(repr((call, forms)).encode(), digest_size=8).hexdigest()
         problem = None
         for group in self._groups:
-            for rank, (_, told) in enumerate(_exchange(False, digest + call, group)):
+            for rank, (_, told) in enumerate(exchange(digest + call, group, "save")):
                 if told[: len(digest)] != digest and problem is None:
                     there = told[len(digest) :]
                     detail = there if there != call else f"{there} of other names, shapes, dtypes or placements"
@@ -138,12 +136,6 @@ class _Ranks:
         """Tell the other ranks what went wrong here; raise what went wrong there, if nothing did here."""
         text = "" if problem is None else f"rank {dist.get_rank()}: {type(problem).__name__}: {problem}"
         for group in self._groups:
-            text = next((why for failed, why in _exchange(bool(text), text, group) if failed), "")
+            text = next((why for state, why in exchange(text, group, "save") if state != TAKEN), "")
         if text and problem is None:
             raise TransferError(f"another rank of the device mesh failed: {text}")
-
-
-def _exchange(failed: bool, text: str, group: dist.ProcessGroup) -> list[tuple[int, str]]:
-    """Collect the verdicts of all ranks of a group, in their order."""
-    message = wire.verdict(failed, text, VERDICT, MessageDevices(group).main_device)
-    return [wire.read_verdict(found) for found in from_all(message, group, "save")]

@@ -1,8 +1,7 @@
 """Sending a container from one rank to another, and receiving it there.
 
-The sender posts everything at once: the description, the messages with the tensors, and a wait for the answer. The
-receiver reads the description, posts the rest, and answers whether it took the container. When it cannot take it, it
-still receives the messages, so that nothing is left behind, and says why. So both sides know, and nobody hangs.
+The sender posts everything at once: the description, the messages with the tensors, and a wait for the verdict. The
+receiver reads the description, posts the rest, and answers: `verdicts.py` draws the states.
 """
 
 from __future__ import annotations
@@ -28,16 +27,11 @@ from tensordict.core.contract import Contract
 from tensordict.core.errors import StackError, TransferError
 from tensordict.core.keys import Path, joined
 from tensordict.io.specification import specification_of
-from tensordict.parallel import wire
+from tensordict.parallel import verdicts, wire
 from tensordict.parallel.channels import Channel
+from tensordict.parallel.verdicts import LEFT, REFUSED, TAKEN, Verdict, refusal
 
 FutureT = TypeVar("FutureT", Future[Any], concurrent.futures.Future[Any])
-
-# An answer: whether the container was taken, and if not, why.
-_ANSWER = 2048
-_TAKEN, _REFUSED = 1, 2
-# Refused, and the messages with the tensors have not even been received.
-_LEFT = 3
 
 # --- sending ----------------------------------------------------------------------------------------------------------
 
@@ -51,7 +45,6 @@ class Sending:
     Args:
         channel: where it goes.
         container: what goes there.
-        whole: send the storage of a consolidated container in one message.
         allow_pickle: pickle the values that JSON cannot hold.
         problem: why there is nothing to send; the other side is told, and it is raised.
 
@@ -66,7 +59,6 @@ class Sending:
         self,
         channel: Channel,
         container: Any,
-        whole: bool = False,
         allow_pickle: bool = False,
         problem: Exception | None = None,
     ) -> None:
@@ -78,12 +70,10 @@ class Sending:
         try:
             if problem is not None:
                 raise problem
-            if whole:
-                container = container.consolidate()
-            package = wire.Package(container, channel.devices.kind, whole, allow_pickle)
+            package = wire.Package(container, channel.devices.kind, allow_pickle)
             messages = package.messages(channel.devices.place)
         except Exception as error:  # Whatever it is, the other side must not wait for what never comes.
-            self._post(wire.refusal(error), [])
+            self._post(refusal(error), [])
             _finish_apart(self, quiet=True)
             raise
         self.count = package.count
@@ -92,7 +82,7 @@ class Sending:
     def _post(self, head: bytes, messages: list[Tensor]) -> None:
         channel = self._channel
         messages = [*wire.prologue(head, channel.devices.main_device), *messages]
-        self._answer = channel.buffer(_ANSWER)
+        self._answer = channel.buffer(verdicts.LENGTH)
         with _posting:
             self._works = [channel.send(message) for message in messages]
             self._works.append(channel.recv(self._answer, answer=True))
@@ -139,11 +129,11 @@ class Sending:
         *works, last = self._works
         # First: a receiver that has no memory for the messages says so, and never takes them.
         self._channel.wait(last, "sending to")
-        word, why = wire.read_verdict(self._answer)
-        if word != _LEFT:
+        state, why = Verdict.read(self._answer)
+        if state != LEFT:
             for work in works:
                 self._channel.wait(work, "sending to")
-        if word != _TAKEN:
+        if state != TAKEN:
             raise TransferError(f"{self._channel.name} did not take what was sent: {why}")
 
 
@@ -288,9 +278,9 @@ class Receiving:
             with torch.no_grad():
                 made = finish()
         except Exception as error:  # Whatever was in it, the sender waits for an answer.
-            self._answer(_REFUSED, f"{error}")
+            self._answer(REFUSED, f"{error}")
             raise TransferError(f"receiving from {channel.name}: {error}") from error
-        self._answer(_TAKEN, "")
+        self._answer(TAKEN)
         return made
 
     def give_up(self) -> None:
@@ -309,7 +299,7 @@ class Receiving:
             try:
                 rest = channel.buffer(more)
             except Exception as error:  # Torch has several for what no memory could hold.
-                self._answer(_LEFT, f"no memory for a description of {more} bytes")
+                self._answer(LEFT, f"no memory for a description of {more} bytes")
                 raise TransferError(
                     f"receiving from {channel.name}: no memory for a description of {more} bytes: {error}"
                 ) from error
@@ -326,7 +316,7 @@ class Receiving:
             target = own or wire.NewBuffers(header, channel.devices.place)
         except Exception as error:  # Whatever was in it, the sender waits for an answer.
             # Nothing follows that could be received.
-            self._answer(_LEFT, f"{error}")
+            self._answer(LEFT, f"{error}")
             raise TransferError(f"receiving from {channel.name}: {error}") from error
         works = [channel.recv(buffer) for buffer in target.buffers]
         if isinstance(target, wire.NewBuffers):
@@ -340,7 +330,7 @@ class Receiving:
                 sketch = wire.Sketch(self._container, self._allow_pickle)
                 if wire.TargetBuffers.fits(header, sketch):
                     actions = new_values(self._container, header, sketch, self._allow_pickle)
-                    return wire.TargetBuffers(header, sketch, self._container, self._channel.devices.place), actions
+                    return wire.TargetBuffers(header, sketch, self._channel.devices.place), actions
             except Exception as error:  # As above.
                 self._problem = error
         return None, []
@@ -362,9 +352,9 @@ class Receiving:
         self._container.update_(made)
         return self._container
 
-    def _answer(self, word: int, text: str) -> None:
+    def _answer(self, state: int, why: str = "") -> None:
         channel = self._channel
-        answer = wire.verdict(word, text, _ANSWER, channel.devices.main_device)
+        answer = Verdict(state, why).message(channel.devices.main_device)
         channel.wait(channel.send(answer, answer=True), "answering")
 
 

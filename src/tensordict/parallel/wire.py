@@ -14,7 +14,7 @@ import itertools
 import json
 import pickle
 import struct
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from math import prod
 from typing import Any, NamedTuple
 
@@ -28,7 +28,7 @@ from tensordict.io.specification import Specification, to_container
 from tensordict.io.structure import SIZES, Described, restore, value_of
 from tensordict.io.values import Encoded, NotJson, exact
 from tensordict.memory.files import is_direct
-from tensordict.memory.flat_buffers import Block, Consolidated, Layout, fresh, is_whole
+from tensordict.memory.flat_buffers import Block, Layout, fresh, is_whole
 from tensordict.memory.stored_tensors import StoredTensor, in_memory
 
 # A tensor of up to this many bytes is copied into the block: two copies of 64 KiB take 10 us, a message over gloo 60.
@@ -91,72 +91,42 @@ class Package:
     Args:
         container: what is sent.
         device_of: gives the type of the device from which messages with tensors of a type of device are sent.
-        whole: send all tensors in one message, which is the storage of a consolidated container.
         allow_pickle: as for :class:`Sketch`.
 
     Raises:
         SaveError: an entry cannot be sent; the key is named.
     """
 
-    def __init__(
-        self, container: Any, device_of: Callable[[str], str], whole: bool = False, allow_pickle: bool = False
-    ) -> None:
+    def __init__(self, container: Any, device_of: Callable[[str], str], allow_pickle: bool = False) -> None:
         sketch = Sketch(container, allow_pickle)
-        tensors = {name: _sendable(tensor, sketch.keys[name]) for name, tensor in sketch.tensors.items()}
+        tensors = [_sendable(tensor, sketch.keys[name]) for name, tensor in sketch.tensors.items()]
+        devices = [device_of(tensor.device.type) for tensor in tensors]
         self.count = len(tensors)
-        self._layouts: dict[str, Layout] = {}
-        self._large: list[Tensor] = []
-        self._storage: Tensor | None = None
-        if whole and _lie_in(container._consolidated, tensors.values()):
-            places = self._whole(container._consolidated[0], tensors, device_of)
-        else:
-            places = self._divided(tensors, device_of)
+        self._layouts = {device: Layout() for device in dict.fromkeys(devices)}
+        sizes = [tensor.numel() * tensor.itemsize for tensor in tensors]
+        starts = [
+            self._layouts[device].add(tensor) if size <= SMALL else -1
+            for tensor, device, size in zip(tensors, devices, sizes, strict=True)
+        ]
+        ends = {device: layout.nbytes for device, layout in self._layouts.items()}
+        large = [at for at, size in enumerate(sizes) if size > SMALL]
+        for at in large:
+            starts[at] = -(-ends[devices[at]] // _ALIGN) * _ALIGN
+            ends[devices[at]] = starts[at] + sizes[at]
+        self._large = [tensors[at] for at in large]
         self.head = json.dumps(
             {
                 "node": sketch.spec,
                 "values": sketch.values,
-                "names": list(tensors),
-                "dtypes": [_NAMES[tensor.dtype] for tensor in tensors.values()],
-                "shapes": [list(tensor.shape) for tensor in tensors.values()],
-                **places,
+                "names": list(sketch.tensors),
+                "dtypes": [_NAMES[tensor.dtype] for tensor in tensors],
+                "shapes": [list(tensor.shape) for tensor in tensors],
+                "devices": devices,
+                "starts": starts,
+                "storages": {device: [layout.nbytes, ends[device]] for device, layout in self._layouts.items()},
             },
             separators=(",", ":"),
         ).encode()
-
-    def _whole(self, storage: Tensor, tensors: Mapping[str, Tensor], device_of: Callable[[str], str]) -> dict[str, Any]:
-        self._storage = storage
-        starts = [tensor.storage_offset() * tensor.itemsize for tensor in tensors.values()]
-        device = device_of(storage.device.type)
-        return {
-            "starts": starts,
-            "devices": [device] * len(starts),
-            "storages": {device: [storage.numel(), storage.numel()]},
-        }
-
-    def _divided(self, tensors: Mapping[str, Tensor], device_of: Callable[[str], str]) -> dict[str, Any]:
-        layouts = self._layouts
-        starts: list[int] = []
-        devices: list[str] = []
-        large: list[int] = []
-        for position, tensor in enumerate(tensors.values()):
-            device = device_of(tensor.device.type)
-            devices.append(device)
-            layout = layouts.get(device)
-            if layout is None:
-                layout = layouts[device] = Layout()
-            if tensor.numel() * tensor.itemsize <= SMALL:
-                starts.append(layout.add(tensor))
-            else:
-                starts.append(-1)
-                self._large.append(tensor)
-                large.append(position)
-        ends = {device: layout.nbytes for device, layout in layouts.items()}
-        for position, tensor in zip(large, self._large, strict=True):
-            kind = devices[position]
-            starts[position] = -(-ends[kind] // _ALIGN) * _ALIGN
-            ends[kind] = starts[position] + tensor.numel() * tensor.itemsize
-        storages = {kind: [layout.nbytes, ends[kind]] for kind, layout in layouts.items()}
-        return {"starts": starts, "devices": devices, "storages": storages}
 
     def messages(self, device_of: Callable[[str], torch.device]) -> list[Tensor]:
         """The messages in their order, as flat tensors of bytes; large tensors are not copied.
@@ -164,8 +134,6 @@ class Package:
         Args:
             device_of: gives the device that messages are sent from, for the type of one.
         """
-        if self._storage is not None:
-            return [self._storage.to(device_of(self._storage.device.type))] if self._storage.numel() else []
         found: list[Tensor] = []
         for device, layout in self._layouts.items():
             if layout.nbytes:
@@ -210,23 +178,6 @@ def opened(first: Tensor) -> tuple[bytes, int]:
         )
     start = content[_FIRST.size : _FIRST.size + length]
     return start, length - len(start)
-
-
-def verdict(word: int, why: str, length: int, device: torch.device) -> Tensor:
-    """A message of a fixed length: whether something was done, and why not."""
-    content = (bytes([word]) + why.encode(errors="replace"))[:length]
-    return as_message(content.ljust(length, b"\0"), device)
-
-
-def read_verdict(message: Tensor) -> tuple[int, str]:
-    """What `verdict` was called with."""
-    content = content_of(message)
-    return content[0], content[1:].rstrip(b"\0").decode(errors="replace")
-
-
-def refusal(error: Exception) -> bytes:
-    """The description that a sender sends in place of a container that cannot be sent."""
-    return json.dumps({"refusal": f"{error}"}).encode()
 
 
 class Header:
@@ -337,22 +288,15 @@ class TargetBuffers:
     Args:
         header: the description.
         sketch: that of the container.
-        container: what is received into.
         device_of: gives the device to receive on, for the type of one.
     """
 
-    def __init__(
-        self, header: Header, sketch: Sketch, container: object, device_of: Callable[[str], torch.device]
-    ) -> None:
+    def __init__(self, header: Header, sketch: Sketch, device_of: Callable[[str], torch.device]) -> None:
         self.header = header
         self._writable = sketch.tensors
         self._blocks: dict[str, Tensor] = {}
         self._staged: list[tuple[Tensor, Tensor, WireTensor]] = []
         self.buffers: list[Tensor] = []
-        whole = self._storage_of(container)
-        if whole is not None:
-            self.buffers.append(whole)
-            return
         for device, (cut, _) in header.storages.items():
             if cut:
                 self._blocks[device] = fresh(cut, device_of(device))
@@ -379,23 +323,6 @@ class TargetBuffers:
             if type(target) is StoredTensor or 0 in target.stride():
                 return False
         return [value["key"] for value in sketch.values] == [tuple(value["key"]) for value in header.values]
-
-    def _storage_of(self, container: Any) -> Tensor | None:
-        """The storage of a consolidated container, if what is received has the same layout."""
-        held, storages = container._consolidated, self.header.storages
-        if held is None or len(storages) != 1:
-            return None
-        storage: Tensor = held[0]
-        ((device, (cut, end)),) = storages.items()
-        if not (storage.device.type == device and storage.numel() == cut == end):
-            return None
-        if not _lie_in(held, self._writable.values()):
-            return None
-        for name, row in self.header.rows.items():
-            target = self._writable[name]
-            if target.storage_offset() * target.itemsize != row.start:
-                return None
-        return storage
 
     def spread(self) -> None:
         """Copy what did not arrive in its place to its place."""
@@ -473,13 +400,6 @@ def _sendable(tensor: Tensor, key: Path) -> Tensor:
             "container gives what can"
         )
     return tensor
-
-
-def _lie_in(held: Consolidated | None, tensors: Collection[Tensor]) -> bool:
-    """Whether all tensors are contiguous parts of the storage of a consolidated container."""
-    if held is None or not is_whole(list(tensors), (held[0], len(tensors))):
-        return False
-    return all(tensor.is_contiguous() and not _is_changed(tensor) for tensor in tensors)
 
 
 def _flat(tensor: Tensor) -> Tensor:
