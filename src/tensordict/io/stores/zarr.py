@@ -9,6 +9,7 @@ Groups of Zarr v2 are read. Arrays of other programs may name any codec; one tha
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import math
 import os
@@ -35,7 +36,7 @@ from tensordict.memory.names import local_path
 from tensordict.memory.stored_tensors import SPREAD, Selection, stored_dtype, tensor_dtype
 
 if TYPE_CHECKING:
-    from tensordict.io.stores.zarr_nodes import Document, NodeStore
+    from tensordict.io.stores.zarr_nodes import Document, Nodes
 
 _NOTES, _VALUE = "__tensordict__", "__tensordict_non_tensor__"
 # The names in a group in the order in which they were made, as parts of paths.
@@ -68,7 +69,7 @@ class ZarrStore(Store):
     """A Zarr store that is open.
 
     Attributes:
-        nodes: the store of zarr, and the documents in it.
+        nodes: the nodes of the store.
     """
 
     backend = "zarr"
@@ -79,7 +80,7 @@ class ZarrStore(Store):
     opens_urls = True
     holds_ragged = True
 
-    def __init__(self, nodes: NodeStore, source: Any, name: str, mode: str) -> None:
+    def __init__(self, nodes: Nodes, source: Any, name: str, mode: str, root: Document) -> None:
         super().__init__(name, mode)
         self.nodes = nodes
         self._source = source
@@ -87,29 +88,30 @@ class ZarrStore(Store):
         # Of a group at a URL, until it is whole.
         self._claim: Claim | None = None
         with self.errors(()):
-            self._is_consolidated = nodes.consolidated()
+            self._is_consolidated = nodes.take_over_all(root)
 
     @classmethod
     def open(cls, name: Any, mode: str, *, locking: Any = None) -> ZarrStore:
         if mode not in _MODES:
             raise ValueError(f"mode must be one of {', '.join(map(repr, _MODES))}, got {mode!r}")
-        nodes, source, shown = _opened(name, mode)
+        nodes, source, shown = _open_nodes(name, mode)
         claim = Claim(source) if mode not in ("r", "r+") and isinstance(source, Remote) else None
         try:
-            _check_there(nodes, shown, mode)
-            if mode in ("w", "w-", "x") or nodes.document("") is None:
-                nodes.write_document("", _group_document({}))
+            root = _find_root(nodes, shown, mode)
+            if root is None:
+                root = _make_group()
+                nodes.set_document("", root)
+            return cls(nodes, source, shown, "r" if mode == "r" else "r+", root)
         except BaseException:
             nodes.close()
             raise
         finally:
             if claim is not None:
                 claim.release()
-        return cls(nodes, source, shown, "r" if mode == "r" else "r+")
 
     @classmethod
     def create(cls, name: Any, overwrite: bool = False) -> ZarrStore:
-        """A new store of which nothing is seen before it is flushed, and is not there when it is closed before.
+        """Open a new store as a draft: nobody sees it before `flush`, and closing it before deletes it.
 
         Args:
             name: a path at which there is nothing, an empty folder or an empty file, or a Zarr store.
@@ -118,16 +120,16 @@ class ZarrStore(Store):
         Raises:
             SaveError: there is something in it; or another process or thread is saving to the URL.
         """
-        nodes, source, shown = _opened(name, "x" if overwrite is False else "w", staged=True)
+        nodes, source, shown = _open_nodes(name, "")
         claim = Claim(source) if isinstance(source, Remote) else None
         try:
-            if nodes.document("") is not None or nodes.is_taken(""):
+            if nodes.is_taken(""):
                 if not overwrite:
                     raise SaveError(f"there is something in {shown!r}: pass overwrite=True to delete all of it")
                 nodes.clear_all()
-            nodes.drafts.add("")
-            nodes.write_document("", _group_document({}))
-            self = cls(nodes, source, shown, "r+")
+            root = _make_group()
+            nodes.begin("", root)
+            self = cls(nodes, source, shown, "r+", root)
         except BaseException:
             if claim is not None:
                 claim.release()
@@ -138,7 +140,7 @@ class ZarrStore(Store):
     @classmethod
     def over(cls, handle: Any) -> tuple[ZarrStore, Group]:
         mode = "r" if handle.read_only else "r+"
-        self = cls.open(getattr(handle.store, "_store", handle.store), mode)
+        self = cls.open(handle.store, mode)
         return self, self.group_at(handle.path)
 
     @staticmethod
@@ -160,7 +162,7 @@ class ZarrStore(Store):
     @property
     def root(self) -> Group:
         self.check()
-        return _ZarrGroup(self, (), "", self._document(""))
+        return _ZarrGroup(self, (), "", self._document(""), -1 if "" in self.nodes.drafts else None)
 
     def _document(self, path: str) -> Document:
         found = self.nodes.document(path)
@@ -185,7 +187,7 @@ class ZarrStore(Store):
         if self._is_consolidated:
             document = self.nodes.document("")
             if document is not None and document.pop("consolidated_metadata", None) is not None:
-                self.nodes.write_document("", document)
+                self.nodes.set_document("", document)
             self._is_consolidated = False
 
     def flush(self) -> None:
@@ -194,7 +196,7 @@ class ZarrStore(Store):
             if self._claim is not None:
                 self._claim.check()
             with self.errors(()):
-                self._is_consolidated = self.nodes.publish_root(_MANY)
+                self._is_consolidated = self.nodes.publish("", "", _MANY)
 
     def close(self) -> None:
         if self._is_open:
@@ -262,7 +264,7 @@ class ZarrStore(Store):
         # This package and the reference note the batch size on the outermost group.
         store = ZarrStore.open(path, "r")
         with contextlib.closing(store), store.errors(()):
-            names = store.nodes.children("")
+            names = store.nodes.find_children("")
             if SIZE[1:] not in _notes(store._document("")):
                 return names or ["zarr.json"]
             if not os.path.isdir(path):
@@ -284,74 +286,87 @@ class ZarrStore(Store):
         return {"compressors": getattr(zarr().codecs, _CODECS[name])()}
 
 
-def _opened(name: Any, mode: str, staged: bool = False) -> tuple[NodeStore, Any, str]:
-    """The store for a path, or the one that is given; what opens it again, and what errors call it."""
+def _open_nodes(name: Any, mode: str) -> tuple[Nodes, Any, str]:
+    """Open the store at a path, or the one that is given, in a mode; the mode of a save is empty.
+
+    Returns:
+        The nodes, what opens them again, and what errors call them.
+    """
     library = zarr()
-    from tensordict.io.stores.zarr_nodes import NodeStore
+    from tensordict.io.stores.zarr_nodes import Nodes
     from tensordict.io.stores.zarr_remote import RemoteStore
 
     if isinstance(name, library.abc.store.Store):
         inner = name.with_read_only(True) if mode == "r" and not name.read_only else name
         if mode != "r" and inner.read_only:
             raise SaveError(f"{str(name)!r} is read only: it cannot be opened with mode={mode!r}")
-        return NodeStore(inner, is_given=True), name, str(name)
+        return Nodes(inner, is_given=True), name, str(name)
     if isinstance(name, Remote) or is_url(name):
         remote = name if isinstance(name, Remote) else Remote(name)
-        return NodeStore(RemoteStore(remote, mode == "r")), remote, remote.url
+        return Nodes(RemoteStore(remote, mode == "r")), remote, remote.url
     if not isinstance(name, str | bytes | os.PathLike):
         raise TypeError(f"a Zarr store is a path, a URL or a zarr.abc.store.Store, got {type(name).__name__}")
     path = local_path(os.fsdecode(name))
-    if os.path.isfile(path) or (path.endswith(_ZIP) and not os.path.isdir(path)):
-        return NodeStore(_zip_store(library, path, mode, staged)), path, path
-    return NodeStore(library.storage.LocalStore(path, read_only=mode == "r")), path, path
+    if not os.path.isfile(path) and (not path.endswith(_ZIP) or os.path.isdir(path)):
+        return Nodes(library.storage.LocalStore(path, read_only=mode == "r")), path, path
+    _check_zip(path, mode)
+    return Nodes(library.storage.ZipStore(path, mode="r" if mode == "r" else "w")), path, path
 
 
-def _zip_store(library: Any, path: str, mode: str, staged: bool) -> Any:
+def _check_zip(path: str, mode: str) -> None:
+    """Refuse to open a zip file in a mode."""
     is_there = os.path.isfile(path)
-    if mode == "r":
-        if is_there and not zipfile.is_zipfile(path):
-            raise SaveError(f"{path!r} is no Zarr group: neither a folder nor a zip file")
-        if not is_there:
-            raise FileNotFoundError(2, os.strerror(2), path)
-    elif mode == "r+" or (mode == "a" and is_there):
+    if mode == "r" and not is_there:
+        raise FileNotFoundError(2, os.strerror(2), path)
+    if mode == "r" and not zipfile.is_zipfile(path):
+        raise SaveError(f"{path!r} is no Zarr group: neither a folder nor a zip file")
+    if mode == "r+" or (mode == "a" and is_there):
         raise SaveError(
             f"{path!r} is a zip file, in which nothing can be replaced: open it with mode='r', or write to a folder"
         )
-    elif mode in ("x", "w-") and is_there and not staged:
+    if mode in ("x", "w-") and is_there:
         raise FileExistsError(17, os.strerror(17), path)
-    elif mode == "w" and is_there and not staged and not ZarrStore.is_at(path):
+    if mode == "w" and is_there and not ZarrStore.is_at(path):
         raise SaveError(f"{path!r} is no Zarr group: mode='w' would replace the file")
-    return library.storage.ZipStore(path, mode="r" if mode == "r" else "w")
 
 
-def _check_there(nodes: NodeStore, shown: str, mode: str) -> None:
-    """Refuse to open what is not there or is none, and to make what is there; empty what is to be replaced."""
+def _find_root(nodes: Nodes, shown: str, mode: str) -> Document | None:
+    """Return the document of the outermost group, and `None` where a new one is to be made; empty what it replaces.
+
+    Raises:
+        SaveError: there is no group, or something that the mode does not replace.
+        OSError: there is nothing, or something already.
+    """
     try:
         found = nodes.document("")
-        nodes.is_old = found is None and nodes.is_there(".zgroup")
-        found = nodes.document("") if nodes.is_old else found
+        if found is None and nodes.content.read(".zgroup") is not None:
+            nodes.is_old = True
+            found = nodes.document("")
     except (ValueError, OSError) as error:
         raise SaveError(f"{shown!r} cannot be opened as a Zarr group: {error}") from error
-    is_group = found is not None and found.get("node_type") == "group"
-    if mode in ("w-", "x") and (found is not None or nodes.is_taken("")):
+    if found is None and nodes.is_taken(""):
+        if mode in ("w-", "x"):
+            raise FileExistsError(17, os.strerror(17), shown)
+        why = "mode='w' would delete what is in it" if mode == "w" else "it has no zarr.json"
+        raise SaveError(f"{shown!r} is no Zarr group: {why}")
+    if found is None:
+        if mode in ("r", "r+"):
+            raise FileNotFoundError(2, "there is no Zarr group", shown)
+    elif mode in ("w-", "x"):
         raise FileExistsError(17, os.strerror(17), shown)
-    if mode == "w":
-        if found is None and nodes.is_taken(""):
-            raise SaveError(f"{shown!r} is no Zarr group: mode='w' would delete what is in it")
+    elif mode == "w":
         nodes.is_old = False
         nodes.clear_all()
+        return None
     elif nodes.is_old and mode != "r":
         raise SaveError(f"{shown!r} is a group of Zarr v2, which is only read: open it with mode='r'")
-    elif found is not None and not is_group:
+    elif found.get("node_type") != "group":
         raise SaveError(f"{shown!r} is a Zarr {found.get('node_type')!r:.20} and no group")
-    elif found is None and (mode in ("r", "r+") or nodes.is_taken("")):
-        if nodes.is_taken(""):
-            raise SaveError(f"{shown!r} is no Zarr group: it has no zarr.json")
-        raise FileNotFoundError(2, "there is no Zarr group", shown)
+    return found
 
 
-def _group_document(attributes: Mapping[str, Any]) -> Document:
-    return {"attributes": dict(attributes), "zarr_format": 3, "node_type": "group"}
+def _make_group() -> Document:
+    return {"attributes": {}, "zarr_format": 3, "node_type": "group"}
 
 
 # --- what is in a group -----------------------------------------------------------------------------------------------
@@ -386,28 +401,36 @@ class _ZarrNode(Item):
         return list(checked.ints(numbers, f"the attribute {name!r}"))
 
     def set_attribute(self, name: str, value: str | int | Sequence[int] | None) -> None:
-        noted = None if value is None else _plain(name, value)
-        self._note(name.removeprefix("_"), lambda _: noted)
+        if name == NAMES and isinstance(value, str):
+            value = json.loads(value)
+        elif isinstance(value, Sequence) and not isinstance(value, str):
+            value = list(value)
+        self._note(name.removeprefix("_"), lambda _: value)
 
     def _note(self, name: str, change: Callable[[Any], Any]) -> None:
         """Note what `change` makes of what is noted; `None` is nothing."""
-        store = self.store
-        if not store.nodes.is_draft(self.at):
-            store.changed()
-        with store.errors(self.key), store.nodes.alone(self.at):
+        nodes = self.store.nodes
+        if self.address == -1:
+            # Nobody else sees a draft.
+            self._change(name, change)
+            nodes.set_document(self.at, self.document)
+            return
+        self.store.changed()
+        with self.store.errors(self.key), nodes.alone(self.at):
             # Another container may have noted something since.
-            self.document = store.nodes.document(self.at) or self.document
-            before = _notes(self.document)
-            value = change(before.get(name))
-            notes = {noted: before[noted] for noted in before if noted != name}
-            if value is not None:
-                notes |= {name: value, "version": 1}
-            if notes == before:
-                return
-            attributes = {**(self.document.get("attributes") or {}), _NOTES: notes}
-            self.document = {**self.document, "attributes": attributes}
-            store.nodes.write_document(self.at, self.document)
-            self.address = store.nodes.version(self.at)
+            self.document = nodes.document(self.at) or self.document
+            if self._change(name, change):
+                nodes.set_document(self.at, self.document)
+                self.address = nodes.version(self.at)
+
+    def _change(self, name: str, change: Callable[[Any], Any]) -> bool:
+        """Put what `change` makes of a note into a new document; return whether it differs."""
+        before = _notes(self.document)
+        notes = {noted: before[noted] for noted in before if noted != name}
+        if (value := change(before.get(name))) is not None:
+            notes |= {name: value, "version": 1}
+        self.document = {**self.document, "attributes": {**(self.document.get("attributes") or {}), _NOTES: notes}}
+        return notes != before
 
 
 def _texts(noted: Any) -> list[str]:
@@ -415,13 +438,10 @@ def _texts(noted: Any) -> list[str]:
     return noted if isinstance(noted, list) and all(type(text) is str for text in noted) else []
 
 
-def _plain(name: str, value: str | int | Sequence[int]) -> Any:
-    if isinstance(value, str):
-        return json.loads(value) if name == NAMES else value
-    return value if isinstance(value, int) else [int(number) for number in value]
-
-
 class _ZarrText(_ZarrNode, Text):
+    def _elements(self) -> Any:
+        return np.asarray(_array_over(self.store.nodes, self.at, self.document)[...])
+
     def attribute(self, name: str) -> str | list[int] | None:
         found = super().attribute(name)
         return "NonTensorData" if found is None and name == KIND else found
@@ -431,10 +451,10 @@ class _ZarrText(_ZarrNode, Text):
         encoding = attributes.get("encoding") if isinstance(attributes, dict) else None
         if encoding != "json":
             raise ValueError(f"a value is kept as JSON, and not as {encoding!r:.40}, which is not read")
-        return bytes(np.asarray(_array(self)[...])).decode()
+        return bytes(self._elements()).decode()
 
 
-class _Strings(_ZarrNode, Text):
+class _Strings(_ZarrText):
     """Strings of another program, one or a row of them, as values."""
 
     def attribute(self, name: str) -> str | list[int] | None:
@@ -443,13 +463,15 @@ class _Strings(_ZarrNode, Text):
         return known.get(name)
 
     def content(self) -> str:
-        found = np.asarray(_array(self)[...])
+        found = self._elements()
         return json.dumps([str(text) for text in found] if found.ndim else str(found[()]))
 
 
 class _ZarrArray(_ZarrNode, ArrayItem):
-    def __init__(self, store: ZarrStore, key: Path, at: str, array: Any, dtype: torch.dtype, found: Found) -> None:
-        super().__init__(store, key, at, *found)
+    def __init__(
+        self, store: ZarrStore, key: Path, at: str, document: Document, address: int, array: Any, dtype: torch.dtype
+    ) -> None:
+        super().__init__(store, key, at, document, address)
         self.array = array
         self.dtype = dtype
         self.shape = torch.Size(array.shape)
@@ -473,15 +495,15 @@ class _ZarrArray(_ZarrNode, ArrayItem):
 
     def _check_there(self) -> None:
         # Where there are no chunks, zarr reads zeros.
-        if self.address != -1 and self.store.mode != "r" and self.store.nodes.is_gone(self.at):
+        nodes = self.store.nodes
+        if self.address != -1 and self.store.mode != "r" and nodes.is_folder and nodes.version(self.at) == -1:
             raise ValueError("was deleted")
 
     def read(self, selection: Selection, dtype: Any) -> Any:
         self.store.check()
         with self.store.errors(self.key):
             self._check_there()
-            raw = self._raw()
-            found = None if raw is None else raw.read(selection)
+            found = None if self._raw is None else self._raw.read(selection)
             if found is not None:
                 return found.astype(dtype, copy=False)
             if not _has_positions(selection):
@@ -508,19 +530,20 @@ class _ZarrArray(_ZarrNode, ArrayItem):
         if values.size:
             with self.store.errors(self.key):
                 self._check_there()
-                raw = self._raw() if self.address == -1 else None
-                if raw is not None and raw.write_new(selection, values):
+                if self.address == -1 and self._raw is not None and self._raw.write_new(selection, values):
                     return
                 if _has_positions(selection):
                     self.array.oindex[selection] = values
                 else:
                     self.array[selection] = values
 
+    @functools.cached_property
     def _raw(self) -> RawChunks | None:
-        """Its chunks, where they are files of the elements as they are in memory."""
-        nodes = self.store.nodes
-        folder = nodes.folder_of(self.at)
-        return None if folder is None else RawChunks.of(folder, self.document, self.array, nodes.links)
+        """Its chunks, if they are files of the elements as they are in memory."""
+        content: Any = self.store.nodes.content
+        if content.links is None:
+            return None
+        return RawChunks.of(f"{content.root}/{self.at}", self.document, self.array, content.links)
 
     def find_damage(self, num_threads: int) -> list[str]:
         """See `Store.find_damage`."""
@@ -542,8 +565,6 @@ def _has_positions(selection: Selection) -> bool:
 
 
 T = TypeVar("T", bound=_ZarrNode)
-# The document of a node and its address.
-Found = tuple["Document", int | None]
 
 
 class _ZarrGroup(_ZarrNode, Group):
@@ -554,7 +575,7 @@ class _ZarrGroup(_ZarrNode, Group):
     def names(self) -> list[str]:
         with self.store.errors(self.key):
             nodes = self.store.nodes
-            parts = nodes.children(self.at) if nodes.lists else self._noted_parts()
+            parts = nodes.find_children(self.at) if nodes.lists else self._noted_parts()
             order = {part: place for place, part in enumerate(self._order())}
             parts.sort(key=lambda part: order.get(part, len(order)))
             return decode_names(parts, self.store.decoded)
@@ -575,7 +596,7 @@ class _ZarrGroup(_ZarrNode, Group):
     def find_lost(self) -> list[str]:
         """The names of nodes that this package made and that have lost their documents."""
         nodes = self.store.nodes
-        known = set(nodes.children(self.at)) if nodes.lists else set(self._order())
+        known = set(nodes.find_children(self.at)) if nodes.lists else set(self._order())
         lost = [part for part in self._order() if part not in known and nodes.is_taken(f"{self.at}/{part}".lstrip("/"))]
         return [self.store.decoded(part) for part in lost]
 
@@ -614,15 +635,14 @@ class _ZarrGroup(_ZarrNode, Group):
             document = None if store.mode != "r" and address == -1 else store.nodes.document(path)
             if document is not None:
                 # What is only read is told apart by where it is.
-                return _item_of(store, key, path, (document, address if address != -1 else _address(path)))
+                return _item_of(store, key, path, document, hash(path) & (1 << 62) - 1 if address == -1 else address)
         raise KeyError(name)
 
     def new_group(self, key: Path) -> Group:
         self.store.check_writable()
         with self.store.errors(key):
-            made = _ZarrGroup(self.store, key, self.store.nodes.begin(self._path_of(key[-1])), _group_document({}), -1)
-            self.store.nodes.write_document(made.at, made.document)
-            return _watched(made)
+            document = _make_group()
+            return _watched(_ZarrGroup(self.store, key, self._begin(key, document), document, -1))
 
     def new_array(self, key: Path, shape: Sequence[int], dtype: torch.dtype, options: Mapping[str, Any]) -> ArrayItem:
         self.store.check_writable()
@@ -630,34 +650,37 @@ class _ZarrGroup(_ZarrNode, Group):
         notes = {} if name is None else {_NOTES: {DTYPE[1:]: name, "version": 1}}
         with self.store.errors(key):
             layout = _layout(options, key, tuple(shape), plain.itemsize)
-            at, array = self._create(key, tuple(shape), plain, layout, notes)
-            document = self.store.nodes.document(at) or {}
-            return _watched(_ZarrArray(self.store, key, at, array, dtype, (document, -1)))
+            at, document, array = self._create(key, shape, plain, notes, layout)
+            return _watched(_ZarrArray(self.store, key, at, document, -1, array, dtype))
 
     def new_text(self, key: Path, content: str) -> Text:
         self.store.check_writable()
         raw = np.frombuffer(content.encode(), dtype=np.uint8)
         with self.store.errors(key):
             layout = {"chunks": (max(raw.size, 1),), "compressors": None}
-            at, array = self._create(key, (raw.size,), raw.dtype, layout, {_VALUE: {"encoding": "json"}})
+            at, document, array = self._create(key, raw.shape, raw.dtype, {_VALUE: {"encoding": "json"}}, layout)
             if raw.size:
                 array[...] = raw
-            return _watched(_ZarrText(self.store, key, at, self.store.nodes.document(at) or {}, -1))
+            return _watched(_ZarrText(self.store, key, at, document, -1))
+
+    def _begin(self, key: Path, document: Document) -> str:
+        return self.store.nodes.begin(self._path_of(key[-1]), document, is_nested=self.address == -1)
 
     def _create(
-        self, key: Path, shape: tuple[int, ...], dtype: Any, layout: dict[str, Any], notes: dict[str, Any]
-    ) -> tuple[str, Any]:
-        """An array that is not seen yet, and where it is."""
-        nodes = self.store.nodes
-        at = nodes.begin(self._path_of(key[-1]))
-        try:
-            made = zarr().create_array(
-                nodes, name=at, shape=shape, dtype=dtype, zarr_format=3, attributes=notes, config=_CONFIG, **layout
-            )
-        except BaseException:
-            _discard(nodes, at)
-            raise
-        return at, made
+        self, key: Path, shape: Sequence[int], dtype: Any, attributes: dict[str, Any], layout: dict[str, Any]
+    ) -> tuple[str, Document, Any]:
+        """Begin a draft of an array; return where it is, its document and the array."""
+        from zarr.core.buffer import default_buffer_prototype
+
+        library = zarr()
+        # Zarr writes the document into a store of its own.
+        made = library.create_array(
+            library.storage.MemoryStore(),
+            shape=tuple(shape), dtype=dtype, zarr_format=3, attributes=attributes, config=_CONFIG, **layout,
+        ).metadata  # fmt: skip
+        document = json.loads(made.to_buffer_dict(default_buffer_prototype())[_DOCUMENTS[0]].to_bytes())
+        at = self._begin(key, document)
+        return at, document, _array_over(self.store.nodes, at, document, made)
 
     def put(self, name: str, item: Item) -> None:
         assert isinstance(item, _ZarrNode)
@@ -675,13 +698,9 @@ class _ZarrGroup(_ZarrNode, Group):
         if self.store.nodes.version(path) == -1:
             raise KeyError(name)
         with self.store.errors((*self.key, name)):
-            self.store.nodes.delete_node(path)
+            self.store.nodes.delete(path)
         part = self._part(name)
         self._note(_ORDER, lambda noted: None if noted is None else [other for other in _texts(noted) if other != part])
-
-
-def _address(path: str) -> int:
-    return hash(path) & (1 << 62) - 1
 
 
 def _watched(item: T) -> T:
@@ -692,22 +711,20 @@ def _watched(item: T) -> T:
     return item
 
 
-def _discard(nodes: NodeStore, path: str) -> None:
+def _discard(nodes: Nodes, path: str) -> None:
     if path in nodes.drafts:
         nodes.discard(path)
 
 
-def _item_of(store: ZarrStore, key: Path, path: str, found: Found) -> Item:
-    document = found[0]
+def _item_of(store: ZarrStore, key: Path, path: str, document: Document, address: int) -> Item:
+    where = store, key, path, document, address
     if document.get("node_type") == "group":
-        return _ZarrGroup(store, key, path, *found)
+        return _ZarrGroup(*where)
     if document.get("node_type") != "array":
         raise ValueError(f"it is neither a group nor an array, but {document.get('node_type')!r:.40}")
-    node = _ZarrNode(store, key, path, *found)
-    address = node.address
     try:
         _check_codecs(document)
-        array = _array(node)
+        array = _array_over(store.nodes, path, document)
         dtype = np.dtype(array.dtype)
         checked.shape(list(array.shape))
     except (ValueError, TypeError, KeyError, NotImplementedError) as error:
@@ -715,25 +732,25 @@ def _item_of(store: ZarrStore, key: Path, path: str, found: Found) -> Item:
     if _VALUE in (document.get("attributes") or {}):
         if dtype != np.uint8 or array.ndim != 1:
             raise ValueError(f"a value is kept as bytes, and not as {dtype} of shape {list(array.shape)}")
-        return _ZarrText(store, key, path, *found)
+        return _ZarrText(*where)
     if _is_of_strings(dtype, document) and array.ndim <= 1:
-        return _Strings(store, key, path, *found)
-    kind = tensor_dtype(dtype, node.text(DTYPE)) if dtype.kind in "biufc" else None
+        return _Strings(*where)
+    kind = tensor_dtype(dtype, _ZarrNode(*where).text(DTYPE)) if dtype.kind in "biufc" else None
     if kind is None:
         return Other(store, key, address, f"an array of {dtype} of shape {list(array.shape)}")
-    return _ZarrArray(store, key, path, array, kind, found)
+    return _ZarrArray(*where, array, kind)
 
 
-def _array(node: _ZarrNode) -> Any:
-    """The array of zarr over a node."""
+def _array_over(nodes: Nodes, at: str, document: Document, metadata: Any = None) -> Any:
+    """Return the array of zarr at a path; the metadata are those in its document."""
     from zarr.core.array_spec import ArrayConfig
     from zarr.storage import StorePath
 
-    library, nodes, config = zarr(), node.store.nodes, ArrayConfig.from_dict(_CONFIG)
-    array = library.AsyncArray(dict(node.document), StorePath(nodes, node.at), config)
-    if not nodes.is_here:
-        store = nodes.limit_chunks(find_longest_chunk(node.document, array))
-        array = library.AsyncArray(array.metadata, StorePath(store, node.at), config)
+    library, config = zarr(), ArrayConfig.from_dict(_CONFIG)
+    array = library.AsyncArray(metadata or dict(document), StorePath(nodes.chunks_within(None), at), config)
+    if not nodes.is_folder and not nodes.is_zip:
+        store = nodes.chunks_within(find_longest_chunk(document, array))
+        array = library.AsyncArray(array.metadata, StorePath(store, at), config)
     return library.Array(array)
 
 
