@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import json
 import math
 import os
@@ -17,7 +18,6 @@ import weakref
 import zipfile
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
-from urllib.parse import quote, unquote
 
 import numpy as np
 import torch
@@ -29,8 +29,22 @@ from tensordict.io import checked
 from tensordict.io.claims import Claim
 from tensordict.io.remote import Remote, is_url
 from tensordict.io.stores.entries import KIND, NAMES, STACK_DIM
-from tensordict.io.stores.store import DTYPE, SIZE, ArrayItem, Group, Item, Other, Pick, Store, Text, decode_names
-from tensordict.io.stores.zarr_chunks import find_damaged_chunks, find_longest_chunk
+from tensordict.io.stores.store import (
+    DTYPE,
+    ENCODED,
+    SIZE,
+    ArrayItem,
+    Group,
+    Item,
+    Other,
+    Pick,
+    Store,
+    Text,
+    decode_name,
+    decode_names,
+    encode_name,
+)
+from tensordict.io.stores.zarr_chunks import find_damaged_chunks
 from tensordict.io.stores.zarr_raw import RawChunks
 from tensordict.memory.names import local_path
 from tensordict.memory.stored_tensors import SPREAD, Selection, stored_dtype, tensor_dtype
@@ -42,13 +56,11 @@ _NOTES, _VALUE = "__tensordict__", "__tensordict_non_tensor__"
 # The names in a group in the order in which they were made, as parts of paths.
 _ORDER = "keys"
 _DOCUMENTS = ("zarr.json", ".zgroup")
-# What the parts of paths begin with for names that cannot be such a part; the rest is percent-encoded.
-_ENCODED, _HIDDEN = "_%", ".tensordict-"
+# Names of drafts begin with it.
+_HIDDEN = ".tensordict-"
 _ZIP = ".zip"
 _MODES = ("r", "r+", "w", "w-", "x", "a")
 _OPTIONS = ("chunks", "shards", "compressors", "filters", "serializer", "fill_value", "order")
-# A chunk that is written is there, whatever is in it: zarr would leave out, or delete, chunks of zeros.
-_CONFIG: Any = {"write_empty_chunks": True}
 # On an array: the shape of it that a save has written. All chunks with an element in it are there.
 WRITTEN = "_written"
 _CODECS = {"gzip": "GzipCodec", "zstd": "ZstdCodec", "blosc": "BloscCodec"}
@@ -60,6 +72,7 @@ _BETWEEN = 64 << 20
 _MANY = 16
 
 
+@functools.cache
 def zarr() -> Any:
     """The package zarr; a clear error when it is not installed."""
     return extras.require("zarr", "zarr")
@@ -79,16 +92,21 @@ class ZarrStore(Store):
     texts_are_json = True
     opens_urls = True
     holds_ragged = True
+    is_open = False
 
     def __init__(self, nodes: Nodes, source: Any, name: str, mode: str, root: Document) -> None:
         super().__init__(name, mode)
         self.nodes = nodes
         self._source = source
-        self._is_open = True
+        self.is_open = True
         # Of a group at a URL, until it is whole.
         self._claim: Claim | None = None
-        with self.errors(()):
-            self._is_consolidated = nodes.take_over_all(root)
+        # The document that was read to open it.
+        self._found: Document | None = root
+        self._is_consolidated = isinstance(root.get("consolidated_metadata"), dict)
+        if self._is_consolidated and mode == "r":
+            with self.errors(()):
+                nodes.take_over_all(root)
 
     @classmethod
     def open(cls, name: Any, mode: str, *, locking: Any = None) -> ZarrStore:
@@ -128,7 +146,7 @@ class ZarrStore(Store):
                     raise SaveError(f"there is something in {shown!r}: pass overwrite=True to delete all of it")
                 nodes.clear_all()
             root = _make_group()
-            nodes.begin("", root)
+            nodes.begin_at("", root)
             self = cls(nodes, source, shown, "r+", root)
         except BaseException:
             if claim is not None:
@@ -149,7 +167,7 @@ class ZarrStore(Store):
 
     @staticmethod
     def mode_of_saved(path: str) -> str:
-        return "r+" if ZarrStore.is_folder(path) else "r"
+        return "r" if path.endswith(_ZIP) else "r+"
 
     @staticmethod
     def is_handle(value: object) -> bool:
@@ -162,17 +180,10 @@ class ZarrStore(Store):
     @property
     def root(self) -> Group:
         self.check()
-        return _ZarrGroup(self, (), "", self._document(""), -1 if "" in self.nodes.drafts else None)
-
-    def _document(self, path: str) -> Document:
-        found = self.nodes.document(path)
+        found, self._found = self._found or self.nodes.document(""), None
         if found is None or found.get("node_type") != "group":
-            raise SaveError(f"the {self.kind} {self.name!r} has lost its group {path!r}")
-        return found
-
-    @property
-    def is_open(self) -> bool:
-        return self._is_open
+            raise SaveError(f"the {self.kind} {self.name!r} has lost its outermost group")
+        return _ZarrGroup(self, (), "", found, -1 if "" in self.nodes.drafts else None)
 
     @property
     def is_together(self) -> bool:
@@ -195,12 +206,11 @@ class ZarrStore(Store):
         if "" in self.nodes.drafts:
             if self._claim is not None:
                 self._claim.check()
-            with self.errors(()):
-                self._is_consolidated = self.nodes.publish("", "", _MANY)
+            self._is_consolidated = self.nodes.publish("", "", _MANY)
 
     def close(self) -> None:
-        if self._is_open:
-            self._is_open = False
+        if self.is_open:
+            self.is_open = False
             try:
                 if "" in self.nodes.drafts and (self._claim is None or self._claim.is_valid()):
                     self.nodes.discard("")
@@ -210,44 +220,9 @@ class ZarrStore(Store):
             self.nodes.close()
 
     def find_damage(self, num_threads: int) -> list[str]:
-        found: list[str] = []
-        groups = [self.root]
-        while groups:
-            group = groups.pop()
-            assert isinstance(group, _ZarrGroup)
-            found += [f"entry {joined((*group.key, name))!r}: its zarr.json is missing" for name in group.find_lost()]
-            for name in group.names():
-                try:
-                    item = group.find(name)
-                except OSError:
-                    # Whoever has read the structure has reported it.
-                    continue
-                if isinstance(item, _ZarrGroup):
-                    groups.append(item)
-                elif isinstance(item, _ZarrArray):
-                    found += item.find_damage(num_threads)
-        return found
-
-    @contextlib.contextmanager
-    def errors(self, key: Path) -> Iterator[None]:
-        try:
-            yield
-        except SaveError as error:
-            if key and repr(joined(key)) not in str(error):
-                raise SaveError(f"entry {joined(key)!r}: {error}") from error
-            raise
-        except IndexError:
-            raise
-        except Exception as error:
-            # Codecs raise what they like.
-            where = f"entry {joined(key)!r} " if key else ""
-            if isinstance(error, OSError) and error.errno:
-                raise OSError(error.errno, f"{where}cannot be read or written ({error})", self.name) from error
-            raise SaveError(f"{where}of the {self.kind} {self.name!r}: {error}") from error
-
-    @staticmethod
-    def decoded(part: str) -> str:
-        return unquote(part[len(_ENCODED) :]) if part.startswith(_ENCODED) else part
+        root = self.root
+        assert isinstance(root, _ZarrGroup)
+        return list(root.find_damage(num_threads))
 
     @staticmethod
     def is_at(path: str) -> bool:
@@ -265,7 +240,7 @@ class ZarrStore(Store):
         store = ZarrStore.open(path, "r")
         with contextlib.closing(store), store.errors(()):
             names = store.nodes.find_children("")
-            if SIZE[1:] not in _notes(store._document("")):
+            if store.root.numbers(SIZE) is None:
                 return names or ["zarr.json"]
             if not os.path.isdir(path):
                 return ()
@@ -309,25 +284,24 @@ def _open_nodes(name: Any, mode: str) -> tuple[Nodes, Any, str]:
     path = local_path(os.fsdecode(name))
     if not os.path.isfile(path) and (not path.endswith(_ZIP) or os.path.isdir(path)):
         return Nodes(library.storage.LocalStore(path, read_only=mode == "r")), path, path
-    _check_zip(path, mode)
-    return Nodes(library.storage.ZipStore(path, mode="r" if mode == "r" else "w")), path, path
-
-
-def _check_zip(path: str, mode: str) -> None:
-    """Refuse to open a zip file in a mode."""
     is_there = os.path.isfile(path)
-    if mode == "r" and not is_there:
-        raise FileNotFoundError(2, os.strerror(2), path)
-    if mode == "r" and not zipfile.is_zipfile(path):
-        raise SaveError(f"{path!r} is no Zarr group: neither a folder nor a zip file")
     if mode == "r+" or (mode == "a" and is_there):
         raise SaveError(
             f"{path!r} is a zip file, in which nothing can be replaced: open it with mode='r', or write to a folder"
         )
-    if mode in ("x", "w-") and is_there:
-        raise FileExistsError(17, os.strerror(17), path)
-    if mode == "w" and is_there and not ZarrStore.is_at(path):
-        raise SaveError(f"{path!r} is no Zarr group: mode='w' would replace the file")
+    _check_mode(path, mode, is_there, is_there and ZarrStore.is_at(path))
+    return Nodes(library.storage.ZipStore(path, mode="r" if mode == "r" else "w")), path, path
+
+
+def _check_mode(shown: str, mode: str, is_there: bool, is_group: bool) -> None:
+    """Refuse to open what is not there or is no group, and to make what is there; the mode of a save is empty."""
+    if not is_there and mode in ("r", "r+"):
+        raise FileNotFoundError(2, "there is no Zarr group", shown)
+    if is_there and mode in ("x", "w-"):
+        raise FileExistsError(17, os.strerror(17), shown)
+    if is_there and not is_group and mode:
+        why = "mode='w' would delete what is there" if mode == "w" else "it has no zarr.json of one"
+        raise SaveError(f"{shown!r} is no Zarr group: {why}")
 
 
 def _find_root(nodes: Nodes, shown: str, mode: str) -> Document | None:
@@ -344,29 +318,19 @@ def _find_root(nodes: Nodes, shown: str, mode: str) -> Document | None:
             found = nodes.document("")
     except (ValueError, OSError) as error:
         raise SaveError(f"{shown!r} cannot be opened as a Zarr group: {error}") from error
-    if found is None and nodes.is_taken(""):
-        if mode in ("w-", "x"):
-            raise FileExistsError(17, os.strerror(17), shown)
-        why = "mode='w' would delete what is in it" if mode == "w" else "it has no zarr.json"
-        raise SaveError(f"{shown!r} is no Zarr group: {why}")
-    if found is None:
-        if mode in ("r", "r+"):
-            raise FileNotFoundError(2, "there is no Zarr group", shown)
-    elif mode in ("w-", "x"):
-        raise FileExistsError(17, os.strerror(17), shown)
-    elif mode == "w":
+    is_group = found is not None and found.get("node_type") == "group"
+    _check_mode(shown, mode, is_group or found is not None or nodes.is_taken(""), is_group)
+    if mode == "w" and found is not None:
         nodes.is_old = False
         nodes.clear_all()
         return None
-    elif nodes.is_old and mode != "r":
+    if nodes.is_old and mode != "r":
         raise SaveError(f"{shown!r} is a group of Zarr v2, which is only read: open it with mode='r'")
-    elif found.get("node_type") != "group":
-        raise SaveError(f"{shown!r} is a Zarr {found.get('node_type')!r:.20} and no group")
     return found
 
 
 def _make_group() -> Document:
-    return {"attributes": {}, "zarr_format": 3, "node_type": "group"}
+    return {"attributes": {_NOTES: {"version": 1}}, "zarr_format": 3, "node_type": "group"}
 
 
 # --- what is in a group -----------------------------------------------------------------------------------------------
@@ -401,36 +365,36 @@ class _ZarrNode(Item):
         return list(checked.ints(numbers, f"the attribute {name!r}"))
 
     def set_attribute(self, name: str, value: str | int | Sequence[int] | None) -> None:
-        if name == NAMES and isinstance(value, str):
-            value = json.loads(value)
-        elif isinstance(value, Sequence) and not isinstance(value, str):
-            value = list(value)
-        self._note(name.removeprefix("_"), lambda _: value)
+        self.set_attributes({name: value})
 
-    def _note(self, name: str, change: Callable[[Any], Any]) -> None:
-        """Note what `change` makes of what is noted; `None` is nothing."""
+    def set_attributes(self, values: Mapping[str, str | int | Sequence[int] | None]) -> None:
+        def change(notes: dict[str, Any]) -> None:
+            for name, value in values.items():
+                notes.pop(name.removeprefix("_"), None)
+                if value is not None:
+                    plain: Any = list(value) if isinstance(value, tuple) else value
+                    notes[name.removeprefix("_")] = json.loads(plain) if name == NAMES else plain
+
+        self._note(change)
+
+    def _note(self, change: Callable[[dict[str, Any]], None]) -> None:
+        """Call a function that changes what is noted."""
         nodes = self.store.nodes
         if self.address == -1:
             # Nobody else sees a draft.
-            self._change(name, change)
-            nodes.set_document(self.at, self.document)
+            change(self.document["attributes"].setdefault(_NOTES, {}))
             return
         self.store.changed()
         with self.store.errors(self.key), nodes.alone(self.at):
             # Another container may have noted something since.
             self.document = nodes.document(self.at) or self.document
-            if self._change(name, change):
+            notes = dict(before := _notes(self.document))
+            change(notes)
+            if notes != before:
+                attributes = {**(self.document.get("attributes") or {}), _NOTES: {**notes, "version": 1}}
+                self.document = {**self.document, "attributes": attributes}
                 nodes.set_document(self.at, self.document)
                 self.address = nodes.version(self.at)
-
-    def _change(self, name: str, change: Callable[[Any], Any]) -> bool:
-        """Put what `change` makes of a note into a new document; return whether it differs."""
-        before = _notes(self.document)
-        notes = {noted: before[noted] for noted in before if noted != name}
-        if (value := change(before.get(name))) is not None:
-            notes |= {name: value, "version": 1}
-        self.document = {**self.document, "attributes": {**(self.document.get("attributes") or {}), _NOTES: notes}}
-        return notes != before
 
 
 def _texts(noted: Any) -> list[str]:
@@ -440,7 +404,7 @@ def _texts(noted: Any) -> list[str]:
 
 class _ZarrText(_ZarrNode, Text):
     def _elements(self) -> Any:
-        return np.asarray(_array_over(self.store.nodes, self.at, self.document)[...])
+        return np.asarray(self.store.nodes.array_over(self.at, self.document)[...])
 
     def attribute(self, name: str) -> str | list[int] | None:
         found = super().attribute(name)
@@ -496,13 +460,14 @@ class _ZarrArray(_ZarrNode, ArrayItem):
     def _check_there(self) -> None:
         # Where there are no chunks, zarr reads zeros.
         nodes = self.store.nodes
-        if self.address != -1 and self.store.mode != "r" and nodes.is_folder and nodes.version(self.at) == -1:
+        if self.store.mode != "r" and nodes.is_folder and nodes.version(self.at) == -1:
             raise ValueError("was deleted")
 
     def read(self, selection: Selection, dtype: Any) -> Any:
         self.store.check()
         with self.store.errors(self.key):
-            self._check_there()
+            if self.address != -1:
+                self._check_there()
             found = None if self._raw is None else self._raw.read(selection)
             if found is not None:
                 return found.astype(dtype, copy=False)
@@ -526,22 +491,25 @@ class _ZarrArray(_ZarrNode, ArrayItem):
         return nbytes <= _BETWEEN and len(np.unique(chunks)) == chunks[-1] - chunks[0] + 1
 
     def write(self, selection: Selection, values: Any) -> None:
-        self.store.check_writable()
-        if values.size:
-            with self.store.errors(self.key):
+        if self.address != -1:
+            self.store.check_writable()
+        if not values.size:
+            return
+        with self.store.errors(self.key):
+            if self.address != -1:
                 self._check_there()
-                if self.address == -1 and self._raw is not None and self._raw.write_new(selection, values):
-                    return
-                if _has_positions(selection):
-                    self.array.oindex[selection] = values
-                else:
-                    self.array[selection] = values
+            elif values.shape == self.shape and self._raw is not None and self._raw.write_new(values):
+                return
+            if _has_positions(selection):
+                self.array.oindex[selection] = values
+            else:
+                self.array[selection] = values
 
     @functools.cached_property
     def _raw(self) -> RawChunks | None:
         """Its chunks, if they are files of the elements as they are in memory."""
         content: Any = self.store.nodes.content
-        if content.links is None:
+        if not self.store.nodes.is_folder:
             return None
         return RawChunks.of(f"{content.root}/{self.at}", self.document, self.array, content.links)
 
@@ -556,8 +524,11 @@ class _ZarrArray(_ZarrNode, ArrayItem):
             return [str(error)]
 
     def record_written(self) -> None:
-        if self.numbers(WRITTEN) != list(self.shape):
-            self.set_attribute(WRITTEN, self.shape)
+        written = {WRITTEN: list(self.shape)}
+        if self.address == -1:
+            self.document["attributes"][_NOTES][WRITTEN[1:]] = written[WRITTEN]
+        elif self.numbers(WRITTEN) != written[WRITTEN]:
+            self.set_attributes(written)
 
 
 def _has_positions(selection: Selection) -> bool:
@@ -578,7 +549,7 @@ class _ZarrGroup(_ZarrNode, Group):
             parts = nodes.find_children(self.at) if nodes.lists else self._noted_parts()
             order = {part: place for place, part in enumerate(self._order())}
             parts.sort(key=lambda part: order.get(part, len(order)))
-            return decode_names(parts, self.store.decoded)
+            return decode_names(parts)
 
     def _noted_parts(self) -> list[str]:
         """The parts of paths of all that is in it, where the store does not list them."""
@@ -593,30 +564,31 @@ class _ZarrGroup(_ZarrNode, Group):
         """The parts of paths in the order in which they were made, as far as that is noted."""
         return _texts(_notes(self.store.nodes.document(self.at) or {}).get(_ORDER))
 
-    def find_lost(self) -> list[str]:
-        """The names of nodes that this package made and that have lost their documents."""
+    def find_damage(self, num_threads: int) -> Iterator[str]:
+        """See `Store.find_damage`; a node that this package made and that has lost its document is damage, too."""
         nodes = self.store.nodes
         known = set(nodes.find_children(self.at)) if nodes.lists else set(self._order())
-        lost = [part for part in self._order() if part not in known and nodes.is_taken(f"{self.at}/{part}".lstrip("/"))]
-        return [self.store.decoded(part) for part in lost]
+        for part in self._order():
+            if part not in known and nodes.is_taken(f"{self.at}/{part}".lstrip("/")):
+                yield f"entry {joined((*self.key, decode_name(part)))!r}: its zarr.json is missing"
+        for name in self.names():
+            try:
+                item = self.find(name)
+            except OSError:
+                # Whoever has read the structure has reported it.
+                continue
+            if isinstance(item, _ZarrGroup | _ZarrArray):
+                yield from item.find_damage(num_threads)
 
     def check_name(self, name: str) -> None:
-        self._part(name)
+        self._path_of(name)
 
-    def _part(self, name: str) -> str:
-        """The part of a path for a name; those that Zarr keeps for itself, or would take for a path, are encoded."""
+    def _path_of(self, name: str) -> str:
         try:
-            name.encode()
+            part = _encode_name(name)
         except UnicodeEncodeError as error:
             where = joined((*self.key, name))
             raise SaveError(f"entry {where!r}: this name has no UTF-8 form and cannot be held by a store") from error
-        is_plain = bool(name.strip(".")) and not {"/", "\\"} & set(name) and name.isprintable() and name.strip() == name
-        if not is_plain or name.startswith(("__", _ENCODED, _HIDDEN)) or name in _DOCUMENTS:
-            return _ENCODED + quote(name, safe="")
-        return name
-
-    def _path_of(self, name: str) -> str:
-        part = self._part(name)
         return f"{self.at}/{part}" if self.at else part
 
     def find(self, name: str, known: Item | None = None) -> Item:
@@ -640,47 +612,45 @@ class _ZarrGroup(_ZarrNode, Group):
 
     def new_group(self, key: Path) -> Group:
         self.store.check_writable()
+        document = _make_group()
         with self.store.errors(key):
-            document = _make_group()
             return _watched(_ZarrGroup(self.store, key, self._begin(key, document), document, -1))
 
     def new_array(self, key: Path, shape: Sequence[int], dtype: torch.dtype, options: Mapping[str, Any]) -> ArrayItem:
-        self.store.check_writable()
         plain, name = stored_dtype(dtype)
-        notes = {} if name is None else {_NOTES: {DTYPE[1:]: name, "version": 1}}
+        notes = {} if name is None else {DTYPE[1:]: name}
         with self.store.errors(key):
             layout = _layout(options, key, tuple(shape), plain.itemsize)
-            at, document, array = self._create(key, shape, plain, notes, layout)
-            return _watched(_ZarrArray(self.store, key, at, document, -1, array, dtype))
+            where, array = self._create(key, shape, plain, {_NOTES: {"version": 1, **notes}}, layout)
+            return _watched(_ZarrArray(*where, array, dtype))
 
     def new_text(self, key: Path, content: str) -> Text:
-        self.store.check_writable()
         raw = np.frombuffer(content.encode(), dtype=np.uint8)
         with self.store.errors(key):
             layout = {"chunks": (max(raw.size, 1),), "compressors": None}
-            at, document, array = self._create(key, raw.shape, raw.dtype, {_VALUE: {"encoding": "json"}}, layout)
+            attributes = {_NOTES: {"version": 1}, _VALUE: {"encoding": "json"}}
+            where, array = self._create(key, raw.shape, raw.dtype, attributes, layout)
             if raw.size:
                 array[...] = raw
-            return _watched(_ZarrText(self.store, key, at, document, -1))
+            return _watched(_ZarrText(*where))
 
     def _begin(self, key: Path, document: Document) -> str:
-        return self.store.nodes.begin(self._path_of(key[-1]), document, is_nested=self.address == -1)
+        path = self._path_of(key[-1])
+        if self.address != -1:
+            return self.store.nodes.begin(path, document)
+        self.store.nodes.begin_at(path, document, is_nested=True)
+        return path
 
     def _create(
         self, key: Path, shape: Sequence[int], dtype: Any, attributes: dict[str, Any], layout: dict[str, Any]
-    ) -> tuple[str, Document, Any]:
-        """Begin a draft of an array; return where it is, its document and the array."""
-        from zarr.core.buffer import default_buffer_prototype
+    ) -> tuple[tuple[ZarrStore, Path, str, Document, int], Any]:
+        """Begin the draft of an array; return what an item of it is made of, and the array."""
+        from tensordict.io.stores.zarr_nodes import make_array
 
-        library = zarr()
-        # Zarr writes the document into a store of its own.
-        made = library.create_array(
-            library.storage.MemoryStore(),
-            shape=tuple(shape), dtype=dtype, zarr_format=3, attributes=attributes, config=_CONFIG, **layout,
-        ).metadata  # fmt: skip
-        document = json.loads(made.to_buffer_dict(default_buffer_prototype())[_DOCUMENTS[0]].to_bytes())
+        self.store.check_writable()
+        document, metadata = make_array(shape, dtype, attributes, layout)
         at = self._begin(key, document)
-        return at, document, _array_over(self.store.nodes, at, document, made)
+        return (self.store, key, at, document, -1), self.store.nodes.array_over(at, document, metadata)
 
     def put(self, name: str, item: Item) -> None:
         assert isinstance(item, _ZarrNode)
@@ -688,9 +658,16 @@ class _ZarrGroup(_ZarrNode, Group):
             self.store.changed()
             with self.store.errors((*self.key, name)):
                 self.store.nodes.publish(item.at, self._path_of(name))
-        # What is in a draft is seen with it.
-        part = self._part(name)
-        self._note(_ORDER, lambda noted: order if part in (order := _texts(noted)) else [*order, part])
+        part = _encode_name(name)
+        if self.address == -1:
+            self.document["attributes"][_NOTES].setdefault(_ORDER, []).append(part)
+            return
+
+        def add(notes: dict[str, Any]) -> None:
+            order = _texts(notes.get(_ORDER))
+            notes[_ORDER] = order if part in order else [*order, part]
+
+        self._note(add)
 
     def delete(self, name: str) -> None:
         self.store.changed()
@@ -699,8 +676,27 @@ class _ZarrGroup(_ZarrNode, Group):
             raise KeyError(name)
         with self.store.errors((*self.key, name)):
             self.store.nodes.delete(path)
-        part = self._part(name)
-        self._note(_ORDER, lambda noted: None if noted is None else [other for other in _texts(noted) if other != part])
+        part = _encode_name(name)
+
+        def drop(notes: dict[str, Any]) -> None:
+            if _ORDER in notes:
+                notes[_ORDER] = [other for other in _texts(notes[_ORDER]) if other != part]
+
+        self._note(drop)
+
+
+@functools.lru_cache(maxsize=4096)
+def _encode_name(name: str) -> str:
+    """The part of a path for a name; those that Zarr keeps for itself, or would take for a path, are encoded.
+
+    Raises:
+        UnicodeEncodeError: the name has no UTF-8 form.
+    """
+    name.encode()
+    is_plain = bool(name.strip(".")) and not {"/", "\\"} & set(name) and name.isprintable() and name.strip() == name
+    if not is_plain or name.startswith(("__", ENCODED, _HIDDEN)) or name in _DOCUMENTS:
+        return encode_name(name)
+    return name
 
 
 def _watched(item: T) -> T:
@@ -724,7 +720,7 @@ def _item_of(store: ZarrStore, key: Path, path: str, document: Document, address
         raise ValueError(f"it is neither a group nor an array, but {document.get('node_type')!r:.40}")
     try:
         _check_codecs(document)
-        array = _array_over(store.nodes, path, document)
+        array = store.nodes.array_over(path, document)
         dtype = np.dtype(array.dtype)
         checked.shape(list(array.shape))
     except (ValueError, TypeError, KeyError, NotImplementedError) as error:
@@ -739,19 +735,6 @@ def _item_of(store: ZarrStore, key: Path, path: str, document: Document, address
     if kind is None:
         return Other(store, key, address, f"an array of {dtype} of shape {list(array.shape)}")
     return _ZarrArray(*where, array, kind)
-
-
-def _array_over(nodes: Nodes, at: str, document: Document, metadata: Any = None) -> Any:
-    """Return the array of zarr at a path; the metadata are those in its document."""
-    from zarr.core.array_spec import ArrayConfig
-    from zarr.storage import StorePath
-
-    library, config = zarr(), ArrayConfig.from_dict(_CONFIG)
-    array = library.AsyncArray(metadata or dict(document), StorePath(nodes.chunks_within(None), at), config)
-    if not nodes.is_folder and not nodes.is_zip:
-        store = nodes.chunks_within(find_longest_chunk(document, array))
-        array = library.AsyncArray(array.metadata, StorePath(store, at), config)
-    return library.Array(array)
 
 
 def _is_of_strings(dtype: np.dtype[Any], document: Document) -> bool:
@@ -773,9 +756,11 @@ def _check_codecs(document: Document) -> None:
 
 def _layout(options: Mapping[str, Any], key: Path, shape: tuple[int, ...], itemsize: int) -> dict[str, Any]:
     """The arguments of `zarr.create_array` for an entry: by default one chunk, not compressed."""
+    whole = tuple(map(max, shape, itertools.repeat(1)))
+    if not options:
+        return {"chunks": whole, "compressors": None}
     found = {name: _of_key(value, key) for name, value in options.items()}
     found = {name: value for name, value in found.items() if value is not None}
-    whole = tuple([max(n, 1) for n in shape])
     chunks, shards = found.pop("chunks", whole), found.pop("shards", None)
     if chunks == "rows":
         chunks = max(_ROWS // max(math.prod(whole[1:]) * itemsize, 1), 1)

@@ -12,21 +12,25 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import json
 import os
 import shutil
 import uuid
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+import zarr
 from zarr.abc.store import RangeByteRequest
+from zarr.core.array_spec import ArrayConfig
 from zarr.core.buffer import default_buffer_prototype
 from zarr.core.sync import sync
-from zarr.storage import LocalStore, WrapperStore, ZipStore
+from zarr.storage import LocalStore, MemoryStore, StorePath, WrapperStore, ZipStore
 
 from tensordict.core.json_text import parse_json
 from tensordict.io import commit
 from tensordict.io.source import Save
+from tensordict.io.stores.zarr_chunks import find_longest_chunk
 
 if TYPE_CHECKING:
     from zarr.abc.store import ByteRequest, Store
@@ -41,6 +45,8 @@ _OWN_FILES = (DOCUMENT, ".zgroup", ".zattrs", ".zmetadata")
 HIDDEN = ".tensordict-"
 # How long another process may take to change the notes of a node, in seconds.
 _PATIENCE = 60
+# A chunk that is written is there, whatever is in it: zarr would leave out, or delete, chunks of zeros.
+_CONFIG = ArrayConfig("C", write_empty_chunks=True)
 _MISSING = (FileNotFoundError, NotADirectoryError)
 
 
@@ -49,8 +55,11 @@ class Folder:
 
     def __init__(self, store: Any) -> None:
         self.root = os.fspath(store.root)
-        # Zarr follows any link.
-        self.links = Save(self.root)
+
+    @functools.cached_property
+    def links(self) -> Save:
+        """What refuses links that lead out of the folder; zarr follows any."""
+        return Save(self.root)
 
     def read(self, key: str) -> bytes | None:
         """Return the content of a file; `None` if there is none."""
@@ -63,7 +72,7 @@ class Folder:
             return None
 
     def write(self, contents: Mapping[str, bytes]) -> None:
-        """Write files, each in one step."""
+        """Write files, each in one step; the last one once all others are there."""
         for key, content in contents.items():
             _replace_file(f"{self.root}/{key}", content)
 
@@ -118,8 +127,6 @@ class Folder:
 class Objects:
     """The content of any other Zarr store, by key; the methods are those of `Folder`."""
 
-    links = None
-
     def __init__(self, store: Store) -> None:
         self.store = store
         sync(store._ensure_open())
@@ -129,20 +136,22 @@ class Objects:
 
     def read_all(self, keys: Iterable[str]) -> list[bytes | None]:
         """Read several objects at once, as each may be a request to a server."""
-        gets = [self.store.get(key, default_buffer_prototype()) for key in keys]
-        return [None if found is None else found.to_bytes() for found in sync(_gather(gets))]
+        found = sync(_gather(lambda key: self.store.get(key, default_buffer_prototype()), keys))
+        return [None if content is None else content.to_bytes() for content in found]
 
     def write(self, contents: Mapping[str, bytes]) -> None:
+        *others, last = contents
         buffer = default_buffer_prototype().buffer
-        sync(_gather([self.store.set(key, buffer.from_bytes(content)) for key, content in contents.items()]))
+        for keys in (others, [last]):
+            sync(_gather(lambda key: self.store.set(key, buffer.from_bytes(contents[key])), keys))
 
     def list_names(self, path: str) -> list[str]:
         # The claim of a saver is nothing that is stored.
-        names = [name.rstrip("/") for name in sync(_collect(self.store.list_dir(path)))]
+        names = [name.rstrip("/") for name in sync(_collect(self.store.list_dir, path))]
         return [name for name in names if path or name != commit.JOURNAL]
 
     def list_keys(self, path: str) -> list[str]:
-        return [key.removeprefix(f"{path}/") for key in sync(_collect(self.store.list_prefix(f"{path}/")))]
+        return [key.removeprefix(f"{path}/") for key in sync(_collect(self.store.list_prefix, f"{path}/"))]
 
     def exists(self, path: str) -> bool:
         return self.store.supports_listing and bool(self.list_names(path))
@@ -162,17 +171,17 @@ class Objects:
     def move(self, source: str, target: str) -> None:
         self.remove(target)
         for key in self.list_keys(source):
-            content = sync(self.store.get(f"{source}/{key}", default_buffer_prototype()))
-            sync(self.store.set(f"{target}/{key}", content))  # type: ignore[arg-type]
+            self.write({f"{target}/{key}": self.read(f"{source}/{key}") or b""})
         sync(self.store.delete_dir(source))
 
 
-async def _gather(calls: Iterable[Any]) -> list[Any]:
-    return await asyncio.gather(*calls)
+# Some stores must be called in the loop.
+async def _gather(call: Callable[[str], Any], keys: Iterable[str]) -> list[Any]:
+    return await asyncio.gather(*map(call, keys))
 
 
-async def _collect(found: Any) -> list[str]:
-    return [name async for name in found]
+async def _collect(call: Callable[[str], Any], path: str) -> list[str]:
+    return [name async for name in call(path)]
 
 
 class Nodes:
@@ -233,9 +242,15 @@ class Nodes:
         self._known.clear()
         self._children.clear()
 
-    def chunks_within(self, limit: int | None) -> Chunks:
-        """Return the store for the chunks of an array, which have at most `limit` bytes each."""
-        return Chunks(self, None if self.is_folder or self.is_zip else limit)
+    def array_over(self, path: str, document: Document, metadata: Any = None) -> Any:
+        """Return the array of zarr at a path; `metadata` are those in its document."""
+        metadata = metadata or dict(document)
+        array: Any = zarr.AsyncArray(metadata, StorePath(Chunks(self), path), _CONFIG)
+        if not self.is_folder and not self.is_zip:
+            # A server may send anything.
+            chunks = Chunks(self, find_longest_chunk(document, array))
+            array = zarr.AsyncArray(array.metadata, StorePath(chunks, path), _CONFIG)
+        return zarr.Array(array)
 
     # --- documents ----------------------------------------------------------------------------------------------------
 
@@ -245,7 +260,7 @@ class Nodes:
         Raises:
             ValueError: it is none of a node.
         """
-        found = self._pending.get(path) or self._known.get(path)
+        found = self._pending.get(path) if self.is_zip else self._known.get(path)
         if found is None and not self._knows_all:
             found = self._old_document(path) if self.is_old else self._read(path, DOCUMENT)
             if found is not None and self.keeps:
@@ -275,19 +290,22 @@ class Nodes:
             yield
 
     def set_document(self, path: str, document: Document) -> None:
-        """Set the document of a node; that of a draft stays in memory."""
-        if path in self._pending or self.is_zip:
+        """Set the document of a node that is no draft."""
+        if self.is_zip:
             self._pending[path] = document
         else:
             self._forget()
             self._write({path: document})
 
     def _write(self, documents: Mapping[str, Document]) -> None:
-        self.content.write({join(path, DOCUMENT): _dump(document) for path, document in documents.items()})
+        contents = {}
+        for path, document in documents.items():
+            contents[join(path, DOCUMENT)] = json.dumps(document, indent=2).encode()
+        self.content.write(contents)
 
     def version(self, path: str) -> int:
         """Return a number that changes when another node takes the place of that at `path`; -1 if there is none."""
-        if isinstance(self.content, Folder) and path not in self._pending:
+        if isinstance(self.content, Folder):
             try:
                 found = os.stat(f"{self.content.root}/{join(path, DOCUMENT)}")
             except _MISSING:
@@ -300,14 +318,15 @@ class Nodes:
         """Return the names of the nodes in a group, sorted."""
         found = self._children.get(path)
         if found is None:
-            pending = _names_in(self._known if self._knows_all else self._pending.copy(), path)
-            listed = () if self._knows_all else self._list(path)
-            found = sorted({name for name in (*pending, *listed) if not name.startswith(HIDDEN)})
+            names = _names_in(self._known, path) if self._knows_all else self._list(path)
+            found = sorted([name for name in names if not name.startswith(HIDDEN)])
             if self.keeps:
                 self._children[path] = found
         return found.copy()
 
     def _list(self, path: str) -> Iterable[str]:
+        if self.is_zip and not self.store.read_only:
+            return _names_in(self._pending.copy(), path)
         if isinstance(self.content, Folder) and not self.is_old:
             return self.content.find_nodes(path)
         names = [name for name in self.content.list_names(path) if name not in _OWN_FILES]
@@ -321,39 +340,34 @@ class Nodes:
             return found
         return [name for name in names if self._old_document(join(path, name)) is not None]
 
-    def take_over_all(self, document: Document) -> bool:
-        """Take over the documents of all nodes from that of the root, if it has them; return whether it does."""
-        found = document.get("consolidated_metadata")
-        if not isinstance(found, dict) or not self.store.read_only:
-            return isinstance(found, dict)
-        nodes = found.get("metadata")
+    def take_over_all(self, root: Document) -> None:
+        """Take over the documents of all nodes from that of the root.
+
+        Raises:
+            ValueError: it has something else in their place.
+        """
+        nodes = root["consolidated_metadata"].get("metadata")
         if not isinstance(nodes, dict) or not all(_is_path(path) and isinstance(nodes[path], dict) for path in nodes):
             raise ValueError("its consolidated metadata is no mapping of paths to documents")
         self._known.update(nodes)
         self._knows_all = True
-        return True
 
     # --- drafts -------------------------------------------------------------------------------------------------------
 
-    def begin(self, path: str, document: Document, is_nested: bool = False) -> str:
-        """Begin a draft of a node.
+    def begin(self, path: str, document: Document) -> str:
+        """Begin a draft of a node; return where it is written: at its path, or beside it if there is something."""
+        if self.is_taken(path):
+            if self.is_zip:
+                raise ValueError("nothing in a zip file is replaced: write to a folder")
+            path = hide(path)
+        self.begin_at(path, document)
+        return path
 
-        Args:
-            path: of the node.
-            document: of the node.
-            is_nested: whether the node lies in another draft, with which it is published.
-
-        Returns:
-            The path where the draft is written: that of the node, or one beside it if there is something.
-        """
+    def begin_at(self, path: str, document: Document, is_nested: bool = False) -> None:
+        """Begin a draft where there is nothing; one that is nested in another draft is published with that."""
         if not is_nested:
-            if self.is_taken(path):
-                if self.is_zip:
-                    raise ValueError("nothing in a zip file is replaced: write to a folder")
-                path = hide(path)
             self.drafts.add(path)
         self._pending[path] = document
-        return path
 
     def is_taken(self, path: str) -> bool:
         """Return whether there is anything at a path."""
@@ -378,7 +392,7 @@ class Nodes:
         """
         self.drafts.remove(draft)
         self._forget()
-        documents = {inner: self._pending[inner] for inner in self._pending.copy() if _is_in(inner, draft)}
+        documents = self._find_pending(draft)
         is_many = many is not None and len(documents) > many
         if is_many:
             self._pending[draft] = documents[draft] = _with_all(documents)
@@ -391,12 +405,18 @@ class Nodes:
             documents = {path + inner[len(draft) :]: document for inner, document in documents.items()}
             draft = path
         # Its own is the last one, which has all of it seen.
-        own = documents.pop(draft)
+        documents[draft] = documents.pop(draft)
         self._write(documents)
-        self._write({draft: own})
         if draft != path:
             self.content.move(draft, path)
         return is_many
+
+    def _find_pending(self, draft: str) -> dict[str, Document]:
+        """Return the documents of a draft and of all in it."""
+        pending, below = self._pending.copy(), f"{draft}/"
+        if not draft:
+            return pending
+        return {path: pending[path] for path in pending if path == draft or path.startswith(below)}
 
     def discard(self, draft: str) -> None:
         """Delete a draft."""
@@ -404,7 +424,7 @@ class Nodes:
         if not draft:
             self.clear_all()
             return
-        for path in [path for path in self._pending.copy() if _is_in(path, draft)]:
+        for path in self._find_pending(draft):
             del self._pending[path]
         if not self.is_zip and not self.store.read_only:
             commit.unless_it_fails(self.content.remove, draft)
@@ -425,6 +445,15 @@ class Nodes:
             self.store.close()
 
 
+def make_array(shape: Sequence[int], dtype: Any, attributes: Document, layout: Document) -> tuple[Document, Any]:
+    """Return the document of a new array, and its metadata; `layout` are arguments of `zarr.create_array`."""
+    # Zarr writes the document into a store of its own.
+    made = zarr.create_array(
+        MemoryStore(), shape=tuple(shape), dtype=dtype, zarr_format=3, attributes=attributes, config=_CONFIG, **layout
+    ).metadata
+    return json.loads(made.to_buffer_dict(default_buffer_prototype())[DOCUMENT].to_bytes()), made
+
+
 class Chunks(WrapperStore[Any]):
     """The store of one array: zarr follows no link out of the folder, and reads no more than the array allows.
 
@@ -433,7 +462,7 @@ class Chunks(WrapperStore[Any]):
         limit: the length of a chunk, or of a shard, in bytes; `None` for any length.
     """
 
-    def __init__(self, nodes: Nodes, limit: int | None) -> None:
+    def __init__(self, nodes: Nodes, limit: int | None = None) -> None:
         super().__init__(nodes.store)
         self._nodes, self._limit = nodes, limit
 
@@ -472,10 +501,6 @@ def hide(path: str) -> str:
     return join(path.rpartition("/")[0], f"{HIDDEN}{uuid.uuid4().hex}")
 
 
-def _is_in(path: str, outer: str) -> bool:
-    return not outer or path == outer or path.startswith(f"{outer}/")
-
-
 def _names_in(paths: Collection[str], group: str) -> Iterator[str]:
     for path in paths:
         outer, _, name = path.rpartition("/")
@@ -489,8 +514,8 @@ def _is_path(path: str) -> bool:
 
 def _replace_file(path: str, content: bytes) -> None:
     part = f"{path}.{uuid.uuid4().hex}.partial"
-    os.makedirs(os.path.dirname(path), exist_ok=True)
     try:
+        os.makedirs(os.path.dirname(path), exist_ok=True)
         with open(part, "xb") as file:
             file.write(content)
         os.replace(part, path)
@@ -507,10 +532,6 @@ def _parse(content: bytes) -> Document:
     if not isinstance(found, dict):
         raise ValueError("its document is no JSON object")
     return found
-
-
-def _dump(document: Document) -> bytes:
-    return json.dumps(document, indent=2).encode()
 
 
 def _with_all(documents: Mapping[str, Document]) -> Document:
