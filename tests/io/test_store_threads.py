@@ -65,14 +65,15 @@ def test_threads_share_a_store(tmp_path: pathlib.Path, kind: str) -> None:
 
 
 def test_a_draft_is_begun_while_others_are_looked_through(tmp_path: pathlib.Path) -> None:
-    class Growing(set[str]):
+    class Growing(dict[str, Any]):
         """Gets one more as soon as it is looked through, as by another thread."""
 
         def __iter__(self) -> Any:
             for item in super().__iter__():
-                self.add("other")
+                self["n/other"] = {}
                 yield item
 
     store = TensorDict(a=torch.arange(3), batch_size=3).to_zarr(tmp_path / "x.zarr")
-    store._store.nodes.drafts = Growing({"new"})
-    assert store["a"].tolist() == [0, 1, 2] and list(store.keys()) == ["a"]
+    store._store.nodes._pending = Growing({"n/new": {}})
+    store["b"] = torch.ones(3)
+    assert store["a"].tolist() == [0, 1, 2] and list(store.keys()) == ["a", "b"]

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, overload
 
@@ -25,8 +25,8 @@ from tensordict.io.remote import Remote, is_url
 from tensordict.io.specification import class_named, to_container
 from tensordict.io.stores import entries as stored_entries
 from tensordict.io.stores.backends import backend_of
-from tensordict.io.stores.entries import noted_class, noted_names, noted_size
-from tensordict.io.stores.store import ArrayItem, Group, Item, Other, Pick
+from tensordict.io.stores.entries import noted_state
+from tensordict.io.stores.store import ArrayItem, Group, Item, Other, Pick, Store
 from tensordict.memory.stored_tensors import StoredTensor
 
 if TYPE_CHECKING:
@@ -101,6 +101,8 @@ class PersistentTensorDict(OnDisk):
 
     LOCKING: bool | str | None = None
     _gives_views = True
+    # The name of the tensorclass that was saved.
+    _class_name: str | None = None
     # The class of what is nested in it.
     _plain: ClassVar[type[PersistentTensorDict]]
     # `with data:` closes the file at the end.
@@ -119,22 +121,34 @@ class PersistentTensorDict(OnDisk):
         storage_options: StorageOptions | None = None,
         **kwargs: object,
     ) -> None:
-        kind = backend_of(backend)
-        if kind.opens_urls and is_url(filename):
-            filename = Remote(filename, storage_options)  # type: ignore[arg-type]
-        if filename is None and (group is None or isinstance(group, str)):
-            raise RuntimeError("a PersistentTensorDict needs a filename, or an h5py group, and not both")
-        if filename is not None and group is not None and not isinstance(group, str):
+        if (filename is None) == (group is None or isinstance(group, str)):
             raise RuntimeError(
-                "a PersistentTensorDict is made of a filename or of an h5py group, and not of both; "
-                "group may be the path of one in the file"
+                "a PersistentTensorDict needs a filename or an h5py group, and not both; with a filename, group may be "
+                "the path of a group in the file"
             )
-        options = kind.checked_options(kwargs)
+        with self._connected(backend_of(backend), filename, group, mode, device, storage_options, kwargs):
+            self._adopt_size(None if batch_size is None else as_size(batch_size), validate_batch_size)
+
+    @contextmanager
+    def _connected(
+        self,
+        kind: type[Store],
+        filename: Any,
+        group: Any,
+        mode: str,
+        device: object,
+        storage_options: StorageOptions | None,
+        options: Mapping[str, Any],
+    ) -> Iterator[None]:
+        """Open the store at a path, which a block that fails closes, or over a group that its library has opened."""
+        if storage_options is not None and kind.opens_urls and is_url(filename):
+            filename = Remote(filename, storage_options)
+        options = kind.checked_options(options)
         store, found = kind.over(group) if filename is None else (kind.open(filename, mode, locking=self.LOCKING), None)
         try:
             found = found or store.group_at(group or "/")
             self._open(found, (), options, None if device is None else as_device(device))
-            self._adopt_size(None if batch_size is None else as_size(batch_size), validate_batch_size)
+            yield
         except BaseException:
             if filename is not None:
                 store.close()
@@ -156,16 +170,19 @@ class PersistentTensorDict(OnDisk):
         self._size = torch.Size(())
         self._dim_names: Names | None = None
 
-    def _adopt_size(self, size: torch.Size | None, check: bool) -> None:
-        """Take over the batch size and names that are noted in the file, or this batch size, which is noted there."""
-        noted = noted_size(self._group)
-        names = noted_names(self._group)
+    def _adopt_size(self, size: torch.Size | None, check: bool) -> torch.Size | None:
+        """Take over a batch size, which is noted in the store, or else that which is noted there, and give the latter.
+
+        The names that are noted are taken over, too; `check` compares the batch size with the shapes in the store.
+        """
+        noted, names, self._class_name = noted_state(self._group)
         self._size = noted if size is None and noted is not None else size or torch.Size(())
         self._dim_names = _fitting(names, self._size)
         if check:
             self._check_shapes()
         if size is not None and noted != size:
             self._note(size, self._dim_names)
+        return noted
 
     def _check_shapes(self) -> None:
         for name in self._listed():
@@ -200,34 +217,30 @@ class PersistentTensorDict(OnDisk):
         device: object = None,
         storage_options: StorageOptions | None = None,
         options: Mapping[str, Any] | None = None,
+        is_new: bool = False,
     ) -> Any:
-        """The container over a store at a path, or over a group that its library has opened; see `from_h5`."""
-        is_handle = backend_of(backend).is_handle(source)
-        where: dict[str, Any] = {"group": source} if is_handle else {"filename": source, "mode": mode}
-        self = cls(
-            **where,
-            backend=backend,
-            batch_size=batch_size,
-            device=device,
-            validate_batch_size=False,
-            storage_options=storage_options,
-            **(options or {}),
-        )
-        try:
+        """The container over a store at a path, or over a group that its library has opened; see `from_h5`.
+
+        `is_new` says that it has just been written, so that its shapes are known to fit.
+        """
+        kind = backend_of(backend)
+        is_handle = kind.is_handle(source)
+        self = object.__new__(cls)
+        filename, group = (None, source) if is_handle else (source, None)
+        with self._connected(kind, filename, group, mode, device, storage_options, options or {}):
+            noted = self._adopt_size(None if batch_size is None else as_size(batch_size), False)
+            if is_new:
+                return self._as_saved_class()
             with self._store.together():
-                if batch_size is None and (auto_batch_size or noted_size(self._group) is None):
+                if batch_size is None and (auto_batch_size or noted is None):
                     with self._store.unnoted():
                         self.auto_batch_size_(batch_dims)
                 self._check_shapes()
                 return self._as_saved_class()
-        except BaseException:
-            if not is_handle:
-                self.close()
-            raise
 
     def _as_saved_class(self) -> Any:
         """This container, as the tensorclass that was saved if one was."""
-        name = noted_class(self._group)
+        name = self._class_name
         if name is None:
             return self
         cls = class_named(name)
@@ -467,10 +480,10 @@ class PersistentTensorDict(OnDisk):
             return self._nested[name][1]._wrapped_container()  # type: ignore[no-any-return]
         child = object.__new__(self._plain)
         child._open(group, self._lineage, self._options, self._device)
-        noted = noted_size(group)
+        noted, names, child._class_name = noted_state(group)
         batch_dims = len(self._size)
         child._size = self._size if noted is None or noted[:batch_dims] != self._size else noted
-        child._dim_names = _fitting(noted_names(group), child._size)
+        child._dim_names = _fitting(names, child._size)
         return child
 
     def _holds(self, name: str) -> bool:

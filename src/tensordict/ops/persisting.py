@@ -328,12 +328,13 @@ class Persisting(Contract):
         refuse_sharded(self)
         kind = backend_of(backend)
         options = kind.checked_options(kwargs)
+        reopen = partial(makers.open_store, backend=backend, options=kwargs, is_new=True)
         if kind.opens_urls and is_url(filename):
             filename = Remote(filename, storage_options)
         if not isinstance(filename, (str, bytes, os.PathLike)):
             check_container(kind, filename, self)
             write_store(kind.create(filename, overwrite), self, options, progress)
-            return makers.open_store(filename, backend=backend, mode="r+", options=kwargs)
+            return reopen(filename, mode="r+")
 
         def check(path: str) -> None:
             refuse_other(path, backend, lambda path: kind.strangers(path, self))
@@ -350,7 +351,7 @@ class Persisting(Contract):
                     raise files.named_os_error(error, "write the file", save.path) from error
             save.commit()
             # While nobody else saves there: HDF5 refuses to open what another process has open for writing.
-            return makers.open_store(save.path, backend=backend, mode=kind.mode_of_saved(path), options=kwargs)
+            return reopen(save.path, mode=kind.mode_of_saved(path))
 
 
 def server_class() -> Any:

@@ -57,26 +57,16 @@ _FORM = "form"
 # --- reading ----------------------------------------------------------------------------------------------------------
 
 
-def noted_size(item: Item) -> torch.Size | None:
-    """The batch size that is noted on a group or a text; `None` when there is none.
+def noted_state(item: Item) -> tuple[torch.Size | None, Names | None, str | None]:
+    """Return the batch size, the names of the batch dims and the name of the tensorclass, as far as they are noted.
 
     Raises:
-        SaveError: it is no batch size.
+        SaveError: one of them is none.
     """
     with item.store.errors(item.key):
-        sizes = item.numbers(SIZE)
-        return None if sizes is None else torch.Size(checked.sizes(sizes, "its batch size"))
-
-
-def noted_names(item: Item) -> Names | None:
-    """The names of the batch dims that are noted on a group or a text; `None` when there are none.
-
-    Raises:
-        SaveError: they are no names.
-    """
-    with item.store.errors(item.key):
-        text = item.text(NAMES)
-        return None if text is None else checked.names(parse_json(text))
+        sizes, names = item.numbers(SIZE), item.text(NAMES)
+        size = None if sizes is None else torch.Size(checked.sizes(sizes, "its batch size"))
+        return size, None if names is None else checked.names(parse_json(names)), item.text(CLASS)
 
 
 def noted_class(group: Group) -> str | None:
@@ -123,11 +113,11 @@ def value_of(
         told = text if is_text else parse_json(text)
         value = told if is_text else restored(told, list(parts.values()))
         dims = item.numbers(STACK_DIM) if kind == VALUE_STACK else None
-        own = noted_size(item)
+        own, own_names, _ = noted_state(item)
         if kind != VALUE_STACK and own is not None and own[: len(size)] != size:
             # The container was given another batch size since: one value stands for any.
             own = None
-        form = Specification(kind, size if own is None else own, device, noted_names(item) or names)
+        form = Specification(kind, size if own is None else own, device, own_names or names)
         form.stack_dim, form.value, form.form, form.entries = dims[0] if dims else None, value, told, parts
     return form
 
@@ -146,7 +136,7 @@ def specification_in(
     Raises:
         SaveError: it does not add up; the key is named.
     """
-    lineage, noted, names = lineage_of(group, above), noted_size(group), noted_names(group)
+    lineage, (noted, names, tensorclass) = lineage_of(group, above), noted_state(group)
     size = outer if noted is None else noted
     if outer is not None and size is not None and size[: len(outer)] != outer:
         raise SaveError(f"{entry_of(group.key)}its batch size {list(size)} does not begin with {list(outer)}")
@@ -170,7 +160,6 @@ def specification_in(
     if size is None:
         _fit_size(node)
     check(node, group.key)
-    tensorclass = noted_class(group)
     return node if tensorclass is None else tensorclass_over(tensorclass, node)
 
 
@@ -269,8 +258,7 @@ def lineage_of(group: Group, above: tuple[int, ...]) -> tuple[int, ...]:
 
 def note(item: Item, size: torch.Size, names: Names | None) -> None:
     """Note a batch size and names on a group or a text."""
-    item.set_attribute(SIZE, list(size))
-    item.set_attribute(NAMES, None if names is None else json.dumps(names))
+    item.set_attributes({SIZE: list(size), NAMES: None if names is None else json.dumps(names)})
 
 
 def made(group: Group, value: Any, options: Mapping[str, Any], key: Path, above: tuple[int, ...] = ()) -> Item:
@@ -286,8 +274,7 @@ def made(group: Group, value: Any, options: Mapping[str, Any], key: Path, above:
     Raises:
         UnsupportedEntryError: it cannot be stored; the key is named.
     """
-    there = _there(group.store, value, key, above)
-    if there is not None:
+    if group.store.shares and (there := _there(group.store, value, key, above)) is not None:
         return there
     if isinstance(value, Contract):
         return _made_node(group, value, options, key, above)
@@ -301,8 +288,6 @@ def made(group: Group, value: Any, options: Mapping[str, Any], key: Path, above:
 
 def _there(store: Store, value: object, key: Path, above: tuple[int, ...]) -> Item | None:
     """The item that a value is in this very store."""
-    if not store.shares:
-        return None
     if isinstance(value, StoredTensor):
         array = value.array
         return array if value.is_whole() and isinstance(array, ArrayItem) and array.store is store else None
@@ -369,7 +354,7 @@ def _made_node(
     if form.is_value:
         return _made_value(group, form, options, key)
     node = group.new_group(key)
-    write_container(node, container, options, above)
+    write_container(node, container, options, above, form)
     return node
 
 
@@ -438,8 +423,14 @@ def _unsupported_value(store: Store | type[Store], error: Exception, key: Path) 
     )
 
 
-def write_container(group: Group, container: Contract, options: Mapping[str, Any], above: tuple[int, ...] = ()) -> None:
-    """Write a container as an empty group; `above` as in `made`.
+def write_container(
+    group: Group,
+    container: Contract,
+    options: Mapping[str, Any],
+    above: tuple[int, ...] = (),
+    form: Specification | None = None,
+) -> None:
+    """Write a container as an empty group; `above` as in `made`, `form` is its specification.
 
     Raises:
         UnsupportedEntryError: an entry cannot be stored; it is named.
@@ -447,7 +438,7 @@ def write_container(group: Group, container: Contract, options: Mapping[str, Any
     """
     key, errors = group.key, group.store.errors
     check_level(key)
-    form = specification_of(container, key, unread=True)
+    form = form or specification_of(container, key, unread=True)
     if form.is_tensorclass:
         with errors(key):
             group.set_attribute(CLASS, form.kind)
@@ -461,7 +452,6 @@ def write_container(group: Group, container: Contract, options: Mapping[str, Any
     with errors(key):
         note(group, form.batch_size, form.names)
     for name in form.entries:
-        group.check_name(name)
         group.put(name, made(group, form.entries[name], options, (*key, name), above))
 
 
@@ -473,12 +463,13 @@ def write_store(store: Store, container: Contract, options: Mapping[str, Any], p
         OSError: the store cannot be written.
     """
     with contextlib.closing(store):
-        if specification_of(container, unread=True).is_value:
+        form = specification_of(container, unread=True)
+        if form.is_value:
             raise UnsupportedEntryError(
                 f"a value that is no tensor is no {store.kind} by itself; put it into a TensorDict"
             )
-        with progress_bar(progress, "saving", _nbytes(container)) as store.progress:
-            write_container(store.root, container, options)
+        with progress_bar(progress, "saving", lambda: _nbytes(container)) as store.progress:
+            write_container(store.root, container, options, (), form)
         with store.errors(()):
             store.flush()
 
@@ -533,10 +524,6 @@ def _made_value(group: Group, form: Specification, options: Mapping[str, Any], k
             node.put(str(at), made(node, tensor, options, (*key, str(at))))
         item = node
     with group.store.errors(key):
-        item.set_attribute(KIND, form.kind)
-        if is_text:
-            item.set_attribute(TEXT, 1)
-        if form.stack_dim is not None:
-            item.set_attribute(STACK_DIM, form.stack_dim)
+        item.set_attributes({KIND: form.kind, TEXT: 1 if is_text else None, STACK_DIM: form.stack_dim})
         note(item, form.batch_size, form.names)
     return item

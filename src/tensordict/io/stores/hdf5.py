@@ -9,12 +9,10 @@ attribute of another kind is read.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import weakref
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
-from urllib.parse import quote, unquote
 
 import numpy as np
 import torch
@@ -23,13 +21,24 @@ from tensordict.core import extras
 from tensordict.core.contract import Contract
 from tensordict.core.errors import SaveError
 from tensordict.core.keys import Path, joined
-from tensordict.io.stores.store import DTYPE, SIZE, ArrayItem, Group, Item, Other, Store, Text, decode_names
+from tensordict.io.stores.store import (
+    DTYPE,
+    ENCODED,
+    SIZE,
+    ArrayItem,
+    Group,
+    Item,
+    Other,
+    Store,
+    Text,
+    decode_name,
+    decode_names,
+    encode_name,
+)
 from tensordict.memory import files, system
 from tensordict.memory.names import local_path
 from tensordict.memory.stored_tensors import Selection, stored_dtype, tensor_dtype
 
-# What the links of names begin with that HDF5 cannot hold as they are; the rest is percent-encoded.
-_ENCODED = "_%"
 _SIGNATURE = b"\x89HDF\r\n\x1a\n"
 # Where it may be: behind a block of the user's, of 512 bytes or a multiple by a power of two.
 _STARTS = (0, *(512 << shift for shift in range(12)))
@@ -108,22 +117,6 @@ class File(Store):
 
     def close(self) -> None:
         self._file.close()
-
-    @contextlib.contextmanager
-    def errors(self, key: Path) -> Iterator[None]:
-        try:
-            yield
-        except (SaveError, IndexError):
-            raise
-        except (OSError, RuntimeError, ValueError, TypeError, KeyError, MemoryError) as error:
-            where = f"entry {joined(key)!r} " if key else ""
-            if isinstance(error, OSError) and error.errno:
-                raise OSError(error.errno, f"{where}cannot be read or written ({error})", self.name) from error
-            raise SaveError(f"{where}of the HDF5 file {self.name!r}: {error}") from error
-
-    @staticmethod
-    def decoded(part: str) -> str:
-        return unquote(part[len(_ENCODED) :]) if part.startswith(_ENCODED) else part
 
     @staticmethod
     def is_at(path: str) -> bool:
@@ -264,7 +257,7 @@ class _Group(_Object, Group):
 
     def names(self) -> list[str]:
         with self.store.errors(self.key):
-            return decode_names(self.object, File.decoded)
+            return decode_names(self.object)
 
     def check_name(self, name: str) -> None:
         self._link(name)
@@ -272,8 +265,8 @@ class _Group(_Object, Group):
     def _link(self, name: str) -> bytes:
         """The name of the link for a name; those that HDF5 would take for a path are encoded."""
         try:
-            if not name or name in (".", "..") or "/" in name or "\0" in name or name.startswith(_ENCODED):
-                return (_ENCODED + quote(name, safe="")).encode()
+            if not name or name in (".", "..") or "/" in name or "\0" in name or name.startswith(ENCODED):
+                return encode_name(name).encode()
             return name.encode()
         except UnicodeEncodeError as error:
             where = joined((*self.key, name))
@@ -389,7 +382,7 @@ def _unknown(group: Any, container: Any, key: Path) -> list[str]:
     entries = container._wrapped_container()._entries if isinstance(container, Contract) else {}
     found: list[str] = []
     for link in group:
-        name = File.decoded(link)
+        name = decode_name(link)
         if name not in entries:
             found.append(".".join((*key, name)))
         elif isinstance(group.get(link, getlink=True), h5py().HardLink) and isinstance(group[link], h5py().Group):

@@ -11,6 +11,7 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
+from urllib.parse import quote, unquote
 
 import torch
 
@@ -32,7 +33,21 @@ SIZE, DTYPE = "_batch_size", "_dtype"
 Pick = Callable[[tuple[int, ...]], "Selection | None"]
 
 
-def decode_names(parts: Iterable[str], decode: Callable[[str], str]) -> list[str]:
+# Names in a store begin with it if they are percent-encoded behind it, as the store cannot have them as they are.
+ENCODED = "_%"
+
+
+def encode_name(name: str) -> str:
+    """Return the encoded form of a name."""
+    return ENCODED + quote(name, safe="")
+
+
+def decode_name(part: str) -> str:
+    """Return the name that a part of a path in a store stands for."""
+    return unquote(part[len(ENCODED) :]) if part.startswith(ENCODED) else part
+
+
+def decode_names(parts: Iterable[str], decode: Callable[[str], str] = decode_name) -> list[str]:
     """Give the names of the entries of a group, whose links in the store are `parts`.
 
     Raises:
@@ -73,6 +88,11 @@ class Item(ABC):
     @abstractmethod
     def set_attribute(self, name: str, value: str | int | Sequence[int] | None) -> None:
         """Note a text or integers on it; `None` takes the attribute away."""
+
+    def set_attributes(self, values: Mapping[str, str | int | Sequence[int] | None]) -> None:
+        """Note several attributes at once."""
+        for name, value in values.items():
+            self.set_attribute(name, value)
 
     def text(self, name: str) -> str | None:
         """The text in an attribute; `None` when there is no such attribute, a `ValueError` when it is none."""
@@ -335,9 +355,23 @@ class Store(ABC):
     def close(self) -> None:
         """Close it, for all containers over it; without effect when it is closed."""
 
-    @abstractmethod
-    def errors(self, key: Path) -> contextlib.AbstractContextManager[None]:
+    @contextlib.contextmanager
+    def errors(self, key: Path) -> Iterator[None]:
         """A block in which errors of its library, and any `ValueError`, become a `SaveError` that names the key."""
+        try:
+            yield
+        except SaveError as error:
+            if key and repr(joined(key)) not in str(error):
+                raise SaveError(f"entry {joined(key)!r}: {error}") from error
+            raise
+        except IndexError:
+            raise
+        except Exception as error:
+            # Codecs raise what they like.
+            where = f"entry {joined(key)!r} " if key else ""
+            if isinstance(error, OSError) and error.errno:
+                raise OSError(error.errno, f"{where}cannot be read or written ({error})", self.name) from error
+            raise SaveError(f"{where}of the {self.kind} {self.name!r}: {error}") from error
 
     def find_damage(self, num_threads: int) -> list[str]:
         """Look for parts of arrays that are missing or cannot be decoded; a sentence for each array, with its key.
@@ -375,7 +409,7 @@ class Store(ABC):
     @staticmethod
     def decoded(part: str) -> str:
         """The name that a part of a path stands for."""
-        return part
+        return decode_name(part)
 
     @property
     def source(self) -> object:

@@ -9,6 +9,8 @@ Groups of Zarr v2 are read. Arrays of other programs may name any codec; one tha
 from __future__ import annotations
 
 import contextlib
+import functools
+import itertools
 import json
 import math
 import os
@@ -16,7 +18,6 @@ import weakref
 import zipfile
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
-from urllib.parse import quote, unquote
 
 import numpy as np
 import torch
@@ -28,26 +29,38 @@ from tensordict.io import checked
 from tensordict.io.claims import Claim
 from tensordict.io.remote import Remote, is_url
 from tensordict.io.stores.entries import KIND, NAMES, STACK_DIM
-from tensordict.io.stores.store import DTYPE, SIZE, ArrayItem, Group, Item, Other, Pick, Store, Text, decode_names
-from tensordict.io.stores.zarr_chunks import find_damaged_chunks, find_longest_chunk
+from tensordict.io.stores.store import (
+    DTYPE,
+    ENCODED,
+    SIZE,
+    ArrayItem,
+    Group,
+    Item,
+    Other,
+    Pick,
+    Store,
+    Text,
+    decode_name,
+    decode_names,
+    encode_name,
+)
+from tensordict.io.stores.zarr_chunks import find_damaged_chunks
 from tensordict.io.stores.zarr_raw import RawChunks
 from tensordict.memory.names import local_path
 from tensordict.memory.stored_tensors import SPREAD, Selection, stored_dtype, tensor_dtype
 
 if TYPE_CHECKING:
-    from tensordict.io.stores.zarr_nodes import Document, NodeStore
+    from tensordict.io.stores.zarr_nodes import Document, Nodes
 
 _NOTES, _VALUE = "__tensordict__", "__tensordict_non_tensor__"
 # The names in a group in the order in which they were made, as parts of paths.
 _ORDER = "keys"
 _DOCUMENTS = ("zarr.json", ".zgroup")
-# What the parts of paths begin with for names that cannot be such a part; the rest is percent-encoded.
-_ENCODED, _HIDDEN = "_%", ".tensordict-"
+# Names of drafts begin with it.
+_HIDDEN = ".tensordict-"
 _ZIP = ".zip"
 _MODES = ("r", "r+", "w", "w-", "x", "a")
 _OPTIONS = ("chunks", "shards", "compressors", "filters", "serializer", "fill_value", "order")
-# A chunk that is written is there, whatever is in it: zarr would leave out, or delete, chunks of zeros.
-_CONFIG: Any = {"write_empty_chunks": True}
 # On an array: the shape of it that a save has written. All chunks with an element in it are there.
 WRITTEN = "_written"
 _CODECS = {"gzip": "GzipCodec", "zstd": "ZstdCodec", "blosc": "BloscCodec"}
@@ -59,6 +72,7 @@ _BETWEEN = 64 << 20
 _MANY = 16
 
 
+@functools.cache
 def zarr() -> Any:
     """The package zarr; a clear error when it is not installed."""
     return extras.require("zarr", "zarr")
@@ -68,7 +82,7 @@ class ZarrStore(Store):
     """A Zarr store that is open.
 
     Attributes:
-        nodes: the store of zarr, and the documents in it.
+        nodes: the nodes of the store.
     """
 
     backend = "zarr"
@@ -78,38 +92,44 @@ class ZarrStore(Store):
     texts_are_json = True
     opens_urls = True
     holds_ragged = True
+    is_open = False
 
-    def __init__(self, nodes: NodeStore, source: Any, name: str, mode: str) -> None:
+    def __init__(self, nodes: Nodes, source: Any, name: str, mode: str, root: Document) -> None:
         super().__init__(name, mode)
         self.nodes = nodes
         self._source = source
-        self._is_open = True
+        self.is_open = True
         # Of a group at a URL, until it is whole.
         self._claim: Claim | None = None
-        with self.errors(()):
-            self._is_consolidated = nodes.consolidated()
+        # The document that was read to open it.
+        self._found: Document | None = root
+        self._is_consolidated = isinstance(root.get("consolidated_metadata"), dict)
+        if self._is_consolidated and mode == "r":
+            with self.errors(()):
+                nodes.take_over_all(root)
 
     @classmethod
     def open(cls, name: Any, mode: str, *, locking: Any = None) -> ZarrStore:
         if mode not in _MODES:
             raise ValueError(f"mode must be one of {', '.join(map(repr, _MODES))}, got {mode!r}")
-        nodes, source, shown = _opened(name, mode)
+        nodes, source, shown = _open_nodes(name, mode)
         claim = Claim(source) if mode not in ("r", "r+") and isinstance(source, Remote) else None
         try:
-            _check_there(nodes, shown, mode)
-            if mode in ("w", "w-", "x") or nodes.document("") is None:
-                nodes.write_document("", _group_document({}))
+            root = _find_root(nodes, shown, mode)
+            if root is None:
+                root = _make_group()
+                nodes.set_document("", root)
+            return cls(nodes, source, shown, "r" if mode == "r" else "r+", root)
         except BaseException:
             nodes.close()
             raise
         finally:
             if claim is not None:
                 claim.release()
-        return cls(nodes, source, shown, "r" if mode == "r" else "r+")
 
     @classmethod
     def create(cls, name: Any, overwrite: bool = False) -> ZarrStore:
-        """A new store of which nothing is seen before it is flushed, and is not there when it is closed before.
+        """Open a new store as a draft: nobody sees it before `flush`, and closing it before deletes it.
 
         Args:
             name: a path at which there is nothing, an empty folder or an empty file, or a Zarr store.
@@ -118,16 +138,16 @@ class ZarrStore(Store):
         Raises:
             SaveError: there is something in it; or another process or thread is saving to the URL.
         """
-        nodes, source, shown = _opened(name, "x" if overwrite is False else "w", staged=True)
+        nodes, source, shown = _open_nodes(name, "")
         claim = Claim(source) if isinstance(source, Remote) else None
         try:
-            if nodes.document("") is not None or nodes.is_taken(""):
+            if nodes.is_taken(""):
                 if not overwrite:
                     raise SaveError(f"there is something in {shown!r}: pass overwrite=True to delete all of it")
                 nodes.clear_all()
-            nodes.drafts.add("")
-            nodes.write_document("", _group_document({}))
-            self = cls(nodes, source, shown, "r+")
+            root = _make_group()
+            nodes.begin_at("", root)
+            self = cls(nodes, source, shown, "r+", root)
         except BaseException:
             if claim is not None:
                 claim.release()
@@ -138,7 +158,7 @@ class ZarrStore(Store):
     @classmethod
     def over(cls, handle: Any) -> tuple[ZarrStore, Group]:
         mode = "r" if handle.read_only else "r+"
-        self = cls.open(getattr(handle.store, "_store", handle.store), mode)
+        self = cls.open(handle.store, mode)
         return self, self.group_at(handle.path)
 
     @staticmethod
@@ -147,7 +167,7 @@ class ZarrStore(Store):
 
     @staticmethod
     def mode_of_saved(path: str) -> str:
-        return "r+" if ZarrStore.is_folder(path) else "r"
+        return "r" if path.endswith(_ZIP) else "r+"
 
     @staticmethod
     def is_handle(value: object) -> bool:
@@ -160,17 +180,10 @@ class ZarrStore(Store):
     @property
     def root(self) -> Group:
         self.check()
-        return _ZarrGroup(self, (), "", self._document(""))
-
-    def _document(self, path: str) -> Document:
-        found = self.nodes.document(path)
+        found, self._found = self._found or self.nodes.document(""), None
         if found is None or found.get("node_type") != "group":
-            raise SaveError(f"the {self.kind} {self.name!r} has lost its group {path!r}")
-        return found
-
-    @property
-    def is_open(self) -> bool:
-        return self._is_open
+            raise SaveError(f"the {self.kind} {self.name!r} has lost its outermost group")
+        return _ZarrGroup(self, (), "", found, -1 if "" in self.nodes.drafts else None)
 
     @property
     def is_together(self) -> bool:
@@ -185,7 +198,7 @@ class ZarrStore(Store):
         if self._is_consolidated:
             document = self.nodes.document("")
             if document is not None and document.pop("consolidated_metadata", None) is not None:
-                self.nodes.write_document("", document)
+                self.nodes.set_document("", document)
             self._is_consolidated = False
 
     def flush(self) -> None:
@@ -193,12 +206,11 @@ class ZarrStore(Store):
         if "" in self.nodes.drafts:
             if self._claim is not None:
                 self._claim.check()
-            with self.errors(()):
-                self._is_consolidated = self.nodes.publish_root(_MANY)
+            self._is_consolidated = self.nodes.publish("", "", _MANY)
 
     def close(self) -> None:
-        if self._is_open:
-            self._is_open = False
+        if self.is_open:
+            self.is_open = False
             try:
                 if "" in self.nodes.drafts and (self._claim is None or self._claim.is_valid()):
                     self.nodes.discard("")
@@ -208,44 +220,9 @@ class ZarrStore(Store):
             self.nodes.close()
 
     def find_damage(self, num_threads: int) -> list[str]:
-        found: list[str] = []
-        groups = [self.root]
-        while groups:
-            group = groups.pop()
-            assert isinstance(group, _ZarrGroup)
-            found += [f"entry {joined((*group.key, name))!r}: its zarr.json is missing" for name in group.find_lost()]
-            for name in group.names():
-                try:
-                    item = group.find(name)
-                except OSError:
-                    # Whoever has read the structure has reported it.
-                    continue
-                if isinstance(item, _ZarrGroup):
-                    groups.append(item)
-                elif isinstance(item, _ZarrArray):
-                    found += item.find_damage(num_threads)
-        return found
-
-    @contextlib.contextmanager
-    def errors(self, key: Path) -> Iterator[None]:
-        try:
-            yield
-        except SaveError as error:
-            if key and repr(joined(key)) not in str(error):
-                raise SaveError(f"entry {joined(key)!r}: {error}") from error
-            raise
-        except IndexError:
-            raise
-        except Exception as error:
-            # Codecs raise what they like.
-            where = f"entry {joined(key)!r} " if key else ""
-            if isinstance(error, OSError) and error.errno:
-                raise OSError(error.errno, f"{where}cannot be read or written ({error})", self.name) from error
-            raise SaveError(f"{where}of the {self.kind} {self.name!r}: {error}") from error
-
-    @staticmethod
-    def decoded(part: str) -> str:
-        return unquote(part[len(_ENCODED) :]) if part.startswith(_ENCODED) else part
+        root = self.root
+        assert isinstance(root, _ZarrGroup)
+        return list(root.find_damage(num_threads))
 
     @staticmethod
     def is_at(path: str) -> bool:
@@ -262,8 +239,8 @@ class ZarrStore(Store):
         # This package and the reference note the batch size on the outermost group.
         store = ZarrStore.open(path, "r")
         with contextlib.closing(store), store.errors(()):
-            names = store.nodes.children("")
-            if SIZE[1:] not in _notes(store._document("")):
+            names = store.nodes.find_children("")
+            if store.root.numbers(SIZE) is None:
                 return names or ["zarr.json"]
             if not os.path.isdir(path):
                 return ()
@@ -284,74 +261,76 @@ class ZarrStore(Store):
         return {"compressors": getattr(zarr().codecs, _CODECS[name])()}
 
 
-def _opened(name: Any, mode: str, staged: bool = False) -> tuple[NodeStore, Any, str]:
-    """The store for a path, or the one that is given; what opens it again, and what errors call it."""
+def _open_nodes(name: Any, mode: str) -> tuple[Nodes, Any, str]:
+    """Open the store at a path, or the one that is given, in a mode; the mode of a save is empty.
+
+    Returns:
+        The nodes, what opens them again, and what errors call them.
+    """
     library = zarr()
-    from tensordict.io.stores.zarr_nodes import NodeStore
+    from tensordict.io.stores.zarr_nodes import Nodes
     from tensordict.io.stores.zarr_remote import RemoteStore
 
     if isinstance(name, library.abc.store.Store):
         inner = name.with_read_only(True) if mode == "r" and not name.read_only else name
         if mode != "r" and inner.read_only:
             raise SaveError(f"{str(name)!r} is read only: it cannot be opened with mode={mode!r}")
-        return NodeStore(inner, is_given=True), name, str(name)
+        return Nodes(inner, is_given=True), name, str(name)
     if isinstance(name, Remote) or is_url(name):
         remote = name if isinstance(name, Remote) else Remote(name)
-        return NodeStore(RemoteStore(remote, mode == "r")), remote, remote.url
+        return Nodes(RemoteStore(remote, mode == "r")), remote, remote.url
     if not isinstance(name, str | bytes | os.PathLike):
         raise TypeError(f"a Zarr store is a path, a URL or a zarr.abc.store.Store, got {type(name).__name__}")
     path = local_path(os.fsdecode(name))
-    if os.path.isfile(path) or (path.endswith(_ZIP) and not os.path.isdir(path)):
-        return NodeStore(_zip_store(library, path, mode, staged)), path, path
-    return NodeStore(library.storage.LocalStore(path, read_only=mode == "r")), path, path
-
-
-def _zip_store(library: Any, path: str, mode: str, staged: bool) -> Any:
+    if not os.path.isfile(path) and (not path.endswith(_ZIP) or os.path.isdir(path)):
+        return Nodes(library.storage.LocalStore(path, read_only=mode == "r")), path, path
     is_there = os.path.isfile(path)
-    if mode == "r":
-        if is_there and not zipfile.is_zipfile(path):
-            raise SaveError(f"{path!r} is no Zarr group: neither a folder nor a zip file")
-        if not is_there:
-            raise FileNotFoundError(2, os.strerror(2), path)
-    elif mode == "r+" or (mode == "a" and is_there):
+    if mode == "r+" or (mode == "a" and is_there):
         raise SaveError(
             f"{path!r} is a zip file, in which nothing can be replaced: open it with mode='r', or write to a folder"
         )
-    elif mode in ("x", "w-") and is_there and not staged:
-        raise FileExistsError(17, os.strerror(17), path)
-    elif mode == "w" and is_there and not staged and not ZarrStore.is_at(path):
-        raise SaveError(f"{path!r} is no Zarr group: mode='w' would replace the file")
-    return library.storage.ZipStore(path, mode="r" if mode == "r" else "w")
+    _check_mode(path, mode, is_there, is_there and ZarrStore.is_at(path))
+    return Nodes(library.storage.ZipStore(path, mode="r" if mode == "r" else "w")), path, path
 
 
-def _check_there(nodes: NodeStore, shown: str, mode: str) -> None:
-    """Refuse to open what is not there or is none, and to make what is there; empty what is to be replaced."""
+def _check_mode(shown: str, mode: str, is_there: bool, is_group: bool) -> None:
+    """Refuse to open what is not there or is no group, and to make what is there; the mode of a save is empty."""
+    if not is_there and mode in ("r", "r+"):
+        raise FileNotFoundError(2, "there is no Zarr group", shown)
+    if is_there and mode in ("x", "w-"):
+        raise FileExistsError(17, os.strerror(17), shown)
+    if is_there and not is_group and mode:
+        why = "mode='w' would delete what is there" if mode == "w" else "it has no zarr.json of one"
+        raise SaveError(f"{shown!r} is no Zarr group: {why}")
+
+
+def _find_root(nodes: Nodes, shown: str, mode: str) -> Document | None:
+    """Return the document of the outermost group, and `None` where a new one is to be made; empty what it replaces.
+
+    Raises:
+        SaveError: there is no group, or something that the mode does not replace.
+        OSError: there is nothing, or something already.
+    """
     try:
         found = nodes.document("")
-        nodes.is_old = found is None and nodes.is_there(".zgroup")
-        found = nodes.document("") if nodes.is_old else found
+        if found is None and nodes.content.read(".zgroup") is not None:
+            nodes.is_old = True
+            found = nodes.document("")
     except (ValueError, OSError) as error:
         raise SaveError(f"{shown!r} cannot be opened as a Zarr group: {error}") from error
     is_group = found is not None and found.get("node_type") == "group"
-    if mode in ("w-", "x") and (found is not None or nodes.is_taken("")):
-        raise FileExistsError(17, os.strerror(17), shown)
-    if mode == "w":
-        if found is None and nodes.is_taken(""):
-            raise SaveError(f"{shown!r} is no Zarr group: mode='w' would delete what is in it")
+    _check_mode(shown, mode, is_group or found is not None or nodes.is_taken(""), is_group)
+    if mode == "w" and found is not None:
         nodes.is_old = False
         nodes.clear_all()
-    elif nodes.is_old and mode != "r":
+        return None
+    if nodes.is_old and mode != "r":
         raise SaveError(f"{shown!r} is a group of Zarr v2, which is only read: open it with mode='r'")
-    elif found is not None and not is_group:
-        raise SaveError(f"{shown!r} is a Zarr {found.get('node_type')!r:.20} and no group")
-    elif found is None and (mode in ("r", "r+") or nodes.is_taken("")):
-        if nodes.is_taken(""):
-            raise SaveError(f"{shown!r} is no Zarr group: it has no zarr.json")
-        raise FileNotFoundError(2, "there is no Zarr group", shown)
+    return found
 
 
-def _group_document(attributes: Mapping[str, Any]) -> Document:
-    return {"attributes": dict(attributes), "zarr_format": 3, "node_type": "group"}
+def _make_group() -> Document:
+    return {"attributes": {_NOTES: {"version": 1}}, "zarr_format": 3, "node_type": "group"}
 
 
 # --- what is in a group -----------------------------------------------------------------------------------------------
@@ -386,28 +365,36 @@ class _ZarrNode(Item):
         return list(checked.ints(numbers, f"the attribute {name!r}"))
 
     def set_attribute(self, name: str, value: str | int | Sequence[int] | None) -> None:
-        noted = None if value is None else _plain(name, value)
-        self._note(name.removeprefix("_"), lambda _: noted)
+        self.set_attributes({name: value})
 
-    def _note(self, name: str, change: Callable[[Any], Any]) -> None:
-        """Note what `change` makes of what is noted; `None` is nothing."""
-        store = self.store
-        if not store.nodes.is_draft(self.at):
-            store.changed()
-        with store.errors(self.key), store.nodes.alone(self.at):
+    def set_attributes(self, values: Mapping[str, str | int | Sequence[int] | None]) -> None:
+        def change(notes: dict[str, Any]) -> None:
+            for name, value in values.items():
+                notes.pop(name.removeprefix("_"), None)
+                if value is not None:
+                    plain: Any = list(value) if isinstance(value, tuple) else value
+                    notes[name.removeprefix("_")] = json.loads(plain) if name == NAMES else plain
+
+        self._note(change)
+
+    def _note(self, change: Callable[[dict[str, Any]], None]) -> None:
+        """Call a function that changes what is noted."""
+        nodes = self.store.nodes
+        if self.address == -1:
+            # Nobody else sees a draft.
+            change(self.document["attributes"].setdefault(_NOTES, {}))
+            return
+        self.store.changed()
+        with self.store.errors(self.key), nodes.alone(self.at):
             # Another container may have noted something since.
-            self.document = store.nodes.document(self.at) or self.document
-            before = _notes(self.document)
-            value = change(before.get(name))
-            notes = {noted: before[noted] for noted in before if noted != name}
-            if value is not None:
-                notes |= {name: value, "version": 1}
-            if notes == before:
-                return
-            attributes = {**(self.document.get("attributes") or {}), _NOTES: notes}
-            self.document = {**self.document, "attributes": attributes}
-            store.nodes.write_document(self.at, self.document)
-            self.address = store.nodes.version(self.at)
+            self.document = nodes.document(self.at) or self.document
+            notes = dict(before := _notes(self.document))
+            change(notes)
+            if notes != before:
+                attributes = {**(self.document.get("attributes") or {}), _NOTES: {**notes, "version": 1}}
+                self.document = {**self.document, "attributes": attributes}
+                nodes.set_document(self.at, self.document)
+                self.address = nodes.version(self.at)
 
 
 def _texts(noted: Any) -> list[str]:
@@ -415,13 +402,10 @@ def _texts(noted: Any) -> list[str]:
     return noted if isinstance(noted, list) and all(type(text) is str for text in noted) else []
 
 
-def _plain(name: str, value: str | int | Sequence[int]) -> Any:
-    if isinstance(value, str):
-        return json.loads(value) if name == NAMES else value
-    return value if isinstance(value, int) else [int(number) for number in value]
-
-
 class _ZarrText(_ZarrNode, Text):
+    def _elements(self) -> Any:
+        return np.asarray(self.store.nodes.array_over(self.at, self.document)[...])
+
     def attribute(self, name: str) -> str | list[int] | None:
         found = super().attribute(name)
         return "NonTensorData" if found is None and name == KIND else found
@@ -431,10 +415,10 @@ class _ZarrText(_ZarrNode, Text):
         encoding = attributes.get("encoding") if isinstance(attributes, dict) else None
         if encoding != "json":
             raise ValueError(f"a value is kept as JSON, and not as {encoding!r:.40}, which is not read")
-        return bytes(np.asarray(_array(self)[...])).decode()
+        return bytes(self._elements()).decode()
 
 
-class _Strings(_ZarrNode, Text):
+class _Strings(_ZarrText):
     """Strings of another program, one or a row of them, as values."""
 
     def attribute(self, name: str) -> str | list[int] | None:
@@ -443,13 +427,15 @@ class _Strings(_ZarrNode, Text):
         return known.get(name)
 
     def content(self) -> str:
-        found = np.asarray(_array(self)[...])
+        found = self._elements()
         return json.dumps([str(text) for text in found] if found.ndim else str(found[()]))
 
 
 class _ZarrArray(_ZarrNode, ArrayItem):
-    def __init__(self, store: ZarrStore, key: Path, at: str, array: Any, dtype: torch.dtype, found: Found) -> None:
-        super().__init__(store, key, at, *found)
+    def __init__(
+        self, store: ZarrStore, key: Path, at: str, document: Document, address: int, array: Any, dtype: torch.dtype
+    ) -> None:
+        super().__init__(store, key, at, document, address)
         self.array = array
         self.dtype = dtype
         self.shape = torch.Size(array.shape)
@@ -473,15 +459,16 @@ class _ZarrArray(_ZarrNode, ArrayItem):
 
     def _check_there(self) -> None:
         # Where there are no chunks, zarr reads zeros.
-        if self.address != -1 and self.store.mode != "r" and self.store.nodes.is_gone(self.at):
+        nodes = self.store.nodes
+        if self.store.mode != "r" and nodes.is_folder and nodes.version(self.at) == -1:
             raise ValueError("was deleted")
 
     def read(self, selection: Selection, dtype: Any) -> Any:
         self.store.check()
         with self.store.errors(self.key):
-            self._check_there()
-            raw = self._raw()
-            found = None if raw is None else raw.read(selection)
+            if self.address != -1:
+                self._check_there()
+            found = None if self._raw is None else self._raw.read(selection)
             if found is not None:
                 return found.astype(dtype, copy=False)
             if not _has_positions(selection):
@@ -504,23 +491,27 @@ class _ZarrArray(_ZarrNode, ArrayItem):
         return nbytes <= _BETWEEN and len(np.unique(chunks)) == chunks[-1] - chunks[0] + 1
 
     def write(self, selection: Selection, values: Any) -> None:
-        self.store.check_writable()
-        if values.size:
-            with self.store.errors(self.key):
+        if self.address != -1:
+            self.store.check_writable()
+        if not values.size:
+            return
+        with self.store.errors(self.key):
+            if self.address != -1:
                 self._check_there()
-                raw = self._raw() if self.address == -1 else None
-                if raw is not None and raw.write_new(selection, values):
-                    return
-                if _has_positions(selection):
-                    self.array.oindex[selection] = values
-                else:
-                    self.array[selection] = values
+            elif values.shape == self.shape and self._raw is not None and self._raw.write_new(values):
+                return
+            if _has_positions(selection):
+                self.array.oindex[selection] = values
+            else:
+                self.array[selection] = values
 
+    @functools.cached_property
     def _raw(self) -> RawChunks | None:
-        """Its chunks, where they are files of the elements as they are in memory."""
-        nodes = self.store.nodes
-        folder = nodes.folder_of(self.at)
-        return None if folder is None else RawChunks.of(folder, self.document, self.array, nodes.links)
+        """Its chunks, if they are files of the elements as they are in memory."""
+        content: Any = self.store.nodes.content
+        if not self.store.nodes.is_folder:
+            return None
+        return RawChunks.of(f"{content.root}/{self.at}", self.document, self.array, content.links)
 
     def find_damage(self, num_threads: int) -> list[str]:
         """See `Store.find_damage`."""
@@ -533,8 +524,11 @@ class _ZarrArray(_ZarrNode, ArrayItem):
             return [str(error)]
 
     def record_written(self) -> None:
-        if self.numbers(WRITTEN) != list(self.shape):
-            self.set_attribute(WRITTEN, self.shape)
+        written = {WRITTEN: list(self.shape)}
+        if self.address == -1:
+            self.document["attributes"][_NOTES][WRITTEN[1:]] = written[WRITTEN]
+        elif self.numbers(WRITTEN) != written[WRITTEN]:
+            self.set_attributes(written)
 
 
 def _has_positions(selection: Selection) -> bool:
@@ -542,8 +536,6 @@ def _has_positions(selection: Selection) -> bool:
 
 
 T = TypeVar("T", bound=_ZarrNode)
-# The document of a node and its address.
-Found = tuple["Document", int | None]
 
 
 class _ZarrGroup(_ZarrNode, Group):
@@ -554,10 +546,10 @@ class _ZarrGroup(_ZarrNode, Group):
     def names(self) -> list[str]:
         with self.store.errors(self.key):
             nodes = self.store.nodes
-            parts = nodes.children(self.at) if nodes.lists else self._noted_parts()
+            parts = nodes.find_children(self.at) if nodes.lists else self._noted_parts()
             order = {part: place for place, part in enumerate(self._order())}
             parts.sort(key=lambda part: order.get(part, len(order)))
-            return decode_names(parts, self.store.decoded)
+            return decode_names(parts)
 
     def _noted_parts(self) -> list[str]:
         """The parts of paths of all that is in it, where the store does not list them."""
@@ -572,30 +564,31 @@ class _ZarrGroup(_ZarrNode, Group):
         """The parts of paths in the order in which they were made, as far as that is noted."""
         return _texts(_notes(self.store.nodes.document(self.at) or {}).get(_ORDER))
 
-    def find_lost(self) -> list[str]:
-        """The names of nodes that this package made and that have lost their documents."""
+    def find_damage(self, num_threads: int) -> Iterator[str]:
+        """See `Store.find_damage`; a node that this package made and that has lost its document is damage, too."""
         nodes = self.store.nodes
-        known = set(nodes.children(self.at)) if nodes.lists else set(self._order())
-        lost = [part for part in self._order() if part not in known and nodes.is_taken(f"{self.at}/{part}".lstrip("/"))]
-        return [self.store.decoded(part) for part in lost]
+        known = set(nodes.find_children(self.at)) if nodes.lists else set(self._order())
+        for part in self._order():
+            if part not in known and nodes.is_taken(f"{self.at}/{part}".lstrip("/")):
+                yield f"entry {joined((*self.key, decode_name(part)))!r}: its zarr.json is missing"
+        for name in self.names():
+            try:
+                item = self.find(name)
+            except OSError:
+                # Whoever has read the structure has reported it.
+                continue
+            if isinstance(item, _ZarrGroup | _ZarrArray):
+                yield from item.find_damage(num_threads)
 
     def check_name(self, name: str) -> None:
-        self._part(name)
+        self._path_of(name)
 
-    def _part(self, name: str) -> str:
-        """The part of a path for a name; those that Zarr keeps for itself, or would take for a path, are encoded."""
+    def _path_of(self, name: str) -> str:
         try:
-            name.encode()
+            part = _encode_name(name)
         except UnicodeEncodeError as error:
             where = joined((*self.key, name))
             raise SaveError(f"entry {where!r}: this name has no UTF-8 form and cannot be held by a store") from error
-        is_plain = bool(name.strip(".")) and not {"/", "\\"} & set(name) and name.isprintable() and name.strip() == name
-        if not is_plain or name.startswith(("__", _ENCODED, _HIDDEN)) or name in _DOCUMENTS:
-            return _ENCODED + quote(name, safe="")
-        return name
-
-    def _path_of(self, name: str) -> str:
-        part = self._part(name)
         return f"{self.at}/{part}" if self.at else part
 
     def find(self, name: str, known: Item | None = None) -> Item:
@@ -614,50 +607,50 @@ class _ZarrGroup(_ZarrNode, Group):
             document = None if store.mode != "r" and address == -1 else store.nodes.document(path)
             if document is not None:
                 # What is only read is told apart by where it is.
-                return _item_of(store, key, path, (document, address if address != -1 else _address(path)))
+                return _item_of(store, key, path, document, hash(path) & (1 << 62) - 1 if address == -1 else address)
         raise KeyError(name)
 
     def new_group(self, key: Path) -> Group:
         self.store.check_writable()
+        document = _make_group()
         with self.store.errors(key):
-            made = _ZarrGroup(self.store, key, self.store.nodes.begin(self._path_of(key[-1])), _group_document({}), -1)
-            self.store.nodes.write_document(made.at, made.document)
-            return _watched(made)
+            return _watched(_ZarrGroup(self.store, key, self._begin(key, document), document, -1))
 
     def new_array(self, key: Path, shape: Sequence[int], dtype: torch.dtype, options: Mapping[str, Any]) -> ArrayItem:
-        self.store.check_writable()
         plain, name = stored_dtype(dtype)
-        notes = {} if name is None else {_NOTES: {DTYPE[1:]: name, "version": 1}}
+        notes = {} if name is None else {DTYPE[1:]: name}
         with self.store.errors(key):
             layout = _layout(options, key, tuple(shape), plain.itemsize)
-            at, array = self._create(key, tuple(shape), plain, layout, notes)
-            document = self.store.nodes.document(at) or {}
-            return _watched(_ZarrArray(self.store, key, at, array, dtype, (document, -1)))
+            where, array = self._create(key, shape, plain, {_NOTES: {"version": 1, **notes}}, layout)
+            return _watched(_ZarrArray(*where, array, dtype))
 
     def new_text(self, key: Path, content: str) -> Text:
-        self.store.check_writable()
         raw = np.frombuffer(content.encode(), dtype=np.uint8)
         with self.store.errors(key):
             layout = {"chunks": (max(raw.size, 1),), "compressors": None}
-            at, array = self._create(key, (raw.size,), raw.dtype, layout, {_VALUE: {"encoding": "json"}})
+            attributes = {_NOTES: {"version": 1}, _VALUE: {"encoding": "json"}}
+            where, array = self._create(key, raw.shape, raw.dtype, attributes, layout)
             if raw.size:
                 array[...] = raw
-            return _watched(_ZarrText(self.store, key, at, self.store.nodes.document(at) or {}, -1))
+            return _watched(_ZarrText(*where))
+
+    def _begin(self, key: Path, document: Document) -> str:
+        path = self._path_of(key[-1])
+        if self.address != -1:
+            return self.store.nodes.begin(path, document)
+        self.store.nodes.begin_at(path, document, is_nested=True)
+        return path
 
     def _create(
-        self, key: Path, shape: tuple[int, ...], dtype: Any, layout: dict[str, Any], notes: dict[str, Any]
-    ) -> tuple[str, Any]:
-        """An array that is not seen yet, and where it is."""
-        nodes = self.store.nodes
-        at = nodes.begin(self._path_of(key[-1]))
-        try:
-            made = zarr().create_array(
-                nodes, name=at, shape=shape, dtype=dtype, zarr_format=3, attributes=notes, config=_CONFIG, **layout
-            )
-        except BaseException:
-            _discard(nodes, at)
-            raise
-        return at, made
+        self, key: Path, shape: Sequence[int], dtype: Any, attributes: dict[str, Any], layout: dict[str, Any]
+    ) -> tuple[tuple[ZarrStore, Path, str, Document, int], Any]:
+        """Begin the draft of an array; return what an item of it is made of, and the array."""
+        from tensordict.io.stores.zarr_nodes import make_array
+
+        self.store.check_writable()
+        document, metadata = make_array(shape, dtype, attributes, layout)
+        at = self._begin(key, document)
+        return (self.store, key, at, document, -1), self.store.nodes.array_over(at, document, metadata)
 
     def put(self, name: str, item: Item) -> None:
         assert isinstance(item, _ZarrNode)
@@ -665,9 +658,16 @@ class _ZarrGroup(_ZarrNode, Group):
             self.store.changed()
             with self.store.errors((*self.key, name)):
                 self.store.nodes.publish(item.at, self._path_of(name))
-        # What is in a draft is seen with it.
-        part = self._part(name)
-        self._note(_ORDER, lambda noted: order if part in (order := _texts(noted)) else [*order, part])
+        part = _encode_name(name)
+        if self.address == -1:
+            self.document["attributes"][_NOTES].setdefault(_ORDER, []).append(part)
+            return
+
+        def add(notes: dict[str, Any]) -> None:
+            order = _texts(notes.get(_ORDER))
+            notes[_ORDER] = order if part in order else [*order, part]
+
+        self._note(add)
 
     def delete(self, name: str) -> None:
         self.store.changed()
@@ -675,13 +675,28 @@ class _ZarrGroup(_ZarrNode, Group):
         if self.store.nodes.version(path) == -1:
             raise KeyError(name)
         with self.store.errors((*self.key, name)):
-            self.store.nodes.delete_node(path)
-        part = self._part(name)
-        self._note(_ORDER, lambda noted: None if noted is None else [other for other in _texts(noted) if other != part])
+            self.store.nodes.delete(path)
+        part = _encode_name(name)
+
+        def drop(notes: dict[str, Any]) -> None:
+            if _ORDER in notes:
+                notes[_ORDER] = [other for other in _texts(notes[_ORDER]) if other != part]
+
+        self._note(drop)
 
 
-def _address(path: str) -> int:
-    return hash(path) & (1 << 62) - 1
+@functools.lru_cache(maxsize=4096)
+def _encode_name(name: str) -> str:
+    """The part of a path for a name; those that Zarr keeps for itself, or would take for a path, are encoded.
+
+    Raises:
+        UnicodeEncodeError: the name has no UTF-8 form.
+    """
+    name.encode()
+    is_plain = bool(name.strip(".")) and not {"/", "\\"} & set(name) and name.isprintable() and name.strip() == name
+    if not is_plain or name.startswith(("__", ENCODED, _HIDDEN)) or name in _DOCUMENTS:
+        return encode_name(name)
+    return name
 
 
 def _watched(item: T) -> T:
@@ -692,22 +707,20 @@ def _watched(item: T) -> T:
     return item
 
 
-def _discard(nodes: NodeStore, path: str) -> None:
+def _discard(nodes: Nodes, path: str) -> None:
     if path in nodes.drafts:
         nodes.discard(path)
 
 
-def _item_of(store: ZarrStore, key: Path, path: str, found: Found) -> Item:
-    document = found[0]
+def _item_of(store: ZarrStore, key: Path, path: str, document: Document, address: int) -> Item:
+    where = store, key, path, document, address
     if document.get("node_type") == "group":
-        return _ZarrGroup(store, key, path, *found)
+        return _ZarrGroup(*where)
     if document.get("node_type") != "array":
         raise ValueError(f"it is neither a group nor an array, but {document.get('node_type')!r:.40}")
-    node = _ZarrNode(store, key, path, *found)
-    address = node.address
     try:
         _check_codecs(document)
-        array = _array(node)
+        array = store.nodes.array_over(path, document)
         dtype = np.dtype(array.dtype)
         checked.shape(list(array.shape))
     except (ValueError, TypeError, KeyError, NotImplementedError) as error:
@@ -715,26 +728,13 @@ def _item_of(store: ZarrStore, key: Path, path: str, found: Found) -> Item:
     if _VALUE in (document.get("attributes") or {}):
         if dtype != np.uint8 or array.ndim != 1:
             raise ValueError(f"a value is kept as bytes, and not as {dtype} of shape {list(array.shape)}")
-        return _ZarrText(store, key, path, *found)
+        return _ZarrText(*where)
     if _is_of_strings(dtype, document) and array.ndim <= 1:
-        return _Strings(store, key, path, *found)
-    kind = tensor_dtype(dtype, node.text(DTYPE)) if dtype.kind in "biufc" else None
+        return _Strings(*where)
+    kind = tensor_dtype(dtype, _ZarrNode(*where).text(DTYPE)) if dtype.kind in "biufc" else None
     if kind is None:
         return Other(store, key, address, f"an array of {dtype} of shape {list(array.shape)}")
-    return _ZarrArray(store, key, path, array, kind, found)
-
-
-def _array(node: _ZarrNode) -> Any:
-    """The array of zarr over a node."""
-    from zarr.core.array_spec import ArrayConfig
-    from zarr.storage import StorePath
-
-    library, nodes, config = zarr(), node.store.nodes, ArrayConfig.from_dict(_CONFIG)
-    array = library.AsyncArray(dict(node.document), StorePath(nodes, node.at), config)
-    if not nodes.is_here:
-        store = nodes.limit_chunks(find_longest_chunk(node.document, array))
-        array = library.AsyncArray(array.metadata, StorePath(store, node.at), config)
-    return library.Array(array)
+    return _ZarrArray(*where, array, kind)
 
 
 def _is_of_strings(dtype: np.dtype[Any], document: Document) -> bool:
@@ -756,9 +756,11 @@ def _check_codecs(document: Document) -> None:
 
 def _layout(options: Mapping[str, Any], key: Path, shape: tuple[int, ...], itemsize: int) -> dict[str, Any]:
     """The arguments of `zarr.create_array` for an entry: by default one chunk, not compressed."""
+    whole = tuple(map(max, shape, itertools.repeat(1)))
+    if not options:
+        return {"chunks": whole, "compressors": None}
     found = {name: _of_key(value, key) for name, value in options.items()}
     found = {name: value for name, value in found.items() if value is not None}
-    whole = tuple([max(n, 1) for n in shape])
     chunks, shards = found.pop("chunks", whole), found.pop("shards", None)
     if chunks == "rows":
         chunks = max(_ROWS // max(math.prod(whole[1:]) * itemsize, 1), 1)

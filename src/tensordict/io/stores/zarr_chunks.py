@@ -18,7 +18,7 @@ from tensordict.io.stores.zarr_raw import is_plain
 from tensordict.memory import files
 
 if TYPE_CHECKING:
-    from tensordict.io.stores.zarr_nodes import NodeStore
+    from tensordict.io.stores.zarr_nodes import Nodes
 
 # The position of a chunk in the grid.
 _Place = tuple[int, ...]
@@ -31,7 +31,7 @@ _SHOWN = 3
 
 
 def find_damaged_chunks(
-    nodes: NodeStore, at: str, document: Mapping[str, Any], array: Any, written: Sequence[int] | None, num_threads: int
+    nodes: Nodes, at: str, document: Mapping[str, Any], array: Any, written: Sequence[int] | None, num_threads: int
 ) -> Iterator[str]:
     """Look for chunks that are missing or broken.
 
@@ -72,12 +72,12 @@ def find_damaged_chunks(
 
     def check(place: _Place, key: str) -> None:
         try:
-            if array.shards and not nodes.size_of(f"{at}/{key}"):
+            if array.shards and not nodes.content.size_of(f"{at}/{key}"):
                 # Zarr takes it for one of the fill value.
                 raise ValueError("it is empty")
             if nbytes is None:
                 array[tuple([slice(i * length, (i + 1) * length) for i, length in zip(place, lengths, strict=True)])]
-            elif (size := nodes.size_of(f"{at}/{key}")) != nbytes:
+            elif (size := nodes.content.size_of(f"{at}/{key}")) != nbytes:
                 raise ValueError(f"it has {size} bytes, and not {nbytes}")
         except Exception as error:
             # Codecs raise what they like.
@@ -139,13 +139,13 @@ def _place_of(number: int, grid: Sequence[int]) -> _Place:
     return tuple(reversed(place))
 
 
-def _find_present(nodes: NodeStore, at: str, array: Any, grid: Sequence[int]) -> dict[_Place, str]:
+def _find_present(nodes: Nodes, at: str, array: Any, grid: Sequence[int]) -> dict[_Place, str]:
     """The chunks that are there, with their keys below the array."""
-    keys = nodes.keys_in(at)
+    keys = nodes.content.list_keys(at) if nodes.store.supports_listing else None
     encode: Callable[[_Place], str] = array.metadata.encode_chunk_key
     if keys is None:
         named = {place: encode(place) for place in itertools.product(*map(range, grid))}
-        return {place: key for place, key in named.items() if nodes.size_of(f"{at}/{key}") is not None}
+        return {place: key for place, key in named.items() if nodes.content.size_of(f"{at}/{key}") is not None}
     found: dict[_Place, str] = {}
     for key in keys:
         place = tuple(map(int, re.findall(r"\d+", key))) if grid else ()

@@ -1,33 +1,36 @@
 """The nodes of a Zarr store: their documents, `zarr.json`, are read and written here, the chunks of arrays by zarr.
 
-A node of Zarr v3 is there once its document is. So that of a *draft* is kept in memory until all of it is written, and
-set last: what fails, or is killed, leaves no node behind. A draft is written where the node will be; where something is
-in the way, beside it, and the two change places.
+A reader finds a node by its document. So the documents of a *draft* stay in memory, as dicts, until all of it is
+written, and are set last. A save that fails, or is killed, leaves no node behind. The chunks of a draft are written
+to the path of the node. If that path has something, they are written beside it, and the two change places.
 
-Each call of zarr goes through the thread of its event loop, which takes longer than reading a small file: so documents
-in a folder are read and written here.
+Each call of zarr goes through the thread of its event loop, which takes longer than reading a small file. So `Folder`
+uses the file system itself, and `Objects` any other store of zarr.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import json
 import os
 import shutil
 import uuid
-import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+import zarr
 from zarr.abc.store import RangeByteRequest
+from zarr.core.array_spec import ArrayConfig
 from zarr.core.buffer import default_buffer_prototype
 from zarr.core.sync import sync
-from zarr.storage import LocalStore, WrapperStore, ZipStore
+from zarr.storage import LocalStore, MemoryStore, StorePath, WrapperStore, ZipStore
 
 from tensordict.core.json_text import parse_json
 from tensordict.io import commit
 from tensordict.io.source import Save
+from tensordict.io.stores.zarr_chunks import find_longest_chunk
 
 if TYPE_CHECKING:
     from zarr.abc.store import ByteRequest, Store
@@ -36,59 +39,197 @@ if TYPE_CHECKING:
 Document = dict[str, Any]
 
 DOCUMENT = "zarr.json"
-# The files of a group that are no nodes in it.
+# The files of a group, which are no nodes in it.
 _OWN_FILES = (DOCUMENT, ".zgroup", ".zattrs", ".zmetadata")
-# What the names of drafts begin with that are written beside what they replace.
+# The names of drafts begin with this if they are written beside what they replace.
 HIDDEN = ".tensordict-"
-# How long others may take to change the notes of a node, in seconds.
+# How long another process may take to change the notes of a node, in seconds.
 _PATIENCE = 60
+# A chunk that is written is there, whatever is in it: zarr would leave out, or delete, chunks of zeros.
+_CONFIG = ArrayConfig("C", write_empty_chunks=True)
 _MISSING = (FileNotFoundError, NotADirectoryError)
 
 
-class NodeStore(WrapperStore[Any]):
-    """A store whose drafts are seen by who writes them only.
+class Folder:
+    """The content of a Zarr store that is a folder, by key: the path of a file in it."""
+
+    def __init__(self, store: Any) -> None:
+        self.root = os.fspath(store.root)
+
+    @functools.cached_property
+    def links(self) -> Save:
+        """What refuses links that lead out of the folder; zarr follows any."""
+        return Save(self.root)
+
+    def read(self, key: str) -> bytes | None:
+        """Return the content of a file; `None` if there is none."""
+        path = f"{self.root}/{key}"
+        self.links.check(path, ())
+        try:
+            with open(path, "rb") as file:
+                return file.read()
+        except _MISSING:
+            return None
+
+    def write(self, contents: Mapping[str, bytes]) -> None:
+        """Write files, each in one step; the last one once all others are there."""
+        for key, content in contents.items():
+            _replace_file(f"{self.root}/{key}", content)
+
+    def find_nodes(self, path: str) -> Iterable[str]:
+        """Return the names of the nodes in a folder."""
+        folder = f"{self.root}/{path}"
+        with contextlib.suppress(*_MISSING):
+            return [name for name in os.listdir(folder) if os.path.isfile(f"{folder}/{name}/{DOCUMENT}")]
+        return ()
+
+    def list_names(self, path: str) -> list[str]:
+        """Return the names of the files and folders in a folder."""
+        with contextlib.suppress(*_MISSING):
+            return os.listdir(f"{self.root}/{path}")
+        return []
+
+    def list_keys(self, path: str) -> list[str]:
+        """Return the keys below a path, without that path."""
+        start = f"{self.root}/{path}"
+        return [f"{folder}/{name}"[len(start) + 1 :] for folder, _, names in os.walk(start) for name in names]
+
+    def exists(self, path: str) -> bool:
+        """Return whether there is anything at a path; in the whole store, for the empty one."""
+        return os.path.lexists(f"{self.root}/{path}") if path else bool(self.list_names(""))
+
+    def size_of(self, key: str) -> int | None:
+        """Return the length of a file; `None` if there is none."""
+        try:
+            return os.path.getsize(f"{self.root}/{key}")
+        except _MISSING:
+            return None
+
+    def remove(self, path: str) -> None:
+        """Remove a folder, so that no reader finds a part of it; of the whole store, its content."""
+        if path:
+            aside = hide(path)
+            os.rename(f"{self.root}/{path}", f"{self.root}/{aside}")
+            shutil.rmtree(f"{self.root}/{aside}")
+        elif os.path.isdir(self.root):
+            commit.empty(self.root)
+
+    def move(self, source: str, target: str) -> None:
+        """Have a folder take the place of another one, which is removed."""
+        new, old = f"{self.root}/{source}", f"{self.root}/{target}"
+        if not os.path.lexists(old):
+            os.rename(new, old)
+            return
+        commit.swap(new, old)
+        shutil.rmtree(new)
+
+
+class Objects:
+    """The content of any other Zarr store, by key; the methods are those of `Folder`."""
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+        sync(store._ensure_open())
+
+    def read(self, key: str) -> bytes | None:
+        return self.read_all([key])[0]
+
+    def read_all(self, keys: Iterable[str]) -> list[bytes | None]:
+        """Read several objects at once, as each may be a request to a server."""
+        found = sync(_gather(lambda key: self.store.get(key, default_buffer_prototype()), keys))
+        return [None if content is None else content.to_bytes() for content in found]
+
+    def write(self, contents: Mapping[str, bytes]) -> None:
+        *others, last = contents
+        buffer = default_buffer_prototype().buffer
+        for keys in (others, [last]):
+            sync(_gather(lambda key: self.store.set(key, buffer.from_bytes(contents[key])), keys))
+
+    def list_names(self, path: str) -> list[str]:
+        # The claim of a saver is nothing that is stored.
+        names = [name.rstrip("/") for name in sync(_collect(self.store.list_dir, path))]
+        return [name for name in names if path or name != commit.JOURNAL]
+
+    def list_keys(self, path: str) -> list[str]:
+        return [key.removeprefix(f"{path}/") for key in sync(_collect(self.store.list_prefix, f"{path}/"))]
+
+    def exists(self, path: str) -> bool:
+        return self.store.supports_listing and bool(self.list_names(path))
+
+    def size_of(self, key: str) -> int | None:
+        try:
+            size: int = sync(self.store.getsize(key))
+            return size
+        except _MISSING:
+            return None
+
+    def remove(self, path: str) -> None:
+        # A reader finds nothing without the document.
+        sync(self.store.delete(join(path, DOCUMENT)))
+        sync(self.store.delete_dir(path))
+
+    def move(self, source: str, target: str) -> None:
+        self.remove(target)
+        for key in self.list_keys(source):
+            self.write({f"{target}/{key}": self.read(f"{source}/{key}") or b""})
+        sync(self.store.delete_dir(source))
+
+
+# Some stores must be called in the loop.
+async def _gather(call: Callable[[str], Any], keys: Iterable[str]) -> list[Any]:
+    return await asyncio.gather(*map(call, keys))
+
+
+async def _collect(call: Callable[[str], Any], path: str) -> list[str]:
+    return [name async for name in call(path)]
+
+
+class Nodes:
+    """The nodes of a store; only their writer sees drafts.
+
+    Args:
+        store: the store of zarr.
+        is_given: whether the caller closes the store.
 
     Attributes:
-        drafts: the paths of nodes that are not seen yet.
+        content: what is in the store, by key.
+        drafts: the paths of the drafts.
         is_old: whether it is of Zarr v2, and only read.
-        is_folder: whether it is a folder here.
-        is_here: whether it is a folder or a file here, which is as long as the disk says.
-        links: refuses links that lead out of the folder; `None` for other stores.
-        lists: whether `children` can be asked for.
+        is_folder, is_zip: whether it is a folder, or a zip file, of this computer.
+        lists: whether `find_children` can be asked for.
     """
 
     def __init__(self, store: Store, is_given: bool = False) -> None:
-        super().__init__(store)
+        self.store = store
         self._is_given = is_given
         self.drafts: set[str] = set()
-        # The documents and listings that have been read, while they are kept: always, where nothing is written, else in
-        # the blocks of `keeping`; all of them, where the root has the documents of all.
-        self.known: dict[str, Document] = {}
-        self._names: dict[str, list[str]] = {}
+        self.is_old = False
+        self.is_folder = type(store) is LocalStore
+        # Nothing in a zip file can be written again, so its documents are pending until it is closed.
+        self.is_zip = isinstance(store, ZipStore)
+        self.content: Folder | Objects = Folder(store) if self.is_folder else Objects(store)
+        # The documents that are not written yet, by path.
+        self._pending: dict[str, Document] = {}
+        # What has been read, while it is kept.
+        self._known: dict[str, Document] = {}
+        self._children: dict[str, list[str]] = {}
         self._knows_all = False
         self._blocks: set[object] = set()
-        self.is_old = False
-        # The documents of drafts, by path, those of nested nodes too.
-        self._pending: dict[str, bytes] = {}
-        self._root = os.fspath(store.root) if type(store) is LocalStore else None
-        self.is_folder = self._root is not None
-        self.links = None if self._root is None else Save(self._root)
-        # Nothing in a zip file can be written again, so documents are kept until it is closed.
-        self._is_zip = isinstance(store, ZipStore)
-        self.is_here = self.is_folder or self._is_zip
-        if self._root is None:
-            sync(store._ensure_open())
 
     @property
     def keeps(self) -> bool:
-        """Whether what has been read is kept; of a folder, only where nothing is written, as reading it is fast."""
-        return self.read_only or bool(self._blocks)
+        """Whether documents that have been read are kept. A folder that is written to is read quickly enough."""
+        return self.store.read_only or bool(self._blocks)
+
+    @property
+    def lists(self) -> bool:
+        return self._knows_all or self.store.supports_listing
 
     @contextlib.contextmanager
     def keeping(self) -> Iterator[None]:
-        """A block in which each document is read once, unless it is of a folder."""
+        """A block in which each document is read once, unless it is in a folder."""
         block = object()
-        if self._root is None:
+        if not self.is_folder:
             self._blocks.add(block)
         try:
             yield
@@ -98,415 +239,284 @@ class NodeStore(WrapperStore[Any]):
                 self._forget()
 
     def _forget(self) -> None:
-        if not self.read_only:
-            self.known.clear()
-            self._names.clear()
+        self._known.clear()
+        self._children.clear()
 
-    @property
-    def lists(self) -> bool:
-        return self._knows_all or self._store.supports_listing
-
-    def is_draft(self, path: str) -> bool:
-        """Whether a path is that of a draft, or in one."""
-        return bool(self.drafts) and any(_is_in(path, draft) for draft in self.drafts.copy())
-
-    def folder_of(self, path: str) -> str | None:
-        """The folder of a node, where the store is a folder."""
-        return None if self._root is None else f"{self._root}/{path}"
-
-    def limit_chunks(self, limit: int | None) -> Store:
-        """Return the store for an array whose chunks have at most `limit` bytes; `None` allows any number."""
-        return self if limit is None else BoundedChunks(self, limit)
-
-    # --- what zarr asks -----------------------------------------------------------------------------------------------
-
-    async def get(self, key: str, prototype: BufferPrototype, byte_range: ByteRequest | None = None) -> Buffer | None:
-        if (path := self._path_kept(key)) is not None:
-            content = self._pending.get(path)
-            return None if content is None else prototype.buffer.from_bytes(content)
-        self.refuse_link(key)
-        return await super().get(key, prototype, byte_range)
-
-    async def exists(self, key: str) -> bool:
-        if (path := self._path_kept(key)) is not None:
-            return path in self._pending
-        return await super().exists(key)
-
-    async def set(self, key: str, value: Buffer) -> None:
-        if (path := self._path_kept(key)) is not None:
-            self._pending[path] = value.to_bytes()
-            return
-        if self._is_zip and await super().exists(key):
-            raise ValueError(f"{key} is in the zip file already, in which nothing is replaced: write to a folder")
-        self.refuse_link(key)
-        if key.endswith(DOCUMENT):
-            self._forget()
-        await super().set(key, value)
-
-    async def set_if_not_exists(self, key: str, value: Buffer) -> None:
-        if not await self.exists(key):
-            await self.set(key, value)
-
-    def refuse_link(self, key: str) -> None:
-        """Raise a `SaveError` where a link on the way to a file leads out of the folder; zarr follows any."""
-        if self.links is not None:
-            self.links.check(f"{self._root}/{key}", ())
-
-    def _path_kept(self, key: str) -> str | None:
-        """The path of the node whose document a key is, if that is kept in memory."""
-        if key != DOCUMENT and not key.endswith(f"/{DOCUMENT}"):
-            return None
-        path = key[: -len(DOCUMENT) - 1]
-        return path if (self._is_zip and not self.read_only) or self.is_draft(path) else None
+    def array_over(self, path: str, document: Document, metadata: Any = None) -> Any:
+        """Return the array of zarr at a path; `metadata` are those in its document."""
+        metadata = metadata or dict(document)
+        array: Any = zarr.AsyncArray(metadata, StorePath(Chunks(self), path), _CONFIG)
+        if not self.is_folder and not self.is_zip:
+            # A server may send anything.
+            chunks = Chunks(self, find_longest_chunk(document, array))
+            array = zarr.AsyncArray(array.metadata, StorePath(chunks, path), _CONFIG)
+        return zarr.Array(array)
 
     # --- documents ----------------------------------------------------------------------------------------------------
 
     def document(self, path: str) -> Document | None:
-        """The document of the node at a path; `None` when there is none.
+        """Return the document of the node at a path; `None` if there is none.
 
         Raises:
             ValueError: it is none of a node.
         """
-        found = self.known.get(path)
+        found = self._pending.get(path) if self.is_zip else self._known.get(path)
         if found is None and not self._knows_all:
-            found = self._old_document(path) if self.is_old else _parsed(self._content(path, DOCUMENT))
-        if self.keeps and found is not None and not self.is_draft(path):
-            self.known[path] = found
+            found = self._old_document(path) if self.is_old else self._read(path, DOCUMENT)
+            if found is not None and self.keeps:
+                self._known[path] = found
         return found
 
-    def _content(self, path: str, name: str) -> bytes | None:
-        key = _key(path, name)
-        if self._path_kept(key) is not None:
-            return self._pending.get(path)
-        if self._root is not None:
-            self.refuse_link(key)
-            try:
-                with open(f"{self._root}/{key}", "rb") as file:
-                    return file.read()
-            except _MISSING:
-                return None
-        found = sync(self.get(key, default_buffer_prototype()))
-        return None if found is None else found.to_bytes()
+    def _read(self, path: str, name: str) -> Document | None:
+        content = self.content.read(join(path, name))
+        return None if content is None else _parse(content)
 
     def _old_document(self, path: str) -> Document | None:
-        """The document of a node of Zarr v2 in the form of v3."""
-        array = _parsed(self._content(path, ".zarray"))
-        group = None if array is not None else _parsed(self._content(path, ".zgroup"))
-        if array is None and group is None:
+        """Return the document of a node of Zarr v2, in the form of v3."""
+        array = self._read(path, ".zarray")
+        if array is None and self._read(path, ".zgroup") is None:
             return None
-        attributes = _parsed(self._content(path, ".zattrs")) or {}
+        attributes = self._read(path, ".zattrs") or {}
         kind = "group" if array is None else "array"
         return {**(array or {}), "zarr_format": 2, "node_type": kind, "attributes": attributes}
 
     @contextlib.contextmanager
     def alone(self, path: str) -> Iterator[None]:
-        """A block in which no other process changes the notes of a node in a folder; those of a server may be."""
-        if self._root is None or self.is_draft(path):
+        """A block in which no other process changes the notes of a node in a folder; servers have no such lock."""
+        if not isinstance(self.content, Folder):
             yield
             return
-        with commit.locked(f"{self._root}/{path}", patience=_PATIENCE):
+        with commit.locked(f"{self.content.root}/{path}", patience=_PATIENCE):
             yield
 
-    def write_document(self, path: str, document: Document) -> None:
-        """Have a node have a document."""
-        self._write(path, json.dumps(document, indent=2).encode())
-
-    def _write(self, path: str, content: bytes) -> None:
-        key = _key(path, DOCUMENT)
-        if self._path_kept(key) is not None:
-            self._pending[path] = content
-        elif self._root is not None:
-            _replace_file(f"{self._root}/{key}", content)
+    def set_document(self, path: str, document: Document) -> None:
+        """Set the document of a node that is no draft."""
+        if self.is_zip:
+            self._pending[path] = document
         else:
-            sync(self.set(key, default_buffer_prototype().buffer.from_bytes(content)))
+            self._forget()
+            self._write({path: document})
+
+    def _write(self, documents: Mapping[str, Document]) -> None:
+        contents = {}
+        for path, document in documents.items():
+            contents[join(path, DOCUMENT)] = json.dumps(document, indent=2).encode()
+        self.content.write(contents)
 
     def version(self, path: str) -> int:
-        """A number that changes when another node takes the place of that at `path`; -1 when there is none."""
-        key = _key(path, DOCUMENT)
-        if self._root is not None and not self.is_draft(path):
+        """Return a number that changes when another node takes the place of that at `path`; -1 if there is none."""
+        if isinstance(self.content, Folder):
             try:
-                found = os.stat(f"{self._root}/{key}")
+                found = os.stat(f"{self.content.root}/{join(path, DOCUMENT)}")
             except _MISSING:
                 return -1
             return hash((path, found.st_ino, found.st_mtime_ns)) & (1 << 62) - 1
         document = self.document(path)
         return -1 if document is None else hash((path, json.dumps(document))) & (1 << 62) - 1
 
-    def is_gone(self, path: str) -> bool:
-        """Whether a node that was in a folder is no longer there; of another store that is not asked."""
-        return self._root is not None and self.version(path) == -1
+    def find_children(self, path: str) -> list[str]:
+        """Return the names of the nodes in a group, sorted."""
+        found = self._children.get(path)
+        if found is None:
+            names = _names_in(self._known, path) if self._knows_all else self._list(path)
+            found = sorted([name for name in names if not name.startswith(HIDDEN)])
+            if self.keeps:
+                self._children[path] = found
+        return found.copy()
 
-    def children(self, path: str) -> list[str]:
-        """The names of the nodes in a group, sorted."""
-        if (known := self._names.get(path)) is not None:
-            return list(known)
-        if self._knows_all:
-            return sorted({name for inner in self.known if (name := _name_in(inner, path)) is not None})
-        names = self._found_in(path)
-        if self.keeps and not self.is_draft(path):
-            self._names[path] = names
-        return list(names)
-
-    def _found_in(self, path: str) -> list[str]:
-        found = {name for inner in self._pending.copy() if (name := _name_in(inner, path)) is not None}
-        if self._root is not None and not self.is_old:
-            folder = f"{self._root}/{path}"
-            with contextlib.suppress(*_MISSING):
-                found.update(name for name in os.listdir(folder) if os.path.isfile(f"{folder}/{name}/{DOCUMENT}"))
-        else:
-            for name in sync(self._listed(path)):
-                inner = f"{path}/{name}" if path else name
-                if self._is_node(inner):
-                    found.add(name)
-        return sorted(name for name in found if not name.startswith(HIDDEN))
-
-    def _is_node(self, path: str) -> bool:
-        try:
-            return path in self._pending or self.document(path) is not None
-        except ValueError:
-            # It has a document, which is broken: that is told when it is asked for.
-            return True
-
-    async def _listed(self, path: str) -> list[str]:
-        listed = [name.rstrip("/") async for name in self._store.list_dir(path)]
-        names = [name for name in listed if name not in _OWN_FILES]
-        if self.keeps and not self.is_old:
-            # All at once: each may be a way to a server.
-            inner = [f"{path}/{name}" if path else name for name in names]
-            buffers = [self._store.get(_key(name, DOCUMENT), default_buffer_prototype()) for name in inner]
-            for name, found in zip(inner, await asyncio.gather(*buffers), strict=True):
+    def _list(self, path: str) -> Iterable[str]:
+        if self.is_zip and not self.store.read_only:
+            return _names_in(self._pending.copy(), path)
+        if isinstance(self.content, Folder) and not self.is_old:
+            return self.content.find_nodes(path)
+        names = [name for name in self.content.list_names(path) if name not in _OWN_FILES]
+        if isinstance(self.content, Objects) and not self.is_old:
+            contents = self.content.read_all([join(path, f"{name}/{DOCUMENT}") for name in names])
+            found = {name: content for name, content in zip(names, contents, strict=True) if content is not None}
+            for name, content in found.items() if self.keeps else ():
+                # A broken one is told of when it is asked for.
                 with contextlib.suppress(ValueError):
-                    if (document := _parsed(None if found is None else found.to_bytes())) is not None:
-                        self.known[name] = document
-        return names
+                    self._known[join(path, name)] = _parse(content)
+            return found
+        return [name for name in names if self._old_document(join(path, name)) is not None]
 
-    def consolidated(self) -> bool:
-        """Take over the documents of all nodes from that of the root, if they are in it; whether they are."""
-        root = self.document("")
-        found = None if root is None else root.get("consolidated_metadata")
-        if not isinstance(found, dict) or not self.read_only:
-            return isinstance(found, dict)
-        nodes = found.get("metadata")
+    def take_over_all(self, root: Document) -> None:
+        """Take over the documents of all nodes from that of the root.
+
+        Raises:
+            ValueError: it has something else in their place.
+        """
+        nodes = root["consolidated_metadata"].get("metadata")
         if not isinstance(nodes, dict) or not all(_is_path(path) and isinstance(nodes[path], dict) for path in nodes):
             raise ValueError("its consolidated metadata is no mapping of paths to documents")
-        self.known.update(nodes)
+        self._known.update(nodes)
         self._knows_all = True
-        return True
 
     # --- drafts -------------------------------------------------------------------------------------------------------
 
-    def begin(self, path: str) -> str:
-        """The path at which a draft of the node at `path` is written: there, unless there is something already."""
-        if self.is_draft(path):
-            return path
+    def begin(self, path: str, document: Document) -> str:
+        """Begin a draft of a node; return where it is written: at its path, or beside it if there is something."""
         if self.is_taken(path):
-            if self._is_zip:
+            if self.is_zip:
                 raise ValueError("nothing in a zip file is replaced: write to a folder")
-            path = _hidden_beside(path)
-        self.drafts.add(path)
+            path = hide(path)
+        self.begin_at(path, document)
         return path
 
+    def begin_at(self, path: str, document: Document, is_nested: bool = False) -> None:
+        """Begin a draft where there is nothing; one that is nested in another draft is published with that."""
+        if not is_nested:
+            self.drafts.add(path)
+        self._pending[path] = document
+
     def is_taken(self, path: str) -> bool:
-        """Return whether a path has anything. The root has more than the claim of a saver."""
-        if self._root is not None:
-            where = f"{self._root}/{path}"
-            return os.path.lexists(where) if path else os.path.isdir(where) and bool(os.listdir(where))
-        return path in self._pending or (self.lists and sync(self._any_in(path)))
-
-    async def _any_in(self, path: str) -> bool:
-        names = [name async for name in self._store.list_dir(path) if path or name != commit.JOURNAL]
-        return bool(names)
-
-    def keys_in(self, path: str) -> frozenset[str] | None:
-        """The keys below a node, without the path before them; `None` where the store lists none."""
-        if not self._store.supports_listing:
-            return None
-        return sync(self._list_keys(f"{path}/"))
-
-    async def _list_keys(self, prefix: str) -> frozenset[str]:
-        return frozenset([key.removeprefix(prefix) async for key in self._store.list_prefix(prefix)])
-
-    def size_of(self, key: str) -> int | None:
-        """How many bytes are under a key; `None` when there is nothing."""
-        try:
-            size: int = sync(self._store.getsize(key))
-            return size
-        except _MISSING:
-            return None
-
-    def is_there(self, key: str) -> bool:
-        """Whether there is anything under a key."""
-        return sync(self.exists(key))
+        """Return whether there is anything at a path."""
+        return path in self._pending or self.content.exists(path)
 
     def clear_all(self) -> None:
         """Delete all that is in the store but the claim of a saver; a zip file that is written is empty."""
         self._pending.clear()
-        if self._root is not None:
-            if os.path.isdir(self._root):
-                commit.empty(self._root)
-        elif not self._is_zip:
-            # From then on nobody reads what is deleted.
-            sync(self._store.delete(DOCUMENT))
-            sync(self._store.delete_dir(""))
+        if not self.is_zip:
+            self.content.remove("")
 
-    def publish_root(self, many: int) -> bool:
-        """Have the root seen, with the documents of all nodes in its own where they are many; whether they are."""
-        is_many = len(self._pending) > many
-        self.publish("", "", is_many)
-        return is_many
-
-    def publish(self, draft: str, path: str, consolidate: bool = False) -> None:
-        """Have a draft seen at `path`, in the place of what is there.
+    def publish(self, draft: str, path: str, many: int | None = None) -> bool:
+        """Publish a draft at `path`, in the place of what is there.
 
         Args:
-            draft: what `begin` gave.
-            path: of the node.
-            consolidate: have the documents of all nodes in that of the draft, which is the root.
+            draft: the path of the draft.
+            path: the path of the node.
+            many: with more nodes than this, the document of the draft, which is the root, has those of all.
+
+        Returns:
+            Whether the document has those of all.
         """
         self.drafts.remove(draft)
         self._forget()
-        nested = sorted((inner for inner in self._pending.copy() if _is_in(inner, draft)), key=len, reverse=True)
-        if consolidate:
-            self._pending[draft] = _with_all({inner: json.loads(self._pending[inner]) for inner in reversed(nested)})
-        if self._is_zip:
-            return
-        is_moved = draft != path
-        if is_moved and self._root is None:
-            sync(self._move(draft, path))
-        target = path if self._root is None else draft
-        contents = {target + inner[len(draft) :]: self._pending.pop(inner) for inner in nested}
-        own = contents.pop(target)
-        if self._root is None:
-            sync(self._set_all(contents))
-        else:
-            for inner, content in contents.items():
-                self._write(inner, content)
-        self._write(target, own)
-        if is_moved and self._root is not None:
-            self._exchange(draft, path)
+        documents = self._find_pending(draft)
+        is_many = many is not None and len(documents) > many
+        if is_many:
+            self._pending[draft] = documents[draft] = _with_all(documents)
+        if self.is_zip:
+            return is_many
+        for inner in documents:
+            del self._pending[inner]
+        if draft != path and isinstance(self.content, Objects):
+            self.content.move(draft, path)
+            documents = {path + inner[len(draft) :]: document for inner, document in documents.items()}
+            draft = path
+        # Its own is the last one, which has all of it seen.
+        documents[draft] = documents.pop(draft)
+        self._write(documents)
+        if draft != path:
+            self.content.move(draft, path)
+        return is_many
 
-    async def _set_all(self, contents: dict[str, bytes]) -> None:
-        buffer = default_buffer_prototype().buffer
-        sets = [self._store.set(_key(path, DOCUMENT), buffer.from_bytes(content)) for path, content in contents.items()]
-        await asyncio.gather(*sets)
-
-    def _exchange(self, draft: str, path: str) -> None:
-        new, old = f"{self._root}/{draft}", f"{self._root}/{path}"
-        if not os.path.lexists(old):
-            os.rename(new, old)
-            return
-        commit.swap(new, old)
-        shutil.rmtree(new)
-
-    async def _move(self, source: str, target: str) -> None:
-        await self._store.delete_dir(target)
-        async for key in self._store.list_prefix(f"{source}/"):
-            await self._store.set(target + key[len(source) :], await self._store.get(key, default_buffer_prototype()))
-        await self._store.delete_dir(source)
+    def _find_pending(self, draft: str) -> dict[str, Document]:
+        """Return the documents of a draft and of all in it."""
+        pending, below = self._pending.copy(), f"{draft}/"
+        if not draft:
+            return pending
+        return {path: pending[path] for path in pending if path == draft or path.startswith(below)}
 
     def discard(self, draft: str) -> None:
-        """Delete a draft and what was written of it."""
+        """Delete a draft."""
         self.drafts.discard(draft)
-        self._forget()
         if not draft:
             self.clear_all()
             return
-        for path in [path for path in self._pending.copy() if _is_in(path, draft)]:
+        for path in self._find_pending(draft):
             del self._pending[path]
-        if self._root is not None:
-            shutil.rmtree(f"{self._root}/{draft}", ignore_errors=True)
-        elif not self._is_zip and not self.read_only:
-            sync(self._store.delete_dir(draft))
+        if not self.is_zip and not self.store.read_only:
+            commit.unless_it_fails(self.content.remove, draft)
 
-    def delete_node(self, path: str) -> None:
+    def delete(self, path: str) -> None:
         """Delete the node at a path."""
-        if self._is_zip:
+        if self.is_zip:
             raise ValueError("nothing in a zip file is deleted: write to a folder")
         self._forget()
-        if self.is_draft(path):
-            self.discard(path)
-        elif self._root is not None:
-            aside = f"{self._root}/{_hidden_beside(path)}"
-            os.rename(f"{self._root}/{path}", aside)
-            shutil.rmtree(aside)
-        else:
-            sync(self._store.delete(_key(path, DOCUMENT)))
-            sync(self._store.delete_dir(path))
+        self.content.remove(path)
 
     def close(self) -> None:
         """Write what is left to write, and close the store."""
-        if self._is_zip and not self.read_only:
-            sync(self._set_all(self._pending))
+        if self.is_zip and not self.store.read_only:
+            self._write(self._pending)
             self._pending = {}
         if not self._is_given:
-            super().close()
+            self.store.close()
 
 
-class BoundedChunks(WrapperStore[Any]):
-    """The store of one array: it reads no more of a chunk than the array allows.
+def make_array(shape: Sequence[int], dtype: Any, attributes: Document, layout: Document) -> tuple[Document, Any]:
+    """Return the document of a new array, and its metadata; `layout` are arguments of `zarr.create_array`."""
+    # Zarr writes the document into a store of its own.
+    made = zarr.create_array(
+        MemoryStore(), shape=tuple(shape), dtype=dtype, zarr_format=3, attributes=attributes, config=_CONFIG, **layout
+    ).metadata
+    return json.loads(made.to_buffer_dict(default_buffer_prototype())[DOCUMENT].to_bytes()), made
+
+
+class Chunks(WrapperStore[Any]):
+    """The store of one array: zarr follows no link out of the folder, and reads no more than the array allows.
 
     Args:
-        store: the nodes.
-        limit: the length of a chunk, or of a shard, in bytes.
+        nodes: the store that the array is in.
+        limit: the length of a chunk, or of a shard, in bytes; `None` for any length.
     """
 
-    def __init__(self, store: NodeStore, limit: int) -> None:
-        super().__init__(store)
-        self._limit = limit
+    def __init__(self, nodes: Nodes, limit: int | None = None) -> None:
+        super().__init__(nodes.store)
+        self._nodes, self._limit = nodes, limit
+
+    def _check(self, key: str) -> None:
+        if isinstance(content := self._nodes.content, Folder):
+            content.links.check(f"{content.root}/{key}", ())
 
     async def get(self, key: str, prototype: BufferPrototype, byte_range: ByteRequest | None = None) -> Buffer | None:
+        self._check(key)
+        if (limit := self._limit) is None:
+            return await super().get(key, prototype, byte_range)
         # The index of a shard says where its chunks are, and may say anything.
-        if isinstance(byte_range, RangeByteRequest) and (count := byte_range.end - byte_range.start) > self._limit:
-            raise ValueError(f"a part of {key!r} has {count:,} bytes, where its array allows {self._limit:,} in all")
+        if isinstance(byte_range, RangeByteRequest) and (count := byte_range.end - byte_range.start) > limit:
+            raise ValueError(f"a part of {key!r} has {count:,} bytes, where its array allows {limit:,} in all")
         # The byte behind the limit shows that a chunk is too long.
-        wanted = RangeByteRequest(0, self._limit + 1) if byte_range is None else byte_range
-        found: Buffer | None = await self._store.get(key, prototype, wanted)
-        if found is not None and len(found) > self._limit:
-            raise ValueError(f"{key!r} has more than the {self._limit:,} bytes that its array allows")
+        wanted = RangeByteRequest(0, limit + 1) if byte_range is None else byte_range
+        found = await super().get(key, prototype, wanted)
+        if found is not None and len(found) > limit:
+            raise ValueError(f"{key!r} has more than the {limit:,} bytes that its array allows")
         return found
 
-
-@contextlib.contextmanager
-def quiet() -> Iterator[None]:
-    """A block without the warnings of zarr of what is no part of the specification yet."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
+    async def set(self, key: str, value: Buffer) -> None:
+        self._check(key)
+        if self._nodes.is_zip and await self.exists(key):
+            raise ValueError(f"{key} is in the zip file already, in which nothing is replaced: write to a folder")
+        await super().set(key, value)
 
 
-def _key(path: str, name: str) -> str:
+def join(path: str, name: str) -> str:
+    """Return the path of a name in a group; that of the root is empty."""
     return f"{path}/{name}" if path else name
 
 
-def _is_in(path: str, outer: str) -> bool:
-    return not outer or path == outer or path.startswith(f"{outer}/")
+def hide(path: str) -> str:
+    """Return a new path beside another one, at which nobody looks for a node."""
+    return join(path.rpartition("/")[0], f"{HIDDEN}{uuid.uuid4().hex}")
 
 
-def _name_in(path: str, group: str) -> str | None:
-    """The name of a node in a group; `None` for what is not right in it."""
-    if not path or not _is_in(path, group) or path == group:
-        return None
-    name = path[len(group) + 1 :] if group else path
-    return None if "/" in name else name
+def _names_in(paths: Collection[str], group: str) -> Iterator[str]:
+    for path in paths:
+        outer, _, name = path.rpartition("/")
+        if outer == group and name:
+            yield name
 
 
 def _is_path(path: str) -> bool:
     return all(part and part.strip(".") for part in path.split("/"))
 
 
-def _hidden_beside(path: str) -> str:
-    return _key(path.rpartition("/")[0], f"{HIDDEN}{uuid.uuid4().hex}")
-
-
 def _replace_file(path: str, content: bytes) -> None:
     part = f"{path}.{uuid.uuid4().hex}.partial"
     try:
-        file = open(part, "xb")  # noqa: SIM115
-    except FileNotFoundError:
         os.makedirs(os.path.dirname(path), exist_ok=True)
-        file = open(part, "xb")  # noqa: SIM115
-    try:
-        with file:
+        with open(part, "xb") as file:
             file.write(content)
         os.replace(part, path)
     except BaseException:
@@ -514,9 +524,7 @@ def _replace_file(path: str, content: bytes) -> None:
         raise
 
 
-def _parsed(content: bytes | None) -> Document | None:
-    if content is None:
-        return None
+def _parse(content: bytes) -> Document:
     try:
         found = parse_json(content)
     except ValueError as error:
@@ -526,9 +534,8 @@ def _parsed(content: bytes | None) -> Document | None:
     return found
 
 
-def _with_all(documents: dict[str, Document]) -> bytes:
-    """The document of the root, with those of all nodes in it."""
-    root = documents.pop("")
+def _with_all(documents: Mapping[str, Document]) -> Document:
+    """Return the document of the root, with those of all other nodes in it."""
 
     def inside(nodes: dict[str, Document]) -> Document:
         return {"kind": "inline", "must_understand": False, "metadata": nodes}
@@ -536,5 +543,6 @@ def _with_all(documents: dict[str, Document]) -> bytes:
     nodes = {
         path: {**document, "consolidated_metadata": inside({})} if document["node_type"] == "group" else document
         for path, document in sorted(documents.items())
+        if path
     }
-    return json.dumps({**root, "consolidated_metadata": inside(nodes)}, indent=2).encode()
+    return {**documents[""], "consolidated_metadata": inside(nodes)}
