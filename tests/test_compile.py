@@ -15,7 +15,17 @@ from torch._higher_order_ops.while_loop import while_loop
 from torch.utils import _pytree
 from torch.utils.checkpoint import checkpoint
 
-from tensordict import LazyStackedTensorDict, TensorClass, TensorDict, TensorDictParams, lazy_stack, pad, pad_sequence
+from tensordict import (
+    LazyStackedTensorDict,
+    NonTensorData,
+    NonTensorStack,
+    TensorClass,
+    TensorDict,
+    TensorDictParams,
+    lazy_stack,
+    pad,
+    pad_sequence,
+)
 from tensordict.core import pytree
 from tensordict.nn import (
     InteractionType,
@@ -43,6 +53,11 @@ class Pair(TensorClass):
 class Row(TensorClass):
     x: torch.Tensor
     y: torch.Tensor
+
+
+class Labelled(TensorClass):
+    x: torch.Tensor
+    label: str = "word"
 
 
 class Rows(TensorClass):
@@ -366,7 +381,8 @@ def test_regions_of_sizes_that_vary(name):
 
 def test_structures_of_sizes_that_vary_are_compared():
     same = torch.compile(lambda a, b: _pytree.tree_structure(a) == _pytree.tree_structure(b), backend="eager")
-    assert [same(make(a), make(b)) for a, b in ((4, 4), (4, 6), (6, 4), (5, 5))] == [True, False, False, True]
+    assert all(same(make(a), make(b)) for a, b in ((4, 4), (4, 6), (6, 4), (5, 5)))
+    assert [same(make(count), make(count)[0]) for count in (4, 6)] == [False, False]
 
 
 def test_trees_of_sizes_that_vary_are_put_together():
@@ -402,6 +418,10 @@ EXPORTED = {
     "tensorclass": lambda x: Row(x, x * 2, batch_size=x.shape[:1]),
     "lazy stack": lambda x: lazy_stack([over_rows(x), over_rows(x + 1)], 1),
     "of no dims": lambda x: TensorDict(a=x.sum()),
+    "value": lambda x: over_rows(x).set("s", "word"),
+    "value in a lazy stack": lambda x: lazy_stack([over_rows(x).set("s", word) for word in ("one", "two")], 1),
+    "value of a tensorclass": lambda x: Labelled(x, batch_size=x.shape[:1]),
+    "stack of values": lambda x: TensorDict(a=x.sum(), s=NonTensorStack("one", "two")),
 }
 
 
@@ -423,6 +443,44 @@ def test_exported_programs_give_containers_of_any_batch_size(name, strict):
             found, expected = found[1]["k"], expected[1]["k"]
         assert_same(found, expected)
         assert found.names == expected.names and found.batch_size == expected.batch_size
+
+
+GIVEN = {
+    "container": lambda count: over_rows(torch.randn(count, 3)),
+    "of a device": lambda count: over_rows(torch.randn(count, 3)).to("cpu"),
+    # The sizes of this leaf could be taken for those of a batch that a dim was put in front of.
+    "square": lambda count: TensorDict(a=torch.randn(count, 5), batch_size=[count]),
+    "value": lambda count: over_rows(torch.randn(count, 3)).set("s", "word"),
+    "tensorclass": lambda count: Labelled(torch.randn(count, 3), batch_size=[count]),
+    "lazy stack": lambda count: lazy_stack([over_rows(torch.randn(count, 3)) for _ in range(2)], 1),
+    "lazy stack in a container": lambda count: TensorDict(s=GIVEN["lazy stack"](count), batch_size=[count]),
+    "of no dims": lambda count: TensorDict(a=torch.randn(count, 3)),
+}
+
+
+@pytest.mark.parametrize("strict", [True, False])
+@pytest.mark.parametrize("name", GIVEN)
+def test_exported_programs_take_containers_of_any_batch_size(name, strict):
+    module = Calling(lambda x: (x * 2).copy())
+    shapes = torch.export.ShapesCollection()
+    given = GIVEN[name](5)
+    for leaf in _pytree.tree_leaves(given):
+        shapes[leaf] = {0: torch.export.Dim("rows")}
+    program = torch.export.export(module, (given,), dynamic_shapes=shapes, strict=strict)
+    for count in (5, 7):
+        x = GIVEN[name](count)
+        found, expected = program.module()(x), module(x)
+        assert_same(found, expected)
+        assert found.names == expected.names and found.batch_size == expected.batch_size
+        assert found.device == expected.device
+
+
+def test_a_value_alone_has_lost_a_size_that_varies():
+    module = Calling(lambda x: (x * 2, NonTensorData("word", batch_size=x.shape[:1])))
+    shapes = {"x": {0: torch.export.Dim("rows")}}
+    program = torch.export.export(module, (torch.randn(5, 3),), dynamic_shapes=shapes, strict=True)
+    value = program.module()(torch.randn(7, 3))[1]
+    assert value.data == "word" and value.batch_size == torch.Size([0])
 
 
 class Weighted(TensorClass):

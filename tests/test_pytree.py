@@ -10,7 +10,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 import tensordict._pytree
-from tensordict import TensorClass, TensorDict, TensorDictParams, lazy_stack
+from tensordict import NonTensorData, TensorClass, TensorDict, TensorDictParams, lazy_stack
 from tensordict.core.pytree import register
 
 
@@ -176,3 +176,18 @@ def test_a_function_that_returns_nothing() -> None:
     assert some["a"] is one["a"]
     assert some["n"] is None
     assert pytree.tree_map(seen.append, TensorDict(batch_size=[3])).batch_size == (3,)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda count: TensorDict(a=torch.ones(count, 3), batch_size=[count]),
+        lambda count: lazy_stack([TensorDict(a=torch.ones(count), batch_size=[count])] * 2, 1),
+        lambda count: NonTensorData("word", batch_size=[count]),
+        lambda count: TensorDict(a=torch.ones(count), s=NonTensorData("word", batch_size=[count]), batch_size=[count]),
+    ],
+)
+def test_structures_are_equal_for_any_sizes_of_as_many_batch_dims(make: Any) -> None:
+    structure = pytree.tree_structure(make(4))
+    assert structure == pytree.tree_structure(make(7))
+    assert structure != pytree.tree_structure(make(7)[0])

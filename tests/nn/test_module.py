@@ -550,3 +550,12 @@ def test_a_class_may_have_its_options_as_properties(kind):
 
     made = Fixed(plus_one()) if kind is TensorDictSequential else Fixed(lambda x: x + 1, in_keys=["x"], out_keys=["y"])
     assert list(made(TensorDict(x=torch.ones(1))).keys()) == ["y"]
+
+
+def test_a_module_takes_the_place_of_a_function():
+    module = TensorDictModule(lambda x: x + 1, in_keys=["x"], out_keys=["y"])
+    module.module = nn.Identity()
+    assert isinstance(module.module, nn.Identity)
+    assert module(TensorDict(x=torch.ones(2)))["y"].sum() == 2
+    again = pickle.loads(pickle.dumps(module))
+    assert isinstance(again.module, nn.Identity)

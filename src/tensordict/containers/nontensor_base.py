@@ -6,7 +6,7 @@ import copyreg
 import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Generic
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple
 
 import torch
 from typing_extensions import TypeVar
@@ -164,29 +164,33 @@ def _nothing() -> None:
     """Write to no file."""
 
 
-@dataclass(frozen=True, eq=False)
-class HolderContext:
-    """What a holder is: all of it, since it has no leaves."""
+class HolderContext(NamedTuple):
+    """What a holder is: all of it, since it has no leaves. Equal for any sizes of as many batch dims, see `Context`."""
 
     cls: type[Any]
     value: Any
-    batch_size: tuple[int, ...]
+    batch_size: pytree.HeldSize
     names: tuple[str | None, ...] | None
     device: torch.device | None
 
     def __eq__(self, other: object) -> bool:
-        if not isinstance(other, HolderContext) or not same_value(self.value, other.value):
+        if type(other) is not HolderContext or not same_value(self.value, other.value):
             return False
-        mine, theirs = [(c.cls, c.batch_size, c.names, c.device) for c in (self, other)]
-        return mine == theirs
+        return self._compared() == other._compared()
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
 
     def __hash__(self) -> int:
-        return hash((self.cls, self.batch_size, self.names))
+        return hash(self._compared())
+
+    def _compared(self) -> tuple[object, ...]:
+        return self.cls, pytree.count_dims(self.batch_size), self.names, self.device
 
 
 def flatten_holder(holder: Any) -> tuple[list[Any], HolderContext]:
     names = None if holder._names is None else tuple(holder._names)
-    return [], HolderContext(type(holder), holder._value, tuple(holder._batch_size), names, holder._device)
+    return [], HolderContext(type(holder), holder._value, pytree.held(holder._batch_size), names, holder._device)
 
 
 def flatten_holder_with_keys(holder: Contract) -> tuple[list[tuple[Any, Any]], HolderContext]:
@@ -194,4 +198,11 @@ def flatten_holder_with_keys(holder: Contract) -> tuple[list[tuple[Any, Any]], H
 
 
 def unflatten_holder(values: object, context: HolderContext) -> Any:
-    return context.cls._of(context.value, torch.Size(context.batch_size), context.device, context.names)
+    """A holder with the batch size of the context, or of zeros where `torch.export` has lost one that varies.
+
+    The container that the holder is in gives it its own batch size.
+    """
+    size = context.batch_size
+    if isinstance(size, pytree.BatchDims):
+        size = (0,) * size if size.size is None else size.size
+    return context.cls._of(context.value, torch.Size(size), context.device, context.names)

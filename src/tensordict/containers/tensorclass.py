@@ -308,7 +308,7 @@ class TensorClass(FieldWrapper, metaclass=_Dataclass):
                 f"{cls.__name__}.from_tensordict needs a container, got {type(tensordict).__name__}; use "
                 f"{cls.__name__}.from_dict for a mapping"
             )
-        unknown = sorted({*container.keys(), *(non_tensordict or ())} - cls._layout.names.keys())
+        unknown = sorted({*container.keys(), *(non_tensordict or ())}.difference(cls._layout.names))
         if unknown:
             raise FieldError(f"{cls.__name__}.from_tensordict got {unknown}, {cls._layout.known()}")
         if non_tensordict:

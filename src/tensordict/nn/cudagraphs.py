@@ -261,7 +261,7 @@ def _form_of(value: Any) -> object:
         return type(value), value._batch_size, _RecordedValue(value._unwrapped())
     bare = value._wrapped_container()
     children, context = flatten_stack(bare) if isinstance(bare, LazyCore) else flatten_container(bare)
-    return type(value), context, [_form_of(child) for child in children]
+    return type(value), value._batch_size, context, [_form_of(child) for child in children]
 
 
 def _tensors_of(values: Sequence[object]) -> list[Tensor]:

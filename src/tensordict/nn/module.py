@@ -392,8 +392,8 @@ class TensorDictModule(TensorDictModuleBase):
             raise TypeError(f"{type(self).__name__} takes one container, or entries, got {len(args)} values more")
         if is_skipped(self, tensordict):
             return tensordict
-        # An attribute of a module is looked up twice, as the class has `__getattr__`: 20 ns each, of a dict 8. Of those
-        # that a class may have as a property, the attribute.
+        # `own` skips the second look-up of `Module.__getattr__`: 8 ns for a name, not 20. Names that a subclass may
+        # define as properties are read as attributes.
         own = self.__dict__
         reading: dict[str, Any] | None = own.get("_get_kwargs")
         entries, arguments = tensordict._entries, []
@@ -411,8 +411,8 @@ class TensorDictModule(TensorDictModuleBase):
             if self.method is not None or own.get("_kwargs") is not None:
                 results = self._call_module(arguments, **kwargs)
             else:
-                module = own.get("module")
-                if module is None:
+                module = own.get("_callable")
+                if module is None or "module" in own["_modules"]:
                     module = self.module
                 results = module(*arguments, **kwargs) if kwargs else module(*arguments)
         except Exception as error:
@@ -438,19 +438,20 @@ class TensorDictModule(TensorDictModuleBase):
     @property
     def module(self) -> Any:
         """What is wrapped."""
-        # As an attribute it would be found after an error, by two calls of `__getattr__`: 3 us.
+        # Without the property, two calls of `__getattr__` would find the module after an error: 3 us.
         own = self.__dict__
-        module = own.get("module")
+        module = own["_modules"].get("module")
         if module is None:
-            module = own["_modules"].get("module")
+            module = own.get("_callable")
             if module is None:
                 raise AttributeError("nothing is wrapped yet")
         return module
 
     @module.setter
     def module(self, value: object) -> None:
-        # Called for what is no `nn.Module`.
-        self.__dict__["module"] = value
+        # `nn.Module.__setattr__` calls this for all values but modules. The function has another name in `__dict__`,
+        # because Dynamo 2.11 reads `__dict__["module"]` as the attribute, and this property would call itself.
+        self.__dict__["_callable"] = value
 
     def _call_module(self, tensors: Sequence[object], **kwargs: object) -> Any:
         """Call the method that is asked for, with its arguments by name where they have names."""
@@ -544,14 +545,18 @@ class TensorDictModule(TensorDictModuleBase):
 
     def __getstate__(self) -> dict[str, Any]:
         state = self.__dict__.copy()
-        if isinstance(state.get("module"), FunctionType):
-            state["module"] = _PickledFunction(state["module"])
+        if isinstance(state.get("_callable"), FunctionType):
+            state["_callable"] = _PickledFunction(state["_callable"])
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        if isinstance(state.get("module"), _PickledFunction):
-            state = {**state, "module": state["module"].function}
         super().__setstate__(state)
+        own = self.__dict__
+        if "module" in own:
+            # The reference pickled the module.
+            own["_callable"] = own.pop("module")
+        if isinstance(own.get("_callable"), _PickledFunction):
+            own["_callable"] = own["_callable"].function
 
 
 def _found(results: Any, keys: Sequence[Key]) -> list[Any] | None:

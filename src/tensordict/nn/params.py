@@ -6,7 +6,7 @@ import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from torch import Tensor, nn, no_grad
+from torch import Tensor, compiler, nn, no_grad
 from torch.nn.parameter import is_lazy
 
 from tensordict.containers.base import GivesTensorDicts
@@ -188,13 +188,16 @@ class TensorDictParams(Wrapper, GivesTensorDicts, nn.Module):  # type: ignore[mi
 
     def _set_up(self, container: Any, convert: Convert, kind: Any) -> None:
         _INIT_MODULE(self)
-        self.__dict__.update(_convert=convert, _get_hooks=[], _kind=kind)
+        # Dynamo 2.11 traces no `__dict__.update`.
+        own = self.__dict__
+        own["_convert"], own["_get_hooks"], own["_kind"] = convert, [], kind
         self._hold(container)
 
     def _hold(self, container: Any) -> None:
         """Have the leaves of a container registered, in the place of those that there were."""
         object.__setattr__(self, "_tensordict", container)
-        self.__dict__.update(_parameters=_Registered(container, True), _buffers=_Registered(container, False))
+        own = self.__dict__
+        own["_parameters"], own["_buffers"] = _Registered(container, True), _Registered(container, False)
 
     @classmethod
     def from_dict(cls, input_dict: Any, **kwargs: Any) -> Self:
@@ -217,6 +220,10 @@ class TensorDictParams(Wrapper, GivesTensorDicts, nn.Module):  # type: ignore[mi
 
     def _part(self, container: Any) -> Self:
         """A wrapper of a nested container, with the settings and hooks of this one; no `__init__` at 30 us."""
+        if compiler.is_dynamo_compiling():
+            part = self._again(container)
+            part.__dict__["_kind"] = None
+            return part
         part = object.__new__(type(self))
         part.__dict__.update(self.__dict__, _kind=None)
         part._hold(container)
