@@ -24,6 +24,12 @@ def grow(td: Any) -> Any:
     return stack
 
 
+def grow_given(stack: Any) -> Any:
+    stack.append(stack.tensordicts[0] * 3)
+    stack.extend([stack.tensordicts[0] * 5])
+    return stack
+
+
 def write_a_member(td: Any) -> Any:
     td.tensordicts[0].set("new", td.tensordicts[0].get("a") * 2)
     return td.keys()
@@ -42,7 +48,12 @@ FORMS = [
     Form("lazy: members", loop_over_members, ("lazy", "outer", "lazy-tensorclass", "uneven"), quick="lazy"),
     Form("lazy: stack dim", lambda td: td.stack_dim, ("lazy", "outer")),
     Form("lazy: number of members", lambda td: len(td.tensordicts), ("lazy", "outer")),
-    Form("lazy: append", grow, ("nested",)),
+    Form("lazy: append", grow, ("nested",), quick="nested"),
+    Form("lazy: append to the argument", grow_given, ("lazy", "outer", "lazy-tensorclass")),
+    Form("vmap: stack dim", lambda td: torch.vmap(lambda row: row * 2, in_dims=1, out_dims=1)(td), ("lazy", "nested")),
+    Form(
+        "vmap: result of a lazy stack", lambda td: torch.vmap(lambda row: lazy_stack([row, row + 1]))(td), ("nested",)
+    ),
     Form("lazy: write a member", lambda td: list(write_a_member(td)), ("lazy",)),
     Form("lazy: get as a list", lambda td: td.get("a", as_list=True), ("lazy", "outer", "uneven")),
     Form("lazy: get as a padded tensor", lambda td: td.get("u", as_padded_tensor=True), ("uneven",)),

@@ -42,7 +42,12 @@ def branch_in_python(td: Any) -> Any:
 
 
 FORMS = [
-    Form("vmap", lambda td: torch.vmap(lambda row: row * 2)(td), MAIN, quick="nested"),
+    Form(
+        "vmap",
+        lambda td: torch.vmap(lambda row: row * 2)(td),
+        (*MAIN, "outer", "inside", "lazy-tensorclass"),
+        quick="lazy",
+    ),
     Form("vmap: two", lambda td, other: torch.vmap(lambda x, y: x + y)(td, other), MAIN, another),
     Form("vmap: in_dims", lambda td: torch.vmap(lambda row: row.get("a").sum(), in_dims=1)(td), MAIN),
     Form("vmap: out_dims", lambda td: torch.vmap(lambda row: row * 2, out_dims=1)(td), NESTED),
@@ -57,7 +62,7 @@ FORMS = [
         lambda td: torch.vmap(lambda row: TensorDict(x=row.get("a"), batch_size=row.batch_size))(td),
         NESTED,
     ),
-    Form("vmap: nested", lambda td: torch.vmap(torch.vmap(lambda row: row * 2))(td), NESTED),
+    Form("vmap: nested", lambda td: torch.vmap(torch.vmap(lambda row: row * 2))(td), MAIN),
     Form("vmap: set", lambda td: torch.vmap(lambda row: row.copy().set("n", row.get("a") * 2))(td), NESTED),
     Form("torch.func.grad", lambda td: torch.func.grad(lambda td: (td.get("a") ** 2).sum())(td), MAIN),
     Form(

@@ -205,7 +205,11 @@ class LazyStackedTensorDict(LazyWrites):
     def insert(self, index: int, tensordict: object) -> None:
         """Add a member at a position of the stack dim, as `list.insert`; arguments and errors as :meth:`append`."""
         self._refuse_if_locked("add a member")
-        self._entries.containers.insert(index, self._fitting_member(tensordict))
+        member = self._fitting_member(tensordict)
+        if torch.compiler.is_dynamo_compiling():
+            self._replace_members(index, [member])
+        else:
+            self._entries.containers.insert(index, member)
         self._size = None
 
     def extend(self, tensordict: Iterable[Any]) -> None:
@@ -227,8 +231,17 @@ class LazyStackedTensorDict(LazyWrites):
         """
         self._refuse_if_locked("add members")
         members = list(tensordict)
-        self._entries.containers += [self._fitting_member(member, members[0]) for member in members]
+        fitting = [self._fitting_member(member, members[0]) for member in members]
+        if torch.compiler.is_dynamo_compiling():
+            self._replace_members(len(self._entries.containers), fitting)
+        else:
+            self._entries.containers += fitting
         self._size = None
+
+    def _replace_members(self, index: int, members: list[Any]) -> None:
+        """Add members by making a new list: Dynamo cannot rebuild a stack of its own whose list was changed."""
+        before = self._entries.containers
+        self._entries.containers = [*before[:index], *members, *before[index:]]
 
     def _fitting_member(self, member: object, first: Any = None) -> Any:
         """`member`, known to be a container with the batch size of the others.

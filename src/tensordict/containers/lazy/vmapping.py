@@ -118,7 +118,7 @@ def map_over_stacks() -> bool:
         if not any(map(is_node, flat_args)):
             return enter(flat_in_dims, flat_args, vmap_level, args_spec)
         pairs = zip(flat_args, flat_in_dims, strict=True)
-        return _unflattened([vmapped.entering(value, dim, vmap_level) for value, dim in pairs], args_spec)
+        return _unflattened([_enter(value, dim, vmap_level) for value, dim in pairs], args_spec)
 
     def unwrap(
         batched_outputs: object, out_dims: object, vmap_level: int, batch_size: int, func: Callable[..., Any]
@@ -134,7 +134,7 @@ def map_over_stacks() -> bool:
             out_dims, batched_outputs = _transformed(out_dims, batched_outputs, _leaving)
             return from_form(batched_outputs, out_dims, vmap_level, batch_size, func)
         outputs = [
-            vmapped.leaving(value, dim, vmap_level, batch_size)
+            _leave(value, dim, vmap_level, batch_size)
             if is_node(value)
             else from_form(value, dim, vmap_level, batch_size, func)
             for value, dim in zip(flat, dims, strict=True)
@@ -196,8 +196,11 @@ def _is_plain(value: object) -> bool:
     same for all of the batch."""
     if isinstance(value, Tensor):
         return not (_has_own_shape(value) and internals.is_batched(value))
-    if not isinstance(value, Contract) or _is_stack(value):
+    if not isinstance(value, Contract):
         return False
+    if _is_stack(value):
+        # Dynamo cannot tell in how many maps a leaf is, which it takes to put a stack together from leaves.
+        return torch.compiler.is_dynamo_compiling() and all(map(_is_plain, value._members()))
     for entry in value._structure().values():  # noqa: SIM110 (a generator inside all() would double the cost)
         if type(entry) is not Tensor and not _is_plain(entry):
             return False
@@ -211,6 +214,29 @@ def _is_stack(value: object) -> bool:
 def _has_own_shape(value: object) -> bool:
     """Whether a leaf is an `UnbatchedTensor`, which is not mapped over."""
     return type(value) is not Tensor and isinstance(value, Tensor) and isinstance(value, Contract)
+
+
+def _enter(value: Any, dim: int | None, level: int) -> Any:
+    """An argument of a mapped function, see `vmapped.entering`; the members of a lazy stack enter one by one."""
+    if dim is None or not _is_stack(value):
+        return vmapped.entering(value, dim, level)
+    form, dim = _entering(value._wrapped_container(), dim)
+    return value._rewrap(_each_crossing(form, lambda member: vmapped.entering(member, dim, level)))
+
+
+def _leave(value: Any, dim: int, level: int, count: int) -> Any:
+    """A result of a mapped function, see `vmapped.leaving`; the members of a lazy stack leave one by one."""
+    if not _is_stack(value):
+        return vmapped.leaving(value, dim, level, count)
+    form, dim = _leaving(value._wrapped_container(), dim)
+    return value._rewrap(_each_crossing(form, lambda member: vmapped.leaving(member, dim, level, count)))
+
+
+def _each_crossing(form: Any, cross: Callable[[Any], Any]) -> Any:
+    """What `_crossing` or `_dense` made, on the other side of a map."""
+    if not isinstance(form, LazyCore):
+        return cross(form)
+    return form._like([cross(member) for member in form._entries.containers], form._after)
 
 
 def _entering(stack: Any, dim: int) -> tuple[Any, int]:
