@@ -420,7 +420,7 @@ def paths_of(names: Sequence[str], separator: str | None) -> list[Path]:
             )
         if (first := seen.setdefault(name, position)) != position:
             raise DuplicateKeyError(
-                f"columns {first} and {position} are both called {name!r}: rename one of them first"
+                f"columns {first + 1} and {position + 1} are both called {name!r}: rename one of them first"
             )
     if separator is None:
         return [(name,) for name in names]

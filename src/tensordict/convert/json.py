@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
-import itertools
 import json
 import math
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from io import BytesIO
 from typing import TYPE_CHECKING, Any, BinaryIO, NoReturn
@@ -31,8 +30,9 @@ _ROWS, _NBYTES = 1 << 15, 4 << 20
 # The bytes that are read at a time, up to the end of a line.
 _BLOCK = 1 << 20
 _SPACE = b" \t\r\n"
-# The brackets in a line with which Arrow, which recurses without a limit, is trusted.
-_BRACKETS = 500
+_STRING = re.compile(rb'"(?:[^"\\]|\\.)*"')
+# The levels of a line that Arrow is trusted with, which recurses without a limit.
+_DEEPEST = 500
 _WORDS = {bool: "true or false", str: "text", dict: "an object", list: "an array"}
 
 
@@ -221,69 +221,21 @@ def _blocks(file: BinaryIO) -> Iterator[bytes]:
         yield block + file.readline()
 
 
-def _count_plain(text: bytes) -> int:
-    """How many lines there are, if each is one object as far as can be seen at its ends, and nests little; else 0."""
-    if not text.startswith(b"{") or not text.endswith(b"}"):
-        return 0
-    letters = np.frombuffer(text, np.uint8)
-    opened, ends = np.flatnonzero((letters | 0x20) == ord("{")), np.flatnonzero(letters == ord("\n"))
-    if (letters[ends - 1] != ord("}")).any() or (letters[ends + 1] != ord("{")).any():
-        return 0
-    brackets = np.diff(np.searchsorted(opened, ends), prepend=0, append=len(opened))
-    return len(brackets) if brackets.max() <= _BRACKETS else 0
-
-
-def _parsed(line: bytes, shown: str, row: int) -> dict[str, Any]:
-    found = _loads(line, f"{shown}, row {row}")
-    if not isinstance(found, dict):
-        raise ValueError(f"{shown}, row {row}: a line is one object of JSON, got {line[:80]!r}")
-    return found
-
-
-def _loads(content: bytes, where: str) -> Any:
-    try:
-        return parse_json(content.decode("utf-8-sig"))
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{where}: the byte {content[error.start : error.start + 1]!r} is no UTF-8") from None
-    except ValueError as error:
-        raise ValueError(f"{where}: {error}") from None
-
-
-def _is_utf8(text: bytes) -> bool:
-    try:
-        text.decode()
-    except UnicodeDecodeError:
-        return False
-    return True
-
-
-def _lines_of(content: bytes) -> bytes | None:
-    """The rows of an array of objects, one a line; `None` where that is not plain to see.
-
-    What was replaced elsewhere than between two rows, or stood there as a line, Arrow refuses: an array with no comma
-    between objects, or a text with a line break.
-    """
-    text = content.strip(_SPACE)
-    if not text.startswith(b"[") or not text.endswith(b"]"):
-        return None
-    known = (b"},\n{", b"},{", b"}, {")
-    between = next((between for between in known if between in text[:_BLOCK]), known[0])
-    breaks = text.count(between) if between == known[0] else 0
-    return text[1:-1].replace(between, b"}\n{") if text.count(b"\n") == breaks else None
-
-
-def _records(content: bytes, shown: str) -> list[dict[str, Any]]:
-    """The rows of an array of objects, or an object of columns."""
-    if not content.strip():
-        raise ValueError(f"{shown} is empty")
-    try:
-        found = _loads(content, shown)
-    except ValueError as error:
-        if "Extra data" in str(error):
-            raise ValueError(f"{error}: lines=True reads a file that has an object a line") from None
-        raise
+def _rows_of(found: Any, shown: str) -> list[Any]:
+    """The rows of an array of objects, or of an object of columns."""
     if isinstance(found, dict):
-        found = _rows_of_columns(found, shown)
+        rows = next((values for values in found.values() if isinstance(values, dict)), {})
+        for name, values in found.items():
+            if isinstance(values, dict):  # as pandas writes columns, by the name of the row
+                if values.keys() != rows.keys():
+                    raise ValueError(f"{shown}, column {name!r}: its rows have other names than those of other columns")
+                found[name] = [values[row] for row in rows]
+            elif not isinstance(values, list):
+                raise ValueError(f"{shown}, column {name!r}: a column is an array, got {_word(values)}")
+        lengths = {name: len(values) for name, values in found.items()}
+        if len(set(lengths.values())) > 1:
+            raise ValueError(f"{shown}: the columns have different numbers of rows: {lengths}")
+        found = [dict(zip(found, row)) for row in zip(*found.values())]
     if not isinstance(found, list):
         raise ValueError(f"{shown}: an array of objects, or an object of columns, is read; this is {_word(found)}")
     for row, record in enumerate(found, 1):
@@ -292,35 +244,27 @@ def _records(content: bytes, shown: str) -> list[dict[str, Any]]:
     return found
 
 
-def _rows_of_columns(columns: dict[str, Any], shown: str) -> list[dict[str, Any]]:
-    lengths: dict[str, int] = {}
-    rows: list[str] | None = None
-    for name, values in columns.items():
-        if isinstance(values, dict):  # as pandas writes columns, by the name of the row
-            rows = list(values) if rows is None else rows
-            if values.keys() != set(rows):
-                raise ValueError(f"{shown}, column {name!r}: its rows have other names than those of other columns")
-            values = columns[name] = [values[row] for row in rows]
-        if not isinstance(values, list):
-            raise ValueError(f"{shown}, column {name!r}: a column is an array, got {_word(values)}")
-        lengths[name] = len(values)
-    if len(set(lengths.values())) > 1:
-        raise ValueError(f"{shown}: the columns have different numbers of rows: {lengths}")
-    return [dict(zip(columns, row)) for row in zip(*columns.values())]
-
-
 def _word(value: object) -> str:
     if value is None:
         return "null"
     return _WORDS.get(type(value), "a number")
 
 
-class _JsonColumns:
-    """What the columns of a file are, as far as it was seen, and its rows as that; see `text_tables.Columns`.
+def _depth(line: bytes) -> int:
+    """How deep the brackets in a line nest."""
+    letters = np.frombuffer(_STRING.sub(b"", line), np.uint8) | 0x20  # which makes braces of brackets
+    return int(np.cumsum((letters == ord("{")).astype(np.int64) - (letters == ord("}"))).max(initial=0))
 
-    A piece is a record batch where Arrow reads exactly what is there, which takes a fifth of the time, and else a list
-    of the objects that `json` reads.
-    """
+
+def _beyond_int64(value: Any) -> int | None:
+    """An integer in a value that int64 does not hold."""
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    found = next((large for large in map(_beyond_int64, inner) if large is not None), None)
+    return value if type(value) is int and not -(2**63) <= value < 2**63 else found
+
+
+class _JsonColumns:
+    """What the columns of a file are, as far as it was seen, and its rows as that; see `text_tables.Columns`."""
 
     def __init__(self, lines: bool) -> None:
         self.pa, self.pc = require("pyarrow", "tabular"), require("pyarrow.compute", "tabular")
@@ -328,125 +272,131 @@ class _JsonColumns:
         self.row = 1
         self.lines = lines
         self.types: dict[str, Any] = {}
-        # Of columns in which Arrow would take text for times.
-        self.texts: dict[str, Any] = {}
+        # The types of columns in which Arrow would take text for times.
+        self.texts = self.pa.schema([])
 
-    def pieces(self, path: str) -> Iterator[Any]:
-        """The rows of a file, some at a time; all at once where it is no lines."""
+    def pieces(self, path: str, together: bool) -> Iterator[Any]:
+        """The record batches of a file, one for about a megabyte of lines."""
         self.row = 1
         with open(path, "rb") as file:
-            if not self.lines:
-                yield from self._pieces_of_array(file.read())
-                return
-            for block in _blocks(file):
-                piece = self._by_arrow(block)
-                if piece is None:
-                    lines = (line for line in block.split(b"\n") if line and not line.isspace())
-                    piece = [_parsed(line, self.shown, row) for row, line in enumerate(lines, self.row)]
-                if len(piece):
-                    yield piece
+            for block in _blocks(file if self.lines else BytesIO(self._as_lines(file.read()))):
+                if block := block.strip(_SPACE):
+                    yield self._read(block)
 
-    def _pieces_of_array(self, content: bytes) -> list[Any]:
-        lines = _lines_of(content)
-        pieces = [] if lines is None else [self._by_arrow(block) for block in _blocks(BytesIO(lines))]
-        return pieces if pieces and None not in pieces else [_records(content, self.shown)]
-
-    def _by_arrow(self, block: bytes) -> Any:
-        """The rows in some lines; `None` where Arrow would say something else than what is there, or refuses it."""
-        text = block.rstrip(_SPACE)
-        # Arrow minds neither the ends of lines, nor what is no UTF-8.
-        count = _count_plain(text) if text.isascii() or _is_utf8(text) else 0
-        if not count:
-            return None
+    def _as_lines(self, content: bytes) -> bytes:
+        """What is an array of objects, or an object of columns, as lines of objects."""
+        if not content.strip():
+            raise ValueError(f"{self.shown} is empty")
         try:
+            found = parse_json(content.decode("utf-8-sig"))
+        except ValueError as error:
+            advice = ": lines=True reads a file that has an object a line" if "Extra data" in str(error) else ""
+            raise ValueError(f"{self.shown}: {error}{advice}") from None
+        return "\n".join(map(json.dumps, _rows_of(found, self.shown))).encode()
+
+    def _read(self, text: bytes) -> Any:
+        """The rows in some lines; an error names the row and the column."""
+        pa = self.pa
+        for row, line in enumerate(text.split(b"\n"), self.row):
+            if len(line) > _DEEPEST and _depth(line) > _DEEPEST:
+                raise ValueError(f"{self.shown}, row {row}: it is nested too deeply")
+        try:
+            if not text.isascii():
+                text.decode()  # Arrow does not mind what is no UTF-8
             table = self._table(text)
-            texts = {field.name: self._without_times(field.type) for field in table.schema}
-            texts = {name: kind for name, kind in texts.items() if kind != table.schema.field(name).type}
-            if texts:
-                self.texts |= texts
-                table = self._table(text).select(table.schema.names)
-        except self.pa.ArrowException:
-            return None
-        if len(table) != count or not all(map(self._is_exact, table.columns)):
-            return None
+            if (found := self._texts_in(pa.struct(table.schema))) is not None:
+                self.texts = pa.unify_schemas([self.texts, pa.schema(found)], promote_options="permissive")
+                table = self._table(text)
+        except (UnicodeDecodeError, pa.ArrowException) as error:
+            self._explain(text, str(error))
+            raise ValueError(f"{self.shown}: {error}") from error
+        if not all(map(self._is_small, table.columns)):
+            self._explain(text, "")
         return table.combine_chunks().to_batches()[0]
 
     def _table(self, text: bytes) -> Any:
         reader = require("pyarrow.json", "tabular")
-        schema = self.pa.schema(list(self.texts.items()))
         return reader.read_json(
             self.pa.BufferReader(text),
             reader.ReadOptions(use_threads=False, block_size=len(text) + 1),
-            reader.ParseOptions(explicit_schema=schema),
+            reader.ParseOptions(explicit_schema=self.texts),
         )
 
-    def _without_times(self, kind: Any) -> Any:
-        """A type with text in place of times."""
+    def _explain(self, text: bytes, problem: str) -> None:
+        """Raise for the first row that cannot be read, or has an integer that int64 does not hold.
+
+        Args:
+            text: lines of objects.
+            problem: what Arrow says, which tells the column and the row where there are different types.
+        """
+        said = re.match(r"JSON parse error: (?:Column\(/([^/)]*).*?\) )?(.*) in row (\d+)$", problem)
+        for row, line in enumerate(filter(bytes.strip, text.split(b"\n"))):
+            where = f"{self.shown}, row {self.row + row}"
+            try:
+                record = parse_json(line.decode("utf-8-sig"))
+            except ValueError as error:
+                raise ValueError(f"{where}: {error}") from None
+            if not isinstance(record, dict):
+                raise ValueError(f"{where}: a line is one object of JSON, got {line[:80]!r}")
+            for name, value in record.items():
+                if (large := _beyond_int64(value)) is not None:
+                    self._refuse(name, row, f"{large} is beyond int64")
+            if said is not None and row == int(said[3]):
+                if said[1] in record:
+                    self._refuse_value(said[1], row, record[said[1]], f"it {said[2]}")
+                raise ValueError(f"{where}: {said[2]}")
+
+    def _refuse_value(self, name: str, row: int, value: Any, why: str) -> NoReturn:
+        shown = json.dumps(value, default=str)
+        shown = shown if len(shown) <= 80 else shown[:77] + "..."
+        self._refuse(name, row, f"{shown} does not fit the rows above: {why}")
+
+    def _refuse(self, name: str, row: int, why: str) -> NoReturn:
+        raise ValueError(f"{self.shown}, column {name!r}, row {self.row + row}: {why}")
+
+    def _texts_in(self, kind: Any) -> Any:
+        """What there is of a type with text in place of times, and nothing else; `None` without times."""
         pa = self.pa
         if pa.types.is_struct(kind):
-            return pa.struct([(field.name, self._without_times(field.type)) for field in kind])
+            fields = [(field.name, self._texts_in(field.type)) for field in kind]
+            fields = [field for field in fields if field[1] is not None]
+            return pa.struct(fields) if fields else None
         if pa.types.is_list(kind):
-            return pa.list_(self._without_times(kind.value_type))
-        return pa.string() if pa.types.is_temporal(kind) else kind
+            inner = self._texts_in(kind.value_type)
+            return None if inner is None else pa.list_(inner)
+        return pa.string() if pa.types.is_temporal(kind) else None
 
-    def _is_exact(self, array: Any) -> bool:
+    def _is_small(self, array: Any) -> bool:
         """Whether no floating point number may have been an integer beyond int64, or a word that is no JSON."""
         pc, types = self.pc, self.pa.types
         if types.is_struct(array.type):
-            return all(map(self._is_exact, array.flatten()))
+            return all(map(self._is_small, array.flatten()))
         if types.is_list(array.type):
-            return self._is_exact(pc.list_flatten(array))
+            return self._is_small(pc.list_flatten(array))
         return not types.is_floating(array.type) or pc.all(pc.less(pc.abs(array), 2.0**63)).as_py()
 
-    def look(self, piece: Any) -> None:
+    def look(self, batch: Any) -> Any:
         """Find out what the columns are, as far as these rows tell."""
-        are_objects = isinstance(piece, list)
-        for name in dict.fromkeys(itertools.chain.from_iterable(piece)) if are_objects else piece.schema.names:
-            known = self.types.get(name, self.pa.null())
+        pa = self.pa
+        for name, column in zip(batch.schema.names, batch.columns):
+            kind = self._tight(column)
+            known = self.types.get(name, pa.null())
             try:
-                array = self.pa.array(self._values(name, piece)) if are_objects else piece.column(name)
-                self.types[name] = self._merged(known, self._tight(array))
-            except (self.pa.ArrowException, OverflowError, TypeError, ValueError):
-                self.types[name] = self._one_by_one(name, self._values(name, piece), known)
+                schemas = [pa.schema([(name, known)]), pa.schema([(name, kind)])]
+                self.types[name] = pa.unify_schemas(schemas, promote_options="permissive").field(0).type
+            except pa.ArrowTypeError:
+                row = column.is_valid().index(True).as_py()
+                self._refuse_value(name, row, column[row].as_py(), f"they are of {known}, and it is of {kind}")
+        return batch
 
-    def table(self, piece: Any) -> Any:
-        """The record batch of these rows."""
-        columns = [self._array(name, piece, type) for name, type in self.types.items()]
+    def table(self, batch: Any) -> Any:
+        """The record batch with all columns, of the types that they have in all of the files."""
+        nulls = self.pa.nulls(len(batch))
+        columns = [
+            (batch.column(name) if name in batch.schema.names else nulls).cast(kind, safe=False)
+            for name, kind in self.types.items()
+        ]
         return self.pa.RecordBatch.from_arrays(columns, schema=self.pa.schema(list(self.types.items())))
-
-    def _values(self, name: str, piece: Any) -> list[Any]:
-        """The objects in a column."""
-        if isinstance(piece, list):
-            return [record.get(name) for record in piece]
-        return piece.column(name).to_pylist() if name in piece.schema.names else [None] * len(piece)
-
-    def _array(self, name: str, piece: Any, type: Any) -> Any:
-        with contextlib.suppress(self.pa.ArrowInvalid, self.pa.ArrowNotImplementedError):
-            if not isinstance(piece, list) and name in piece.schema.names:
-                return piece.column(name).cast(type)
-        values = self._values(name, piece)
-        try:
-            return self.pa.array(values, type=type)
-        except self.pa.ArrowInvalid:
-            # Integers among floating point numbers that these cannot hold exactly: the nearest ones.
-            return self.pa.array([_rounded(value, self.pa.types, type) for value in values], type=type)
-
-    def _one_by_one(self, name: str, values: list[Any], known: Any) -> Any:
-        """The type of values that Arrow cannot take together; says which of them does not fit those before it."""
-        for position, value in enumerate(values):
-            try:
-                known = self._merged(known, self._tight(self.pa.array([value])))
-            except (self.pa.ArrowException, OverflowError, TypeError, ValueError) as error:
-                self._refuse(name, self.row + position, value, known, error)
-        return known
-
-    def _refuse(self, name: str, row: int, value: Any, known: Any, error: Exception) -> NoReturn:
-        where = f"{self.shown}, column {name!r}, row {row}"
-        if isinstance(error, OverflowError):
-            raise ValueError(f"{where}: {value} is beyond int64") from None
-        shown = json.dumps(value, default=str)
-        shown = shown if len(shown) <= 80 else shown[:77] + "..."
-        raise ValueError(f"{where}: {shown} does not fit the rows above, which are of {known} ({error})") from None
 
     def _tight(self, array: Any) -> Any:
         """The type of an array, with lists that all have one length as lists of that length."""
@@ -459,34 +409,3 @@ class _JsonColumns:
         lengths = array.value_lengths().unique().to_pylist()
         inner = self._tight(array.flatten())
         return pa.list_(inner, lengths[0]) if len(lengths) == 1 and lengths[0] else pa.list_(inner)
-
-    def _merged(self, one: Any, other: Any) -> Any:
-        """The type that holds what both hold."""
-        pa, types = self.pa, self.pa.types
-        if one == other or types.is_null(other):
-            return one
-        if types.is_null(one):
-            return other
-        if {one, other} == {pa.int64(), pa.float64()}:
-            return pa.float64()
-        if types.is_struct(one) and types.is_struct(other):
-            fields = {field.name: field.type for field in one}
-            for field in other:
-                fields[field.name] = self._merged(fields.get(field.name, pa.null()), field.type)
-            return pa.struct(list(fields.items()))
-        if arrow.is_list(one) and arrow.is_list(other):
-            inner = self._merged(one.value_type, other.value_type)
-            sizes = {kind.list_size if types.is_fixed_size_list(kind) else -1 for kind in (one, other)}
-            return pa.list_(inner, *(sizes if len(sizes) == 1 else {-1}))
-        raise TypeError(f"it is of {other}")
-
-
-def _rounded(value: Any, types: Any, type: Any) -> Any:
-    """A value with floating point numbers where the type has them."""
-    if value is None:
-        return None
-    if types.is_struct(type):
-        return {field.name: _rounded(value.get(field.name), types, field.type) for field in type}
-    if arrow.is_list(type):
-        return [_rounded(inner, types, type.value_type) for inner in value]
-    return float(value) if types.is_floating(type) else value

@@ -29,14 +29,17 @@ class Columns(Protocol):
     shown: str
     row: int
 
-    def pieces(self, path: str) -> Iterator[Any]:
-        """The rows of a local file, some at a time; called for each of the files in turn, `shown` being told before."""
+    def pieces(self, path: str, together: bool) -> Iterator[Any]:
+        """The record batches of a local file: read one by one, or all at once where that takes less time.
 
-    def look(self, piece: Any) -> None:
-        """Find out what the columns are, as far as this piece tells."""
+        It is called for each of the files in turn, `shown` being told before.
+        """
+
+    def look(self, piece: Any) -> Any:
+        """Find out what the columns are, as far as this batch tells, and give it as that."""
 
     def table(self, piece: Any) -> Any:
-        """The record batch of a piece, now that all columns are known."""
+        """The record batch of one that was read or looked at, now that all columns are known."""
 
 
 class TextTables:
@@ -57,11 +60,10 @@ class TextTables:
         """One table of all rows; the files are read once, and kept in memory meanwhile."""
         kept: list[tuple[str, int, Any]] = []
         with progress_bar(None, "reading", None, "row") as shown:
-            for where in self._pieces():
-                self._columns.look(where[-1])
-                kept.append(where)
+            for file, row, piece in self._pieces(together=True):
+                kept.append((file, row, self._columns.look(piece)))
                 if shown is not None:
-                    shown.add(len(where[-1]))
+                    shown.add(len(piece))
         return arrow.pyarrow().Table.from_batches(self._made(kept))
 
     def containers(self, reading: TableOptions) -> Iterator[Any]:
@@ -78,13 +80,13 @@ class TextTables:
         for batch in self._made(self._pieces() if found else ()):
             yield arrow.container_of_table(batch, reading)
 
-    def _pieces(self) -> Iterator[tuple[str, int, Any]]:
+    def _pieces(self, together: bool = False) -> Iterator[tuple[str, int, Any]]:
         """The pieces of all files, with the file and the row where each begins."""
         columns = self._columns
         for file in self._files:
             columns.shown = file.path
             with file.local() as path:
-                for piece in columns.pieces(path):
+                for piece in columns.pieces(path, together):
                     row = columns.row
                     yield file.path, row, piece
                     columns.row = row + len(piece)
@@ -102,14 +104,6 @@ class TextTables:
         if not rows:
             names = ", ".join(repr(file.path) for file in self._files[:3])
             raise ValueError(f"{names}: there are no rows, so that nobody can say what the columns hold")
-
-
-def refuse_duplicates(names: Sequence[str], shown: str) -> None:
-    """Refuse columns of one name."""
-    for position, name in enumerate(names):
-        first = names.index(name)
-        if first < position:
-            raise ValueError(f"{shown}, row 1: columns {first + 1} and {position + 1} are both called {name!r}")
 
 
 def _refuse_nulls(table: Any, shown: str, row: int) -> None:
