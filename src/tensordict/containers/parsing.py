@@ -56,10 +56,7 @@ def parse_tensor_dict_string(s: str, *, seed: int | None = None, device: object 
     if not isinstance(s, str):
         raise TypeError(f"parse_tensor_dict_string reads a string, got {type(s).__name__}")
     try:
-        value = _Reader(s).read()
-        if value.is_leaf:
-            _fail(s, value.at, "a container, such as TensorDict(fields={...}, ...)")
-        return _Maker(s, seed, device).make(value)  # type: ignore[no-any-return]
+        return _Parser(s, seed, device).container()  # type: ignore[no-any-return]
     except RecursionError:
         raise ValueError("the containers in the text are nested more deeply than Python's recursion limit") from None
 
@@ -67,20 +64,21 @@ def parse_tensor_dict_string(s: str, *, seed: int | None = None, device: object 
 class ParseError(ValueError):
     """A text that is no `repr` of a container, or says what cannot be."""
 
-    def __init__(self, text: str, at: int, what: str) -> None:
-        line = text.count("\n", 0, at) + 1
-        super().__init__(f"line {line}, column {at - text.rfind(chr(10), 0, at)}: {what}")
 
+# --- what is read -----------------------------------------------------------------------------------------------------
 
-def _fail(text: str, at: int, expected: str) -> NoReturn:
-    rest = text[at:].split("\n", 1)[0]
-    found = repr(rest if len(rest) <= 40 else rest[:37] + "...") if rest else "the end of the line"
-    raise ParseError(text, at, f"expected {expected}, found {found if at < len(text) else 'the end of the text'}")
-
-
-# --- reading ----------------------------------------------------------------------------------------------------------
-
-_LEAVES = ("Tensor", "Parameter", "Buffer", "MemoryMappedTensor", "FakeTensor", "NestedTensor", "UnbatchedTensor")
+# What makes leaves of each class of a tensor of their numbers.
+_LEAVES: dict[str, Callable[[Tensor], Tensor]] = {
+    "Tensor": lambda numbers: numbers,
+    "Parameter": lambda numbers: torch.nn.Parameter(numbers, requires_grad=False),
+    "Buffer": torch.nn.Buffer,
+    "MemoryMappedTensor": lambda numbers: MemoryMappedTensor.from_tensor(numbers.cpu()),
+    "FakeTensor": lambda numbers: internals.FakeTensorMode().from_tensor(numbers),
+    "NestedTensor": lambda numbers: numbers,
+    "UnbatchedTensor": UnbatchedTensor,
+}
+_HOLDERS = ("NonTensorData", "MetaData", "NonTensorStack")
+_DTYPES = {str(dtype): dtype for dtype in vars(torch).values() if isinstance(dtype, torch.dtype)}
 _FLAGS = ("is_shared", "requires_grad", "is_contiguous", "is_view")
 # What is read over.
 _STATISTICS = ("storage_size", "mean", "std", "min", "max")
@@ -88,41 +86,35 @@ _DENSE_FACTS = ("fields", "batch_size", "device", "is_shared", "names")
 # The keyword arguments of each class; `data` of the holders of values is read apart from them.
 _FACTS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(_LEAVES, ("shape", "device", "dtype", *_FLAGS, *_STATISTICS)),
-    **dict.fromkeys(("NonTensorData", "MetaData", "NonTensorStack"), ("batch_size", "device")),
+    **dict.fromkeys(_HOLDERS, ("batch_size", "device")),
     "TensorDict": _DENSE_FACTS,
     "LazyStackedTensorDict": (*_DENSE_FACTS, "exclusive_fields", "stack_dim"),
     "LazyView": ("source", "op"),
 }
 _ENTRIES = "entries, such as {key: Tensor(shape=torch.Size([3]), ...)}"
 _NO_ENTRIES = r"\}(?=\s*(?:\)|,\s*[a-z_]+=))"
-_VALUE = r"((?:.|\n)*?),\s*(?=batch_size=torch\.Size\()"
+_SPACE = re.compile(r"\s*")
+_VALUE = r"([\s\S]*?),\s*(?=batch_size=torch\.Size\()"
 _NAME = r"""None\b|'(?:[^'\\\n]|\\.)*'|"(?:[^"\\\n]|\\.)*\""""
 _MEMBER = re.compile(r"\s*(\d+) ->(?=\s)")
 _KEY = re.compile(r"([^\n]*?):\s+(?=[A-Za-z_]\w*\()")
 _NO_KEY = re.compile(r"\w\((?:shape|fields|source|device)=")
 
 
-def _read_dtype(name: str) -> torch.dtype:
-    dtype = getattr(torch, name.removeprefix("torch."), None)
-    if not isinstance(dtype, torch.dtype):
-        raise ValueError(f"torch has no dtype {name!r}")
-    return dtype
+def _read_device(name: str) -> torch.device | None:
+    return None if name == "None" else torch.device(name)
 
 
 # Of keyword arguments, the text, what is read from it, and how errors call it.
 _FORMS: dict[str, tuple[str, Callable[[str], Any], str]] = {
     **dict.fromkeys(_FLAGS, (r"(?:True|False)\b", "True".__eq__, "True or False")),
     **dict.fromkeys(_STATISTICS, (r"\([^()]*\)|[-+\w.]+", str, "a number")),
-    "dtype": (r"torch\.\w+", _read_dtype, "a dtype, such as torch.float32"),
-    "device": (
-        r"\w[\w:]*",
-        lambda name: None if name == "None" else torch.device(name),
-        "a device, such as cpu, cuda:0 or None",
-    ),
+    "dtype": (r"torch\.\w+", _DTYPES.__getitem__, "a dtype, such as torch.float32"),
+    "device": (r"\w[\w:]*", _read_device, "a device, such as cpu, cuda:0 or None"),
     "stack_dim": (r"\d+\b", int, "an int"),
     "op": (
         r"(?:view|permute|transpose|squeeze|unsqueeze)\((?:[^()]|\([^()]*\))*\)",
-        lambda text: (text.partition("(")[0], ast.literal_eval(f"({text.partition('(')[2][:-1].strip() or '()'},)")),
+        lambda text: (text.partition("(")[0], ast.literal_eval(f"[{text.partition('(')[2][:-1]}]")),
         "a shape method, such as view(6) or permute(1, 0)",
     ),
 }
@@ -136,21 +128,41 @@ class _ParsedCall:
     at: int
     facts: dict[str, Any] = field(default_factory=dict)
 
-    @property
-    def is_leaf(self) -> bool:
-        return self.cls in _LEAVES
 
+class _Parser:
+    """Reads a text from its beginning to its end, and makes what was read."""
 
-class _Reader:
-    """Reads a text from its beginning to its end; `at` is the position of what comes next."""
-
-    def __init__(self, text: str) -> None:
+    def __init__(self, text: str, seed: int | None, device: Any) -> None:
         self.text = text
+        # The position of what is read next.
         self.at = 0
+        self.generator = None if seed is None else torch.Generator().manual_seed(seed)
+        self.override = None if device is None else torch.device(device)
+        # Leaves that show the same ragged dim share its offsets, as they did where they were printed.
+        self.offsets: dict[tuple[str, int, torch.device], Tensor] = {}
+
+    def container(self) -> Any:
+        """What the text stands for."""
+        value = self.call()
+        self.take(r"\Z", "the end of the text")
+        if value.cls in _LEAVES:
+            self.fail(value.at, "a container, such as TensorDict(fields={...}, ...)")
+        return self.make(value)
+
+    def error(self, at: int, what: str) -> ParseError:
+        line = self.text.count("\n", 0, at) + 1
+        return ParseError(f"line {line}, column {at - self.text.rfind(chr(10), 0, at)}: {what}")
+
+    def fail(self, at: int, expected: str) -> NoReturn:
+        rest = self.text[at:].split("\n", 1)[0]
+        found = repr(rest if len(rest) <= 40 else rest[:37] + "...") if rest else "the end of the line"
+        raise self.error(at, f"expected {expected}, found {found if at < len(self.text) else 'the end of the text'}")
+
+    # --- reading ------------------------------------------------------------------------------------------------
 
     def find(self, pattern: str) -> str | None:
         """Go past the white space and what matches; the match, or its group."""
-        self.at += re.match(r"\s*", self.text[self.at :]).end()  # type: ignore[union-attr]
+        self.at = _SPACE.match(self.text, self.at).end()  # type: ignore[union-attr]
         found = re.compile(pattern).match(self.text, self.at)
         if found is None:
             return None
@@ -160,7 +172,7 @@ class _Reader:
     def take(self, pattern: str, expected: str) -> str:
         """The same of what must be there."""
         found = self.find(pattern)
-        return _fail(self.text, self.at, expected) if found is None else found
+        return self.fail(self.at, expected) if found is None else found
 
     def items(self, end: str) -> Iterator[None]:
         """Go through what commas separate, to a closing bracket."""
@@ -171,19 +183,14 @@ class _Reader:
             if not more:
                 self.take(re.escape(end), f"',' or {end!r}")
 
-    def read(self) -> _ParsedCall:
-        value = self.call()
-        self.take(r"\Z", "the end of the text")
-        return value
-
     def call(self) -> _ParsedCall:
         """`Class(name=..., ...)`, a leaf or a container."""
         cls = self.take(r"[A-Za-z_]\w*(?=\()", "a class and its content, such as TensorDict(...)")
         value = _ParsedCall(cls, self.at - len(cls))
         if cls not in _FACTS:
-            _fail(self.text, value.at, f"one of the classes that can be made from text, {', '.join(sorted(_FACTS))}")
+            self.fail(value.at, f"one of the classes that can be made from text, {', '.join(sorted(_FACTS))}")
         self.at += 1
-        if "data" not in _FACTS[cls] and cls in ("NonTensorData", "MetaData", "NonTensorStack"):
+        if cls in _HOLDERS:
             self.find("data=")
             value.facts["data"] = self.take(_VALUE, "a value and its batch_size=")
         for _ in self.items(")"):
@@ -211,14 +218,14 @@ class _Reader:
             size = tuple([self.dim(name == "shape") for _ in self.items("]")])
             self.take(r"\)", "')'")
             if name == "batch_size" and -1 in size and cls != "LazyStackedTensorDict":
-                _fail(self.text, start, "a batch size without -1, which only lazy stacks have,")
+                self.fail(start, "a batch size without -1, which only lazy stacks have,")
             return size
         pattern, read, expected = _FORMS[name]
         text = self.take(pattern, expected)
         try:
             return read(text)
-        except (ValueError, RuntimeError, SyntaxError):
-            _fail(self.text, start, expected)
+        except (KeyError, ValueError, RuntimeError, SyntaxError):
+            self.fail(start, expected)
 
     def dim(self, may_be_ragged: bool) -> int | str:
         text = self.take(
@@ -248,11 +255,11 @@ class _Reader:
                 self.find("")
             key = _KEY.match(self.text, self.at)
             if key is None or _NO_KEY.search(key[1]):
-                _fail(self.text, self.at, "an entry, such as key: Tensor(shape=torch.Size([3]), ...)")
+                self.fail(self.at, "an entry, such as key: Tensor(shape=torch.Size([3]), ...)")
             if member is None:
-                _fail(self.text, self.at, "the number of a member, such as '0 ->'")
+                self.fail(self.at, "the number of a member, such as '0 ->'")
             if key[1] in found.setdefault(member, {}):
-                _fail(self.text, self.at, f"a key that is not taken yet (there is an entry {key[1]!r} before this one)")
+                self.fail(self.at, f"a key that is not taken yet (there is an entry {key[1]!r} before this one)")
             self.at = key.end()
             found[member][key[1]] = self.call()
             more = self.find(",") is not None
@@ -261,24 +268,12 @@ class _Reader:
                 self.take(r"\}", "',' or '}'")
         return found
 
+    # --- making -------------------------------------------------------------------------------------------------
 
-# --- making -----------------------------------------------------------------------------------------------------------
-
-
-class _Maker:
-    """Makes what was read."""
-
-    def __init__(self, text: str, seed: int | None, device: Any) -> None:
-        self.text = text
-        self.generator = None if seed is None else torch.Generator().manual_seed(seed)
-        self.override = None if device is None else torch.device(device)
-        # Leaves that show the same ragged dim share its offsets, as they did where they were printed.
-        self.offsets: dict[tuple[str, int, torch.device], Tensor] = {}
-
-    def fact(self, value: _ParsedCall, name: str) -> Any:
+    def need(self, value: _ParsedCall, name: str) -> Any:
         """A fact that cannot be done without."""
         if name not in value.facts:
-            _fail(self.text, value.at, f"a {value.cls} with {name}=..., which cannot be made without it")
+            self.fail(value.at, f"a {value.cls} with {name}=..., which cannot be made without it")
         return value.facts[name]
 
     def device(self, value: _ParsedCall) -> torch.device | None:
@@ -287,34 +282,31 @@ class _Maker:
 
     def make(self, value: _ParsedCall) -> Any:
         """A leaf or a container."""
+        is_leaf, is_on_cpu = value.cls in _LEAVES, (self.device(value) or torch.device("cpu")).type == "cpu"
         try:
-            made = self.leaf(value) if value.is_leaf else _CONTAINERS[value.cls](self, value)
-            if value.facts.get("is_shared") and (self.device(value) or torch.device("cpu")).type == "cpu":
-                if value.is_leaf:
-                    made.share_memory_()
-                else:  # whose leaves are shared each by what the text says of it; a shared container is locked
-                    made._is_shared = True
-                    made.lock_()
-            if value.facts.get("requires_grad"):
-                made.requires_grad_()
+            made: Any = self.leaf(value) if is_leaf else _CONTAINERS[value.cls](self, value)
+            if value.facts.get("is_shared") and is_on_cpu and is_leaf:
+                made.share_memory_()
+            elif value.facts.get("is_shared") and is_on_cpu:
+                # Its leaves are shared each by what the text says of it. A shared container is locked.
+                made._is_shared = True
+                made.lock_()
+            return made
         except ParseError:
             raise
         except (RuntimeError, TypeError, ValueError, IndexError, AssertionError) as error:
             # A torch without CUDA says so in an AssertionError.
             raise self.contradiction(value, error) from error
-        return made
 
     def contradiction(self, value: _ParsedCall, error: Exception) -> ParseError:
         """The error of a text that can be read, but not made."""
         device = self.device(value)
         hint = "" if device is None or device.type in ("cpu", "meta") else "; device='cpu' would put everything there"
-        return ParseError(self.text, value.at, f"this {value.cls} cannot be made: {error}{hint}")
-
-    # --- containers ---------------------------------------------------------------------------------------------
+        return self.error(value.at, f"this {value.cls} cannot be made: {error}{hint}")
 
     def tensordict(self, value: _ParsedCall) -> Any:
-        entries = {key: (entry, self.make(entry)) for key, entry in self.fact(value, "fields").items()}
-        return self.filled(value, entries, self.fact(value, "batch_size"), value.facts.get("names"))
+        entries = {key: (entry, self.make(entry)) for key, entry in self.need(value, "fields").items()}
+        return self.filled(value, entries, self.need(value, "batch_size"), value.facts.get("names"))
 
     def filled(
         self, value: _ParsedCall, entries: dict[str, tuple[_ParsedCall, Any]], size: tuple[int, ...], names: object
@@ -329,7 +321,7 @@ class _Maker:
         return made
 
     def stack(self, value: _ParsedCall) -> Any:
-        dim = self.fact(value, "stack_dim")
+        dim = self.need(value, "stack_dim")
         make = registry.lookup("LazyStackedTensorDict")
         made = make(*self.members(value, dim), stack_dim=dim, names=value.facts.get("names"))
         # An empty stack keeps the keys of the stack that it was sliced from.
@@ -337,12 +329,12 @@ class _Maker:
 
     def members(self, value: _ParsedCall, dim: int) -> list[Any]:
         """The members of a lazy stack, one at least: the common entries without the stack dim, and their own ones."""
-        size, common = self.fact(value, "batch_size"), self.fact(value, "fields")
+        size, common = self.need(value, "batch_size"), self.need(value, "fields")
         if not 0 <= dim < len(size) or size[dim] < 0:
-            _fail(self.text, value.at, f"a stack_dim among the dims of {list(size)}")
+            self.fail(value.at, f"a stack_dim among the dims of {list(size)}")
         exclusive = value.facts.get("exclusive_fields", {})
         if any(member >= max(1, size[dim]) for member in exclusive):
-            _fail(self.text, value.at, f"exclusive_fields of the members 0 to {max(1, size[dim]) - 1}")
+            self.fail(value.at, f"exclusive_fields of the members 0 to {max(1, size[dim]) - 1}")
         columns = {key: self.split(entry, dim, size[dim]) for key, entry in common.items()}
         made = []
         for member, rest in enumerate(self.shapes(value, size, dim)):
@@ -353,10 +345,10 @@ class _Maker:
 
     def split(self, value: _ParsedCall, dim: int, count: int) -> list[Any]:
         """What the members of a lazy stack have of an entry of the stack."""
-        if value.is_leaf and value.cls != "NestedTensor":
-            shape = self.fact(value, "shape")
+        if value.cls in _LEAVES and value.cls != "NestedTensor":
+            shape = self.need(value, "shape")
             if len(shape) <= dim or shape[dim] != count:
-                _fail(self.text, value.at, f"an entry whose dim {dim} is of size {count}, as that of the stack is")
+                self.fail(value.at, f"an entry whose dim {dim} is of size {count}, as that of the stack is")
             shapes = self.shapes(value, shape, dim)
             return [self.make(_ParsedCall(value.cls, value.at, value.facts | {"shape": rest})) for rest in shapes]
         if value.cls == "LazyStackedTensorDict" and value.facts.get("stack_dim") == dim:
@@ -367,13 +359,13 @@ class _Maker:
         """What is left of a shape for each of the members along `dim`: 1 and 2 in turn in place of -1."""
         count, rest = max(1, shape[dim]), shape[:dim] + shape[dim + 1 :]
         if count == 1 and -1 in rest:
-            _fail(self.text, value.at, f"a size for the dims that are -1, which the one member of dim {dim} has,")
+            self.fail(value.at, f"a size for the dims that are -1, which the one member of dim {dim} has,")
         return [tuple([1 + i % 2 if n == -1 else n for n in rest]) for i in range(count)]
 
     def holder(self, value: _ParsedCall) -> Any:
         """The holder of the literal that a text is; else of the text."""
         held = _literal(value.facts["data"])
-        size = torch.Size(self.fact(value, "batch_size"))
+        size = torch.Size(self.need(value, "batch_size"))
         if value.cls == "NonTensorStack":
             # A list that is cut, or has other things than literals, is of `None`.
             held = held if isinstance(held, list) else numpy.full(size, None).tolist()
@@ -382,32 +374,23 @@ class _Maker:
         return registry.lookup(value.cls)(held, batch_size=size, device=self.device(value))
 
     def view(self, value: _ParsedCall) -> Any:
-        source = self.fact(value, "source")
-        if source.is_leaf:
-            _fail(self.text, source.at, "a container")
-        method, arguments = self.fact(value, "op")
+        source = self.need(value, "source")
+        if source.cls in _LEAVES:
+            self.fail(source.at, "a container")
+        method, arguments = self.need(value, "op")
         with set_lazy_legacy(True):
             return getattr(self.make(source), method)(*arguments)
 
-    # --- leaves -------------------------------------------------------------------------------------------------
-
     def leaf(self, value: _ParsedCall) -> Tensor:
-        shape, device = self.fact(value, "shape"), self.device(value) or torch.device("cpu")
+        shape, device = self.need(value, "shape"), self.device(value) or torch.device("cpu")
         dtype = value.facts.get("dtype", torch.get_default_dtype())
         if -1 in shape or value.cls == "NestedTensor" or any(isinstance(dim, str) for dim in shape):
-            return self.ragged(value, shape, dtype, device)
-        if value.cls == "MemoryMappedTensor":
-            return MemoryMappedTensor.from_tensor(self.numbers(shape, dtype, torch.device("cpu")))
-        if value.cls == "FakeTensor":
-            with internals.FakeTensorMode():
-                return torch.zeros(shape, dtype=dtype, device=device)
-        numbers = self.numbers(shape, dtype, device)
-        if value.cls == "Parameter":
-            differentiable = dtype.is_floating_point or dtype.is_complex
-            return torch.nn.Parameter(numbers, requires_grad=value.facts.get("requires_grad", differentiable))
-        if value.cls == "UnbatchedTensor":
-            return UnbatchedTensor(numbers)
-        return torch.nn.Buffer(numbers) if value.cls == "Buffer" else numbers
+            numbers = self.ragged(value, shape, dtype, device)
+        else:
+            numbers = self.numbers(shape, dtype, device)
+        by_default = value.cls == "Parameter" and (dtype.is_floating_point or dtype.is_complex)
+        made = _LEAVES[value.cls](numbers)
+        return made.requires_grad_() if value.facts.get("requires_grad", by_default) else made
 
     def numbers(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
         """Zeros, or random numbers that do not depend on the device."""
@@ -427,10 +410,12 @@ class _Maker:
             sizes = [tuple([1 + i % 2 if dim == -1 else dim for dim in shape[1:]]) for i in range(shape[0])]
             rows = [self.numbers(size, dtype, device) for size in sizes]
             return torch.nested.nested_tensor(rows, dtype=dtype, device=device)
-        if value.cls != "NestedTensor" and not ragged:
-            _fail(self.text, value.at, "a Tensor whose first dim is not ragged, as torch.Size([2, -1])")
         if value.cls != "NestedTensor" or len(ragged) != 1 or not ragged[0] or -1 in shape:
-            _fail(self.text, value.at, "a NestedTensor with one ragged dim behind the first, as torch.Size([2, j1])")
+            self.fail(
+                value.at,
+                "a NestedTensor with one ragged dim behind the first, as torch.Size([2, j1]), or a Tensor whose first "
+                "dim is not ragged, as torch.Size([2, -1])",
+            )
         at, rows = ragged[0], shape[0]
         key = (shape[at], rows, device)
         if key not in self.offsets:
@@ -449,9 +434,9 @@ def _literal(text: str) -> Any:
         return None
 
 
-_CONTAINERS: dict[str, Callable[[_Maker, _ParsedCall], Any]] = {
-    **dict.fromkeys(("NonTensorData", "MetaData", "NonTensorStack"), _Maker.holder),
-    "TensorDict": _Maker.tensordict,
-    "LazyStackedTensorDict": _Maker.stack,
-    "LazyView": _Maker.view,
+_CONTAINERS: dict[str, Callable[[_Parser, _ParsedCall], Any]] = {
+    **dict.fromkeys(("NonTensorData", "MetaData", "NonTensorStack"), _Parser.holder),
+    "TensorDict": _Parser.tensordict,
+    "LazyStackedTensorDict": _Parser.stack,
+    "LazyView": _Parser.view,
 }

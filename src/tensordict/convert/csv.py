@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import bisect
 import contextlib
-import itertools
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -31,6 +31,8 @@ _MISSING = ("", "NA", "N/A", "n/a", "NULL", "null", "None", "<NA>", "#N/A", "#NA
 _TRUE, _FALSE = ("true", "True", "TRUE"), ("false", "False", "FALSE")
 # The kinds of columns, from the narrowest one up, as errors call their cells.
 _CALLED = {"int": "a number", "float": "a number", "bool": "true or false", "text": "text"}
+# The kinds by the types of Arrow, without those in which it has times.
+_KINDS = {"int64": "int", "uint64": "int", "double": "float", "bool": "bool", "string": "text", "null": ""}
 _ENCODING = ": encoding='latin-1', or what it is, reads other encodings"
 # The bytes that Arrow parses at a time, of which it reads 32 times as many ahead: a row may not be longer.
 _BLOCK = 2 << 20
@@ -181,7 +183,7 @@ class _CsvColumns:
         self.shown = ""
         self.row = 1
         self.names: list[str] = []
-        # What each column is: a kind of `_CALLED`, or "" while no cell of it has a value.
+        # What columns are, kinds of `_CALLED`, unless no cell had a value.
         self.kinds: dict[str, str] = {}
 
     # --- reading ------------------------------------------------------------------------------------------------
@@ -201,16 +203,19 @@ class _CsvColumns:
             if self.names and names != self.names:
                 raise ValueError(f"the columns are {names}, and those of the files before {self.names}")
             self.names = names
+            may_break, is_odd = self._scan(path)
             as_bytes = dict.fromkeys(names, self.pa.binary())
-            types = as_bytes | dict.fromkeys(self._floats(next(iter(head), None)), self.pa.float64())
+            types = as_bytes | self._types(next(iter(head), None), is_odd)
             done = 0
             with contextlib.suppress(self.pa.ArrowInvalid):
-                for batch in self._together(path, types) if together else self._opened(path, types):
+                options = self._options(types, use_threads=together, may_break=may_break or not together)
+                read = self.csv.read_csv(path, *options).to_batches() if together else self.csv.open_csv(path, *options)
+                for batch in read:
                     yield batch
                     done += len(batch)
                 return
-            # A cell is no such number, or Arrow refuses the file and says why.
-            for batch in self._opened(path, as_bytes):
+            # A cell is not of the type of its column, or Arrow refuses the file and says why.
+            for batch in self.csv.open_csv(path, *self._options(as_bytes)):
                 if done < len(batch):
                     yield batch[done:]
                 done = max(done - len(batch), 0)
@@ -222,37 +227,51 @@ class _CsvColumns:
     def _head(self, path: str) -> Any:
         """A reader whose types are those of the first rows."""
         try:
-            return self._opened(path, {}, _HEAD)
+            return self.csv.open_csv(path, *self._options({}, _HEAD))
         except self.pa.ArrowInvalid:  # a row longer than that, or any error
-            return self._opened(path, {})
+            return self.csv.open_csv(path, *self._options({}))
 
-    def _floats(self, head: Any) -> list[str]:
-        """The columns that are floating point numbers in the first rows, and may be such all through the file."""
-        pc = self.pc
-        return [
-            name
-            for name, column in zip(self.names, () if head is None else head.columns)
-            if self.pa.types.is_floating(column.type)
-            and self.kinds.get(name, "") in ("", "int", "float")
-            # Arrow takes whole numbers beyond int64 for floating point numbers.
-            and not pc.any(pc.greater_equal(pc.abs(column), 2.0**63)).as_py()
-        ]
+    def _scan(self, path: str) -> tuple[bool, bool]:
+        """Look at the bytes of a file.
 
-    def _opened(self, path: str, types: dict[str, Any], block: int = 0) -> Any:
-        """A reader that gives one record batch after the other, of columns of these types."""
-        return self.csv.open_csv(path, *self._options(types, block or _BLOCK))
-
-    def _together(self, path: str, types: dict[str, Any]) -> list[Any]:
-        """All record batches, which takes a third less time where each line is a row."""
-        quote, escape = self.options.quotechar.encode(), self.options.escapechar
+        Returns:
+            whether lines may end in a cell, which takes a third more time; and whether there may be whole numbers that
+            Arrow changes: hexadecimal ones, and codes as "007" in quotes.
+        """
+        quote = self.options.quotechar.encode()
+        odd = re.compile(b"0[xX]|" + re.escape(quote) + rb"[+-]?0[0-9]")
+        has_quotes = is_odd = False
         with self.pa.input_stream(path) as file:
-            header, _, first = file.read(_BLOCK).partition(b"\n")
-            blocks = itertools.chain([first], iter(lambda: file.read(_BLOCK), b""))
-            may_break = escape is not None or header.count(quote) % 2 or any(quote in block for block in blocks)
-        options = self._options(types, _BLOCK, use_threads=True, may_break=bool(may_break))
-        return self.csv.read_csv(path, *options).to_batches()  # type: ignore[no-any-return]
+            block = file.read(_BLOCK)
+            header, _, rest = block.partition(b"\n")
+            while rest:
+                has_quotes = has_quotes or quote in rest
+                is_odd = is_odd or (
+                    (quote + b"0" in rest or b"0x" in rest or b"0X" in rest) and odd.search(rest) is not None
+                )
+                # What is odd may begin in one block and end in the next.
+                rest = block[-3:] + block if (block := file.read(_BLOCK)) else b""
+        is_escaped = self.options.escapechar is not None
+        return has_quotes or is_escaped or header.count(quote) % 2 == 1, is_odd
 
-    def _options(self, types: dict[str, Any], block: int, use_threads: bool = False, may_break: bool = True) -> Any:
+    def _types(self, head: Any, is_odd: bool) -> dict[str, Any]:
+        """The types that Arrow reads columns as: those that are known, or of the first rows."""
+        pa, pc = self.pa, self.pc
+        made = {"int": self._type("int"), "float": pa.float64(), "bool": pa.bool_(), "text": pa.string()}
+        if is_odd:
+            del made["int"]
+        found = {}
+        for name, column in zip(self.names, () if head is None else head.columns):
+            kind = self.kinds.get(name) or _KINDS.get(str(column.type), "text")
+            if kind == "text" and pa.types.is_string(column.type) and not self.kinds.get(name):
+                kind = self._kind_of_first(column)
+            elif kind == "float" and pc.any(pc.greater_equal(pc.abs(column), 2.0**63)).as_py():
+                kind = ""  # Arrow takes whole numbers beyond int64 for floating point numbers
+            if kind in made:
+                found[name] = made[kind]
+        return found
+
+    def _options(self, types: dict[str, Any], block: int = 0, use_threads: bool = False, may_break: bool = True) -> Any:
         """The options of Arrow's readers; with `may_break`, cells in quotes may have several lines."""
         csv, options = self.csv, self.options
         # Without a header, the number of columns is known once the types are.
@@ -260,7 +279,7 @@ class _CsvColumns:
         return (
             csv.ReadOptions(
                 use_threads=use_threads,
-                block_size=block,
+                block_size=block or _BLOCK,
                 encoding=options.encoding,
                 column_names=given,
                 skip_rows=1 if options.header and given else 0,
@@ -276,6 +295,8 @@ class _CsvColumns:
                 column_types=types,
                 include_columns=options.usecols,
                 null_values=["", *options.na_values],
+                true_values=_TRUE,
+                false_values=_FALSE,
                 strings_can_be_null=True,
                 quoted_strings_can_be_null=False,
             ),
@@ -300,19 +321,18 @@ class _CsvColumns:
 
     def table(self, batch: Any) -> Any:
         """The batch with its columns as what they are in all of the files."""
-        made = self.look(batch)
-        floats = [self.kinds[name] == "float" for name in self.names]
-        columns = [
-            column.cast(self.pa.float64(), safe=False) if is_float else column
-            for column, is_float in zip(made.columns, floats)
-        ]
+        columns = []
+        for name, column in zip(self.names, batch.columns):
+            kind = self.kinds.setdefault(name, "text")
+            column = self._looked_at(name, column)
+            columns.append(column.cast(self.pa.float64(), safe=False) if kind == "float" else column)
         return self.pa.RecordBatch.from_arrays(columns, names=self.names)
 
     def _looked_at(self, name: str, column: Any) -> Any:
-        types = self.pa.types
-        if types.is_floating(column.type):
-            self.kinds[name] = "float"
-        if not types.is_binary(column.type) and not types.is_string(column.type):
+        if not self.pa.types.is_binary(column.type):
+            self.kinds[name] = self.kinds.get(name) or _KINDS[str(column.type)]
+            if self.kinds[name] == "int" and self.pa.types.is_floating(column.type):
+                self.kinds[name] = "float"
             return column
         cells = self._cast("text", column)
         if cells is None:
@@ -329,6 +349,8 @@ class _CsvColumns:
             advice = f"converters={{{name!r}: str}} reads all of the column as text"
             kind = "float" if kind == "int" else kind
             self._refuse(name, cells, kind, f"not {_CALLED[kind]}, as those above are; {advice}")
+        if not kind:
+            return column
         self.kinds[name] = kind
         return made
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import re
@@ -215,10 +216,18 @@ def _without_nan(value: Any) -> Any:
 # --- reading ----------------------------------------------------------------------------------------------------------
 
 
-def _blocks(file: BinaryIO) -> Iterator[bytes]:
-    """Whole lines, of about a megabyte together."""
-    while block := file.read(_BLOCK):
-        yield block + file.readline()
+def _lines_of(content: bytes) -> bytes | None:
+    """The rows of an array of objects, one a line; `None` where that is not plain to see.
+
+    What was replaced elsewhere than between two rows, or stood there as a line, Arrow refuses: an array with no comma
+    between objects, or a text with a line break.
+    """
+    text = content.strip(_SPACE)
+    known = (b"},\n{", b"},{", b"}, {")
+    between = next((between for between in known if between in text[:_BLOCK]), known[0])
+    breaks = text.count(between) if between == known[0] else 0
+    is_plain = text.startswith(b"[") and text.endswith(b"]") and text.count(b"\n") == breaks
+    return text[1:-1].replace(between, b"}\n{") if is_plain else None
 
 
 def _rows_of(found: Any, shown: str) -> list[Any]:
@@ -279,9 +288,21 @@ class _JsonColumns:
         """The record batches of a file, one for about a megabyte of lines."""
         self.row = 1
         with open(path, "rb") as file:
-            for block in _blocks(file if self.lines else BytesIO(self._as_lines(file.read()))):
-                if block := block.strip(_SPACE):
-                    yield self._read(block)
+            if self.lines:
+                yield from self._batches(file)
+                return
+            content = file.read()
+        # This takes a fifth of the time of `json`.
+        if (lines := _lines_of(content)) is not None:
+            with contextlib.suppress(ValueError):
+                yield from list(self._batches(BytesIO(lines)))
+                return
+        yield from self._batches(BytesIO(self._as_lines(content)))
+
+    def _batches(self, file: BinaryIO) -> Iterator[Any]:
+        while block := file.read(_BLOCK):
+            if text := (block + file.readline()).strip(_SPACE):
+                yield self._read(text)
 
     def _as_lines(self, content: bytes) -> bytes:
         """What is an array of objects, or an object of columns, as lines of objects."""
