@@ -297,6 +297,7 @@ BAD_CSV = {
         b"a\n1\n2.5\n-9223372036854775809\n",
         "column 'a', row 4: -9223372036854775809 is beyond int64",
     ),
+    "beyond int64 below others": (b"a\n1.5\n9223372036854775809\n", "column 'a', row 3: 9223372036854775809 is beyond"),
     "a name twice": (b"a,b,a\n1,2,3\n", "columns 1 and 3 are both called 'a'"),
     "a key in a leaf": (b"a,a.b\n1,2\n", "'a'"),
     "empty": (b"", "Empty CSV file"),
@@ -339,7 +340,6 @@ def test_numbers_that_other_arguments_read(tmp_path: pathlib.Path) -> None:
 
 CODES = {
     "in quotes": b'id,n\n"007",1\n"012",2\n',
-    "without quotes": b"id,n\n007,1\n012,2\n",
     "below a text": b'id,n\n"x",1\n007,2\n',
 }
 
@@ -351,9 +351,15 @@ def test_codes_are_text(tmp_path: pathlib.Path, name: str) -> None:
     found = TensorDict.from_csv(path)
     assert found["id"] == ["x", "007"] if "below" in name else ["007", "012"]
     assert found["n"].tolist() == [1, 2]
-    path.write_bytes(b"id\n90210\n02134\n")
+    path.write_bytes(b'id\n"90210"\n"02134"\n')
     with pytest.raises(ValueError, match="column 'id', row 3: '02134' is not a number"):
         TensorDict.from_csv(path)
+    path.write_bytes(b'"007",1\n"012",2\n')
+    assert TensorDict.from_csv(path, names=["id", "n"], usecols=["id"])["id"] == ["007", "012"]
+    path.write_bytes(b"x\n1.5\n1e300\n-inf\n")
+    assert TensorDict.from_csv(path)["x"].tolist() == [1.5, 1e300, -math.inf]
+    path.write_bytes(b"month\n01\n12\n")  # without quotes these are numbers
+    assert TensorDict.from_csv(path)["month"].tolist() == [1, 12]
 
 
 def test_cells_far_down(tmp_path: pathlib.Path) -> None:

@@ -1,7 +1,7 @@
 """CSV as tables of Arrow, strict about rows and types.
 
-A column is what its first cell that is not empty is: numbers, `true` and `false`, or text. Arrow reads floating point
-numbers as such and all other cells as bytes, which are cast: integers exactly, or not at all.
+A column is what its first cell that is not empty is: numbers, `true` and `false`, or text. Arrow reads the cells as the
+types of the first rows. A file in which it finds other cells is read as bytes, which are cast to a type that is known.
 """
 
 from __future__ import annotations
@@ -189,7 +189,7 @@ class _CsvColumns:
     # --- reading ------------------------------------------------------------------------------------------------
 
     def pieces(self, path: str, together: bool) -> Iterator[Any]:
-        """The record batches of a file: each column of floating point numbers, or of bytes.
+        """The record batches of a file, of the types that its columns have in the first rows, or of bytes.
 
         Args:
             path: of the file.
@@ -198,7 +198,9 @@ class _CsvColumns:
         self.row = 2 if self.options.header else 1
         with self._naming():
             head = self._head(path)
-            names = head.schema.names if self.options.header else self._given(len(head.schema))
+            names = head.schema.names
+            if not self.options.header and not self.options.names:
+                names = [str(position) for position in range(len(names))]
             paths_of(names, None)
             if self.names and names != self.names:
                 raise ValueError(f"the columns are {names}, and those of the files before {self.names}")
@@ -211,18 +213,17 @@ class _CsvColumns:
                 options = self._options(types, use_threads=together, may_break=may_break or not together)
                 read = self.csv.read_csv(path, *options).to_batches() if together else self.csv.open_csv(path, *options)
                 for batch in read:
+                    if any(map(self._may_lose_digits, batch.columns)):
+                        break
                     yield batch
                     done += len(batch)
-                return
-            # A cell is not of the type of its column, or Arrow refuses the file and says why.
+                else:
+                    return
+            # Not all cells are of the types of the first rows, or Arrow refuses the file and says why.
             for batch in self.csv.open_csv(path, *self._options(as_bytes)):
                 if done < len(batch):
                     yield batch[done:]
                 done = max(done - len(batch), 0)
-
-    def _given(self, count: int) -> list[str]:
-        """The names of columns that have none in the file."""
-        return self.options.names or [str(position) for position in range(count)]
 
     def _head(self, path: str) -> Any:
         """A reader whose types are those of the first rows."""
@@ -239,24 +240,25 @@ class _CsvColumns:
             Arrow changes: hexadecimal ones, and codes as "007" in quotes.
         """
         quote = self.options.quotechar.encode()
-        odd = re.compile(b"0[xX]|" + re.escape(quote) + rb"[+-]?0[0-9]")
+        code = re.compile(re.escape(quote) + rb"[+-]?0[0-9]")
         has_quotes = is_odd = False
         with self.pa.input_stream(path) as file:
             block = file.read(_BLOCK)
-            header, _, rest = block.partition(b"\n")
+            header, _, rest = block.partition(b"\n") if self.options.header else (b"", b"", block)
             while rest:
                 has_quotes = has_quotes or quote in rest
-                is_odd = is_odd or (
-                    (quote + b"0" in rest or b"0x" in rest or b"0X" in rest) and odd.search(rest) is not None
-                )
+                # Single letters first: looking for two takes ten times as long, as zeros are everywhere.
+                is_odd = is_odd or any(sign in rest and b"0" + sign in rest for sign in (b"x", b"X"))
+                is_odd = is_odd or (quote in rest and code.search(rest) is not None)
                 # What is odd may begin in one block and end in the next.
-                rest = block[-3:] + block if (block := file.read(_BLOCK)) else b""
+                end, block = rest[-3:], file.read(_BLOCK)
+                rest = end + block if block else b""
         is_escaped = self.options.escapechar is not None
         return has_quotes or is_escaped or header.count(quote) % 2 == 1, is_odd
 
     def _types(self, head: Any, is_odd: bool) -> dict[str, Any]:
         """The types that Arrow reads columns as: those that are known, or of the first rows."""
-        pa, pc = self.pa, self.pc
+        pa = self.pa
         made = {"int": self._type("int"), "float": pa.float64(), "bool": pa.bool_(), "text": pa.string()}
         if is_odd:
             del made["int"]
@@ -265,11 +267,15 @@ class _CsvColumns:
             kind = self.kinds.get(name) or _KINDS.get(str(column.type), "text")
             if kind == "text" and pa.types.is_string(column.type) and not self.kinds.get(name):
                 kind = self._kind_of_first(column)
-            elif kind == "float" and pc.any(pc.greater_equal(pc.abs(column), 2.0**63)).as_py():
-                kind = ""  # Arrow takes whole numbers beyond int64 for floating point numbers
-            if kind in made:
+            if kind in made and not self._may_lose_digits(column):
                 found[name] = made[kind]
         return found
+
+    def _may_lose_digits(self, column: Any) -> bool:
+        """Whether there are floating point numbers that Arrow may have made of whole numbers beyond int64."""
+        pc = self.pc
+        is_large = self.pa.types.is_floating(column.type) and pc.any(pc.greater_equal(pc.abs(column), 2.0**63)).as_py()
+        return bool(is_large) and self._type("int") != self.pa.float64()
 
     def _options(self, types: dict[str, Any], block: int = 0, use_threads: bool = False, may_break: bool = True) -> Any:
         """The options of Arrow's readers; with `may_break`, cells in quotes may have several lines."""
@@ -339,15 +345,16 @@ class _CsvColumns:
             self._refuse(name, column, "text", f"no UTF-8{_ENCODING}")
         kind = self.kinds.get(name) or self._kind_of_first(cells)
         made = self._as(kind, cells)
-        if made is None and kind == "int" and (made := self._as("float", cells)) is not None:
-            kind, values = "float", self._values(cells)
+        if made is None and kind == "int":
+            kind, made = "float", self._as("float", cells)
+        if made is not None and self._may_lose_digits(made):
+            values = self._values(cells)
             whole = self.pc.if_else(self.pc.match_substring_regex(values, "^-?[0-9]+$"), values, None)
             if self._cast("int", whole) is None:
                 advice = "dtype=torch.float64 reads the nearest floating point number"
                 self._refuse(name, whole, "int", f"beyond {self._type('int')}; {advice}")
         if made is None:
             advice = f"converters={{{name!r}: str}} reads all of the column as text"
-            kind = "float" if kind == "int" else kind
             self._refuse(name, cells, kind, f"not {_CALLED[kind]}, as those above are; {advice}")
         if not kind:
             return column
@@ -380,7 +387,8 @@ class _CsvColumns:
             made = pc.if_else(pc.or_(true, false), true, None)
             return made if made.null_count == cells.null_count else None
         if kind != "text":
-            # Arrow takes codes as 007 and hexadecimal numbers for numbers. Filtered cells take a tenth of the time.
+            # Arrow takes codes as 007 and hexadecimal numbers for numbers. The regular expression alone takes ten times
+            # as long.
             is_odd = pc.or_(pc.starts_with(cells, "0"), pc.starts_with(cells, "-0"))
             odd = cells.filter(pc.and_(is_odd, pc.greater(pc.binary_length(cells), 1)))
             if pc.any(pc.match_substring_regex(odd, "^-?0[0-9xX]")).as_py():
