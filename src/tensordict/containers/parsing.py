@@ -67,7 +67,7 @@ class ParseError(ValueError):
 
 # --- what is read -----------------------------------------------------------------------------------------------------
 
-# What makes leaves of each class of a tensor of their numbers.
+# Functions that make a leaf of each class from a tensor of its numbers.
 _LEAVES: dict[str, Callable[[Tensor], Tensor]] = {
     "Tensor": lambda numbers: numbers,
     "Parameter": lambda numbers: torch.nn.Parameter(numbers, requires_grad=False),
@@ -80,7 +80,7 @@ _LEAVES: dict[str, Callable[[Tensor], Tensor]] = {
 _HOLDERS = ("NonTensorData", "MetaData", "NonTensorStack")
 _DTYPES = {str(dtype): dtype for dtype in vars(torch).values() if isinstance(dtype, torch.dtype)}
 _FLAGS = ("is_shared", "requires_grad", "is_contiguous", "is_view")
-# What is read over.
+# Facts that are ignored.
 _STATISTICS = ("storage_size", "mean", "std", "min", "max")
 _DENSE_FACTS = ("fields", "batch_size", "device", "is_shared", "names")
 # The keyword arguments of each class; `data` of the holders of values is read apart from them.
@@ -240,7 +240,7 @@ class _Parser:
         found: dict[int, dict[str, _ParsedCall]] = {} if member is None else {member: {}}
         indent = re.compile(" *").match(self.text, self.text.rfind("\n", 0, self.at) + 1)
         is_grouped = member is None
-        # What entries begin with if the text is as it was printed.
+        # White space before each entry of a text that is as it was printed.
         margin = "\n" + indent[0] + " " * (8 if is_grouped else 4)  # type: ignore[index]
         self.take(r"\{", _ENTRIES)
         more = self.find(_NO_ENTRIES) is None

@@ -25,20 +25,20 @@ from tensordict.memory.mapped import PathLike
 if TYPE_CHECKING:
     from tensordict.containers.dense import TensorDict
 
-# Cells that stand for no value in columns of numbers and truth values, beside the empty one: those of pandas, except
-# NaN, which is a number.
+# Cells without a value in columns of numbers and truth values. pandas has the same ones, and NaN, which is a number
+# here.
 _MISSING = ("", "NA", "N/A", "n/a", "NULL", "null", "None", "<NA>", "#N/A", "#NA")
 _TRUE, _FALSE = ("true", "True", "TRUE"), ("false", "False", "FALSE")
 # The kinds of columns, from the narrowest one up, as errors call their cells.
 _CALLED = {"int": "a number", "float": "a number", "bool": "true or false", "text": "text"}
-# The kinds by the types of Arrow, without those in which it has times.
+# The kinds of the types of Arrow. Types of times are missing: cells that look like times stay text.
 _KINDS = {"int64": "int", "uint64": "int", "double": "float", "bool": "bool", "string": "text", "null": ""}
 _ENCODING = ": encoding='latin-1', or what it is, reads other encodings"
 # The bytes that Arrow parses at a time, of which it reads 32 times as many ahead: a row may not be longer.
 _BLOCK = 2 << 20
 # The bytes whose rows tell the names of columns, unless a row is longer.
 _HEAD = 1 << 15
-# What to do about errors of Arrow, by a part of their text.
+# Advice for errors of Arrow, by a part of their text.
 _HINTS = {
     "straddl": f": a row has more than {_BLOCK >> 20} MiB; low_memory=False has pandas read the file",
     "codec can't decode": _ENCODING,
@@ -183,7 +183,7 @@ class _CsvColumns:
         self.shown = ""
         self.row = 1
         self.names: list[str] = []
-        # What columns are, kinds of `_CALLED`, unless no cell had a value.
+        # The kinds of columns, keys of `_CALLED`. A column without any value yet is missing here.
         self.kinds: dict[str, str] = {}
 
     # --- reading ------------------------------------------------------------------------------------------------
@@ -250,7 +250,7 @@ class _CsvColumns:
                 # Single letters first: looking for two takes ten times as long, as zeros are everywhere.
                 is_odd = is_odd or any(sign in rest and b"0" + sign in rest for sign in (b"x", b"X"))
                 is_odd = is_odd or (quote in rest and code.search(rest) is not None)
-                # What is odd may begin in one block and end in the next.
+                # A number may begin in one block and end in the next.
                 end, block = rest[-3:], file.read(_BLOCK)
                 rest = end + block if block else b""
         is_escaped = self.options.escapechar is not None

@@ -6,21 +6,20 @@ import contextlib
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any, BinaryIO, overload
 
 import torch
 
 from tensordict.convert import arrow
 from tensordict.convert.columns import Fill, Nulls, TableOptions, paths_of
 from tensordict.convert.sources import SourceFile, files_of
+from tensordict.convert.text_tables import write_text
 from tensordict.core import registry
 from tensordict.core.errors import SaveError, UnsupportedEntryError, meant
 from tensordict.core.extras import require
-from tensordict.io.progress import WatchedFile, progress_bar
+from tensordict.io.progress import progress_bar
 from tensordict.io.remote import StorageOptions
 from tensordict.io.remote_saves import Access
-from tensordict.io.transaction import FileTransaction
-from tensordict.io.uploads import write_file
 from tensordict.memory.mapped import PathLike
 
 if TYPE_CHECKING:
@@ -229,21 +228,13 @@ def write(
     refuse_empty_lists(table.schema)
     _refuse_deep_columns(table.schema)
 
-    def save(local: PathLike) -> None:
-        check = None if overwrite else _refuse_other
-        with FileTransaction(local, durable=durable, check=check) as transaction:
-            with (
-                transaction.new_file(transaction.path) as fd,
-                progress_bar(None, "writing", None) as shown,
-                WatchedFile(fd, shown) as file,
-            ):
-                try:
-                    parquet.write_table(table, file, **options)
-                except pa.ArrowException as error:
-                    raise SaveError(f"the container cannot be written to the Parquet file {path!r}: {error}") from error
-            transaction.commit()
+    def save(file: BinaryIO) -> None:
+        try:
+            parquet.write_table(table, file, **options)
+        except pa.ArrowException as error:
+            raise SaveError(f"the container cannot be written to the Parquet file {path!r}: {error}") from error
 
-    write_file(path, storage_options, overwrite, save)
+    write_text(path, overwrite, storage_options, save, _refuse_other, durable)
 
 
 def refuse_empty_lists(schema: Any) -> None:
@@ -331,7 +322,5 @@ def _naming(file: SourceFile) -> Iterator[None]:
         raise SaveError(f"{file.path!r} cannot be read as a Parquet file: {error}") from error
     except FileNotFoundError:
         raise
-    except OSError as error:
-        raise type(error)(f"{error} (in {file.path!r})") from error
-    except (ValueError, TypeError) as error:
+    except (OSError, ValueError, TypeError) as error:
         raise type(error)(f"{error} (in {file.path!r})") from error

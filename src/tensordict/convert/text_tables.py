@@ -140,16 +140,25 @@ def _first_null(array: Any, name: str) -> tuple[str, int, int] | None:
 
 
 def write_text(
-    path: PathLike, overwrite: bool, storage_options: StorageOptions | None, write: Callable[[BinaryIO], None]
+    path: PathLike,
+    overwrite: bool,
+    storage_options: StorageOptions | None,
+    write: Callable[[BinaryIO], None],
+    check: Callable[[str], None] | None = None,
+    durable: bool = False,
 ) -> None:
     """Write one file in one step, at a path or a URL: a reader sees the old file or the new one.
+
+    Args:
+        check: raises unless the file that is there may be replaced without `overwrite`; by default it is empty.
+        durable: return when the file has reached the disk.
 
     Raises:
         SaveError: there is a file with content, without `overwrite`.
     """
 
     def save(local: PathLike) -> None:
-        with FileTransaction(local, check=None if overwrite else _refuse) as transaction:
+        with FileTransaction(local, durable=durable, check=None if overwrite else check or _refuse) as transaction:
             with (
                 transaction.new_file(transaction.path) as fd,
                 progress_bar(None, "writing", None) as shown,
