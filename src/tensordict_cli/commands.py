@@ -1,4 +1,4 @@
-"""The commands: what they are for, and their arguments. Nothing of the package `tensordict` is imported."""
+"""The help texts and arguments of the commands, for the parser in `main.py`. Imports neither torch nor `tensordict`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Callable
 from dataclasses import dataclass
 
-# Those of `tensordict.io.formats`, which imports torch.
+# A copy of the formats in `tensordict.io.formats`: importing that module would import torch.
 FORMATS = ("directory", "archive", "consolidated", "h5", "zarr", "safetensors")
 
 Arguments = Callable[[argparse.ArgumentParser], None]
@@ -14,7 +14,7 @@ Arguments = Callable[[argparse.ArgumentParser], None]
 
 @dataclass(frozen=True)
 class Command:
-    """A command; `tensordict_cli.runners` has a module of its name, whose `run` runs it."""
+    """A command. The module of the same name in `tensordict_cli.runners` runs it with its function `run`."""
 
     help: str
     description: str
