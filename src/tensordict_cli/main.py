@@ -64,12 +64,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command `tensordict`.
 
     Args:
-            argv: the arguments; by default the arguments of this process.
+        argv: the arguments; by default the arguments of this process.
 
     Returns:
-            The exit code: 0 for success, 1 when problems or differences were found, 2 for an error, 130 after Ctrl-C,
-            141
-                when the reader of the output has gone away.
+        The exit code: 0 for success, 1 when problems or differences were found, 2 for an error, 130 after Ctrl-C, 141
+        when the reader of the output has gone away.
 
     Raises:
         SystemExit: after `--help`, and when the arguments are wrong.

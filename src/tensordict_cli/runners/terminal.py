@@ -33,7 +33,7 @@ def show(lines: Iterable[Line], paged: bool = False) -> None:
 
     Args:
         lines: what to print.
-            paged: use a pager when the lines do not fit on the terminal.
+        paged: use a pager when the lines do not fit on the terminal.
     """
     if paged and sys.stdout.isatty():
         kept = list(lines)

@@ -1,4 +1,4 @@
-"""What notebooks show of a container: a tree that folds, in HTML without scripts."""
+"""Build the display of containers in notebooks: a tree that folds, in HTML without scripts."""
 
 from __future__ import annotations
 
@@ -10,38 +10,38 @@ from torch import Tensor
 from torch.nn.parameter import is_lazy
 
 from tensordict.core.contract import Contract, EntryStore
-from tensordict.looking.entries import ShownLeaf, is_stored, shown_by_member
 from tensordict.looking.images import first_images, image_form
 from tensordict.looking.markup import (
     STYLE,
     count_text,
-    escaped,
+    escape,
     number_text,
     picture,
-    shortened,
+    shorten,
     size_text,
     span,
     table,
 )
-from tensordict.looking.reading import Budget, elements_of, first_numbers
+from tensordict.looking.read_limits import Budget, elements_of, first_numbers
+from tensordict.looking.shown_entries import ShownLeaf, has_stored_leaves, list_entries_by_member
 from tensordict.looking.tally import Numbers, figures_html, figures_of
 
-# What is shown of a container, and of a tree, before it is cut; and of a value.
+# Limits of a tree: entries of one container, entries in all; then rows and characters of a value.
 _MOST_ENTRIES, _MOST_IN_ALL = 60, 500
 _MOST_ROWS, _MOST_TEXT, _MOST_IN_A_LINE = 8, 2000, 80
 _MOST_IMAGES = 6
-# Containers with more entries than this are shown closed, unless they are the outermost one.
+# A container with more entries starts closed, unless it is the outermost one.
 _OPEN = 12
 _STORED = "read when it is used, and not to be shown: to_tensordict() of some rows has the values"
 
-# Puts names in the order in which they are shown.
+# Sorts names for display.
 Order = Callable[[Iterable[str]], list[str]]
 
 
 def tree_html(container: Contract, order: Order) -> str:
-    """The tree of a container, in an element of the class `tensordict` that has its style with it.
+    """Return the tree of a container as HTML, with its style sheet, in an element of the class `tensordict`.
 
-    Figures and first elements of leaves stand in the leaves, which are closed; see `reading.py` for what is read.
+    Leaves start closed. Inside are their figures and first elements, read within the limits of `read_limits.py`.
     """
     return f'<div class="tensordict"><style>{STYLE}</style>{_Tree(order).node("", container, 0)[0]}</div>'
 
@@ -53,12 +53,12 @@ class _Tree:
         self._left = _MOST_IN_ALL
 
     def node(self, key: str, container: Any, depth: int, shown: bool = True) -> tuple[str, int]:
-        """A container with what is in it, where it is shown, and the bytes of its elements."""
-        common, others = shown_by_member(container)
+        """Return the HTML of a container with its entries, and its bytes; "" as HTML if not `shown`."""
+        common, others = list_entries_by_member(container)
         entries: dict[str, Any] = dict(common)
         for position, own in others.items():
             entries |= {f"{position} -> {name}": value for name, value in own.items()}
-        names, stored = self._order(entries), is_stored(container)
+        names, stored = self._order(entries), has_stored_leaves(container)
         nbytes = 0
         items: list[str] = []
         for name in names:
@@ -82,14 +82,14 @@ class _Tree:
             ]
         )
         opened = ' open="open"' if depth == 0 or (depth < 3 and len(names) <= _OPEN) else ""
-        # Jupyter takes the style sheet out of notebooks that others have run; this stays.
+        # Jupyter strips the style sheet from untrusted notebooks. Inline styles stay.
         body = f'<div class="td-entries" style="padding-left: 1em">{"".join(items)}</div>'
         return f'<details class="td-node"{opened}><summary>{head}</summary>{body}</details>', nbytes
 
     def _entry(
         self, name: str, value: Any, container: Contract, stored: bool, depth: int, shown: bool
     ) -> tuple[str, int]:
-        """An entry, where it is shown, and its bytes."""
+        """Return the HTML of an entry, and its bytes; "" as HTML if not `shown`."""
         if not isinstance(value, ShownLeaf):
             if not value._is_non_tensor:
                 return self.node(name, value, depth + 1, shown)
@@ -109,7 +109,7 @@ class _Tree:
         try:
             return self._read(leaf, batch_dims)
         except (RuntimeError, TypeError, ValueError, OSError) as error:
-            # Of tensors that others have made up, anything may be refused.
+            # Tensor subclasses of other packages may refuse any operation.
             return _note(f"its elements cannot be read: {error}")
 
     def _read(self, leaf: ShownLeaf, batch_dims: int) -> str:
@@ -136,7 +136,7 @@ class _Tree:
             return _row(name, [type(value).__name__, str(size), "", "", type(holder).__name__], _text(text))
         first = holder[:_MOST_ROWS].tolist() if size and size[0] else []
         rows = [
-            [str(row), shortened(value if isinstance(value, str) else repr(value), _MOST_ROWS * _MOST_IN_A_LINE)]
+            [str(row), shorten(value if isinstance(value, str) else repr(value), _MOST_ROWS * _MOST_IN_A_LINE)]
             for row, value in enumerate(first)
         ]
         kinds = {type(value).__name__ for value in first}
@@ -159,7 +159,7 @@ def _facts(container: Any) -> str:
 
 
 def _nbytes(leaf: ShownLeaf) -> int:
-    """The bytes of the elements of a leaf."""
+    """Return the bytes of the elements of a leaf."""
     if leaf.shape is not None and -1 not in leaf.shape:
         return math.prod(leaf.shape) * leaf.dtype.itemsize
     return sum(_numel(part) * part.itemsize for part in leaf.parts or [leaf.tensor])
@@ -172,18 +172,18 @@ def _numel(tensor: Tensor) -> int:
 
 
 def _row(name: str, cells: Sequence[str], body: str) -> str:
-    """A leaf or a value: what is told of it in a line, and what is seen when it is opened."""
+    """Return the HTML of a leaf or a value: one line, and a body that opens."""
     titles = ("dtype", "shape", "device", "size", "kind")
     head = " ".join([span("key", name), *(span(title, cell) for title, cell in zip(titles, cells))])
     return f'<details class="td-leaf"><summary>{head}</summary><div class="td-body">{body}</div></details>'
 
 
 def _note(text: str) -> str:
-    return f'<div class="td-note">{escaped(text)}</div>'
+    return f'<div class="td-note">{escape(text)}</div>'
 
 
 def _pictures(leaf: ShownLeaf, tensors: Sequence[Tensor], batch_dims: int) -> str:
-    """The first images of a leaf that looks like images."""
+    """Return the first images of a leaf as HTML; "" when it does not look like images."""
     shape = leaf.shape or leaf.tensor.shape
     form = "" if -1 in shape else image_form(shape[batch_dims:], leaf.dtype)
     if not form:
@@ -195,7 +195,7 @@ def _pictures(leaf: ShownLeaf, tensors: Sequence[Tensor], batch_dims: int) -> st
 
 
 def _text(text: str) -> str:
-    return f'<div class="td-text">{escaped(shortened(text, _MOST_TEXT))}</div>'
+    return f'<div class="td-text">{escape(shorten(text, _MOST_TEXT))}</div>'
 
 
 def _values(first: Sequence[Numbers], count: int) -> str:

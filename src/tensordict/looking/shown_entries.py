@@ -1,4 +1,4 @@
-"""What there is to show of a container: its entries, none of which is made or read for that."""
+"""List the entries of a container for display, without reading or building any; used by `repr` and notebook trees."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ from tensordict.core.contract import Contract, is_node, underlying
 
 @dataclass(slots=True)
 class ShownLeaf:
-    """A tensor as it is shown: `tensor` itself, unless `shape` says that it stands for one that is made on reading.
+    """A tensor for display: the leaf itself, or one of its parts when reading the leaf would build a new tensor.
 
-    shape: of what is read, with -1 for the dims in which the members of a lazy stack differ.
-    parts: the tensors that it is made of.
+    shape: the shape that reading would give, with -1 where the members of a lazy stack differ; `None` if it is the
+        shape of `tensor`.
+    parts: the tensors from the members of the stack.
     """
 
     tensor: Any
@@ -28,17 +29,17 @@ class ShownLeaf:
 
     @property
     def is_stacked(self) -> bool:
-        """Whether reading it gives a new tensor."""
+        """True when reading this leaf stacks its parts into a new tensor."""
         return self.shape is not None and -1 not in self.shape
 
     @property
     def kind(self) -> str:
-        """The name of the class."""
+        """The name of the class of the tensor that reading gives."""
         return "Tensor" if self.is_stacked else type(self.tensor).__name__
 
     @property
     def dtype(self) -> torch.dtype:
-        """That of what is read: of a stack, what torch makes of those of its parts."""
+        """The dtype that reading gives; a stack promotes the dtypes of its parts, as torch does."""
         dtypes = [part.dtype for part in self.parts] if self.is_stacked else []
         return functools.reduce(torch.promote_types, dtypes) if dtypes else self.tensor.dtype
 
@@ -48,8 +49,8 @@ class ShownLeaf:
         return repr(ragged.shape_of(self.tensor) if self.shape is None else self.shape)
 
 
-def shown(container: Contract) -> dict[str, Any]:
-    """The entries of a container as they are shown, a nested container or a :class:`ShownLeaf` each; it makes none."""
+def list_entries(container: Contract) -> dict[str, Any]:
+    """Return the entries of a container, each a nested container or a :class:`ShownLeaf`. Builds no tensor."""
     structure = container._structure()
     made = structure is not container._entries
     return {
@@ -58,13 +59,16 @@ def shown(container: Contract) -> dict[str, Any]:
     }
 
 
-def shown_by_member(container: Contract) -> tuple[dict[str, Any], dict[int, dict[str, Any]]]:
-    """What :func:`shown` gives, and what it gives of what only some members of a lazy stack have, by their position."""
-    common = shown(container)
+def list_entries_by_member(container: Contract) -> tuple[dict[str, Any], dict[int, dict[str, Any]]]:
+    """Return the shared entries of a lazy stack, and for each member position the entries that only some members have.
+
+    For any other container, the second dict is empty.
+    """
+    common = list_entries(container)
     others: dict[int, dict[str, Any]] = {}
     for position, member in enumerate(container._members() or ()):
         if member._structure().keys() - common.keys():
-            others[position] = {name: value for name, value in shown(member).items() if name not in common}
+            others[position] = {name: value for name, value in list_entries(member).items() if name not in common}
     return common, others
 
 
@@ -78,11 +82,11 @@ def _parts_of(container: Contract, name: str) -> list[Any]:
     members = container._members()
     if members is None:
         return [container._structure()[name]]
-    # Where a container is in the place of a tensor, the stack has no such entry that could be read.
+    # A member that holds a container under this name is skipped: the stack cannot read such an entry as a tensor.
     return [part for member in members for part in _parts_of(member, name) if isinstance(part, Tensor)]
 
 
-def is_stored(container: Contract) -> bool:
-    """Whether leaves of a container, or of members of a stack, stay in a file or on a server until they are read."""
+def has_stored_leaves(container: Contract) -> bool:
+    """Return whether any leaf stays in a file or on a server until it is read; lazy stacks check their members, too."""
     inner = underlying(container)
-    return bool(inner._is_in_file) or any(map(is_stored, inner._members() or ()))
+    return bool(inner._is_in_file) or any(map(has_stored_leaves, inner._members() or ()))
