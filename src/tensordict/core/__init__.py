@@ -1,1 +1,1 @@
-"""What everything rests on: the contract of containers, keys, indices, shapes, settings, errors."""
+"""The base of all other rooms: the contract of containers, keys, indices, shapes, settings, errors."""

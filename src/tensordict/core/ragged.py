@@ -1,11 +1,12 @@
-"""Ragged leaves: nested tensors of torch's two layouts, and what torch's own calls refuse to do with them.
+"""Operations on ragged leaves, which are torch's nested tensors, beyond what torch itself supports.
 
-In the strided layout (a plain `torch.Tensor` whose `is_nested` is true) every row has a shape of its own, and the rows
-follow one another in a buffer. In the jagged layout the rows differ along one dim only: `values` holds them side by
-side along it, `offsets` says where each begins, and `lengths`, if there are any, that there are holes between them.
+In the strided layout (a plain `torch.Tensor` whose `is_nested` is true), every row has its own shape, and the rows
+follow one another in a buffer. In the jagged layout, the rows differ in one dim only. `values` holds them side by side
+along that dim, `offsets` holds the start of each row, and `lengths` is given if there are gaps (holes) between the
+rows.
 
-The operations of the package call torch first and come here when torch refuses, so that plain tensors pay nothing.
-Functions that say "a leaf" take plain ones too, and do to them what torch does.
+The operations of the package call torch first, and come here when torch raises an error, so plain tensors lose no time.
+Functions that take "a leaf" accept plain tensors too, and treat them as torch does.
 """
 
 from __future__ import annotations
@@ -24,31 +25,31 @@ from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 from tensordict.core import torch_internals as internals
 from tensordict.core.errors import ShapeError, refuse_stored
 
-# What torch raises when it cannot do something with a nested tensor (NotImplementedError is a RuntimeError).
+# The errors that torch raises for unsupported operations on nested tensors (NotImplementedError is a RuntimeError).
 REFUSALS = (RuntimeError, ValueError, AssertionError)
 
 _MASKS = (torch.bool, torch.uint8)
 _ALL = slice(None)
 
 
-# --- what they are made of --------------------------------------------------------------------------------------------
+# --- parts of a ragged leaf -------------------------------------------------------------------------------------------
 
 
 def is_ragged(value: object) -> TypeGuard[Tensor]:
-    """Whether a value is a nested tensor, of either layout."""
+    """Return whether a value is a nested tensor, of either layout."""
     return isinstance(value, Tensor) and value.is_nested
 
 
 def is_row_of_many(value: object) -> bool:
-    """Whether a value is the rows of a ragged leaf under `torch.vmap`, of which torch tells no sizes."""
+    """Return whether a value is a row of a ragged leaf under `torch.vmap`, whose sizes torch does not know."""
     return isinstance(value, Tensor) and internals.is_batched(value) and internals.get_unwrapped(value).is_nested
 
 
 def shape_of(leaf: Tensor) -> torch.Size:
-    """The shape of a leaf; -1 stands for a ragged dim of the strided layout, torch's `j1` for one of the jagged, and -1
-    for every dim of a row under `torch.vmap`.
+    """Return the shape of a leaf, in which a ragged dim is -1 (strided layout) or torch's symbol `j1` (jagged layout).
 
-    A parameter of a lazy module has no shape yet: one unknown dim, after the stack dim where it is a stack of such.
+    Rows under `torch.vmap` have -1 in all dims. A parameter of a lazy module has no shape yet: it gets one unknown dim,
+    after the stack dim if it is a stack of such parameters.
     """
     if not leaf.is_nested or leaf.layout is torch.jagged:
         if type(leaf) is not Tensor and isinstance(leaf, (UninitializedBuffer, UninitializedParameter)):
@@ -65,7 +66,7 @@ def shape_of(leaf: Tensor) -> torch.Size:
 
 
 def ragged_dim(leaf: Tensor) -> int:
-    """The first dim along which the rows of a ragged leaf differ, or may."""
+    """Return the first dim in which the rows of a ragged leaf differ, or may differ."""
     if leaf.layout is torch.jagged:
         return jagged_dim(leaf)
     shape = shape_of(leaf)
@@ -73,27 +74,27 @@ def ragged_dim(leaf: Tensor) -> int:
 
 
 def jagged_dim(leaf: Tensor) -> int:
-    """The ragged dim of a leaf of the jagged layout."""
+    """Return the ragged dim of a jagged leaf."""
     return internals.jagged_dim(leaf)
 
 
 def offsets_of(leaf: Tensor) -> Tensor:
-    """Where the rows of a leaf of the jagged layout begin in its values, and where the last one ends."""
+    """Return the starts of the rows of a jagged leaf in its values, followed by the end of the last row."""
     return leaf.offsets()  # type: ignore[attr-defined, no-any-return]
 
 
 def lengths_of(leaf: Tensor) -> Tensor | None:
-    """The lengths of the rows of a leaf of the jagged layout with holes between them; `None` for one without."""
+    """Return the lengths of the rows of a jagged leaf with holes; `None` if it has no holes."""
     return leaf.lengths()  # type: ignore[attr-defined, no-any-return]
 
 
 def jagged_parts(leaf: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
-    """The values, offsets and lengths of a leaf of the jagged layout, which together hold it."""
+    """Return values, offsets and lengths of a jagged leaf, which define it completely."""
     return leaf.values(), offsets_of(leaf), lengths_of(leaf)
 
 
 def row_sizes(leaf: Tensor) -> Tensor:
-    """The shapes of the rows of a ragged leaf: an int64 table of shape (rows, dims), on the CPU."""
+    """Return the shapes of the rows of a ragged leaf: an int64 table of shape (rows, dims), on the CPU."""
     if leaf.layout is not torch.jagged:
         return _table(leaf)
     lengths = _row_lengths(leaf).cpu()
@@ -105,7 +106,7 @@ def row_sizes(leaf: Tensor) -> Tensor:
 
 
 def row_form(leaf: Tensor) -> tuple[int, ...] | None:
-    """The shape of every row of a leaf of the jagged layout, with -1 for the ragged dim; `None` for the strided one."""
+    """Return the shape that all rows of a jagged leaf share, with -1 for the ragged dim; `None` for a strided leaf."""
     if leaf.layout is not torch.jagged:
         return None
     form = list(leaf.values().shape)
@@ -114,7 +115,7 @@ def row_form(leaf: Tensor) -> tuple[int, ...] | None:
 
 
 def compact(leaf: Tensor) -> Tensor:
-    """A ragged leaf with one row right behind the other: itself when it is so, else a copy."""
+    """Return a ragged leaf without holes between its rows: the leaf itself if it has none, else a copy."""
     if leaf.layout is torch.jagged:
         return leaf if is_compact(leaf) else RaggedRows(_ALL, copy=True)(leaf)
     leaf = leaf if type(leaf) is Tensor else leaf.detach().as_subclass(Tensor)
@@ -122,12 +123,12 @@ def compact(leaf: Tensor) -> Tensor:
 
 
 def is_compact(leaf: Tensor) -> bool:
-    """Whether the rows of a ragged leaf lie right behind each other, so that its elements are its memory."""
+    """Return whether a ragged leaf has no holes, so that its memory contains exactly its elements."""
     return lengths_of(leaf) is None if leaf.layout is torch.jagged else bool(leaf.is_contiguous())
 
 
 def elements(leaf: Tensor) -> Tensor:
-    """The elements of a leaf and no others, in a plain tensor: what is in the holes of a ragged one is left out."""
+    """Return the elements of a leaf as a plain tensor, without the content of holes."""
     if not leaf.is_nested:
         return leaf
     if leaf.layout is not torch.jagged and not leaf.size(0):
@@ -136,11 +137,11 @@ def elements(leaf: Tensor) -> Tensor:
 
 
 def from_buffer(buffer: Tensor, sizes: Tensor) -> Tensor:
-    """The nested tensor of the strided layout over the rows of these sizes, one behind the other in a flat `buffer`."""
+    """Build a strided nested tensor from a flat `buffer` that holds rows of these sizes, one after the other."""
     if not len(sizes):
         return torch.nested.nested_tensor([], dtype=buffer.dtype, device=buffer.device)
     if buffer.storage_offset():
-        # Torch counts from where the storage begins, whatever the buffer is a part of.
+        # Torch counts from the start of the storage, even if the buffer is a part of it.
         buffer = buffer.clone()
     sizes = sizes.contiguous()
     strides = torch.ones_like(sizes)
@@ -151,14 +152,14 @@ def from_buffer(buffer: Tensor, sizes: Tensor) -> Tensor:
 
 
 def from_jagged(values: Tensor, offsets: Tensor, ragged: int = 1, lengths: Tensor | None = None) -> Tensor:
-    """The nested tensor of the jagged layout over `values`, with `ragged` as its ragged dim."""
+    """Build a jagged nested tensor from `values`, with `ragged` as its ragged dim."""
     return torch.nested.nested_tensor_from_jagged(values, offsets, lengths, ragged)
 
 
 def _with_elements(leaf: Tensor, values: Tensor, new_dims: int = 0) -> Tensor:
-    """A nested tensor with the rows of `leaf` and these elements, in the order of its own.
+    """Build a nested tensor with the row sizes of `leaf` and new elements, in the same order.
 
-    In the jagged layout elements may have `new_dims` more dims before the ragged one than `leaf` has.
+    In the jagged layout, the elements may have `new_dims` more dims before the ragged dim than `leaf`.
     """
     if leaf.layout is torch.jagged:
         return from_jagged(values, offsets_of(leaf), jagged_dim(leaf) + new_dims, lengths_of(leaf))
@@ -166,26 +167,26 @@ def _with_elements(leaf: Tensor, values: Tensor, new_dims: int = 0) -> Tensor:
 
 
 def deep_copy(leaf: Tensor) -> Tensor:
-    """A copy in memory of its own of a leaf of the strided layout, which `copy.deepcopy` does not know."""
+    """Copy a strided leaf to new memory; `copy.deepcopy` does not support it."""
     copied = compact(leaf).detach().clone()
     return copied.requires_grad_(leaf.requires_grad)
 
 
 def _table(leaf: Tensor) -> Tensor:
-    """The sizes of the rows, in the strided layout."""
+    """Return the row sizes of a strided leaf."""
     if not leaf.size(0):
         return torch.empty((0, 1), dtype=torch.int64)
     return internals.nested_sizes(leaf).as_subclass(Tensor)
 
 
 def _row_lengths(leaf: Tensor) -> Tensor:
-    """The lengths of the rows, in the jagged layout."""
+    """Return the row lengths of a jagged leaf."""
     lengths = lengths_of(leaf)
     return offsets_of(leaf).diff() if lengths is None else lengths
 
 
 def _from_rows(rows: Sequence[Tensor], leaf: Tensor, ragged: int) -> Tensor:
-    """A new nested tensor of the layout of `leaf`; in the jagged one, its ragged dim is `ragged`."""
+    """Build a nested tensor from rows, in the layout of `leaf`. In the jagged layout, `ragged` is its ragged dim."""
     if leaf.layout is not torch.jagged:
         if not rows:
             return torch.nested.nested_tensor([], dtype=leaf.dtype, device=leaf.device)
@@ -195,7 +196,7 @@ def _from_rows(rows: Sequence[Tensor], leaf: Tensor, ragged: int) -> Tensor:
 
 
 def _offsets_from(lengths: Tensor) -> Tensor:
-    """Where rows of these lengths begin, one behind the other, and where the last one ends."""
+    """Return the starts of consecutive rows of these lengths, followed by the end of the last row."""
     offsets = lengths.new_zeros(len(lengths) + 1)
     torch.cumsum(lengths, 0, out=offsets[1:])
     return offsets
@@ -206,14 +207,16 @@ def _formless(what: str) -> NotImplementedError:
 
 
 class SharedOffsets:
-    """The offsets of rows of given lengths: the same tensor for the same lengths, as leaves that are computed with each
-    other need it."""
+    """Builds offsets, and returns the same tensor for equal lengths.
+
+    Torch computes with two jagged leaves only if they share their offsets tensor.
+    """
 
     def __init__(self) -> None:
         self._known: list[Tensor] = []
 
     def __call__(self, lengths: Tensor) -> Tensor:
-        """The offsets of rows of these lengths."""
+        """Return the offsets of rows of these lengths."""
         offsets = _offsets_from(lengths)
         for known in self._known:
             if torch.equal(known, offsets):
@@ -223,14 +226,14 @@ class SharedOffsets:
 
 
 def from_row_order(flat: Tensor, sizes: Tensor, ragged: int, row: Sequence[int], share: SharedOffsets) -> Tensor:
-    """The nested tensor of the jagged layout whose rows stand behind each other in C order in `flat`.
+    """Build a jagged nested tensor from rows that follow one another in C order in `flat`.
 
     Args:
-        flat: the elements; the result is a view of them if the rows differ along their first dim.
+        flat: the elements. The result is a view of them if the rows differ in their first dim.
         sizes: the sizes of the rows.
         ragged: the ragged dim of the result.
-        row: the shape of all rows, with anything at the ragged dim.
-        share: where its offsets come from.
+        row: the shape of a row, with any number for the ragged dim.
+        share: makes the offsets.
     """
     offsets = share(sizes[:, ragged - 1].contiguous())
     if ragged == 1 or not len(sizes):
@@ -243,7 +246,7 @@ def from_row_order(flat: Tensor, sizes: Tensor, ragged: int, row: Sequence[int],
 
 
 class _Part(NamedTuple):
-    """Where some rows of the jagged layout lie: in a stretch of its values, or at these positions."""
+    """The location of some rows of a jagged leaf in its values: a contiguous stretch, or a list of positions."""
 
     offsets: Tensor
     lengths: Tensor | None = None
@@ -253,15 +256,15 @@ class _Part(NamedTuple):
 
 
 class RaggedRows:
-    """Takes the same rows of any number of ragged leaves.
+    """Selects the same rows from any number of ragged leaves.
 
-    Leaves of the jagged layout that share their offsets share those of the results too, as torch asks of nested tensors
-    that are computed with each other. A slice of one is a view, unless it leaves rows out; anything else is a copy,
-    since most of torch's calls refuse nested tensors that are not contiguous.
+    Jagged leaves that share their offsets give results that share theirs, so torch can compute with the results. A
+    slice gives a view, unless it skips rows. Everything else gives a copy, because most of torch's calls do not support
+    nested tensors that are not contiguous.
 
     Args:
-        rows: a slice, or an int64 tensor of one dim.
-        copy: whether slices are copied too, which closes holes.
+        rows: a slice, or an int64 tensor with one dim.
+        copy: copy slices too, which closes holes.
     """
 
     def __init__(self, rows: slice | Tensor, copy: bool = False) -> None:
@@ -270,7 +273,7 @@ class RaggedRows:
         self._known: list[tuple[Tensor, Tensor | None, _Part]] = []
 
     def __call__(self, leaf: Tensor) -> Tensor:
-        """The rows of one leaf."""
+        """Return the rows of one leaf."""
         if leaf.layout is not torch.jagged:
             return self._of_strided(leaf)
         part = self.part(leaf)
@@ -282,7 +285,7 @@ class RaggedRows:
         return from_jagged(values, part.offsets, ragged, part.lengths)
 
     def part(self, leaf: Tensor) -> _Part:
-        """Where the rows of a leaf of the jagged layout lie."""
+        """Return the location of the rows of a jagged leaf."""
         offsets, lengths = offsets_of(leaf), lengths_of(leaf)
         for known_offsets, known_lengths, part in self._known:
             if known_offsets is offsets and known_lengths is lengths:
@@ -313,7 +316,7 @@ class RaggedRows:
 
 
 def positions_of(starts: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-    """Where the elements of rows are that start here and are so long; and the offsets of the rows once put together."""
+    """Return the positions of all elements of rows with these starts and lengths, and the offsets of the new rows."""
     offsets = _offsets_from(lengths)
     total = int(offsets[-1])
     shifts = torch.repeat_interleave(starts - offsets[:-1], lengths, output_size=total)
@@ -324,12 +327,12 @@ def positions_of(starts: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class Index:
-    """Applies one index, an output of `leaf_index`, to any number of leaves, as `leaf[at]` does to plain ones.
+    """Applies one index, an output of `leaf_index`, to any number of leaves, as `leaf[at]` does to plain tensors.
 
-    An integer gives a row, which is a plain tensor. What keeps the first dim keeps a leaf ragged.
+    An integer gives a row, which is a plain tensor. An index that keeps the first dim gives a ragged leaf.
 
     Raises:
-        NotImplementedError: torch has no nested tensor of the form of the result.
+        NotImplementedError: torch has no nested tensor for the form of the result.
     """
 
     def __init__(self, at: Any) -> None:
@@ -342,7 +345,7 @@ class Index:
         self.rows = RaggedRows(self.head) if isinstance(self.head, (slice, Tensor)) else None
 
     def __call__(self, leaf: Tensor) -> Tensor:
-        """One leaf, indexed."""
+        """Index one leaf."""
         if not leaf.is_nested:
             return leaf[self.at]
         self.check(leaf)
@@ -361,7 +364,7 @@ class Index:
         return _with_elements(leaf, part, part.ndim - values.ndim)
 
     def check(self, leaf: Tensor) -> None:
-        """Refuse an index whose result has no form for this ragged leaf."""
+        """Raise an error if torch has no nested tensor for the result on this ragged leaf."""
         shape = list(shape_of(leaf))
         if not isinstance(self.head, (int, slice, Tensor)) or isinstance(self.head, bool):
             raise _formless(f"a new dim cannot stand before the rows of a ragged entry of shape {shape}")
@@ -379,7 +382,7 @@ class Index:
             raise _formless(f"the index {self.at!r} reaches the ragged dim {ragged} of shape {shape}")
 
     def places(self, leaf: Tensor) -> list[Tensor]:
-        """What the index takes of each row, as views to write to; the head is not an integer."""
+        """Return the selected part of each row, as views to write to. The head of the index is not an integer."""
         rows = leaf.unbind()
         if self._is_paired():
             picked = [items.tolist() for items in self._picks()]
@@ -388,11 +391,11 @@ class Index:
         return [rows[row][self.rest] if self.rest else rows[row] for row in torch.arange(len(rows))[head].tolist()]
 
     def _is_paired(self) -> bool:
-        """Whether index tensors of several dims go together, so that each combination picks one place of one row."""
+        """Return whether tensors index several dims, so that their items together pick single places of rows."""
         return isinstance(self.head, Tensor) and any(isinstance(item, Tensor) for item in self.rest)
 
     def _picks(self) -> list[Tensor]:
-        """The rows and, for each, the place in every further dim that is indexed."""
+        """Return the picked rows, and for each of them the place in every further indexed dim."""
         if not all(isinstance(item, (int, Tensor)) for item in self.rest):
             raise _formless(f"slices and index tensors together, as in {self.at!r}, cannot index a ragged entry")
         items = torch.broadcast_tensors(*[torch.as_tensor(item).cpu() for item in (self.head, *self.rest)])  # type: ignore[no-untyped-call]
@@ -411,14 +414,14 @@ class Index:
             torch.repeat_interleave(column.to(lengths.device), lengths, output_size=len(positions))
             for column in columns
         ]
-        # Dims between those indexed and the ragged one come behind the elements picked.
+        # Dims between the indexed ones and the ragged one move behind the picked elements.
         between = [_ALL] * (jagged_dim(leaf) - 1 - len(columns))
         values = leaf.values()[tuple(where + between + [positions])]
         return from_jagged(values.movedim(0, len(between)), part.offsets, len(between) + 1)
 
 
 def _as_integers(item: object) -> tuple[Any, ...]:
-    """An item of an index; a mask in the form of the integer indices that torch makes of it."""
+    """Replace a mask in an index by the integer indices that torch would make of it."""
     return item.nonzero(as_tuple=True) if isinstance(item, Tensor) and item.dtype in _MASKS else (item,)
 
 
@@ -427,15 +430,15 @@ def _known(positions: Tensor | None) -> Tensor:
     return positions
 
 
-# --- cutting and joining ----------------------------------------------------------------------------------------------
+# --- splitting and joining --------------------------------------------------------------------------------------------
 
 
 class Split:
-    """Cuts any number of leaves at the same places along one dim.
+    """Splits any number of leaves into the same pieces along one dim.
 
     Args:
-        starts: where the pieces begin.
-        lengths: how long they are.
+        starts: the starts of the pieces.
+        lengths: the lengths of the pieces.
         dim: the dim.
     """
 
@@ -445,7 +448,7 @@ class Split:
         self.rows = [RaggedRows(piece) for piece in self.slices]
 
     def __call__(self, leaf: Tensor) -> list[Tensor]:
-        """The pieces of one leaf; views, but copies for the strided layout."""
+        """Return the pieces of one leaf: views, or copies for the strided layout."""
         if not leaf.is_nested:
             return [leaf.narrow(self.dim, piece.start, piece.stop - piece.start) for piece in self.slices]
         if not self.dim:
@@ -456,7 +459,7 @@ class Split:
 
 
 def unbind(leaf: Tensor, dim: int) -> Sequence[Tensor]:
-    """The elements of a leaf along one dim, which they no longer have."""
+    """Split a leaf into its elements along one dim, and drop that dim."""
     if not leaf.is_nested or not dim:
         return leaf.unbind(dim)
     _check_regular(leaf, dim)
@@ -465,10 +468,10 @@ def unbind(leaf: Tensor, dim: int) -> Sequence[Tensor]:
 
 
 def stack(leaves: Sequence[Tensor], dim: int) -> Tensor:
-    """The stack of leaves along a new dim, behind their rows and before their ragged dim; their rows must agree.
+    """Stack leaves along a new dim after the row dim and before the ragged dim. Their rows must have equal lengths.
 
     Raises:
-        NotImplementedError: there is no form for it in torch.
+        NotImplementedError: torch has no nested tensor for the result.
         ShapeError: the rows differ.
     """
     if not any(map(is_ragged, leaves)):
@@ -480,7 +483,7 @@ def stack(leaves: Sequence[Tensor], dim: int) -> Tensor:
 
 
 def _by_row(join: Callable[..., Tensor], leaves: Sequence[Tensor], dim: int, first: Tensor) -> Tensor:
-    """What `join`, `torch.cat` or `torch.stack`, makes of the rows of leaves along a dim before the ragged one."""
+    """Call `join` (`torch.cat` or `torch.stack`) on the rows of leaves, along a dim before the ragged one."""
     if first.layout is not torch.jagged:
         return _from_rows(
             [join(row, dim - 1) for row in zip(*[leaf.unbind() for leaf in leaves], strict=True)], first, 0
@@ -494,14 +497,14 @@ def _by_row(join: Callable[..., Tensor], leaves: Sequence[Tensor], dim: int, fir
 
 
 class Cat:
-    """Concatenates columns of leaves along one dim; leaves that share their offsets share those of the results."""
+    """Concatenates columns of leaves along one dim. Leaves that share offsets give results that share offsets."""
 
     def __init__(self, dim: int) -> None:
         self.dim = dim
         self._known: list[tuple[list[Tensor], Tensor]] = []
 
     def __call__(self, leaves: Sequence[Tensor]) -> Tensor:
-        """The concatenation of the leaves of one entry."""
+        """Concatenate the leaves of one entry."""
         if not any(map(is_ragged, leaves)):
             return torch.cat(list(leaves), self.dim)
         first = _alike(leaves)
@@ -528,14 +531,14 @@ class Cat:
 
 
 def _check_regular(leaf: Tensor, dim: int) -> None:
-    """Refuse to cut or join along the ragged dim, or behind it."""
+    """Raise an error for a dim that is the ragged one or follows it."""
     ragged = ragged_dim(leaf)
     if dim >= ragged:
         raise _formless(f"dim {dim} of a ragged entry of shape {list(shape_of(leaf))} is not before its ragged dim")
 
 
 def _alike(leaves: Sequence[Tensor]) -> Tensor:
-    """The first of leaves that are all ragged, and in the same way."""
+    """Return the first leaf, after checking that all have the same layout and ragged dim."""
     forms = {_form(leaf) for leaf in leaves}
     if len(forms) > 1:
         raise ShapeError(
@@ -565,7 +568,7 @@ def _shown(lengths: Tensor) -> str:
 
 
 def elementwise(op: Callable[..., Tensor], *operands: object) -> Tensor:
-    """`op(*operands)`, where any may be a leaf and the others leaves, numbers or tensors that broadcast to it.
+    """Call `op(*operands)` on the elements of leaves. Operands are leaves, numbers, or tensors that broadcast to them.
 
     Raises:
         ShapeError: the rows of two ragged leaves differ, or a tensor does not broadcast to the rows.
@@ -581,10 +584,10 @@ def elementwise(op: Callable[..., Tensor], *operands: object) -> Tensor:
 
 
 def where(condition: Tensor, ours: Any, theirs: Any) -> Tensor:
-    """`torch.where` of leaves and numbers. Where rows of ragged leaves differ, the condition has to pick whole rows.
+    """Call `torch.where` on leaves and numbers. If ragged rows differ, the condition must select whole rows.
 
     Raises:
-        ShapeError: the rows differ, and the condition picks elements of them.
+        ShapeError: the rows differ, and the condition selects single elements.
     """
     try:
         return torch.where(condition, ours, theirs)
@@ -604,11 +607,11 @@ def where(condition: Tensor, ours: Any, theirs: Any) -> Tensor:
 
 
 def in_place(leaf: Tensor, *operands: object) -> tuple[list[Any], Callable[[], None] | None]:
-    """Plain tensors and numbers in place of a ragged leaf and what stands beside it, to write into the first of them.
+    """Return plain tensors and numbers for a ragged leaf and its other operands, so that `op` can write into the first.
 
     Returns:
-        these, and what has to be called behind the operation when the first is a copy of the elements of the leaf:
-        those of a leaf with holes do not lie together.
+        the operands, and a function to call after the operation, or `None`. A leaf with holes is written as a copy of
+        its elements, and the function copies the result back.
 
     Raises:
         ShapeError: the rows of two ragged leaves differ, or a tensor does not broadcast to the rows.
@@ -630,7 +633,7 @@ def _unfit(operands: Sequence[Any]) -> ShapeError:
 
 
 def _spread(value: object, form: Tensor) -> Any:
-    """The elements of `value` so that they meet those of `form`, a compact ragged leaf."""
+    """Return the elements of `value`, aligned with the elements of `form`, a compact ragged leaf."""
     if value is form or not isinstance(value, Tensor) or not value.ndim:
         return elements(form) if value is form else value
     if value.is_nested:
@@ -656,7 +659,7 @@ def _spread(value: object, form: Tensor) -> Any:
 
 
 def _matched(value: Tensor, form: Tensor) -> Tensor:
-    """The elements of a ragged leaf whose rows are those of `form`, in the order of its elements."""
+    """Return the elements of a ragged leaf in the order of `form`'s elements. Both must have rows of the same sizes."""
     if value.layout is form.layout is torch.jagged and jagged_dim(value) == jagged_dim(form):
         _check_same_lengths(_row_lengths(form), _row_lengths(value), offsets_of(value) is offsets_of(form))
         return elements(value)
@@ -669,10 +672,10 @@ def _matched(value: Tensor, form: Tensor) -> Tensor:
 
 
 def like(value: Tensor, leaf: Tensor) -> Tensor:
-    """The rows of one ragged leaf in the layout of another with the same rows: torch takes them for the same shape.
+    """Convert a ragged leaf to the layout of another leaf with the same rows, so that torch finds their shapes equal.
 
     Raises:
-        ShapeError: `value` is not ragged, or its rows are not of the same shapes.
+        ShapeError: `value` is not ragged, or its rows have other shapes.
     """
     if not is_ragged(value):
         raise ShapeError(f"shape {list(value.shape)} is not that of a ragged entry, {list(shape_of(leaf))}")
@@ -684,17 +687,17 @@ def like(value: Tensor, leaf: Tensor) -> Tensor:
 
 
 def in_row_order(leaf: Tensor) -> Tensor:
-    """The elements of a ragged leaf, flat, each row behind the other in C order."""
+    """Return the elements of a ragged leaf as a flat tensor, row after row in C order."""
     if leaf.layout is torch.jagged and jagged_dim(leaf) > 1 and leaf.size(0):
         return torch.cat([row.reshape(-1) for row in leaf.unbind()])
     return elements(leaf).reshape(-1)
 
 
 def copies(target: Tensor, value: Tensor) -> tuple[list[Tensor], list[Tensor]]:
-    """Plain tensors, and those to copy into them, that together copy the rows of a nested tensor into another one.
+    """Return targets and sources, lists of plain tensors whose copies together copy one nested tensor into another.
 
     Raises:
-        ShapeError: `value` is not ragged, or its rows are not of the same shapes.
+        ShapeError: `value` is not ragged, or its rows have other shapes.
     """
     if not is_ragged(value):
         raise ShapeError(
@@ -709,14 +712,15 @@ def copies(target: Tensor, value: Tensor) -> tuple[list[Tensor], list[Tensor]]:
 
 
 def assignment(leaf: Tensor, at: object, value: object) -> Callable[[], Any]:
-    """Check that `value` can be assigned to the part of a ragged leaf at an index; what is returned does it, in place.
+    """Check that `value` fits the indexed part of a ragged leaf, and return a function that assigns it in place.
 
-    RaggedRows keep their lengths, as whatever is assigned in place keeps its shape.
+    Rows keep their lengths, because an in-place assignment never changes a shape.
 
     Args:
         leaf: the ragged leaf.
         at: an output of `leaf_index`.
-        value: a number, a tensor that broadcasts to every row taken, or a nested tensor of rows of the same shapes.
+        value: a number, a tensor that broadcasts to every selected row, or a nested tensor with rows of the same
+            shapes.
 
     Raises:
         ShapeError: the value does not fit.
@@ -740,7 +744,7 @@ def assignment(leaf: Tensor, at: object, value: object) -> Callable[[], Any]:
 
 
 def _row_values(value: object, places: list[Tensor]) -> list[Any]:
-    """What each row is assigned: its own part of the value, or the same one as all others."""
+    """Return the value for each row: its own part of `value`, or the same value for all rows."""
     if is_ragged(value) or (places and isinstance(value, Tensor) and value.ndim > places[0].ndim):
         parts = list(value.unbind())
         if len(parts) != len(places):
@@ -768,9 +772,9 @@ def _copy_all(targets: list[Tensor], values: list[Any]) -> None:
 
 
 def padded(leaf: Tensor, padding: float = 0.0) -> Tensor:
-    """A plain tensor with the rows of a ragged leaf, all made as long as the longest with `padding` at the end."""
+    """Return a plain tensor with the rows of a ragged leaf, all padded at the end to the longest length."""
     if leaf.layout is not torch.jagged or jagged_dim(leaf) == 1:
-        # Torch does this for some dtypes and not where there are holes; of other ragged dims it finds no gradient.
+        # Torch pads only some dtypes, and no leaves with holes. With other ragged dims, it computes no gradient.
         with contextlib.suppress(*REFUSALS):
             dense: Tensor = torch.nested.to_padded_tensor(leaf, padding)
             return dense
@@ -786,12 +790,12 @@ def padded(leaf: Tensor, padding: float = 0.0) -> Tensor:
 
 
 def valid(leaf: Tensor, ndim: int) -> Tensor:
-    """Where the first `ndim` dims of a padded leaf hold elements of the ragged one, as a bool tensor."""
+    """Return a mask of the first `ndim` dims of a padded leaf: True for elements, False for padding."""
     return _mask(row_sizes(leaf)[:, : ndim - 1]).to(leaf.device)
 
 
 def _mask(sizes: Tensor) -> Tensor:
-    """Which places of a tensor that is large enough for rows of these sizes belong to them."""
+    """Return a mask that is True for the elements of rows of these sizes, in a tensor that is large enough for all."""
     longest = sizes.amax(0).tolist() if len(sizes) else [0] * sizes.shape[1]
     mask = torch.ones((len(sizes), *longest), dtype=torch.bool)
     for dim, longest_here in enumerate(longest):
