@@ -10,8 +10,8 @@ from torch import Tensor
 
 from tensordict.core import ragged
 from tensordict.core.errors import BatchIndexError
-from tensordict.core.indexing import _consumed, leaf_index, result_size
-from tensordict.core.shapes import as_dim, as_size, inferred
+from tensordict.core.indexing import _count_dims, leaf_index, result_size
+from tensordict.core.shapes import as_dim, as_size, infer_shape
 from tensordict.ops.collection import TensorCollection
 
 
@@ -57,7 +57,7 @@ def convert_ellipsis_to_idx(idx: Any, batch_size: Sequence[int]) -> Any:
         return idx
     if len(places) > 1:
         raise BatchIndexError(f"an index has one Ellipsis at most, got {idx}")
-    missing = len(batch_size) - sum(map(_consumed, items))
+    missing = len(batch_size) - sum(map(_count_dims, items))
     if missing < 0:
         raise BatchIndexError(f"too many indices in {idx} for the shape {list(batch_size)}")
     return (*items[: places[0]], *[slice(None)] * missing, *items[places[0] + 1 :])
@@ -101,7 +101,7 @@ def infer_size_impl(shape: Sequence[int], numel: int) -> list[int]:
         >>> infer_size_impl([2, -1], 6)
         [2, 3]
     """
-    return list(inferred(tuple(shape), as_size(numel)))
+    return list(infer_shape(tuple(shape), as_size(numel)))
 
 
 def _shape(tensor: Tensor | TensorCollection) -> torch.Size:

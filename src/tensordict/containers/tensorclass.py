@@ -353,7 +353,7 @@ def _field(cls: type[TensorClass], name: str) -> property:
             return value._value
         if value is None:
             return None
-        return value._unwrapped() if getattr(kind, "_is_non_tensor", False) is True else value
+        return value._unwrap_value() if getattr(kind, "_is_non_tensor", False) is True else value
 
     def write(self: Any, value: Any) -> None:
         if type(value) is not Tensor or not stores_tensors:

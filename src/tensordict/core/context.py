@@ -228,7 +228,7 @@ def _stacks(source: Contract, restored: Contract, prefix: Path = ()) -> Iterator
         piece = restored._node(name) if isinstance(node, Contract) else None
         if piece is None:
             continue
-        if node._batch_size == piece._batch_size and node._paired(piece) is not None:
+        if node._batch_size == piece._batch_size and node._pair_members(piece) is not None:
             yield (*prefix, name), node, piece
         else:
             yield from _stacks(node, piece, (*prefix, name))

@@ -101,7 +101,7 @@ class EntryStore:
         """Return the entries for callers that write into them; see `Contract._writable`."""
         return self  # type: ignore[return-value]
 
-    def shared(self) -> Mapping[str, Any]:
+    def share_entries(self) -> Mapping[str, Any]:
         """Return the entries for callers that build another container from them with `Contract._subset`."""
         return self.writable()
 
@@ -191,8 +191,8 @@ class Contract:
         def _has(self, path: tuple[str, ...]) -> bool: ...
         def _index(self, index: object) -> Self: ...
         def _peek(self, path: tuple[str, ...]) -> Any: ...
-        def _placed(self, fn: LeafFn, device: torch.device) -> Self: ...
-        def _unwrapped(self) -> Any: ...
+        def _place_on(self, fn: LeafFn, device: torch.device) -> Self: ...
+        def _unwrap_value(self) -> Any: ...
 
     # --- primitives ---------------------------------------------------------------------------------------------
     # The entries of this level: name -> leaf or node. Reading returns the stored object, or makes one. Written objects
@@ -203,7 +203,7 @@ class Contract:
     def _structure(self) -> Mapping[str, Any]:
         """Return the names and the nested containers, for callers that do not need the leaves.
 
-        A container that makes its leaves on reading returns any tensor in place of a leaf.
+        A container that makes its leaves on reading returns any tensor as a stand-in for a leaf.
         """
         entries = self._entries
         return entries.structure() if type(entries) is not dict and isinstance(entries, EntryStore) else entries
@@ -216,10 +216,10 @@ class Contract:
         entries = self._entries
         return entries.writable() if type(entries) is not dict and isinstance(entries, EntryStore) else entries
 
-    def _shared(self) -> Mapping[str, Any]:
+    def _share_entries(self) -> Mapping[str, Any]:
         """Return the entries for callers that build another container from them with `_subset`. Reads nothing."""
         entries = self._entries
-        return entries.shared() if type(entries) is not dict and isinstance(entries, EntryStore) else entries
+        return entries.share_entries() if type(entries) is not dict and isinstance(entries, EntryStore) else entries
 
     def _on_read(self, fn: Callable[..., Any], position: int = 0, keep: bool = False) -> Callable[..., Any]:
         """Adapt a function of leaves so that walks can call it on `_writable`; its argument at `position` is the leaf.
@@ -231,7 +231,7 @@ class Contract:
         return entries.on_read(fn, position, keep) if isinstance(entries, EntryStore) else fn
 
     def _shape_of(self, name: str) -> torch.Size:
-        """Return the shape of an entry, with -1 for dims in which the members of a lazy stack differ."""
+        """Return the shape of an entry, with -1 for dims that differ between the members of a lazy stack."""
         entries = self._entries
         if type(entries) is dict or (members := self._members(or_template=True)) is None:
             value = self._writable()[name] if type(entries) is not dict else entries[name]
@@ -268,10 +268,10 @@ class Contract:
         block = entries.together(fn) if type(entries) is not dict and isinstance(entries, EntryStore) else None
         return nullcontext() if block is None else block
 
-    def _restacked(self, members: Sequence[Any], dim: int | None = None) -> Self:
+    def _restack(self, members: Sequence[Any], dim: int | None = None) -> Self:
         """Build a lazy stack of new members, one for each of `_members(or_template=True)`, along `dim` or `stack_dim`.
 
-        An operation that applies to each member is `self._restacked([m.op() for m in members])`.
+        An operation that applies to each member is `self._restack([m.op() for m in members])`.
         """
         raise NotImplementedError
 
@@ -412,7 +412,7 @@ class Contract:
                         return self._map(fn, size, batch_dims, rename, on_node)
                 if (members := mapping.members(True)) is not None:
                     if size is None:
-                        return self._restacked([member._map(fn) for member in members])
+                        return self._restack([member._map(fn) for member in members])
                     return self._dense()._map(fn, size, batch_dims, rename) if on_node is None else on_node(self)
             mapping, on_leaf = dict(self._writable().items()), self._on_read(fn)
         if is_flat(mapping):
@@ -432,7 +432,7 @@ class Contract:
             entries,
             size if len(own) == batch_dims else size + own[batch_dims:],
             self._device,
-            None if self._names is None else self._renamed(len(size), batch_dims, rename),
+            None if self._names is None else self._rename_dims(len(size), batch_dims, rename),
         )
 
     def _rebuilt(self, leaves: Iterator[Any]) -> Self:
@@ -445,7 +445,7 @@ class Contract:
             if (members := self._members()) is not None:
                 if not members:
                     return self.copy()
-                return self._restacked([member._rebuilt(leaves) for member in members])
+                return self._restack([member._rebuilt(leaves) for member in members])
             mapping = mapping.structure_with_values() if isinstance(mapping, EntryStore) else mapping
         if is_flat(mapping):
             entries = dict(zip(mapping, leaves))
@@ -486,7 +486,7 @@ class Contract:
             else list(map(on_leaf, mapping.values()))
         )
         own = self._batch_size
-        names = None if self._names is None or not sizes else self._renamed(len(sizes[0]), batch_dims, rename)
+        names = None if self._names is None or not sizes else self._rename_dims(len(sizes[0]), batch_dims, rename)
         if len(own) != batch_dims:
             sizes = [size + own[batch_dims:] for size in sizes]
         if columns:
@@ -508,7 +508,7 @@ class Contract:
             if not members and tensor.ndim > self._wrapped_container().stack_dim:
                 return self._dense()._map_with(fn, tensor)
             members = self._members(or_template=True) or ()
-            return self._restacked([m._map_with(fn, part) for m, part in zip(members, self._parts(tensor))])
+            return self._restack([m._map_with(fn, part) for m, part in zip(members, self._parts(tensor))])
         spread, on_leaf = ByNdim(tensor), self._on_read(fn)
         entries: dict[str, Any] = {}
         for name, value in self._writable().items():
@@ -518,10 +518,10 @@ class Contract:
                 entries[name] = on_leaf(value, spread[value.dim()])
         return self._build(entries, self._batch_size, self._device, self._names)
 
-    def _paired(self, other: Contract) -> Sequence[tuple[Any, Any]] | None:
+    def _pair_members(self, other: Contract) -> Sequence[tuple[Any, Any]] | None:
         """Pair the members of a lazy stack with the matching parts of `other`, a container of the same batch size.
 
-        Returns `None` for a container without members, which is paired with `other` as a whole. `_restacked` builds a
+        Returns `None` for a container without members, which is paired with `other` as a whole. `_restack` builds a
         stack from the results.
         """
         if type(self._entries) is dict or not (members := self._members()) or self._is_non_tensor:
@@ -542,7 +542,7 @@ class Contract:
             return [tensor] * len(self._members(or_template=True) or ())
         return tensor.expand(self._batch_size[: tensor.ndim]).unbind(dim)
 
-    def _joined(self, items: Sequence[Any], dim: int, stacked: bool) -> Any:
+    def _join(self, items: Sequence[Any], dim: int, stacked: bool) -> Any:
         """Stack or concatenate containers, including this one. Returns `None` if this is done entry by entry."""
         return None
 
@@ -555,7 +555,7 @@ class Contract:
 
         With `hooked`, the leaves of the stack go through its `hook_out`.
         """
-        return self if type(self._entries) is dict else self._map(unchanged)
+        return self if type(self._entries) is dict else self._map(identity)
 
     def _wrapped_container(self) -> Any:
         """Return the container that holds the entries; a wrapper returns the one inside."""
@@ -575,7 +575,7 @@ class Contract:
         path: tuple[str, ...] = (),
         on_node: Callable[[Sequence[Any]], Any] | None = None,
     ) -> Self:
-        """Build a container like `self` in which each leaf is `fn(leaves)` over the matching leaves of all containers.
+        """Merge containers: each leaf of the result is `fn(leaves)` over the matching leaves of all containers.
 
         `others` holds all inputs, including `self`, and they must have the same keys. `on_node` does to nested
         containers what `fn` does to leaves, for those that cannot be merged entry by entry: lazy stacks, values,
@@ -614,10 +614,10 @@ class Contract:
             entries,
             size if len(own) == batch_dims else size + own[batch_dims:],
             merged_device(others, len(size) > batch_dims),
-            None if self._names is None else self._renamed(len(size), batch_dims, rename),
+            None if self._names is None else self._rename_dims(len(size), batch_dims, rename),
         )
 
-    def _renamed(self, count: int, batch_dims: int, rename: Rename | None) -> Names | None:
+    def _rename_dims(self, count: int, batch_dims: int, rename: Rename | None) -> Names | None:
         """Return the names after the first `batch_dims` dims became `count` dims."""
         if self._names is None:
             return None
@@ -626,7 +626,7 @@ class Contract:
         return None if names.count(None) == len(names) else names
 
 
-def unchanged(value: object) -> Any:
+def identity(value: object) -> Any:
     """Return a leaf, or names, unchanged."""
     return value
 

@@ -15,7 +15,7 @@ _WITHOUT_INDEX = {"cpu": _CPU, "meta": torch.device("meta")}
 
 
 def as_device(device: object) -> torch.device:
-    """Return a device as containers report it: `cuda` gets its current index; a CPU device stays as it was given.
+    """Return a device as containers report it: `cuda` gets its current index; a CPU device stays unchanged.
 
     Raises:
         RuntimeError: the device does not exist.

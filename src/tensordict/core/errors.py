@@ -13,16 +13,16 @@ def nearest(name: str, known: Iterable[str], count: int = 3) -> list[str]:
     names = list(known)
     if len(names) > 100:
         # The comparison below takes 20 us a name, so preselect by common prefix.
-        names = heapq.nlargest(100, names, key=partial(_shared, name))
+        names = heapq.nlargest(100, names, key=partial(_common_prefix_length, name))
     return difflib.get_close_matches(name, names, count)
 
 
-def _shared(name: str, other: str) -> int:
+def _common_prefix_length(name: str, other: str) -> int:
     """Return the length of the common prefix of two names."""
     return next((count for count, (a, b) in enumerate(zip(name, other)) if a != b), min(len(name), len(other)))
 
 
-def meant(name: str, known: Iterable[str]) -> str:
+def suggest(name: str, known: Iterable[str]) -> str:
     """Return the hint "; did you mean ...?" for a misspelt name; "" if no known name is similar."""
     found = nearest(name, known, 1)
     return f"; did you mean {found[0]!r}?" if found else ""
@@ -55,7 +55,7 @@ class MissingKeyError(KeyError):
         name = key if isinstance(key, str) else key[-1]
         if len(known) <= self._SHOWN:
             text += f" in {owner} with keys {list(known)}"
-            hint = meant(name, known)
+            hint = suggest(name, known)
         else:
             text += f" in {owner} with keys {nearest(name, known, 5)} and others, {len(known)} in all"
             hint = ""

@@ -93,7 +93,7 @@ def results(container: Contract, one: One, many: Many, leaves: list[Tensor], *ot
             pass
         else:
             # If one operand requires grad, the call on lists makes all results require grad.
-            return as_recorded(made, leaves, others)
+            return detach_constants(made, leaves, others)
     stored = container._entries
     if type(stored) is not dict and isinstance(stored, EntryStore) and (block := stored.together(Tensor.clone)):
         with block:
@@ -191,7 +191,7 @@ def copy_(
         len(targets) < 3
         or torch.compiler.is_compiling()
         or _transformed()
-        or _dispatched(targets)
+        or _has_dispatch(targets)
         or (torch.is_grad_enabled() and _any_requires_grad(targets, values))
     ):
         # The call on lists supports neither autograd nor batching, and pays off from three leaves on. Subclasses that
@@ -209,7 +209,7 @@ def copy_(
         internals.foreach_copy_(targets[:], values, non_blocking=non_blocking)
 
 
-def _dispatched(tensors: list[Tensor]) -> bool:
+def _has_dispatch(tensors: list[Tensor]) -> bool:
     """Return whether any of the tensors belongs to a subclass that dispatches every call itself."""
     kinds: set[Any] = set(map(type, tensors))
     return kinds != _PLAIN and any(kind.__torch_dispatch__ is not Tensor.__torch_dispatch__ for kind in kinds)
@@ -237,7 +237,7 @@ def _write_one_by_one(container: Contract, one: One, leaves: list[Tensor], other
     if True in map(_is_nested, leaves):
         for position, row in enumerate(rows):
             # Autograd must see the nested tensor itself, so that it registers the writes to its elements.
-            if not row[0].is_nested or (torch.is_grad_enabled() and any(map(_is_recorded, row))):
+            if not row[0].is_nested or (torch.is_grad_enabled() and any(map(_requires_grad, row))):
                 continue
             try:
                 rows[position], back = ragged.in_place(*row)
@@ -251,15 +251,17 @@ def _write_one_by_one(container: Contract, one: One, leaves: list[Tensor], other
         back()
 
 
-def as_recorded(made: Sequence[Tensor], leaves: list[Tensor], others: tuple[object, ...] = ()) -> Sequence[Tensor]:
+def detach_constants(made: Sequence[Tensor], leaves: list[Tensor], others: tuple[object, ...] = ()) -> Sequence[Tensor]:
     """Detach the results whose operands do not require grad."""
     if not made[0].requires_grad or all([leaf.requires_grad for leaf in leaves]):  # noqa: C419
         return made
     rows = _rows(leaves, others)
-    return [result if any(map(_is_recorded, row)) else result.detach() for result, row in zip(made, rows, strict=True)]
+    return [
+        result if any(map(_requires_grad, row)) else result.detach() for result, row in zip(made, rows, strict=True)
+    ]
 
 
-def _is_recorded(operand: object) -> bool:
+def _requires_grad(operand: object) -> bool:
     return isinstance(operand, Tensor) and operand.requires_grad
 
 
@@ -298,7 +300,7 @@ def _refuse_dtypes(container: Contract, one: One, many: Many, leaves: list[Tenso
 def _call_on_samples(
     container: Contract, one: One, positions: Iterable[int], leaves: list[Tensor], others: tuple[object, ...]
 ) -> None:
-    """Call `one` on tensors of one element in place of the leaves at these positions and their other operands.
+    """Call `one` on tensors of one element, with the dtypes of the leaves at these positions and their operands.
 
     The error names the first leaf whose dtypes `one` rejects.
     """

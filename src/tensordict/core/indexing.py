@@ -42,7 +42,7 @@ def leaf_index(index: Any, batch_size: torch.Size) -> Any:
         return ()
     if kind is not Tensor:
         index = _component(index)
-    consumed = _consumed(index)
+    consumed = _count_dims(index)
     if consumed > len(batch_size):
         raise _too_many(consumed, batch_size)
     if isinstance(index, Tensor) and index.dtype in _MASKS and index.ndim:
@@ -58,7 +58,7 @@ def is_beyond(index: object, batch_size: torch.Size) -> bool:
     if any(item is Ellipsis for item in items[:-1]):
         return True
     known = [item if item is None or item is Ellipsis else _component(item) for item in items]
-    return sum(map(_consumed, known)) > len(batch_size)
+    return sum(map(_count_dims, known)) > len(batch_size)
 
 
 def result_size(index: Any, batch_size: torch.Size) -> torch.Size:
@@ -137,8 +137,8 @@ def _length(item: slice, size: int) -> int:
     if torch.compiler.is_compiling():
         # `slice.indices` would make torch recompile for every batch size.
         step = 1 if item.step is None else item.step
-        start = 0 if item.start is None else _bounded(item.start, size)
-        stop = size if item.stop is None else _bounded(item.stop, size)
+        start = 0 if item.start is None else _clamp(item.start, size)
+        stop = size if item.stop is None else _clamp(item.stop, size)
     else:
         start, stop, step = item.indices(size)
     if step <= 0:
@@ -146,7 +146,7 @@ def _length(item: slice, size: int) -> int:
     return max(0, (stop - start + step - 1) // step)
 
 
-def _bounded(bound: int, size: int) -> int:
+def _clamp(bound: int, size: int) -> int:
     """Clamp a bound of a slice to the size, counted from the front."""
     return max(0, bound + size) if bound < 0 else min(bound, size)
 
@@ -156,12 +156,12 @@ def is_mask(index: object) -> bool:
     return isinstance(index, (Tensor, np.ndarray)) and index.dtype in (torch.bool, np.bool_)
 
 
-def named(index: object, at: Any) -> Any:
-    """Return the index for `renamed`: a mask as one tensor; for other indices `at`, their `leaf_index`."""
+def index_for_names(index: object, at: Any) -> Any:
+    """Return the index for `rename_dims`: a mask as one tensor; for other indices `at`, their `leaf_index`."""
     return torch.as_tensor(index) if is_mask(index) else at
 
 
-def renamed(names: list[str | None], index: object, count: int) -> list[str | None]:
+def rename_dims(names: list[str | None], index: object, count: int) -> list[str | None]:
     """Return the dim names after indexing dims with these names, when the result has `count` dims.
 
     A dim that is kept keeps its name. Dims that come from index tensors get the name of the first dim that these index.
@@ -182,7 +182,7 @@ def renamed(names: list[str | None], index: object, count: int) -> list[str | No
         elif isinstance(item, int) and not isinstance(item, bool):
             position += 1
         else:
-            consumed = _consumed(item)
+            consumed = _count_dims(item)
             if not advanced_at and consumed == 1:
                 made = names[position]
             advanced_at.append(len(out))
@@ -208,7 +208,7 @@ def _tuple_index(index: tuple[Any, ...], batch_size: torch.Size) -> tuple[Any, .
                 ellipsis_at = len(items)
         elif item is not None:
             item = _component(item)
-            consumed += _consumed(item)
+            consumed += _count_dims(item)
         items.append(item)
     ndim = len(batch_size)
     if consumed > ndim:
@@ -223,7 +223,7 @@ def _tuple_index(index: tuple[Any, ...], batch_size: torch.Size) -> tuple[Any, .
     return tuple(items)
 
 
-def _consumed(item: object) -> int:
+def _count_dims(item: object) -> int:
     """Return the number of dims that one item of an index addresses."""
     if item is None or item is Ellipsis or isinstance(item, bool):
         return 0

@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from tensordict.core.keys import find_doubled
+from tensordict.core.keys import find_duplicate
 
 
 def parse_json(content: str | bytes, constants: bool = True) -> Any:
@@ -42,7 +42,7 @@ def parse_json(content: str | bytes, constants: bool = True) -> Any:
 def _build_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) != len(pairs):
-        raise ValueError(f"an object has the name {find_doubled(name for name, _ in pairs)!r:.200} twice")
+        raise ValueError(f"an object has the name {find_duplicate(name for name, _ in pairs)!r:.200} twice")
     return found
 
 

@@ -125,7 +125,7 @@ class _View(MappingView):
             is_leaf = self._is_leaf or default_is_leaf
             _collect_keys_until(self._source, (), self._nested, self._leaves_only, is_leaf, keys)
         if self._sort:
-            keys.sort(key=_dotted)
+            keys.sort(key=_join_with_dots)
         return keys
 
     def _pairs(self) -> list[Pair]:
@@ -136,7 +136,7 @@ class _View(MappingView):
             is_leaf = self._is_leaf or default_is_leaf
             _collect_until(self._source, (), self._nested, self._leaves_only, is_leaf, pairs)
         if self._sort:
-            pairs.sort(key=lambda pair: _dotted(pair[0]))
+            pairs.sort(key=lambda pair: _join_with_dots(pair[0]))
         return pairs
 
     def __repr__(self) -> str:
@@ -215,7 +215,7 @@ class _Items(_View, ItemsView[Any, Any]):
         return set(it)
 
 
-def _dotted(key: str | tuple[str, ...]) -> str:
+def _join_with_dots(key: str | tuple[str, ...]) -> str:
     return key if type(key) is str else ".".join(key)
 
 

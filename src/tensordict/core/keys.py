@@ -140,7 +140,7 @@ def unravel_key_list(keys: Iterable[Any]) -> list[Key]:
     return [unravel_key(key) for key in keys]
 
 
-def find_doubled(names: Iterable[str]) -> str | None:
+def find_duplicate(names: Iterable[str]) -> str | None:
     """Return the first name that repeats an earlier one, in linear time; `None` if all names differ."""
     seen: set[str] = set()
     for name in names:

@@ -10,7 +10,7 @@ import weakref
 class Lock:
     """A lock for data that threads share.
 
-    A process may fork while one of its threads holds the lock. The child continues with the data as it was then, so
+    A process may fork while one of its threads holds the lock. The child continues with the data in that state, so
     every single step under the lock must leave the data consistent.
 
     Attributes:

@@ -100,7 +100,7 @@ def flatten_container(container: Contract) -> tuple[list[Any], Context]:
     return values, Context(
         type(container),
         tuple(mapping),
-        held(container._batch_size),
+        to_context_size(container._batch_size),
         None if names is None else tuple(names),
         container._device,
         _depth(values),
@@ -144,7 +144,7 @@ def unflatten_container(values: Iterable[Any], context: Context) -> Any:
     return context.cls._make(dict(zip(context.keys, values, strict=True)), size, device, names)
 
 
-def held(size: torch.Size) -> HeldSize:
+def to_context_size(size: torch.Size) -> HeldSize:
     """Convert a batch size to the form for a `Context`."""
     if not torch.compiler.is_dynamo_compiling():
         return tuple(size)

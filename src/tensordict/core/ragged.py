@@ -46,7 +46,7 @@ def is_row_of_many(value: object) -> bool:
 
 
 def shape_of(leaf: Tensor) -> torch.Size:
-    """Return the shape of a leaf, in which a ragged dim is -1 (strided layout) or torch's symbol `j1` (jagged layout).
+    """Return the shape of a leaf. A ragged dim is -1 (strided layout) or torch's symbol `j1` (jagged layout).
 
     Rows under `torch.vmap` have -1 in all dims. A parameter of a lazy module has no shape yet: it gets one unknown dim,
     after the stack dim if it is a stack of such parameters.
@@ -66,7 +66,7 @@ def shape_of(leaf: Tensor) -> torch.Size:
 
 
 def ragged_dim(leaf: Tensor) -> int:
-    """Return the first dim in which the rows of a ragged leaf differ, or may differ."""
+    """Return the first dim that differs, or may differ, between the rows of a ragged leaf."""
     if leaf.layout is torch.jagged:
         return jagged_dim(leaf)
     shape = shape_of(leaf)
@@ -275,7 +275,7 @@ class RaggedRows:
     def __call__(self, leaf: Tensor) -> Tensor:
         """Return the rows of one leaf."""
         if leaf.layout is not torch.jagged:
-            return self._of_strided(leaf)
+            return self._select_strided(leaf)
         part = self.part(leaf)
         ragged, values = jagged_dim(leaf), leaf.values()
         if part.positions is None:
@@ -290,11 +290,11 @@ class RaggedRows:
         for known_offsets, known_lengths, part in self._known:
             if known_offsets is offsets and known_lengths is lengths:
                 return part
-        part = self._located(offsets, lengths)
+        part = self._locate(offsets, lengths)
         self._known.append((offsets, lengths, part))
         return part
 
-    def _located(self, offsets: Tensor, lengths: Tensor | None) -> _Part:
+    def _locate(self, offsets: Tensor, lengths: Tensor | None) -> _Part:
         rows = self.rows
         if isinstance(rows, slice) and not self.copy:
             first, last, step = rows.indices(len(offsets) - 1)
@@ -307,7 +307,7 @@ class RaggedRows:
         positions, bounds = positions_of(offsets[:-1][rows], (offsets.diff() if lengths is None else lengths)[rows])
         return _Part(bounds, positions=positions)
 
-    def _of_strided(self, leaf: Tensor) -> Tensor:
+    def _select_strided(self, leaf: Tensor) -> Tensor:
         rows = self.rows if isinstance(self.rows, slice) else self.rows.cpu()
         sizes = _table(leaf)
         numels = sizes.prod(-1)
@@ -351,8 +351,8 @@ class Index:
         self.check(leaf)
         if self.rows is None:
             return leaf[self.head][self.rest]
-        if self._is_paired():
-            return self._paired(leaf)
+        if self._picks_places():
+            return self._pick_places(leaf)
         if isinstance(self.head, Tensor) or self.head != _ALL:
             leaf = self.rows(leaf)
         if not self.rest:
@@ -384,13 +384,13 @@ class Index:
     def places(self, leaf: Tensor) -> list[Tensor]:
         """Return the selected part of each row, as views to write to. The head of the index is not an integer."""
         rows = leaf.unbind()
-        if self._is_paired():
+        if self._picks_places():
             picked = [items.tolist() for items in self._picks()]
             return [rows[row][pick] for row, *pick in zip(*picked, strict=True)]
         head = self.head.cpu() if isinstance(self.head, Tensor) else self.head
         return [rows[row][self.rest] if self.rest else rows[row] for row in torch.arange(len(rows))[head].tolist()]
 
-    def _is_paired(self) -> bool:
+    def _picks_places(self) -> bool:
         """Return whether tensors index several dims, so that their items together pick single places of rows."""
         return isinstance(self.head, Tensor) and any(isinstance(item, Tensor) for item in self.rest)
 
@@ -403,12 +403,12 @@ class Index:
             raise _formless(f"index tensors of shape {list(items[0].shape)} cannot take the place of ragged rows")
         return list(items)
 
-    def _paired(self, leaf: Tensor) -> Tensor:
+    def _pick_places(self, leaf: Tensor) -> Tensor:
         rows, *columns = self._picks()
         if leaf.layout is not torch.jagged:
             return _from_rows(self.places(leaf), leaf, 0)
         part = RaggedRows(rows, copy=True).part(leaf)
-        positions = _known(part.positions)
+        positions = _require_positions(part.positions)
         lengths = part.offsets.diff()
         where: list[Any] = [
             torch.repeat_interleave(column.to(lengths.device), lengths, output_size=len(positions))
@@ -425,7 +425,7 @@ def _as_integers(item: object) -> tuple[Any, ...]:
     return item.nonzero(as_tuple=True) if isinstance(item, Tensor) and item.dtype in _MASKS else (item,)
 
 
-def _known(positions: Tensor | None) -> Tensor:
+def _require_positions(positions: Tensor | None) -> Tensor:
     assert positions is not None
     return positions
 
@@ -556,10 +556,12 @@ def _form(leaf: Tensor) -> str:
 
 def _check_same_lengths(ours: Tensor, theirs: Tensor, known: bool = False) -> None:
     if not known and not (len(ours) == len(theirs) and bool((ours == theirs.to(ours.device)).all())):
-        raise ShapeError(f"the lengths of the ragged rows differ: {_shown(ours)} and {_shown(theirs)}")
+        raise ShapeError(
+            f"the lengths of the ragged rows differ: {_format_lengths(ours)} and {_format_lengths(theirs)}"
+        )
 
 
-def _shown(lengths: Tensor) -> str:
+def _format_lengths(lengths: Tensor) -> str:
     text = str(lengths[:8].tolist())
     return text if len(lengths) <= 8 else f"{text[:-1]}, ...]"
 
@@ -637,7 +639,7 @@ def _spread(value: object, form: Tensor) -> Any:
     if value is form or not isinstance(value, Tensor) or not value.ndim:
         return elements(form) if value is form else value
     if value.is_nested:
-        return _matched(value, form)
+        return _match_rows(value, form)
     if value.ndim > form.ndim:
         raise ShapeError(f"a tensor of shape {list(value.shape)} has more dims than a ragged entry, {form.ndim}")
     value = value.reshape((*[1] * (form.ndim - value.ndim), *value.shape))
@@ -658,7 +660,7 @@ def _spread(value: object, form: Tensor) -> Any:
     return repeated.movedim(0, ragged - 1)
 
 
-def _matched(value: Tensor, form: Tensor) -> Tensor:
+def _match_rows(value: Tensor, form: Tensor) -> Tensor:
     """Return the elements of a ragged leaf in the order of `form`'s elements. Both must have rows of the same sizes."""
     if value.layout is form.layout is torch.jagged and jagged_dim(value) == jagged_dim(form):
         _check_same_lengths(_row_lengths(form), _row_lengths(value), offsets_of(value) is offsets_of(form))
@@ -679,9 +681,9 @@ def like(value: Tensor, leaf: Tensor) -> Tensor:
     """
     if not is_ragged(value):
         raise ShapeError(f"shape {list(value.shape)} is not that of a ragged entry, {list(shape_of(leaf))}")
-    values = _matched(value, compact(leaf))
+    values = _match_rows(value, compact(leaf))
     if leaf.layout is torch.jagged and lengths_of(leaf) is not None:
-        positions = _known(RaggedRows(_ALL, copy=True).part(leaf).positions)
+        positions = _require_positions(RaggedRows(_ALL, copy=True).part(leaf).positions)
         values = torch.zeros_like(leaf.values()).index_copy(jagged_dim(leaf) - 1, positions, values)
     return _with_elements(leaf, values)
 
@@ -705,7 +707,7 @@ def copies(target: Tensor, value: Tensor) -> tuple[list[Tensor], list[Tensor]]:
             f"{list(value.shape)}"
         )
     form = compact(target)
-    source = _matched(value, form)
+    source = _match_rows(value, form)
     if is_compact(target):
         return [elements(target)], [source]
     return list(target.unbind()), list(value.unbind())
@@ -735,10 +737,10 @@ def assignment(leaf: Tensor, at: object, value: object) -> Callable[[], Any]:
     if leaf.layout is torch.jagged and not index.rest and (is_ragged(value) or not isinstance(value, Tensor)):
         rows = RaggedRows(index.head, copy=True)
         part = rows.part(leaf)
-        dim, positions = jagged_dim(leaf) - 1, _known(part.positions)
+        dim, positions = jagged_dim(leaf) - 1, _require_positions(part.positions)
         if not isinstance(value, Tensor):
             return partial(leaf.values().index_fill_, dim, positions, value)
-        return partial(leaf.values().index_copy_, dim, positions, _matched(value, rows(leaf)))
+        return partial(leaf.values().index_copy_, dim, positions, _match_rows(value, rows(leaf)))
     places = index.places(leaf)
     return _copies(places, _row_values(value, places))
 
@@ -771,7 +773,7 @@ def _copy_all(targets: list[Tensor], values: list[Any]) -> None:
         target.copy_(value) if isinstance(value, Tensor) else target.fill_(value)
 
 
-def padded(leaf: Tensor, padding: float = 0.0) -> Tensor:
+def pad(leaf: Tensor, padding: float = 0.0) -> Tensor:
     """Return a plain tensor with the rows of a ragged leaf, all padded at the end to the longest length."""
     if leaf.layout is not torch.jagged or jagged_dim(leaf) == 1:
         # Torch pads only some dtypes, and no leaves with holes. With other ragged dims, it computes no gradient.

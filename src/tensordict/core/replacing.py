@@ -1,4 +1,4 @@
-"""A context in which writing an entry to a file may replace its tensor by one with another shape or dtype."""
+"""A context that lets writes to a file replace a tensor by one with another shape or dtype."""
 
 from __future__ import annotations
 

@@ -106,7 +106,7 @@ def from_environment(name: str) -> bool | None:
 
 # --- lazy results of `torch.stack` and of the shape methods -----------------------------------------------------------
 
-# Whether any thread may be in `lazy_legacy()` mode. Operations read only this global while it is off everywhere.
+# True if any thread may be in `lazy_legacy()` mode. While it is False, operations check nothing else.
 lazy_legacy_possible = False
 
 _open_blocks = 0  # blocks that ask for lazy results, in all threads
@@ -185,7 +185,7 @@ def _change(blocks: int) -> None:
         lazy_legacy_possible = _open_blocks > 0 or bool(set_lazy_legacy._chosen)
 
 
-# --- values that are no tensors ---------------------------------------------------------------------------------------
+# --- non-tensor values ------------------------------------------------------------------------------------------------
 
 
 class set_capture_non_tensor_stack(_Switch):  # a function to its callers, as in torch

@@ -120,7 +120,7 @@ def as_ints(args: tuple[Any, ...], keyword: object = None, what: str = "size") -
     return args
 
 
-def inferred(shape: tuple[int, ...], size: torch.Size) -> torch.Size:
+def infer_shape(shape: tuple[int, ...], size: torch.Size) -> torch.Size:
     """Fill in the `-1` of `shape`, if any, as the new shape of a batch of size `size`.
 
     Raises:
@@ -145,7 +145,7 @@ def inferred(shape: tuple[int, ...], size: torch.Size) -> torch.Size:
     raise ShapeError(f"shape {list(shape)} is invalid for a batch size {list(size)} of {count} elements")
 
 
-def expanded(shape: tuple[int, ...], size: torch.Size) -> torch.Size:
+def expand_size(shape: tuple[int, ...], size: torch.Size) -> torch.Size:
     """Return the size after expanding a batch of size `size` to `shape`; `-1` keeps a dim.
 
     Raises:
@@ -175,7 +175,7 @@ def permutation(dims: tuple[int, ...], ndim: int) -> tuple[int, ...]:
     return order
 
 
-def moved(source: object, destination: object, ndim: int) -> tuple[int, ...]:
+def move_dims(source: object, destination: object, ndim: int) -> tuple[int, ...]:
     """Convert the arguments of `movedim` to a permutation."""
     origins = as_dims(source, ndim)
     targets = as_dims(destination, ndim)

@@ -260,7 +260,7 @@ else:
 # --- storages ---------------------------------------------------------------------------------------------------------
 
 
-def untyped(storage: torch.TypedStorage) -> torch.UntypedStorage:
+def untyped_storage(storage: torch.TypedStorage) -> torch.UntypedStorage:
     """Return the untyped storage of a typed one. Without `_untyped_storage`, torch warns about typed storages."""
     found: torch.UntypedStorage | None = getattr(storage, "_untyped_storage", None)
     return storage.untyped() if found is None else found  # type: ignore[no-untyped-call]

@@ -75,7 +75,7 @@ _STACKS = (StackedUninitializedParameter, StackedUninitializedBuffer)
 _ELEMENTS = (_ParameterElement, _BufferElement)
 
 
-def stack_uninitialized(leaves: Sequence[Any]) -> Any:
+def stack_lazy_leaves(leaves: Sequence[Any]) -> Any:
     """Stack the uninitialized leaves of several lazy modules to one uninitialized leaf."""
     parameters = isinstance(leaves[0], UninitializedParameter)
     data = torch.stack([_data_of(leaf) for leaf in leaves])

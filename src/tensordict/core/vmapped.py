@@ -55,7 +55,7 @@ def has_place(value: Any, dim: object) -> bool:
     return not is_node(value) or (isinstance(dim, int) and 0 <= dim <= len(value._batch_size))
 
 
-def entering(value: Any, dim: int | None, level: int) -> Any:
+def enter_function(value: Any, dim: int | None, level: int) -> Any:
     """Map an argument for the function, at this level of `vmap`, without the dim.
 
     A container that is not mapped is copied, so that entries written inside the function stay inside, where they are
@@ -66,17 +66,17 @@ def entering(value: Any, dim: int | None, level: int) -> Any:
     if not is_node(value):
         return enter_map(value, dim, level)
     size = value._batch_size[:dim]
-    return _mapped(value, dim, lambda leaf: enter_map(leaf, dim, level), size, dim + 1, lambda names: names[:dim])
+    return _map_batch(value, dim, lambda leaf: enter_map(leaf, dim, level), size, dim + 1, lambda names: names[:dim])
 
 
-def leaving(value: Contract, dim: int, level: int, count: int) -> Any:
+def leave_function(value: Contract, dim: int, level: int, count: int) -> Any:
     """Unmap a container that the function returned: insert a dim of `count` elements at `dim`."""
     size = torch.Size((*value._batch_size[:dim], count))
     remove = internals.remove_batch_dim
-    return _mapped(value, dim, lambda leaf: remove(leaf, level, count, dim), size, dim, lambda names: [*names, None])
+    return _map_batch(value, dim, lambda leaf: remove(leaf, level, count, dim), size, dim, lambda names: [*names, None])
 
 
-def _mapped(value: Contract, dim: int, fn: LeafFn, size: torch.Size, batch_dims: int, rename: Rename) -> Any:
+def _map_batch(value: Contract, dim: int, fn: LeafFn, size: torch.Size, batch_dims: int, rename: Rename) -> Any:
     try:
         return value._map(fn, size, batch_dims, rename, _together)
     except RuntimeError as error:

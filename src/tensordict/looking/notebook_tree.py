@@ -131,7 +131,7 @@ class _Tree:
     def _value(self, name: str, holder: Any) -> str:
         size = list(holder._batch_size)
         if holder._members() is None:
-            value = holder._unwrapped()
+            value = holder._unwrap_value()
             text = value if isinstance(value, str) else repr(value)
             return _row(name, [type(value).__name__, str(size), "", "", type(holder).__name__], _text(text))
         first = holder[:_MOST_ROWS].tolist() if size and size[0] else []

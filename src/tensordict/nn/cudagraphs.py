@@ -258,7 +258,7 @@ def _form_of(value: Any) -> object:
     if not is_node(value):
         return (value.shape, value.dtype, value.device) if isinstance(value, Tensor) else _RecordedValue(value)
     if value._is_non_tensor:
-        return type(value), value._batch_size, _RecordedValue(value._unwrapped())
+        return type(value), value._batch_size, _RecordedValue(value._unwrap_value())
     bare = value._wrapped_container()
     children, context = flatten_stack(bare) if isinstance(bare, LazyCore) else flatten_container(bare)
     return type(value), context, [_form_of(child) for child in children]

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from tensordict.core import ragged, registry
-from tensordict.core.contract import Contract, EntryStore, distinct, is_node, unchanged
+from tensordict.core.contract import Contract, EntryStore, distinct, identity, is_node
 from tensordict.core.devices import put_on, wait_for
 from tensordict.core.errors import ShapeError, StackError
 from tensordict.core.foreach import refuse_graph_leaves
@@ -553,7 +553,7 @@ class Writing(Reading, Locking):
                 self._check_field(new[0])
                 for member in members:
                     check_way(member, new, new)
-                with self._at_once(unchanged):
+                with self._at_once(identity):
                     for member in distinct(members):
                         member.rename_key_(old, new)
                 return self

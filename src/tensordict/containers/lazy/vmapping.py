@@ -118,7 +118,7 @@ def map_over_stacks() -> bool:
         if not any(map(is_node, flat_args)):
             return enter(flat_in_dims, flat_args, vmap_level, args_spec)
         pairs = zip(flat_args, flat_in_dims, strict=True)
-        return _unflattened([vmapped.entering(value, dim, vmap_level) for value, dim in pairs], args_spec)
+        return _unflattened([vmapped.enter_function(value, dim, vmap_level) for value, dim in pairs], args_spec)
 
     def unwrap(
         batched_outputs: object, out_dims: object, vmap_level: int, batch_size: int, func: Callable[..., Any]
@@ -134,7 +134,7 @@ def map_over_stacks() -> bool:
             out_dims, batched_outputs = _transformed(out_dims, batched_outputs, _leaving)
             return from_form(batched_outputs, out_dims, vmap_level, batch_size, func)
         outputs = [
-            vmapped.leaving(value, dim, vmap_level, batch_size)
+            vmapped.leave_function(value, dim, vmap_level, batch_size)
             if is_node(value)
             else from_form(value, dim, vmap_level, batch_size, func)
             for value, dim in zip(flat, dims, strict=True)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 
 from tensordict.core.errors import SaveError, UnsupportedEntryError
-from tensordict.core.keys import Path, find_doubled, joined
+from tensordict.core.keys import Path, find_duplicate, joined
 from tensordict.memory.stored_tensors import SPREAD, Selection, StoredTensor
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ def decode_names(parts: Iterable[str], decode: Callable[[str], str]) -> list[str
     """
     names = list(map(decode, parts))
     if len(set(names)) != len(names):
-        raise ValueError(f"the name {find_doubled(names)!r:.200} is there twice, once in an encoded form")
+        raise ValueError(f"the name {find_duplicate(names)!r:.200} is there twice, once in an encoded form")
     return names
 
 
