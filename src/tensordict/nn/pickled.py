@@ -1,4 +1,4 @@
-"""Modules in pickles of the reference: their attributes in the terms of ours. What they hold unpickles by itself."""
+"""Convert the attributes of modules in pickles of the reference to ours. Other objects in them unpickle unaided."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from tensordict.core import torch_internals as internals
 from tensordict.core.errors import SaveError
 from tensordict.core.extras import require
 
-# What is not kept: it follows from the rest, or holds a part of the modules a second time.
+# Attributes of the reference that are dropped, because they follow from others, or hold modules a second time.
 _FOLLOWING = ("_complete_out_keys", "_ordered_dict", "_det_part", "_dist", "_generator_key")
 _ONLY_THERE = (*_FOLLOWING, "_trigger_warning_lpk")
 
 
 class _OutKeysSelect:
-    """The hook of the reference that `select_out_keys` registers; only its place is looked at."""
+    """Stands for the reference's hook behind `select_out_keys`. Only its presence in a pickle matters."""
 
 
 def as_ours(state: dict[str, Any]) -> tuple[dict[str, Any], bool]:
-    """The state of a module that reads and writes containers, which the reference may have written; ours is given back.
+    """Convert the state of a module that reads and writes containers. A state of ours is returned unchanged.
 
     Returns:
-        the state, and whether out-keys are selected by a hook that is still to be registered.
+        The state, and whether out-keys were selected, so that the hook must be registered.
     """
     state = {name: value for name, value in state.items() if name not in _ONLY_THERE}
     hooks = state.get("_forward_hooks") or {}
@@ -32,7 +32,7 @@ def as_ours(state: dict[str, Any]) -> tuple[dict[str, Any], bool]:
         for name in ("_forward_hooks", "_forward_hooks_with_kwargs", "_forward_hooks_always_called"):
             state.get(name, {}).pop(number, None)
     if "_selecting" not in state and state.get("_out_keys_apparent") == state.get("_out_keys"):
-        # There the keys that are selected are all of them where none were.
+        # In the reference, this attribute lists all keys if none were selected.
         state.pop("_out_keys_apparent", None)
     if state.get("_get_kwargs") == {}:
         state["_get_kwargs"] = None
@@ -46,7 +46,7 @@ def as_ours(state: dict[str, Any]) -> tuple[dict[str, Any], bool]:
 
 
 def _function(content: bytes) -> object:
-    """The function that is wrapped, of which the reference keeps a pickle by cloudpickle."""
+    """Unpickle the wrapped function, which the reference stores as a nested pickle of cloudpickle."""
     frame: Any = sys._getframe()
     while frame is not None:
         if frame.f_globals.get("__name__") == internals.WEIGHTS_ONLY:
