@@ -81,8 +81,8 @@ class BlockContext(Contract):
             source = source()
             if source is None:
                 raise RuntimeError(
-                    "the container that this one was made from is gone, so what is written in the block would appear "
-                    "nowhere; keep every step of a chain: with td.view(-1) as flat, flat.unsqueeze(0) as row:"
+                    "the container that this one was made from no longer exists, so writes in the block would be lost; "
+                    "keep every step of a chain: with td.view(-1) as flat, flat.unsqueeze(0) as row:"
                 )
         if source is None:
             before = _Before(set(), set())

@@ -27,7 +27,7 @@ def as_device(device: object) -> torch.device:
         raise TypeError(f"a device is a torch.device, a string or an index, got {device!r}")
     if isinstance(device, str) and isinstance(getattr(torch, device.removeprefix("torch."), None), torch.dtype):
         raise RuntimeError(
-            f"Invalid device string: {device!r} names a dtype and no device; use torch.{device.removeprefix('torch.')}"
+            f"Invalid device string: {device!r} names a dtype, not a device; use torch.{device.removeprefix('torch.')}"
         )
     if isinstance(device, str) and device.startswith("gpu"):
         raise RuntimeError(f"Invalid device string: {device!r}; GPUs are called 'cuda' by torch, or 'xpu' or 'mps'")

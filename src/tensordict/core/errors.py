@@ -164,5 +164,5 @@ def refuse_stored(leaf: object) -> None:
     name = getattr(leaf, "_name_in_store", None)
     if name is not None:
         raise ShapeError(
-            f"the ragged entry {name!r} of a store is not written in place: replace it as a whole, td[key] = ..."
+            f"the ragged entry {name!r} of a store cannot be written in place: replace the whole entry, td[key] = ..."
         )

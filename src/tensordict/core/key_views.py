@@ -158,7 +158,7 @@ class _Keys(_View, KeysView[Any]):
     def __contains__(self, key: object) -> bool:
         path = path_of(key)
         if len(path) > 1 and not self._nested:
-            raise TypeError(f"is {key!r} a key? Ask a view made with keys(include_nested=True) about nested keys")
+            raise TypeError(f"to look for the nested key {key!r}, use a view made with keys(include_nested=True)")
         value: Any = self._source
         is_leaf = self._is_leaf
         for i, name in enumerate(path):

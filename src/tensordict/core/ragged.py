@@ -376,7 +376,9 @@ class Index:
         tensors = [position for position, item in enumerate(self.rest) if not isinstance(item, (slice, type(None)))]
         apart = bool(tensors) and len(tensors) != tensors[-1] - tensors[0] + 1
         if apart and isinstance(self.head, slice) and any(isinstance(item, Tensor) for item in self.rest):
-            raise _formless(f"index tensors apart from each other put a dim before the rows of shape {shape}")
+            raise _formless(
+                f"index tensors that are not adjacent put a dim before the rows of a ragged entry of shape {shape}"
+            )
         ragged = ragged_dim(leaf)
         if self.rows is not None and sum(item is not None for item in self.rest) >= ragged:
             raise _formless(f"the index {self.at!r} reaches the ragged dim {ragged} of shape {shape}")
@@ -680,7 +682,9 @@ def like(value: Tensor, leaf: Tensor) -> Tensor:
         ShapeError: `value` is not ragged, or its rows have other shapes.
     """
     if not is_ragged(value):
-        raise ShapeError(f"shape {list(value.shape)} is not that of a ragged entry, {list(shape_of(leaf))}")
+        raise ShapeError(
+            f"a dense value of shape {list(value.shape)} does not fit a ragged entry of shape {list(shape_of(leaf))}"
+        )
     values = _match_rows(value, compact(leaf))
     if leaf.layout is torch.jagged and lengths_of(leaf) is not None:
         positions = _require_positions(RaggedRows(_ALL, copy=True).part(leaf).positions)
@@ -750,7 +754,7 @@ def _row_values(value: object, places: list[Tensor]) -> list[Any]:
     if is_ragged(value) or (places and isinstance(value, Tensor) and value.ndim > places[0].ndim):
         parts = list(value.unbind())
         if len(parts) != len(places):
-            raise ShapeError(f"{len(parts)} rows cannot be assigned to {len(places)}")
+            raise ShapeError(f"a value with {len(parts)} rows cannot be assigned to {len(places)} rows")
         return parts
     return [value] * len(places)
 

@@ -35,7 +35,7 @@ def as_size(size: Any) -> torch.Size:
     for length in out:
         # -1 stands for the ragged dim of a nested tensor, which is never the first dim.
         if length < 0 and (length != -1 or out[0] == -1):
-            raise ValueError(f"a batch size has no negative dims, got {list(out)}")
+            raise ValueError(f"a batch size cannot have negative dims, got {list(out)}")
     return out
 
 

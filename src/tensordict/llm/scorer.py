@@ -87,7 +87,7 @@ class IFEvalScorer:
         self.errors = errors
         self.num_workers = num_workers
         if unknown := sorted(self.weights.keys() - set(FIELDS)):
-            raise ValueError(f"weights of {unknown}, which are no scores; the scores are {list(FIELDS)}")
+            raise ValueError(f"weights of {unknown}, which are not scores; the scores are {list(FIELDS)}")
         if errors not in ("raise", "collect"):
             raise ValueError(f"errors must be 'raise' or 'collect', got {errors!r}")
         keys = [*self._inputs(), self.score_key, self.reward_key, self.errors_key]
@@ -212,7 +212,7 @@ class IFEvalScorer:
         if len(given) != count:
             raise InstructionError(
                 f"{key!r} has {len(given)} dicts for the {count} instructions in {self.instruction_ids_key!r}; each "
-                "instruction needs its own, empty where there is nothing to say"
+                "instruction needs its own, which may be empty"
             )
         for position, item in enumerate(given):
             if item is not None and not isinstance(item, Mapping):

@@ -166,7 +166,7 @@ class CudaGraphModule:
             if not _is_on_gpu(tensor):
                 raise RuntimeError(
                     f"CudaGraphModule got a tensor of shape {list(tensor.shape)} on {tensor.device}: all inputs must "
-                    "be on the GPU, as others would keep the values that they have in the recording"
+                    "be on the GPU, because other tensors would keep their values from the recording"
                 )
         if len(self._recordings) == _KEPT:
             self._recordings.pop(0)
@@ -291,7 +291,7 @@ def _is_on_gpu(tensor: Tensor) -> bool:
 def _check_no_gradients(values: Sequence[object], verb: str = "take") -> None:
     if any(tensor.requires_grad for tensor in _collect_tensors(values)):
         raise RuntimeError(
-            f"CudaGraphModule cannot {verb} tensors that require gradients: autograd does not see what is recorded. "
+            f"CudaGraphModule cannot {verb} tensors that require gradients: autograd does not see the recorded work. "
             "Let the function use parameters from outside, call backward() itself, and return detached tensors"
         )
 

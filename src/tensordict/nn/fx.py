@@ -142,7 +142,9 @@ def _steps_of(module: object) -> Iterator[TensorDictModule]:
     """Yield the modules that call something, in order."""
     if isinstance(module, TensorDictSequential) and type(module).forward is TensorDictSequential.forward:
         if module.partial_tolerant:
-            raise TypeError(f"{type(module).__name__} cannot be traced: it is partial_tolerant, so what runs depends")
+            raise TypeError(
+                f"{type(module).__name__} cannot be traced: it is partial_tolerant, and its entries decide what runs"
+            )
         for step in module:
             yield from _steps_of(step)
     elif isinstance(module, TensorDictModule) and type(module).forward is TensorDictModule.forward:

@@ -40,6 +40,10 @@ class InteractionType(str, enum.Enum):
         return self.value
 
     @classmethod
+    def _missing_(cls, value: object) -> None:
+        raise ValueError(f"{value!r} is not a valid InteractionType; choose one of {[kind.value for kind in cls]}")
+
+    @classmethod
     def from_str(cls, type_str: str) -> InteractionType:
         """Return the member with this name, in any case; raises a `ValueError` for other names."""
         return cls(type_str.lower())

@@ -597,9 +597,7 @@ def _convert_state(state: dict[str, Any]) -> dict[str, Any]:
     no_convert, hooks = state.get("no_convert"), state.get("_get_post_hook")
     convert = "buffer" if no_convert is True else no_convert or "auto"
     if convert not in _CHOICES or not isinstance(state[pickled.PARAMS], Contract) or type(hooks) is not list:
-        raise SaveError(
-            "the TensorDictParams that was pickled does not add up: its parts are not of the types they have"
-        )
+        raise SaveError("the pickled TensorDictParams is inconsistent: its parts have unexpected types")
     own = set(vars(nn.Module())) - {"_parameters", "_buffers", "_modules"}
     kept = {name: value for name, value in state.items() if name in own}
     container: Any = state[pickled.PARAMS]

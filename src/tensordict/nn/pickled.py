@@ -51,7 +51,7 @@ def _function(content: bytes) -> object:
     while frame is not None:
         if frame.f_globals.get("__name__") == internals.WEIGHTS_ONLY:
             raise SaveError(
-                "the module wraps a function, which is kept as a pickle of its own: this needs weights_only=False"
+                "the module wraps a function, which is stored as a separate pickle: loading it needs weights_only=False"
             )
         frame = frame.f_back
     try:

@@ -646,6 +646,6 @@ def _add_parts(dists: dict[Key, Distribution], module: _Probabilistic, dist: Dis
     keys = module.dist_sample_keys
     if len(keys) != 1:
         raise RuntimeError(
-            f"a composite distribution has one value a part, and {type(dist).__name__} has the values {keys}"
+            f"each part of a composite distribution has one value, but {type(dist).__name__} has the values {keys}"
         )
     dists[keys[0]] = dist

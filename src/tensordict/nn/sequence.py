@@ -136,7 +136,7 @@ class TensorDictSequential(TensorDictModule):
         known = dict.fromkeys(unravel_key_list(self.in_keys if in_keys is None else in_keys))
         wanted = dict.fromkeys(unravel_key_list(self.out_keys_source if out_keys is None else out_keys))
         kept: list[tuple[str, Any]] = []
-        for name, module in _list_named(self.module):
+        for name, module in _list_items(self.module):
             if type(module) is TensorDictSequential:
                 try:
                     module = module.select_subsequence(in_keys=list(known))
@@ -249,12 +249,12 @@ class TensorDictSequential(TensorDictModule):
     def __getitem__(self, index: int | str) -> Any: ...
     def __getitem__(self, index: int | slice | str) -> Any:
         if isinstance(index, slice):
-            return self._part(_list_named(self.module)[index])
+            return self._part(_list_items(self.module)[index])
         return self.module[self._place(index)]
 
     def __setitem__(self, index: int | slice | str, tensordict_module: Any) -> None:
         if isinstance(index, slice):
-            modules = _list_named(self.module)
+            modules = _list_items(self.module)
             modules[index] = [("", _as_module(module)) for module in tensordict_module]
             self._replace(modules)
         elif isinstance(self.module, nn.ModuleDict) and isinstance(index, str):
@@ -265,7 +265,7 @@ class TensorDictSequential(TensorDictModule):
 
     def __delitem__(self, index: int | slice | str) -> None:
         if isinstance(index, slice):
-            modules = _list_named(self.module)
+            modules = _list_items(self.module)
             del modules[index]
             self._replace(modules)
         else:
@@ -328,7 +328,7 @@ def _as_module(module: object) -> nn.Module:
     return WrapModule(module)
 
 
-def _list_named(modules: nn.ModuleList | nn.ModuleDict) -> list[tuple[str, Any]]:
+def _list_items(modules: nn.ModuleList | nn.ModuleDict) -> list[tuple[str, Any]]:
     return list(modules._modules.items())
 
 

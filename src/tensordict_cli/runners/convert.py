@@ -99,7 +99,7 @@ def _check_target(source: str, target: str, to: str, force: bool) -> None:
 def _check_apart(source: str, target: str) -> None:
     mine, theirs = os.path.realpath(source), os.path.realpath(target)
     if os.path.commonpath((mine, theirs)) in (mine, theirs):
-        raise SaveError(f"{source!r} and {target!r} are one, or one is in the other; choose another target")
+        raise SaveError(f"{source!r} and {target!r} are the same, or one is in the other; choose another target")
 
 
 def _import_all(modules: list[str]) -> None:

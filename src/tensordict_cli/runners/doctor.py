@@ -164,7 +164,7 @@ def _map_privately(folder: str) -> None:
 
 
 def _lock(folder: str) -> None:
-    _check(system.HAS_LOCKS, "this system has none")
+    _check(system.HAS_LOCKS, "this system has no file locks")
     path = _write_zeros(folder)
     with open(path, "rb") as one, open(path, "rb") as other:
         system.lock(one.fileno())
@@ -172,7 +172,7 @@ def _lock(folder: str) -> None:
             system.lock(other.fileno())
         except BlockingIOError:
             return
-    raise OSError("two hold the same lock")
+    raise OSError("two file handles hold the same lock")
 
 
 def _punch_hole(folder: str) -> None:
@@ -183,10 +183,10 @@ def _punch_hole(folder: str) -> None:
         file.flush()
         os.fsync(file.fileno())
         _check(os.fstat(file.fileno()).st_blocks * 512 < 1 << 23, "they take room on the disk")
-        _check(hasattr(system.libc, "fallocate"), "this system punches none")
+        _check(hasattr(system.libc, "fallocate"), "this system cannot punch holes")
         size = ctypes.c_int64(_BYTES)
         if system.libc.fallocate(file.fileno(), _PUNCH, ctypes.c_int64(0), size):
-            raise OSError(ctypes.get_errno(), f"none is punched: {os.strerror(ctypes.get_errno())}")
+            raise OSError(ctypes.get_errno(), f"no hole was punched: {os.strerror(ctypes.get_errno())}")
 
 
 def _write_zeros(folder: str) -> str:

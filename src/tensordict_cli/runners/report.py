@@ -33,4 +33,4 @@ def _refuse_other(target: str, force: bool) -> None:
         return
     with open(target, "rb") as file:
         if file.read(len(MARK)) != MARK.encode():
-            raise SaveError(f"{target!r} exists already and is no report; use --force to replace it")
+            raise SaveError(f"{target!r} exists already and is not a report; use --force to replace it")

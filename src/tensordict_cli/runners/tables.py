@@ -45,7 +45,7 @@ def run(args: argparse.Namespace) -> int:
     with_metadata = bool(kind_of(target)) and not args.to
     fill, nulls = _parse_fill(args.fill), args.nulls
     if fill is not None and not kind_of(source):
-        raise SaveError(f"--fill is for tables, of which {source!r} is none: the numbers of a save are all there")
+        raise SaveError(f"--fill is for tables, but {source!r} is a save, which has all of its numbers")
     if nulls and not kind_of(source) and not with_metadata:
         raise SaveError(f"--nulls is for tables, and neither {source!r} nor {target!r} is one")
     if kind_of(source):
@@ -54,8 +54,8 @@ def run(args: argparse.Namespace) -> int:
         parts = _read_save(source, args.allow_pickle, shown)
     if not with_metadata and (args.to not in (None, "dataset") or os.path.splitext(target.rstrip("/"))[1]):
         raise SaveError(
-            f"a table becomes a data set, which is a folder, or another table, and {target!r} is none: convert the "
-            "data set to that then"
+            f"a table can be converted to a data set, which is a folder, or to another table, but {target!r} is "
+            "neither: convert it to a data set first, and then convert that"
         )
     try:
         if with_metadata:
@@ -96,7 +96,7 @@ def _read_table(path: str, reading: TableOptions) -> Iterator[Any]:
             yield part
             is_empty = False
         if is_empty:
-            raise SaveError(f"{path!r}: there are no rows, so that there is nothing to write")
+            raise SaveError(f"{path!r}: the table has no rows, so there is nothing to write")
         return
     found, may_lack = files_of(path, access), reading.nulls is not None or reading.fill is not None
     tables = (
@@ -113,7 +113,7 @@ def _read_save(path: str, allow_pickle: bool, shown: bool) -> Iterator[Any]:
     # Open the save again for each part: pages read from a mapped file count as memory until the map is closed.
     container = open_save(path, allow_pickle=allow_pickle)
     if not container.batch_dims:
-        raise SaveError(f"{path!r} has no batch dims, and the rows of a table are the elements of the first")
+        raise SaveError(f"{path!r} has no batch dims, but a table needs the first one as its rows")
     rows, nbytes = container.batch_size[0], container.bytes()
     step = max(1, _NBYTES * rows // max(nbytes, 1)) if nbytes else _ROWS
     with progress_bar(shown, "converting", nbytes) as bar:
