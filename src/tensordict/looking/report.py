@@ -48,7 +48,7 @@ MARK = "<!doctype html>\n<!-- a report of tensordict -->\n"
 
 
 @dataclass
-class _Save:
+class _ReportedSave:
     """One of the reported saves, with its leaves, values and problems."""
 
     path: str
@@ -65,7 +65,7 @@ class _Save:
         return sum(group.nbytes for group in self.leaves.values())
 
     @staticmethod
-    def at(path: PathLike) -> _Save:
+    def at(path: PathLike) -> _ReportedSave:
         """Describe the save at a path or URL, without reading its tensors."""
         problems: list[str] = []
 
@@ -75,7 +75,7 @@ class _Save:
 
         place = without_scheme(path)
         format, root = describe_save(place, complain)
-        return _Save(os.fspath(path), format, root, *collect_groups(root), problems)
+        return _ReportedSave(os.fspath(path), format, root, *collect_groups(root), problems)
 
     def measure(self, limit: int, bar: Progress | None) -> None:
         """Read the leaves and compute their figures."""
@@ -128,7 +128,7 @@ def report(path: PathLike, other: PathLike | None = None, *, limit: int = 0, pro
     """
     require("matplotlib", "report")
     with quiet(progress):
-        saves = [_Save.at(place) for place in (path, other) if place is not None]
+        saves = [_ReportedSave.at(place) for place in (path, other) if place is not None]
     with progress_bar(progress, "reading", None if limit else sum(save.nbytes for save in saves)) as bar:
         for save in saves:
             save.measure(limit, bar)
@@ -180,7 +180,9 @@ body.tensordict { max-width: 75em; margin: 0 auto; padding: 1em 1.5em 4em; }
 )
 
 
-def _page(saves: Sequence[_Save], found: list[Difference] | None, limit: int, bar: Progress | None) -> Iterator[str]:
+def _page(
+    saves: Sequence[_ReportedSave], found: list[Difference] | None, limit: int, bar: Progress | None
+) -> Iterator[str]:
     title = " and ".join(save.path for save in saves)
     yield f'<html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>'
     yield f'<meta name="viewport" content="width=device-width"><style>{STYLE}{_PAGE_STYLE}</style></head>'
@@ -208,17 +210,17 @@ def _anchor(name: str) -> str:
     return name.lower().replace(" ", "-")
 
 
-def _path_html(saves: Sequence[_Save], number: int) -> str:
+def _path_html(saves: Sequence[_ReportedSave], number: int) -> str:
     """Return the path of a save as HTML, colored when there are two saves."""
     path = escape(saves[number].path)
     return f'<span class="td-{("first", "second")[number]}">{path}</span>' if len(saves) > 1 else path
 
 
-def _save_letter(saves: Sequence[_Save], number: int) -> list[str]:
+def _save_letter(saves: Sequence[_ReportedSave], number: int) -> list[str]:
     return ["AB"[number]] if len(saves) > 1 else []
 
 
-def _headline_html(saves: Sequence[_Save], number: int) -> str:
+def _headline_html(saves: Sequence[_ReportedSave], number: int) -> str:
     save = saves[number]
     values = sum(map(len, save.values.values()))
     on_disk = remote_bytes(save.path) if is_url(save.path) else bytes_on_disk(without_scheme(save.path))
@@ -239,7 +241,7 @@ def _key_text(key: Path) -> str:
     return ".".join(key)
 
 
-def _all_keys(saves: Sequence[_Save]) -> list[Path]:
+def _all_keys(saves: Sequence[_ReportedSave]) -> list[Path]:
     return list(dict.fromkeys(key for save in saves for key in save.leaves))
 
 
@@ -277,7 +279,7 @@ def _more_html(count: int, shown: int, what: str) -> str:
 # --- findings ---------------------------------------------------------------------------------------------------------
 
 
-def _findings(saves: Sequence[_Save]) -> Iterator[str]:
+def _findings(saves: Sequence[_ReportedSave]) -> Iterator[str]:
     lines = [
         "".join([*(f"{letter}: " for letter in _save_letter(saves, number)), line])
         for number, save in enumerate(saves)
@@ -290,7 +292,7 @@ def _findings(saves: Sequence[_Save]) -> Iterator[str]:
     yield _more_html(len(lines), min(len(lines), _MOST_LEAVES), "finding")
 
 
-def _find_problems(save: _Save) -> Iterator[str]:
+def _find_problems(save: _ReportedSave) -> Iterator[str]:
     yield from save.problems
     for key, found in save.measured.items():
         name, tally = _key_text(key), found.tally
@@ -315,7 +317,7 @@ def _find_problems(save: _Save) -> Iterator[str]:
 # --- structure, and a card for each leaf ------------------------------------------------------------------------------
 
 
-def _structure(saves: Sequence[_Save]) -> Iterator[str]:
+def _structure(saves: Sequence[_ReportedSave]) -> Iterator[str]:
     keys = _all_keys(saves)
     head = ["key", *(["save"] if len(saves) > 1 else []), "dtype", "shape", "tensors", "size"]
     head += ["min", "mean", "std", "max", "NaN", "zero"]
@@ -344,7 +346,7 @@ def _format_figures(found: LeafFigures | None) -> list[str]:
     return [least, number_text(tally.mean), number_text(tally.std), greatest, f"{tally.nan:,}", f"{tally.zero:,}"]
 
 
-def _cards(saves: Sequence[_Save], bar: Progress | None) -> Iterator[str]:
+def _cards(saves: Sequence[_ReportedSave], bar: Progress | None) -> Iterator[str]:
     keys = [key for key in _all_keys(saves) if any(key in save.measured for save in saves)]
     yield '<div class="td-cards">'
     for key in keys:
@@ -426,7 +428,7 @@ def _draw_svg(samples: Sequence[Numbers], edges: Numbers) -> str:
 # --- values and rows --------------------------------------------------------------------------------------------------
 
 
-def _values(saves: Sequence[_Save]) -> Iterator[str]:
+def _values(saves: Sequence[_ReportedSave]) -> Iterator[str]:
     keys = list(dict.fromkeys(key for save in saves for key in save.values))
     rows = []
     for key in islice(keys, _MOST_LEAVES):
@@ -450,7 +452,7 @@ def _value_text(value: Any) -> str:
     return _format_value(value)
 
 
-def _first_rows(saves: Sequence[_Save]) -> Iterator[str]:
+def _first_rows(saves: Sequence[_ReportedSave]) -> Iterator[str]:
     for number, save in enumerate(saves):
         size = save.root.batch_size
         columns: dict[str, list[str]] = {}

@@ -61,7 +61,7 @@ def run(args: argparse.Namespace) -> int:
 
     path = without_scheme(args.path)
     name, whole = describe_save(path, complain)
-    view = _View.of(whole, args.key or "", args.depth)
+    view = _TreeSelection.of(whole, args.key or "", args.depth)
     nodes = [node for _, node in view.nodes()]
     leaves = [node for node in nodes if isinstance(node, LeafSpec)]
     values = [node for node in nodes if isinstance(node, Specification) and node.is_value and not _is_broken(node)]
@@ -76,7 +76,7 @@ def run(args: argparse.Namespace) -> int:
         "containers": sum(isinstance(node, Specification) and not node.is_value for node in nodes),
         "problems": problems,
     }
-    content = _Content(complain)
+    content = _TensorContents(complain)
     if args.stats:
         content.read_statistics(view)
     if args.head is not None:
@@ -95,7 +95,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 @dataclass(slots=True)
-class _View:
+class _TreeSelection:
     """The printed part of a save: a node, down to `depth`, and only the keys in `shown`, relative to that node."""
 
     root: Node
@@ -104,7 +104,7 @@ class _View:
     shown: Collection[Path] | None = None
 
     @classmethod
-    def of(cls, whole: Specification, key: str, depth: int | None) -> _View:
+    def of(cls, whole: Specification, key: str, depth: int | None) -> _TreeSelection:
         """Select the node at a key, written with dots, or all keys that match a pattern.
 
         Raises:
@@ -177,7 +177,7 @@ def _find_node(node: Node, key: str, above: str = "") -> Node:
     raise SaveError(f"there is nothing at the key {above + key!r}; {hint}")
 
 
-class _Content:
+class _TensorContents:
     """The statistics and first rows that were read, by key."""
 
     def __init__(self, complain: Callable[[OSError], object]) -> None:
@@ -185,7 +185,7 @@ class _Content:
         self.statistics: dict[Path, dict[str, Any] | None] | None = None
         self.heads: dict[Path, list[Any]] | None = None
 
-    def read_statistics(self, view: _View) -> None:
+    def read_statistics(self, view: _TreeSelection) -> None:
         """Read all printed tensors, piece by piece, and compute their statistics."""
         self.statistics = {}
         leaves = {path: node for path, node in view.visible_nodes() if isinstance(node, LeafSpec)}
@@ -193,7 +193,7 @@ class _Content:
             for path, leaf in leaves.items():
                 self.statistics[path] = self._read(path, partial(_compute_statistics, leaf, shown))
 
-    def read_heads(self, view: _View, count: int, whole: bool) -> None:
+    def read_heads(self, view: _TreeSelection, count: int, whole: bool) -> None:
         """Read the first rows of the printed tensors and the first printed values."""
         self.heads = {}
         for path, node in view.visible_nodes():
@@ -241,7 +241,7 @@ def _format_headline(report: dict[str, Any]) -> Line:
 
 
 def _format_rows(
-    view: _View, node: Node, path: Path, branch: str, below: str, outer: Names | None
+    view: _TreeSelection, node: Node, path: Path, branch: str, below: str, outer: Names | None
 ) -> list[list[tuple[str, str]]]:
     """Return the cells of a node and of everything in it: name, kind, shape, size, and notes.
 
@@ -273,7 +273,7 @@ def _format_rows(
     return rows
 
 
-def _format_content(view: _View, content: _Content) -> list[Line]:
+def _format_content(view: _TreeSelection, content: _TensorContents) -> list[Line]:
     """Return the lines with statistics and first rows, which are printed below the tree."""
     lines: list[Line] = []
     if content.statistics:
@@ -310,7 +310,7 @@ def _format_shape(shape: Iterable[int]) -> str:
 # --- for programs -----------------------------------------------------------------------------------------------------
 
 
-def _as_json(view: _View, node: Node, path: Path, content: _Content) -> dict[str, Any]:
+def _as_json(view: _TreeSelection, node: Node, path: Path, content: _TensorContents) -> dict[str, Any]:
     read: dict[str, Any] = {}
     if content.statistics is not None and isinstance(node, LeafSpec) and path in content.statistics:
         found = content.statistics[path]

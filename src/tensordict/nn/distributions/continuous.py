@@ -120,7 +120,7 @@ class AddStateIndependentNormalScale(nn.Module):
         shape = self.scale_shape
         if len(shape) > loc.ndim or loc.shape[loc.ndim - len(shape) :] != shape:
             raise RuntimeError(
-                f"the location has shape {list(loc.shape)}; its last dims must equal the shape of the scale, {list(shape)}"
+                f"the location has shape {list(loc.shape)}, whose last dims must be those of the scale, {list(shape)}"
             )
         # `clamp_min` comes last because it makes a new tensor, which programs can write into.
         return loc, self._map(self.state_independent_scale).expand(loc.shape).clamp_min(self.scale_lb), *others
