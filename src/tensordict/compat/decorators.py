@@ -11,7 +11,7 @@ from tensordict.ops.locking import raise_locked
 
 
 def lock_blocked(func: Callable[..., Any]) -> Callable[..., Any]:
-    """Decorate a method so that it raises while its container is locked.
+    """Decorate a method so that it raises an error while its container is locked.
 
     Raises:
         RuntimeError: on the call, when the container is locked.

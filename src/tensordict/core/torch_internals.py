@@ -55,7 +55,7 @@ def _need(path: str, feature: str) -> Any:
 
 
 def _on_lists(name: str) -> OnLists:
-    """Return torch's call on lists of tensors. If torch lacks it, return a function that raises a `TypeError`.
+    """Return `torch._foreach_NAME`. If torch lacks it, return a function that raises a `TypeError`.
 
     `foreach.results` and `foreach.write` catch this error, and call the leaves one by one.
     """

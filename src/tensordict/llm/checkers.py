@@ -78,7 +78,7 @@ def missing_data(instruction_ids: Iterable[str]) -> dict[str, int]:
 
 @contextlib.contextmanager
 def _without_downloads() -> Iterator[None]:
-    """Keep the checkers' module from downloading NLTK data on import, which it does in the process of rank 0 only."""
+    """Set another rank than 0 for the import of the checkers. With `LOCAL_RANK` 0, it would download NLTK data."""
     name = "LOCAL_RANK"
     rank = os.environ.get(name)
     os.environ[name] = "-1"

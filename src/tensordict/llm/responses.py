@@ -61,7 +61,7 @@ def _to_container(row: Mapping[str, Any]) -> TensorDict:
 
 
 def _index_by_prompt(path: str | os.PathLike[str]) -> dict[str, tuple[str, dict[str, Any]]]:
-    """Return the lines of a file of prompts by prompt, each with its place."""
+    """Read a file of prompts. Returns a dict from each prompt to its place and its other entries."""
     known: dict[str, tuple[str, dict[str, Any]]] = {}
     for place, line in _read_lines(path):
         prompt = _get_prompt(line, place)

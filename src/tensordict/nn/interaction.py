@@ -79,7 +79,7 @@ class set_interaction_type(internals.Decorator):  # a function to its callers, a
 
     def __init__(self, type: InteractionType | str | None = InteractionType.DETERMINISTIC) -> None:
         super().__init__()
-        # Members are strings, too, but torch.compile cannot treat one as a string.
+        # Members are strings, too, but torch.compile cannot call string methods on them, so test for members first.
         self.type = type if type is None or isinstance(type, InteractionType) else InteractionType.from_str(type)
 
     def clone(self) -> set_interaction_type:

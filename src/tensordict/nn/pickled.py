@@ -1,4 +1,4 @@
-"""Convert the attributes of modules in pickles of the reference to ours. Other objects in them unpickle unaided."""
+"""Convert the attributes of modules that the reference package pickled; used by `__setstate__` of the modules."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ _ONLY_THERE = (*_FOLLOWING, "_trigger_warning_lpk")
 
 
 class _OutKeysSelect:
-    """Stands for the reference's hook behind `select_out_keys`. Only its presence in a pickle matters."""
+    """Unpickles the hook that the reference registers in `select_out_keys`. Only its presence matters."""
 
 
 def as_ours(state: dict[str, Any]) -> tuple[dict[str, Any], bool]:
-    """Convert the state of a module that reads and writes containers. A state of ours is returned unchanged.
+    """Convert a pickled state of a module of the reference. A state that this package pickled stays unchanged.
 
     Returns:
         The state, and whether out-keys were selected, so that the hook must be registered.
