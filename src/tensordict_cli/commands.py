@@ -22,31 +22,31 @@ class Command:
     arguments: Arguments
 
 
-def _count(text: str) -> int:
+def _parse_count(text: str) -> int:
     if not text.isdecimal():
         raise argparse.ArgumentTypeError(f"a number is 0 or more, got {text!r}")
     return int(text)
 
 
-def _inspect(parser: argparse.ArgumentParser) -> None:
+def _add_inspect_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("path", metavar="PATH", help="the save: a folder, a file, or its URL")
     parser.add_argument(
         "--key", metavar="GLOB", help="print only what is at this nested key, written with dots, or at all that match"
     )
-    parser.add_argument("--depth", type=_count, metavar="N", help="go so many levels down (0: one line)")
+    parser.add_argument("--depth", type=_parse_count, metavar="N", help="go so many levels down (0: one line)")
     parser.add_argument("--stats", action="store_true", help="read the tensors, and print statistics of each")
-    parser.add_argument("--head", type=_count, metavar="N", help="print the first N rows of each tensor")
+    parser.add_argument("--head", type=_parse_count, metavar="N", help="print the first N rows of each tensor")
     parser.add_argument("--no-pager", action="store_true", help="print long output as it is")
     parser.add_argument("--json", action="store_true", help="print JSON, for programs")
 
 
-def _verify(parser: argparse.ArgumentParser) -> None:
+def _add_verify_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("path", metavar="PATH", help="the save: a folder, a file, or its URL")
     parser.add_argument("--num-threads", type=int, default=0, metavar="N", help="the number of threads that read")
     parser.add_argument("--json", action="store_true", help="print JSON, for programs")
 
 
-def _convert(parser: argparse.ArgumentParser) -> None:
+def _add_convert_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("source", metavar="SRC", help="the save, of any format, or a table")
     parser.add_argument("target", metavar="DST", help="where to write it")
     parser.add_argument("--to", choices=(*FORMATS, "dataset"), help="the format of DST, whatever its suffix")
@@ -84,7 +84,7 @@ def _convert(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _diff(parser: argparse.ArgumentParser) -> None:
+def _add_diff_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("a", metavar="A", help="a save")
     parser.add_argument("b", metavar="B", help="another one, of any format")
     parser.add_argument("--rtol", type=float, default=0.0, help="relative tolerance for elements (default 0)")
@@ -93,19 +93,19 @@ def _diff(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print JSON, for programs")
 
 
-def _report(parser: argparse.ArgumentParser) -> None:
+def _add_report_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("path", metavar="PATH", help="the save or the data set: a folder, a file, or its URL")
     parser.add_argument("other", metavar="OTHER", nargs="?", help="another one, to be compared with it")
     parser.add_argument(
         "-o", "--output", metavar="FILE", default="report.html", help="where to write the page (default report.html)"
     )
     parser.add_argument(
-        "--sample", type=_count, default=0, metavar="MIB", help="read about so much of each tensor (default: all)"
+        "--sample", type=_parse_count, default=0, metavar="MIB", help="read about so much of each tensor (default: all)"
     )
     parser.add_argument("--force", action="store_true", help="replace what is at FILE, even if it is no report")
 
 
-def _compact(parser: argparse.ArgumentParser) -> None:
+def _add_compact_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("path", metavar="PATH", help="the folder of the data set, or its URL")
     parser.add_argument("--rows", type=int, metavar="N", help="the rows of a shard (default: as many as have 128 MiB)")
     parser.add_argument(
@@ -119,7 +119,7 @@ def _compact(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--keep", action="store_true", help="leave the old shards for tidy to remove")
 
 
-def _tidy(parser: argparse.ArgumentParser) -> None:
+def _add_tidy_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("path", metavar="PATH", help="the folder of the data set, or its URL")
     parser.add_argument(
         "--older-than",
@@ -133,13 +133,13 @@ def _tidy(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _doctor(parser: argparse.ArgumentParser) -> None:
+def _add_doctor_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("path", metavar="PATH", nargs="?", default=".", help="the folder to try (default: this one)")
     parser.add_argument("--no-pager", action="store_true", help="print long output as it is")
     parser.add_argument("--json", action="store_true", help="print JSON, for programs")
 
 
-def _ifeval(parser: argparse.ArgumentParser) -> None:
+def _add_ifeval_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("responses", metavar="RESPONSES", help="the responses, as JSON lines")
     parser.add_argument("--prompts", metavar="PROMPTS", help="the prompts, as JSON lines")
     parser.add_argument("--per-prompt", action="store_true", help="show how each response did, too")
@@ -186,7 +186,7 @@ examples:
   tensordict inspect --head 3 s3://bucket/dataset
   tensordict inspect --json data.tdz | jq .nbytes
 """,
-        _inspect,
+        _add_inspect_arguments,
     ),
     "verify": Command(
         "check whether a save is whole",
@@ -205,7 +205,7 @@ examples:
   tensordict verify --num-threads 4 data.tdz || echo broken
   tensordict verify --json data.h5 | jq -r '.problems[]'
 """,
-        _verify,
+        _add_verify_arguments,
     ),
     "convert": Command(
         "write a save, or a table, in another format",
@@ -232,7 +232,7 @@ examples:
   tensordict convert dataset rows.csv
   tensordict convert --to directory --force run.safetensors runs/1
 """,
-        _convert,
+        _add_convert_arguments,
     ),
     "diff": Command(
         "compare two saves",
@@ -252,7 +252,7 @@ examples:
   tensordict diff --rtol 1e-5 --equal-nan checkpoint.tdz checkpoint.h5
   tensordict diff --json a b > differences.json || echo they differ
 """,
-        _diff,
+        _add_diff_arguments,
     ),
     "report": Command(
         "write a page with pictures of what a save holds",
@@ -272,7 +272,7 @@ examples:
   tensordict report runs/1 runs/2 -o compared.html
   tensordict report --sample 64 s3://bucket/data -o data.html
 """,
-        _report,
+        _add_report_arguments,
     ),
     "compact": Command(
         "merge the small shards of a data set",
@@ -286,7 +286,7 @@ examples:
   tensordict compact data
   tensordict compact --rows 1000000 --format archive data
 """,
-        _compact,
+        _add_compact_arguments,
     ),
     "tidy": Command(
         "remove what killed writers of a data set left",
@@ -301,7 +301,7 @@ examples:
   tensordict tidy data
   tensordict tidy --older-than 60 --remove data/shards/WRITER/00000007 data
 """,
-        _tidy,
+        _add_tidy_arguments,
     ),
     "doctor": Command(
         "tell what this machine and this installation can do",
@@ -321,7 +321,7 @@ examples:
   tensordict doctor /mnt/shared/runs
   tensordict doctor --json | jq .extras
 """,
-        _doctor,
+        _add_doctor_arguments,
     ),
     "ifeval": Command(
         "score how responses follow instructions",
@@ -348,6 +348,6 @@ examples:
   tensordict ifeval responses.jsonl --prompts input_data.jsonl
   tensordict ifeval --json responses.jsonl | jq .prompt_level_strict_acc
 """,
-        _ifeval,
+        _add_ifeval_arguments,
     ),
 }

@@ -100,9 +100,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return BROKEN_PIPE
     except RecursionError:
-        return _fail("the save is nested too deeply")
+        return _print_error("the save is nested too deeply")
     except (OSError, ImportError, ValueError, RuntimeError, MemoryError) as error:
-        return _fail(_format_error(error))
+        return _print_error(_format_error(error))
 
 
 def _hide_secrets(args: argparse.Namespace) -> argparse.Namespace:
@@ -161,7 +161,7 @@ def _suggest(word: str, known: Iterable[str]) -> str:
     return f"did you mean {close[0]!r}?" if close else f"there are {', '.join(names)}"
 
 
-def _fail(message: str) -> int:
+def _print_error(message: str) -> int:
     print(f"tensordict: error: {printable(' '.join(message.split()))}", file=sys.stderr)
     return TROUBLE
 

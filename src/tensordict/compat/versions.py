@@ -89,9 +89,9 @@ class implement_for:
     @staticmethod
     def check_version(version: str, from_version: str | None, to_version: str | None) -> bool:
         """Return whether `from_version <= version < to_version`; a pre-release counts as its release."""
-        release = _release(version)
-        return (from_version is None or release >= _release(from_version)) and (
-            to_version is None or release < _release(to_version)
+        release = _parse_release(version)
+        return (from_version is None or release >= _parse_release(from_version)) and (
+            to_version is None or release < _parse_release(to_version)
         )
 
     def __repr__(self) -> str:
@@ -102,7 +102,7 @@ def _choose(candidates: list[implement_for]) -> Callable[..., Any] | None:
     return next((candidate.fn for candidate in reversed(candidates) if candidate.fits()), None)
 
 
-def _release(version: str) -> tuple[int, ...]:
+def _parse_release(version: str) -> tuple[int, ...]:
     """Parse the numbers of a version up to the first part that is not a number, without trailing zeros."""
     found = re.match(r"\d+(\.\d+)*", version)
     numbers = [int(part) for part in found.group().split(".")] if found else []

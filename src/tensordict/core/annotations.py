@@ -36,10 +36,10 @@ def resolve(hint: object, scope: Mapping[str, Any], where: str) -> Any:
         found = eval(hint, {}, scope)
     except Exception as error:
         raise TypeError(f"the annotation {hint!r} of {where} cannot be resolved: {error}") from error
-    return resolve(found, scope, where) if _written(found) else found
+    return resolve(found, scope, where) if _find_strings(found) else found
 
 
-def _written(hint: object) -> list[str]:
+def _find_strings(hint: object) -> list[str]:
     """Return the parts of an annotation that are strings and still have to be resolved."""
     if isinstance(hint, typing.ForwardRef):
         return [hint.__forward_arg__]
@@ -48,7 +48,7 @@ def _written(hint: object) -> list[str]:
     if typing.get_origin(hint) is typing.Literal:
         return []
     parts = typing.get_args(hint)[:1] if typing.get_origin(hint) is typing.Annotated else typing.get_args(hint)
-    return [text for part in parts for text in _written(part)]
+    return [text for part in parts for text in _find_strings(part)]
 
 
 def scope_of(cls: type[Any], hints: Iterable[object]) -> Mapping[str, Any]:
@@ -59,7 +59,7 @@ def scope_of(cls: type[Any], hints: Iterable[object]) -> Mapping[str, Any]:
     local: dict[str, Any] = {}
     if frame.f_locals is not frame.f_globals:
         # Keep only the names that annotations use. A reference to all locals would keep them alive with the class.
-        texts = [text for hint in hints for text in _written(hint)]
+        texts = [text for hint in hints for text in _find_strings(hint)]
         for text in texts:
             code = compile(text, "<annotation>", "eval")
             local.update({name: frame.f_locals[name] for name in code.co_names if name in frame.f_locals})
@@ -93,7 +93,7 @@ def is_a(value: object, hint: object) -> bool:
     return False
 
 
-def _says_what(kind: object) -> bool:
+def _can_cast_to(kind: object) -> bool:
     """Return whether values can be cast to this class; False for `Any`, `object`, protocols and TypedDicts."""
     if not isinstance(kind, type) or kind is object or kind is Any:  # `Any` is a class from Python 3.11 on
         return False
@@ -116,7 +116,7 @@ def cast(value: object, hint: object, where: str) -> Any:
         parts = [part for part in typing.get_args(hint) if part is not type(None)]
         return cast(value, parts[0], where) if len(parts) == 1 else value
     kind: Any = hint if origin is None else origin
-    if not _says_what(kind) or isinstance(value, kind):
+    if not _can_cast_to(kind) or isinstance(value, kind):
         return value
     if isinstance(value, Mapping) and not issubclass(kind, (Contract, Mapping)):
         return value  # A dict is not cast: `str(d)` or `list(d)` would succeed, but nobody means that.

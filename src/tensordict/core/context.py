@@ -88,7 +88,12 @@ class BlockContext(Contract):
             before = _Before(set(), set())
         elif made:
             before = _Before(set(source.keys(True, True)), _node_keys(self), None, *made)
-        elif getattr(undo, "is_view", False) and _is_plain(source) and _is_plain(self) and _in_place(self, source):
+        elif (
+            getattr(undo, "is_view", False)
+            and _is_plain(source)
+            and _is_plain(self)
+            and _has_same_pointers(self, source)
+        ):
             before = _Before(set(source._entries), set(), dict(self._entries))
         else:
             before = _Before(set(source.keys(True, True)), _node_keys(self))
@@ -129,7 +134,7 @@ class BlockContext(Contract):
             with self._at_once():
                 for member, piece in zip(members, self._pieces_of(restored), strict=True):
                     if piece._members() is not None and member._members() is None:
-                        piece = _as_written(member, piece)
+                        piece = _make_dense(member, piece)
                     member._write_back(piece, set(member.keys(True, True)), gone_nodes)
             return
         entries = self._entries
@@ -145,7 +150,7 @@ def _is_plain(container: Any) -> bool:
     return type(entries) is dict and container._wrapped_container() is container and is_flat(entries)
 
 
-def _in_place(views: Any, source: Any) -> bool:
+def _has_same_pointers(views: Any, source: Any) -> bool:
     """Return whether the entries have the same names, order and data pointers as the source's, as whole views do."""
     mine, theirs = [
         [(name, value.data_ptr()) for name, value in container._entries.items()] for container in (views, source)
@@ -161,13 +166,13 @@ def _node_keys(container: Any) -> set[Key]:
 def _write_back(source: Any, restored: Any, leaves: set[Key], gone_nodes: set[Key], kept: Collection[Key] = ()) -> None:
     """Implement :meth:`BlockContext._write_back` for a container without members."""
     # Reading a lazy stack makes a new tensor each time, so nested lazy stacks are updated member by member.
-    stacks = list(_stacks(source, restored))
+    stacks = list(_iter_stacks(source, restored))
     paths = {path for path, _, _ in stacks}
     for path, node, piece in stacks:
-        node._write_back(piece, _below(path, leaves), _below(path, gone_nodes))
+        node._write_back(piece, _select_below(path, leaves), _select_below(path, gone_nodes))
     after = set(restored.keys(True, True))
     # When a node replaced a leaf, or a leaf a node, exchange the entry in place, so that the order of keys stays.
-    for key in (key for key in leaves - after if not (paths and _is_in(key, paths))):
+    for key in (key for key in leaves - after if not (paths and _is_under_any(key, paths))):
         become = restored._peek(path_of(key))
         if _is_branch(become):
             source.set(key, become)
@@ -179,7 +184,7 @@ def _write_back(source: Any, restored: Any, leaves: set[Key], gone_nodes: set[Ke
     items = restored.items(True)
     if paths:
         # Do not read the leaves of lazy stacks.
-        items = [(key, restored.get(key)) for key in restored.keys(True) if not _is_in(key, paths)]
+        items = [(key, restored.get(key)) for key in restored.keys(True) if not _is_under_any(key, paths)]
     added = {path_of(key) for key, value in items if is_node(value) and not source._has(path_of(key))}
     changed = {}
     for key, value in items:
@@ -222,7 +227,7 @@ def _base_of(tensor: Any) -> Any:
     return tensor if base is None else base
 
 
-def _stacks(source: Contract, restored: Contract, prefix: Path = ()) -> Iterator[tuple[Path, Any, Any]]:
+def _iter_stacks(source: Contract, restored: Contract, prefix: Path = ()) -> Iterator[tuple[Path, Any, Any]]:
     """Yield the outermost nested lazy stacks of `source`, each with its path and its restored counterpart."""
     for name, node in source._structure().items():
         piece = restored._node(name) if isinstance(node, Contract) else None
@@ -231,16 +236,16 @@ def _stacks(source: Contract, restored: Contract, prefix: Path = ()) -> Iterator
         if node._batch_size == piece._batch_size and node._pair_members(piece) is not None:
             yield (*prefix, name), node, piece
         else:
-            yield from _stacks(node, piece, (*prefix, name))
+            yield from _iter_stacks(node, piece, (*prefix, name))
 
 
-def _below(path: Path, keys: set[Any]) -> set[Key]:
+def _select_below(path: Path, keys: set[Any]) -> set[Key]:
     """Return the keys below a path, relative to it."""
     rests = [key[len(path) :] for key in keys if isinstance(key, tuple) and key[: len(path)] == path]
     return {joined(rest) for rest in rests if rest}
 
 
-def _is_in(key: Key, paths: set[Path]) -> bool:
+def _is_under_any(key: Key, paths: set[Path]) -> bool:
     """Return whether a nested key equals one of the paths, or lies below one."""
     path = path_of(key)
     return any(path[:i] in paths for i in range(1, len(path) + 1))
@@ -259,7 +264,7 @@ def elements_of(container: Any) -> list[Any]:
     return found
 
 
-def _as_written(member: Any, stack: Any) -> Any:
+def _make_dense(member: Any, stack: Any) -> Any:
     """Make a dense container from a lazy stack of the elements of `member`.
 
     A leaf that still consists of views of the member's leaf becomes the member's leaf itself.

@@ -597,7 +597,7 @@ class Contract:
                 if type(value) is not Tensor and isinstance(value, Contract):
                     merged = None
                     if type(value._entries) is not dict or list(map(type, column)).count(type(value)) != len(column):
-                        merged = _merged_at_once(column, (*path, name), fn, on_node)
+                        merged = _merge_whole(column, (*path, name), fn, on_node)
                     if merged is None:
                         merged = value._merge(column, fn, size, batch_dims, rename, (*path, name), on_node)
                     entries[name] = merged
@@ -687,7 +687,7 @@ def is_flat(mapping: Mapping[str, Any]) -> bool:
     return True
 
 
-def _merged_at_once(
+def _merge_whole(
     column: list[Any], path: tuple[str, ...], fn: Callable[[list[Any]], Any], on_node: Callable[[list[Any]], Any] | None
 ) -> Any:
     """Merge nested containers as a whole; `None` if they have to be merged entry by entry.

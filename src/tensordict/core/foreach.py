@@ -99,11 +99,11 @@ def results(container: Contract, one: One, many: Many, leaves: list[Tensor], *ot
         with block:
             return results(container, one, many, leaves, *others)
     try:
-        return _one_by_one(container, one, _rows(leaves, others))
+        return _call_one_by_one(container, one, _zip_operands(leaves, others))
     except _REFUSALS:
         if not any(map(ragged.is_ragged, chain(leaves, *(other for other in others if type(other) is list)))):
             raise
-    return _one_by_one(container, partial(ragged.elementwise, one), _rows(leaves, others))
+    return _call_one_by_one(container, partial(ragged.elementwise, one), _zip_operands(leaves, others))
 
 
 def write(container: Contract, one: One, many: Many, leaves: list[Tensor], *others: object) -> None:
@@ -124,7 +124,7 @@ def write(container: Contract, one: One, many: Many, leaves: list[Tensor], *othe
                 pass  # Torch has no such call for lists and a number.
             else:
                 return
-        _one_by_one(container, one, _rows(leaves, others))
+        _call_one_by_one(container, one, _zip_operands(leaves, others))
         return
     _refuse_dtypes(container, one, many, leaves, others)
     if many is None or not _takes_lists(leaves, others):
@@ -219,20 +219,20 @@ _transformed: Callable[[], bool] = internals.transforms_active
 _any_requires_grad: Callable[..., bool] = internals.any_requires_grad
 
 
-def _one_by_one(container: Contract, one: One, rows: Iterable[Sequence[object]]) -> list[Any]:
+def _call_one_by_one(container: Contract, one: One, rows: Iterable[Sequence[object]]) -> list[Any]:
     done: list[Any] = []
     try:
         for row in rows:
             done.append(one(*row))
     except _REFUSALS as error:
-        raise named_error(error, _path(container, len(done))) from error
+        raise named_error(error, _find_path(container, len(done))) from error
     return done
 
 
 def _write_one_by_one(container: Contract, one: One, leaves: list[Tensor], others: tuple[object, ...]) -> None:
     """Write into leaf after leaf. Ragged leaves are first checked to have rows that match the other operands."""
     refuse_graph_leaves(leaves, container)
-    rows: list[Sequence[Any]] = list(_rows(leaves, others))
+    rows: list[Sequence[Any]] = list(_zip_operands(leaves, others))
     afterwards: list[Callable[[], None]] = []
     if True in map(_is_nested, leaves):
         for position, row in enumerate(rows):
@@ -242,11 +242,11 @@ def _write_one_by_one(container: Contract, one: One, leaves: list[Tensor], other
             try:
                 rows[position], back = ragged.in_place(*row)
             except _REFUSALS as error:
-                raise named_error(error, _path(container, position)) from error
+                raise named_error(error, _find_path(container, position)) from error
             if back is not None:
                 afterwards.append(back)
     with container._at_once(Tensor.clone):
-        _one_by_one(container, one, rows)
+        _call_one_by_one(container, one, rows)
     for back in afterwards:
         back()
 
@@ -255,7 +255,7 @@ def detach_constants(made: Sequence[Tensor], leaves: list[Tensor], others: tuple
     """Detach the results whose operands do not require grad."""
     if not made[0].requires_grad or all([leaf.requires_grad for leaf in leaves]):  # noqa: C419
         return made
-    rows = _rows(leaves, others)
+    rows = _zip_operands(leaves, others)
     return [
         result if any(map(_requires_grad, row)) else result.detach() for result, row in zip(made, rows, strict=True)
     ]
@@ -265,11 +265,11 @@ def _requires_grad(operand: object) -> bool:
     return isinstance(operand, Tensor) and operand.requires_grad
 
 
-def _rows(leaves: list[Tensor], others: tuple[object, ...]) -> Iterator[tuple[Any, ...]]:
+def _zip_operands(leaves: list[Tensor], others: tuple[object, ...]) -> Iterator[tuple[Any, ...]]:
     return zip(leaves, *(other if type(other) is list else repeat(other) for other in others))
 
 
-def _path(container: Contract, position: int) -> tuple[str, ...]:
+def _find_path(container: Contract, position: int) -> tuple[str, ...]:
     for index, (path, _) in enumerate(container._walk()):
         if index == position:
             return path
@@ -314,7 +314,7 @@ def _call_on_samples(
         try:
             one(*samples)
         except (RuntimeError, TypeError) as error:
-            raise named_error(error, _path(container, position)) from error
+            raise named_error(error, _find_path(container, position)) from error
 
 
 def _fits(kind: tuple[torch.dtype, ...], numbers: list[type]) -> bool:
@@ -360,5 +360,5 @@ def _refuse_overlaps(container: Contract, leaves: list[Tensor]) -> None:
                     f"several elements of this leaf of shape {list(leaf.shape)} lie in one place in memory, as after "
                     "expand(), so it cannot be changed in place. Clone the container first"
                 ),
-                _path(container, position),
+                _find_path(container, position),
             )

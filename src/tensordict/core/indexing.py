@@ -32,21 +32,21 @@ def leaf_index(index: Any, batch_size: torch.Size) -> Any:
         if len(batch_size):
             return index
         if kind is slice:
-            raise _too_many(1, batch_size)
+            raise _too_many_error(1, batch_size)
         raise BatchIndexError(f"a container without batch dims (batch_size=[]) cannot be indexed with {index!r}")
     if kind is tuple or kind is torch.Size:
-        return _tuple_index(index, batch_size)
+        return _convert_tuple(index, batch_size)
     if index is None:
         return None
     if index is Ellipsis:
         return ()
     if kind is not Tensor:
-        index = _component(index)
+        index = _convert_item(index)
     consumed = _count_dims(index)
     if consumed > len(batch_size):
-        raise _too_many(consumed, batch_size)
+        raise _too_many_error(consumed, batch_size)
     if isinstance(index, Tensor) and index.dtype in _MASKS and index.ndim:
-        return _from_mask(index, batch_size)
+        return _convert_mask(index, batch_size)
     return index
 
 
@@ -57,7 +57,7 @@ def is_beyond(index: object, batch_size: torch.Size) -> bool:
     items = index if isinstance(index, (tuple, torch.Size)) else (index,)
     if any(item is Ellipsis for item in items[:-1]):
         return True
-    known = [item if item is None or item is Ellipsis else _component(item) for item in items]
+    known = [item if item is None or item is Ellipsis else _convert_item(item) for item in items]
     return sum(map(_count_dims, known)) > len(batch_size)
 
 
@@ -70,15 +70,15 @@ def result_size(index: Any, batch_size: torch.Size) -> torch.Size:
             raise IndexError(f"index {index} is out of bounds for dimension 0 with size {size}")
         return batch_size[1:]
     if kind is slice:
-        return torch.Size((_length(index, batch_size[0]), *batch_size[1:]))
+        return torch.Size((_count_sliced(index, batch_size[0]), *batch_size[1:]))
     if index is None:
         return torch.Size((1, *batch_size))
     if kind is tuple:
-        basic = _basic_size(index, batch_size)
-        return _asked_size(index, batch_size) if basic is None else basic
+        basic = _compute_basic_size(index, batch_size)
+        return _ask_torch_size(index, batch_size) if basic is None else basic
     if kind is Tensor and index.dtype not in _MASKS:
         return index.shape + batch_size[1:]  # type: ignore[no-any-return]
-    return _asked_size(index, batch_size)
+    return _ask_torch_size(index, batch_size)
 
 
 def checked_size(index: object, batch_size: torch.Size) -> torch.Size:
@@ -88,7 +88,7 @@ def checked_size(index: object, batch_size: torch.Size) -> torch.Size:
     """
     if type(index) is Tensor and not torch.compiler.is_compiling():
         if index.ndim != 1 or index.numel() > 64 or not index.is_cpu or index.dtype not in INTEGERS:
-            return _asked_size(index, batch_size)
+            return _ask_torch_size(index, batch_size)
         # For a few elements, comparing in Python takes a third of the time.
         size = batch_size[0]
         for i in index.tolist():
@@ -102,7 +102,7 @@ def is_basic(index: object) -> bool:
     return type(index) in _BASIC or (type(index) is tuple and all(type(item) in _BASIC for item in index))
 
 
-def _asked_size(index: Any, batch_size: torch.Size) -> torch.Size:
+def _ask_torch_size(index: Any, batch_size: torch.Size) -> torch.Size:
     """Let torch compute the size, by indexing a tensor of this size that owns one byte; about 3 us."""
     if -1 in batch_size:
         raise ShapeError(
@@ -112,7 +112,7 @@ def _asked_size(index: Any, batch_size: torch.Size) -> torch.Size:
     return torch.Size(torch.empty((), dtype=torch.uint8).expand(batch_size)[index].shape)
 
 
-def _basic_size(index: tuple[Any, ...], batch_size: torch.Size) -> torch.Size | None:
+def _compute_basic_size(index: tuple[Any, ...], batch_size: torch.Size) -> torch.Size | None:
     """Like `result_size`, for a tuple of integers, slices and None; `None` if the tuple contains other items."""
     out: list[int] = []
     position = 0
@@ -124,7 +124,7 @@ def _basic_size(index: tuple[Any, ...], batch_size: torch.Size) -> torch.Size | 
                 raise IndexError(f"index {item} is out of bounds for dimension {position} with size {size}")
             position += 1
         elif kind is slice:
-            out.append(batch_size[position] if item == _FULL else _length(item, batch_size[position]))
+            out.append(batch_size[position] if item == _FULL else _count_sliced(item, batch_size[position]))
             position += 1
         elif item is None:
             out.append(1)
@@ -133,7 +133,7 @@ def _basic_size(index: tuple[Any, ...], batch_size: torch.Size) -> torch.Size | 
     return torch.Size((*out, *batch_size[position:]))
 
 
-def _length(item: slice, size: int) -> int:
+def _count_sliced(item: slice, size: int) -> int:
     if torch.compiler.is_compiling():
         # `slice.indices` would make torch recompile for every batch size.
         step = 1 if item.step is None else item.step
@@ -195,7 +195,7 @@ def rename_dims(names: list[str | None], index: object, count: int) -> list[str 
     return out + rest
 
 
-def _tuple_index(index: tuple[Any, ...], batch_size: torch.Size) -> tuple[Any, ...]:
+def _convert_tuple(index: tuple[Any, ...], batch_size: torch.Size) -> tuple[Any, ...]:
     items: list[Any] = []
     consumed = 0
     ellipsis_at: int | None = None
@@ -207,12 +207,12 @@ def _tuple_index(index: tuple[Any, ...], batch_size: torch.Size) -> tuple[Any, .
             if ellipsis_at is None:
                 ellipsis_at = len(items)
         elif item is not None:
-            item = _component(item)
+            item = _convert_item(item)
             consumed += _count_dims(item)
         items.append(item)
     ndim = len(batch_size)
     if consumed > ndim:
-        raise _too_many(consumed, batch_size)
+        raise _too_many_error(consumed, batch_size)
     if ellipsis_at is not None:
         items[ellipsis_at : ellipsis_at + 1] = [_FULL] * (ndim - consumed)
         # Torch allows further Ellipses if no dims are left for them.
@@ -232,7 +232,7 @@ def _count_dims(item: object) -> int:
     return 1
 
 
-def _component(item: object) -> Any:
+def _convert_item(item: object) -> Any:
     """Convert a list, range, array or NumPy scalar to the form that torch indexes fastest with."""
     if isinstance(item, (Tensor, bool, int, slice)):
         return item
@@ -264,7 +264,7 @@ def _has_tensors(items: Sequence[object]) -> bool:
     return any(isinstance(item, Tensor) for item in items)
 
 
-def _from_mask(mask: Tensor, batch_size: torch.Size) -> Tensor | tuple[Tensor, ...]:
+def _convert_mask(mask: Tensor, batch_size: torch.Size) -> Tensor | tuple[Tensor, ...]:
     """Convert a boolean mask to the integer index that torch would make of it, once instead of once per leaf."""
     for dim, size in enumerate(mask.shape):
         if size != batch_size[dim]:
@@ -276,7 +276,7 @@ def _from_mask(mask: Tensor, batch_size: torch.Size) -> Tensor | tuple[Tensor, .
     return found[0] if len(found) == 1 else found
 
 
-def _too_many(count: int, batch_size: torch.Size) -> BatchIndexError:
+def _too_many_error(count: int, batch_size: torch.Size) -> BatchIndexError:
     return BatchIndexError(
         f"too many indices: {count} for the batch size {list(batch_size)}; further dims are those of an entry, "
         "as in td[key][index]"

@@ -86,8 +86,8 @@ def register(
         unflatten or unflatten_container,
         serialized_type_name=f"tensordict.{cls.__name__}",
         flatten_with_keys_fn=flatten_with_keys if own_form else _flatten_with_keys,
-        to_dumpable_context=None if own_form else _dumpable,
-        from_dumpable_context=None if own_form else _from_dumpable,
+        to_dumpable_context=None if own_form else _dump_context,
+        from_dumpable_context=None if own_form else _load_context,
     )
     return cls
 
@@ -103,7 +103,7 @@ def flatten_container(container: Contract) -> tuple[list[Any], Context]:
         to_context_size(container._batch_size),
         None if names is None else tuple(names),
         container._device,
-        _depth(values),
+        _count_levels(values),
     )
 
 
@@ -124,17 +124,17 @@ def unflatten_container(values: Iterable[Any], context: Context) -> Any:
     device = context.device
     # Torch also builds trees of markers and specifications without shapes, which keep the batch size.
     if len(known) == len(values) and values:
-        change = context.depth - _depth(values)
+        change = context.depth - _count_levels(values)
         shaped = [value for value in known if not _has_no_batch(value)]
         count = len(shaped)
         if change or context.depth:
             shaped = [value for value in shaped if not ragged.is_row_of_many(value)]
         if shaped:
-            size = _shared_size(shaped, size, change)
+            size = _find_shared_size(shaped, size, change)
         elif count and change < 0:
             size = size[-change:]  # Torch maps over the first dim of ragged leaves, their rows.
         if len(shaped) != len(values):
-            values = [_along_with(value, size, batch_dims) for value in values]
+            values = [_resize_entry(value, size, batch_dims) for value in values]
         if len(size) != batch_dims or change:
             names = None
         if device is not None:
@@ -184,7 +184,7 @@ def _has_no_batch(value: object) -> bool:
     return isinstance(value, Contract) and (value._is_non_tensor or isinstance(value, Tensor))
 
 
-def _along_with(value: Any, size: torch.Size, batch_dims: int) -> Any:
+def _resize_entry(value: Any, size: torch.Size, batch_dims: int) -> Any:
     """Resize an entry along with its container. Only entries without leaves need it, such as non-tensor values."""
     if not _has_no_batch(value) or value._batch_size[: len(size)] == size:
         return value
@@ -196,7 +196,7 @@ def _flatten_with_keys(container: Contract) -> tuple[list[Any], Context]:
     return [(internals.MappingKey(key), value) for key, value in zip(context.keys, values, strict=True)], context
 
 
-def _dumpable(context: Context) -> dict[str, object]:
+def _dump_context(context: Context) -> dict[str, object]:
     """Return the context in a form that JSON can hold."""
     size = context.batch_size
     # Store only the number of dims if sizes vary.
@@ -211,7 +211,7 @@ def _dumpable(context: Context) -> dict[str, object]:
     }
 
 
-def _from_dumpable(data: dict[str, Any]) -> Context:
+def _load_context(data: dict[str, Any]) -> Context:
     size = data["batch_size"]
     return Context(
         registry.lookup(data["cls"]),
@@ -222,7 +222,7 @@ def _from_dumpable(data: dict[str, Any]) -> Context:
     )
 
 
-def _depth(values: Sequence[Any]) -> int:
+def _count_levels(values: Sequence[Any]) -> int:
     """Return the number of `vmap` levels around the most deeply wrapped entry."""
     compiling = torch.compiler.is_compiling()
     if not compiling and internals.innermost() is None:
@@ -234,7 +234,7 @@ def _depth(values: Sequence[Any]) -> int:
         if is_node(value):
             # Ask for the leaves, because reading the entries of a lazy stack would stack them.
             leaves = value._leaves()
-            deepest = max(deepest, _depth(leaves))
+            deepest = max(deepest, _count_levels(leaves))
         elif isinstance(value, Tensor):
             depth = 0
             # Other transforms, such as `grad`, also wrap tensors, between and around the levels of `vmap`.
@@ -251,7 +251,7 @@ def _shape_of(value: Contract | Tensor) -> torch.Size:
     return ragged.shape_of(value) if value.is_nested else value.shape
 
 
-def _shared_size(values: Sequence[Contract | Tensor], size: torch.Size, change: int) -> torch.Size:
+def _find_shared_size(values: Sequence[Contract | Tensor], size: torch.Size, change: int) -> torch.Size:
     """Return the longest common leading shape of all values, with at most `len(size) + change` dims.
 
     It may have one dim more, if a new dim precedes the old ones.

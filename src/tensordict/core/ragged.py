@@ -58,7 +58,7 @@ def shape_of(leaf: Tensor) -> torch.Size:
             return leaf.shape
         except RuntimeError:
             return torch.Size([-1] * leaf.dim())
-    sizes = _table(leaf)
+    sizes = _strided_sizes(leaf)
     if not len(sizes):
         return torch.Size((0,))
     even = (sizes == sizes[0]).all(0).tolist()
@@ -96,7 +96,7 @@ def jagged_parts(leaf: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
 def row_sizes(leaf: Tensor) -> Tensor:
     """Return the shapes of the rows of a ragged leaf: an int64 table of shape (rows, dims), on the CPU."""
     if leaf.layout is not torch.jagged:
-        return _table(leaf)
+        return _strided_sizes(leaf)
     lengths = _row_lengths(leaf).cpu()
     shape = list(leaf.values().shape)
     shape[jagged_dim(leaf) - 1] = 0
@@ -163,7 +163,7 @@ def _with_elements(leaf: Tensor, values: Tensor, new_dims: int = 0) -> Tensor:
     """
     if leaf.layout is torch.jagged:
         return from_jagged(values, offsets_of(leaf), jagged_dim(leaf) + new_dims, lengths_of(leaf))
-    return from_buffer(values, _table(leaf))
+    return from_buffer(values, _strided_sizes(leaf))
 
 
 def deep_copy(leaf: Tensor) -> Tensor:
@@ -172,7 +172,7 @@ def deep_copy(leaf: Tensor) -> Tensor:
     return copied.requires_grad_(leaf.requires_grad)
 
 
-def _table(leaf: Tensor) -> Tensor:
+def _strided_sizes(leaf: Tensor) -> Tensor:
     """Return the row sizes of a strided leaf."""
     if not leaf.size(0):
         return torch.empty((0, 1), dtype=torch.int64)
@@ -185,24 +185,24 @@ def _row_lengths(leaf: Tensor) -> Tensor:
     return offsets_of(leaf).diff() if lengths is None else lengths
 
 
-def _from_rows(rows: Sequence[Tensor], leaf: Tensor, ragged: int) -> Tensor:
+def _build_from_rows(rows: Sequence[Tensor], leaf: Tensor, ragged: int) -> Tensor:
     """Build a nested tensor from rows, in the layout of `leaf`. In the jagged layout, `ragged` is its ragged dim."""
     if leaf.layout is not torch.jagged:
         if not rows:
             return torch.nested.nested_tensor([], dtype=leaf.dtype, device=leaf.device)
         return torch.nested.as_nested_tensor(list(rows), layout=torch.strided)
     lengths = offsets_of(leaf).new_tensor([row.shape[ragged - 1] for row in rows])
-    return from_jagged(torch.cat(list(rows), ragged - 1), _offsets_from(lengths), ragged)
+    return from_jagged(torch.cat(list(rows), ragged - 1), _build_offsets(lengths), ragged)
 
 
-def _offsets_from(lengths: Tensor) -> Tensor:
+def _build_offsets(lengths: Tensor) -> Tensor:
     """Return the starts of consecutive rows of these lengths, followed by the end of the last row."""
     offsets = lengths.new_zeros(len(lengths) + 1)
     torch.cumsum(lengths, 0, out=offsets[1:])
     return offsets
 
 
-def _formless(what: str) -> NotImplementedError:
+def _unsupported_form(what: str) -> NotImplementedError:
     return NotImplementedError(f"{what}: torch has no nested tensor of that form. Use a lazy stack, or pad the entry")
 
 
@@ -217,7 +217,7 @@ class SharedOffsets:
 
     def __call__(self, lengths: Tensor) -> Tensor:
         """Return the offsets of rows of these lengths."""
-        offsets = _offsets_from(lengths)
+        offsets = _build_offsets(lengths)
         for known in self._known:
             if torch.equal(known, offsets):
                 return known
@@ -309,7 +309,7 @@ class RaggedRows:
 
     def _select_strided(self, leaf: Tensor) -> Tensor:
         rows = self.rows if isinstance(self.rows, slice) else self.rows.cpu()
-        sizes = _table(leaf)
+        sizes = _strided_sizes(leaf)
         numels = sizes.prod(-1)
         positions, _ = positions_of((numels.cumsum(0) - numels)[rows], numels[rows])
         return from_buffer(elements(leaf).index_select(0, positions.to(leaf.device)), sizes[rows])
@@ -317,7 +317,7 @@ class RaggedRows:
 
 def positions_of(starts: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
     """Return the positions of all elements of rows with these starts and lengths, and the offsets of the new rows."""
-    offsets = _offsets_from(lengths)
+    offsets = _build_offsets(lengths)
     total = int(offsets[-1])
     shifts = torch.repeat_interleave(starts - offsets[:-1], lengths, output_size=total)
     return shifts + torch.arange(total, dtype=shifts.dtype, device=shifts.device), offsets
@@ -358,7 +358,7 @@ class Index:
         if not self.rest:
             return leaf
         if leaf.layout is not torch.jagged:
-            return _from_rows([row[self.rest] for row in leaf.unbind()], leaf, 0)
+            return _build_from_rows([row[self.rest] for row in leaf.unbind()], leaf, 0)
         values = leaf.values()
         part = values[self.rest]
         return _with_elements(leaf, part, part.ndim - values.ndim)
@@ -367,21 +367,21 @@ class Index:
         """Raise an error if torch has no nested tensor for the result on this ragged leaf."""
         shape = list(shape_of(leaf))
         if not isinstance(self.head, (int, slice, Tensor)) or isinstance(self.head, bool):
-            raise _formless(f"a new dim cannot stand before the rows of a ragged entry of shape {shape}")
+            raise _unsupported_form(f"a new dim cannot stand before the rows of a ragged entry of shape {shape}")
         if isinstance(self.head, Tensor) and self.head.ndim > 1:
-            raise _formless(
+            raise _unsupported_form(
                 f"an index of shape {list(self.head.shape)} cannot take the place of the rows of a ragged entry of "
                 f"shape {shape}"
             )
         tensors = [position for position, item in enumerate(self.rest) if not isinstance(item, (slice, type(None)))]
         apart = bool(tensors) and len(tensors) != tensors[-1] - tensors[0] + 1
         if apart and isinstance(self.head, slice) and any(isinstance(item, Tensor) for item in self.rest):
-            raise _formless(
+            raise _unsupported_form(
                 f"index tensors that are not adjacent put a dim before the rows of a ragged entry of shape {shape}"
             )
         ragged = ragged_dim(leaf)
         if self.rows is not None and sum(item is not None for item in self.rest) >= ragged:
-            raise _formless(f"the index {self.at!r} reaches the ragged dim {ragged} of shape {shape}")
+            raise _unsupported_form(f"the index {self.at!r} reaches the ragged dim {ragged} of shape {shape}")
 
     def places(self, leaf: Tensor) -> list[Tensor]:
         """Return the selected part of each row, as views to write to. The head of the index is not an integer."""
@@ -399,16 +399,20 @@ class Index:
     def _picks(self) -> list[Tensor]:
         """Return the picked rows, and for each of them the place in every further indexed dim."""
         if not all(isinstance(item, (int, Tensor)) for item in self.rest):
-            raise _formless(f"slices and index tensors together, as in {self.at!r}, cannot index a ragged entry")
+            raise _unsupported_form(
+                f"slices and index tensors together, as in {self.at!r}, cannot index a ragged entry"
+            )
         items = torch.broadcast_tensors(*[torch.as_tensor(item).cpu() for item in (self.head, *self.rest)])  # type: ignore[no-untyped-call]
         if items[0].ndim != 1:
-            raise _formless(f"index tensors of shape {list(items[0].shape)} cannot take the place of ragged rows")
+            raise _unsupported_form(
+                f"index tensors of shape {list(items[0].shape)} cannot take the place of ragged rows"
+            )
         return list(items)
 
     def _pick_places(self, leaf: Tensor) -> Tensor:
         rows, *columns = self._picks()
         if leaf.layout is not torch.jagged:
-            return _from_rows(self.places(leaf), leaf, 0)
+            return _build_from_rows(self.places(leaf), leaf, 0)
         part = RaggedRows(rows, copy=True).part(leaf)
         positions = _require_positions(part.positions)
         lengths = part.offsets.diff()
@@ -478,16 +482,16 @@ def stack(leaves: Sequence[Tensor], dim: int) -> Tensor:
     """
     if not any(map(is_ragged, leaves)):
         return torch.stack(list(leaves), dim)
-    first = _alike(leaves)
+    first = _check_alike(leaves)
     if not dim or dim > ragged_dim(first):
-        raise _formless(f"ragged entries of shape {list(shape_of(first))} cannot be stacked along dim {dim}")
-    return _by_row(torch.stack, leaves, dim, first)
+        raise _unsupported_form(f"ragged entries of shape {list(shape_of(first))} cannot be stacked along dim {dim}")
+    return _join_by_row(torch.stack, leaves, dim, first)
 
 
-def _by_row(join: Callable[..., Tensor], leaves: Sequence[Tensor], dim: int, first: Tensor) -> Tensor:
+def _join_by_row(join: Callable[..., Tensor], leaves: Sequence[Tensor], dim: int, first: Tensor) -> Tensor:
     """Call `join` (`torch.cat` or `torch.stack`) on the rows of leaves, along a dim before the ragged one."""
     if first.layout is not torch.jagged:
-        return _from_rows(
+        return _build_from_rows(
             [join(row, dim - 1) for row in zip(*[leaf.unbind() for leaf in leaves], strict=True)], first, 0
         )
     columns = [compact(leaf) for leaf in leaves]
@@ -509,15 +513,15 @@ class Cat:
         """Concatenate the leaves of one entry."""
         if not any(map(is_ragged, leaves)):
             return torch.cat(list(leaves), self.dim)
-        first = _alike(leaves)
+        first = _check_alike(leaves)
         if self.dim:
             _check_regular(first, self.dim)
-            return _by_row(torch.cat, leaves, self.dim, first)
+            return _join_by_row(torch.cat, leaves, self.dim, first)
         if first.layout is not torch.jagged:
             filled = [leaf for leaf in leaves if leaf.size(0)]
-            tables = [_table(leaf) for leaf in filled]
+            tables = [_strided_sizes(leaf) for leaf in filled]
             return from_buffer(
-                torch.cat([elements(leaf) for leaf in leaves]), torch.cat(tables) if filled else _table(first)
+                torch.cat([elements(leaf) for leaf in leaves]), torch.cat(tables) if filled else _strided_sizes(first)
             )
         columns = [compact(leaf) for leaf in leaves]
         values = torch.cat([leaf.values() for leaf in columns], jagged_dim(first) - 1)
@@ -527,7 +531,7 @@ class Cat:
         for known, offsets in self._known:
             if all(map(is_, known, parts)):
                 return offsets
-        offsets = _offsets_from(torch.cat([part.diff() for part in parts]))
+        offsets = _build_offsets(torch.cat([part.diff() for part in parts]))
         self._known.append((parts, offsets))
         return offsets
 
@@ -536,12 +540,14 @@ def _check_regular(leaf: Tensor, dim: int) -> None:
     """Raise an error for a dim that is the ragged one or follows it."""
     ragged = ragged_dim(leaf)
     if dim >= ragged:
-        raise _formless(f"dim {dim} of a ragged entry of shape {list(shape_of(leaf))} is not before its ragged dim")
+        raise _unsupported_form(
+            f"dim {dim} of a ragged entry of shape {list(shape_of(leaf))} is not before its ragged dim"
+        )
 
 
-def _alike(leaves: Sequence[Tensor]) -> Tensor:
+def _check_alike(leaves: Sequence[Tensor]) -> Tensor:
     """Return the first leaf, after checking that all have the same layout and ragged dim."""
-    forms = {_form(leaf) for leaf in leaves}
+    forms = {_describe_form(leaf) for leaf in leaves}
     if len(forms) > 1:
         raise ShapeError(
             f"ragged entries can only be joined with entries of the same layout and ragged dim, got {sorted(forms)}; "
@@ -550,7 +556,7 @@ def _alike(leaves: Sequence[Tensor]) -> Tensor:
     return leaves[0]
 
 
-def _form(leaf: Tensor) -> str:
+def _describe_form(leaf: Tensor) -> str:
     if not leaf.is_nested:
         return "dense"
     return f"jagged along dim {jagged_dim(leaf)}" if leaf.layout is torch.jagged else "strided"
@@ -581,9 +587,9 @@ def elementwise(op: Callable[..., Tensor], *operands: object) -> Tensor:
     if leaf is None:
         return op(*operands)
     form = compact(leaf)
-    values = op(*[_spread(value, form) for value in operands])
+    values = op(*[_align_elements(value, form) for value in operands])
     if values.shape != elements(form).shape:
-        raise _unfit(operands)
+        raise _broadcast_error(operands)
     return _with_elements(form, values)
 
 
@@ -622,21 +628,21 @@ def in_place(leaf: Tensor, *operands: object) -> tuple[list[Any], Callable[[], N
     """
     refuse_stored(leaf)
     form = compact(leaf)
-    values = [elements(form), *[_spread(value, form) for value in operands]]
+    values = [elements(form), *[_align_elements(value, form) for value in operands]]
     shapes = [value.shape for value in values if isinstance(value, Tensor)]
     if torch.broadcast_shapes(*shapes) != shapes[0]:  # type: ignore[no-untyped-call]
-        raise _unfit((leaf, *operands))
+        raise _broadcast_error((leaf, *operands))
     if is_compact(leaf):
         return values, None
     return values, partial(_copy_all, list(leaf.unbind()), list(form.unbind()))
 
 
-def _unfit(operands: Sequence[Any]) -> ShapeError:
+def _broadcast_error(operands: Sequence[Any]) -> ShapeError:
     shapes = " and ".join(str(list(shape_of(value))) for value in operands if isinstance(value, Tensor))
     return ShapeError(f"shapes {shapes} do not broadcast to that of the ragged entry")
 
 
-def _spread(value: object, form: Tensor) -> Any:
+def _align_elements(value: object, form: Tensor) -> Any:
     """Return the elements of `value`, aligned with the elements of `form`, a compact ragged leaf."""
     if value is form or not isinstance(value, Tensor) or not value.ndim:
         return elements(form) if value is form else value
@@ -737,7 +743,7 @@ def assignment(leaf: Tensor, at: object, value: object) -> Callable[[], Any]:
     if isinstance(value, Tensor):
         value = value.to(leaf.device, leaf.dtype)
     if index.rows is None:
-        return _copies([leaf[index.head][index.rest]], [value])
+        return _plan_copies([leaf[index.head][index.rest]], [value])
     if leaf.layout is torch.jagged and not index.rest and (is_ragged(value) or not isinstance(value, Tensor)):
         rows = RaggedRows(index.head, copy=True)
         part = rows.part(leaf)
@@ -746,10 +752,10 @@ def assignment(leaf: Tensor, at: object, value: object) -> Callable[[], Any]:
             return partial(leaf.values().index_fill_, dim, positions, value)
         return partial(leaf.values().index_copy_, dim, positions, _match_rows(value, rows(leaf)))
     places = index.places(leaf)
-    return _copies(places, _row_values(value, places))
+    return _plan_copies(places, _split_rows(value, places))
 
 
-def _row_values(value: object, places: list[Tensor]) -> list[Any]:
+def _split_rows(value: object, places: list[Tensor]) -> list[Any]:
     """Return the value for each row: its own part of `value`, or the same value for all rows."""
     if is_ragged(value) or (places and isinstance(value, Tensor) and value.ndim > places[0].ndim):
         parts = list(value.unbind())
@@ -759,7 +765,7 @@ def _row_values(value: object, places: list[Tensor]) -> list[Any]:
     return [value] * len(places)
 
 
-def _copies(places: list[Tensor], values: list[Any]) -> Callable[[], None]:
+def _plan_copies(places: list[Tensor], values: list[Any]) -> Callable[[], None]:
     for row, (place, value) in enumerate(zip(places, values, strict=True)):
         if isinstance(value, Tensor):
             try:
@@ -789,7 +795,7 @@ def pad(leaf: Tensor, padding: float = 0.0) -> Tensor:
     if leaf.layout is torch.jagged:
         ragged = jagged_dim(leaf)
         flat, sizes = flat.movedim(ragged - 1, 0), sizes[:, ragged - 1 : ragged]
-    mask = _mask(sizes).to(leaf.device)
+    mask = _make_mask(sizes).to(leaf.device)
     out = flat.new_full((*mask.shape, *flat.shape[1:]), padding)
     out[mask] = flat
     return out.movedim(1, ragged)
@@ -797,10 +803,10 @@ def pad(leaf: Tensor, padding: float = 0.0) -> Tensor:
 
 def valid(leaf: Tensor, ndim: int) -> Tensor:
     """Return a mask of the first `ndim` dims of a padded leaf: True for elements, False for padding."""
-    return _mask(row_sizes(leaf)[:, : ndim - 1]).to(leaf.device)
+    return _make_mask(row_sizes(leaf)[:, : ndim - 1]).to(leaf.device)
 
 
-def _mask(sizes: Tensor) -> Tensor:
+def _make_mask(sizes: Tensor) -> Tensor:
     """Return a mask that is True for the elements of rows of these sizes, in a tensor that is large enough for all."""
     longest = sizes.amax(0).tolist() if len(sizes) else [0] * sizes.shape[1]
     mask = torch.ones((len(sizes), *longest), dtype=torch.bool)

@@ -92,10 +92,10 @@ def secrets_of_options(options: Mapping[str, Any], above: str = "") -> dict[str,
     return found
 
 
-def redacted_options(options: Mapping[str, Any]) -> dict[str, Any]:
+def redact_options(options: Mapping[str, Any]) -> dict[str, Any]:
     """Replace each secret in options by `***`."""
     found: dict[str, Any] = {}
     for name, value in options.items():
-        inner = redacted_options(value) if isinstance(value, Mapping) else value
+        inner = redact_options(value) if isinstance(value, Mapping) else value
         found[name] = HIDDEN if is_secret(str(name), value) else inner
     return found

@@ -33,7 +33,7 @@ class _Stack:
     def __deepcopy__(self: Any, memo: dict[int, Any]) -> Any:
         found = memo.get(id(self))
         if found is None:
-            found = memo[id(self)] = uninitialized_like(self, _data_of(self).clone())
+            found = memo[id(self)] = uninitialized_like(self, _get_data(self).clone())
         return found
 
     def __reduce_ex__(self: Any, protocol: object) -> Any:
@@ -78,7 +78,7 @@ _ELEMENTS = (_ParameterElement, _BufferElement)
 def stack_lazy_leaves(leaves: Sequence[Any]) -> Any:
     """Stack the uninitialized leaves of several lazy modules to one uninitialized leaf."""
     parameters = isinstance(leaves[0], UninitializedParameter)
-    data = torch.stack([_data_of(leaf) for leaf in leaves])
+    data = torch.stack([_get_data(leaf) for leaf in leaves])
     return _make(StackedUninitializedParameter if parameters else StackedUninitializedBuffer, data, leaves[0])
 
 
@@ -91,8 +91,8 @@ def enter_map(leaf: Any, dim: int, level: int) -> Any:
     """Map a leaf for the function that `torch.vmap` calls at this level, without the dim."""
     if type(leaf) in _STACKS:
         kind = _ParameterElement if isinstance(leaf, nn.Parameter) else _BufferElement
-        with _outside_of_transforms():
-            element = _make(kind, _data_of(leaf)[0], leaf)
+        with _leave_transforms():
+            element = _make(kind, _get_data(leaf)[0], leaf)
         element.__dict__.update(stack=leaf, mapped_dim=dim, map_level=level)
         return element
     return internals.add_batch_dim(leaf, dim, level)
@@ -119,8 +119,10 @@ def initialize_with_first_call(module: nn.Module, places: list[tuple[list[Any], 
 
     def initialize(module: nn.Module, args: Any, kwargs: Any) -> None:
         leaves = [leaf for _, _, element in places for leaf in (element, element.stack)]
-        with _outside_of_transforms(), _restored_on_error(leaves), _unmapped_state(module):
-            module.initialize_parameters(*internals.tree_map(_one_of, args), **internals.tree_map(_one_of, kwargs))  # type: ignore[operator]
+        with _leave_transforms(), _restore_on_error(leaves), _unmap_state(module):
+            module.initialize_parameters(
+                *internals.tree_map(_take_first, args), **internals.tree_map(_take_first, kwargs)
+            )  # type: ignore[operator]
         for tables, name, element in places:
             mapped = internals.add_batch_dim(element.stack, element.mapped_dim, element.map_level)
             for table in tables:
@@ -132,7 +134,7 @@ def initialize_with_first_call(module: nn.Module, places: list[tuple[list[Any], 
 
 
 @contextmanager
-def _outside_of_transforms() -> Iterator[None]:
+def _leave_transforms() -> Iterator[None]:
     with ExitStack() as popped:
         while internals.innermost() is not None:
             popped.enter_context(internals.leave_transform())
@@ -140,7 +142,7 @@ def _outside_of_transforms() -> Iterator[None]:
 
 
 @contextmanager
-def _restored_on_error(leaves: list[Any]) -> Iterator[None]:
+def _restore_on_error(leaves: list[Any]) -> Iterator[None]:
     """Make all leaves uninitialized again if the block fails, so that nothing trains on unfilled memory."""
     before = [(leaf, type(leaf), leaf.data) for leaf in leaves]
     try:
@@ -154,7 +156,7 @@ def _restored_on_error(leaves: list[Any]) -> Iterator[None]:
 
 
 @contextmanager
-def _unmapped_state(module: nn.Module) -> Iterator[None]:
+def _unmap_state(module: nn.Module) -> Iterator[None]:
     """Replace mapped tensors, such as `num_batches_tracked`, by whole ones for a block."""
     tables: list[dict[str, Any]] = [module._parameters, module._buffers]
     mapped = []
@@ -170,7 +172,7 @@ def _unmapped_state(module: nn.Module) -> Iterator[None]:
             table[name] = value
 
 
-def _one_of(value: Any) -> Any:
+def _take_first(value: Any) -> Any:
     """Return the first element of a mapped tensor; return any other value unchanged."""
     if not isinstance(value, Tensor):
         return value
@@ -190,7 +192,7 @@ def _unwrap(value: Any) -> tuple[Any, list[int]]:
     return value, dims
 
 
-def _data_of(leaf: Any) -> Any:
+def _get_data(leaf: Any) -> Any:
     """Return the data of an uninitialized leaf as a plain tensor, with the device and dtype of the leaf."""
     with internals.as_plain():
         return leaf.detach().as_subclass(Tensor)

@@ -19,7 +19,7 @@ from tensordict.core.ragged import is_row_of_many
 from tensordict.core.uninitialized import enter_map
 
 
-def from_the_front(value: Any, dim: object, new: int = 0) -> Any:
+def count_from_front(value: Any, dim: object, new: int = 0) -> Any:
     """Convert a negative dim of a container to a non-negative one, after `new` batch dims are added."""
     if isinstance(dim, int) and dim < 0 and is_node(value):
         batch_dims = len(value._batch_size) + new
@@ -27,7 +27,7 @@ def from_the_front(value: Any, dim: object, new: int = 0) -> Any:
     return dim
 
 
-def mapped_size(values: Sequence[Any], dims: list[Any]) -> int | None:
+def count_mapped(values: Sequence[Any], dims: list[Any]) -> int | None:
     """Return the number of elements along the mapped dims, and make negative ones in `dims` non-negative.
 
     Returns `None` if a value lacks its dim, or if the numbers differ. Torch then raises the error.
@@ -78,7 +78,7 @@ def leave_function(value: Contract, dim: int, level: int, count: int) -> Any:
 
 def _map_batch(value: Contract, dim: int, fn: LeafFn, size: torch.Size, batch_dims: int, rename: Rename) -> Any:
     try:
-        return value._map(fn, size, batch_dims, rename, _together)
+        return value._map(fn, size, batch_dims, rename, _keep_together)
     except RuntimeError as error:
         for path, leaf in value._walk():
             if dim and (leaf.is_nested or is_row_of_many(leaf)):
@@ -90,6 +90,6 @@ def _map_batch(value: Contract, dim: int, fn: LeafFn, size: torch.Size, batch_di
         raise
 
 
-def _together(holder: object) -> object:
+def _keep_together(holder: object) -> object:
     """Return a holder of non-tensor values unchanged: values are not split along a mapped dim."""
     return holder

@@ -22,7 +22,7 @@ _LEAST, _MOST, _RATIO = 8, 8192, 6
 _COLOURS = {1: 0, 3: 2, 4: 6}
 
 
-def image_form(rest: Sequence[int], dtype: torch.dtype) -> str:
+def find_image_form(rest: Sequence[int], dtype: torch.dtype) -> str:
     """Return the image layout of a uint8 leaf from the dims after its batch dims; "" when it looks like no image."""
     if dtype is not torch.uint8:
         return ""
@@ -43,19 +43,19 @@ def first_images(leaves: Iterable[Tensor], form: str, most: int) -> list[str]:
 
     Args:
         leaves: tensors whose last dims are the dims of one image.
-        form: the layout from :func:`image_form`.
+        form: the layout from :func:`find_image_form`.
         most: the largest number of images.
     """
-    found = itertools.chain.from_iterable(_images(leaf, len(form)) for leaf in leaves)
-    return [data_url(_smaller(image, form)) for image in itertools.islice(found, most)]
+    found = itertools.chain.from_iterable(_iter_images(leaf, len(form)) for leaf in leaves)
+    return [data_url(_shrink(image, form)) for image in itertools.islice(found, most)]
 
 
-def _images(leaf: Tensor, dims: int) -> Iterator[Tensor]:
+def _iter_images(leaf: Tensor, dims: int) -> Iterator[Tensor]:
     for index in itertools.product(*map(range, leaf.shape[: leaf.ndim - dims])):
         yield leaf[index]
 
 
-def _smaller(image: Tensor, form: str) -> Tensor:
+def _shrink(image: Tensor, form: str) -> Tensor:
     """Return an image as height, width and channels, with at most 96 pixels on a side."""
     if form == GREY:
         image = image.unsqueeze(-1)
@@ -67,18 +67,18 @@ def _smaller(image: Tensor, form: str) -> Tensor:
 
 def data_url(pixels: Tensor) -> str:
     """Encode an image (uint8; height, width and 1, 3 or 4 channels) as a PNG in a `data:` URL."""
-    return "data:image/png;base64," + base64.b64encode(png(pixels)).decode("ascii")
+    return "data:image/png;base64," + base64.b64encode(encode_png(pixels)).decode("ascii")
 
 
-def png(pixels: Tensor) -> bytes:
+def encode_png(pixels: Tensor) -> bytes:
     """Encode an image (uint8; height, width and 1, 3 or 4 channels) as PNG: https://www.w3.org/TR/png-3/."""
     height, width, channels = pixels.shape
     # Each line begins with its filter type; 0 means no filter.
     lines = torch.cat((pixels.new_zeros(height, 1), pixels.reshape(height, -1)), dim=1).contiguous().numpy().tobytes()
     header = struct.pack(">IIBBBBB", width, height, 8, _COLOURS[channels], 0, 0, 0)
-    chunks = _chunk(b"IHDR", header), _chunk(b"IDAT", zlib.compress(lines)), _chunk(b"IEND", b"")
+    chunks = _make_chunk(b"IHDR", header), _make_chunk(b"IDAT", zlib.compress(lines)), _make_chunk(b"IEND", b"")
     return b"\x89PNG\r\n\x1a\n" + b"".join(chunks)
 
 
-def _chunk(name: bytes, content: bytes) -> bytes:
+def _make_chunk(name: bytes, content: bytes) -> bytes:
     return struct.pack(">I", len(content)) + name + content + struct.pack(">I", zlib.crc32(name + content))

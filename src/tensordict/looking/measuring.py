@@ -15,11 +15,11 @@ from tensordict.io.columns import taken
 from tensordict.io.comparing import pieces, read_piece, source_of
 from tensordict.io.progress import Progress
 from tensordict.io.specification import LAZY, WRAPPED, LeafSpec, Specification, specified
-from tensordict.looking.images import first_images, image_form
+from tensordict.looking.images import find_image_form, first_images
 from tensordict.looking.markup import number_text
-from tensordict.looking.plots import finite
+from tensordict.looking.plots import select_finite
 from tensordict.looking.read_limits import first_index, first_numbers
-from tensordict.looking.tally import Numbers, Tally, numbers_of
+from tensordict.looking.tally import Numbers, Tally, to_numbers
 from tensordict.memory.system import give_back_memory
 
 # The histogram of a leaf is drawn from so many random elements.
@@ -75,7 +75,7 @@ class LeafGroup:
             self.is_table
             and len(row) > 0
             and math.prod(row) <= _MOST_COLUMNS
-            and not image_form(self.shape[self.batch_dims :], self.specs[0].dtype)
+            and not find_image_form(self.shape[self.batch_dims :], self.specs[0].dtype)
         )
 
 
@@ -195,11 +195,11 @@ def _measure(found: LeafFigures, every: int, bar: Progress | None) -> None:
         _read_display(found, spec, elements)
         for index in islice(pieces(tuple(elements.shape), elements.dtype.itemsize), 0, None, every):
             piece = read_piece(elements, index)
-            numbers = numbers_of(piece)
+            numbers = to_numbers(piece)
             found.tally.add(numbers)
             if numbers.dtype.kind != "c":
                 found.is_drawn = found.total // every > _SAMPLE
-                sample = finite(_draw_sample(numbers, found.total // every, random))[: drawn.size - count]
+                sample = select_finite(_draw_sample(numbers, found.total // every, random))[: drawn.size - count]
                 drawn[count : count + sample.size] = sample
                 count += sample.size
                 del sample
@@ -236,7 +236,7 @@ def _read_display(found: LeafFigures, spec: LeafSpec, elements: Tensor) -> None:
         found.first += first_numbers([reader], 8 - known)
     if spec.ragged:
         return
-    if form := image_form(spec.shape[group.batch_dims :], spec.dtype):
+    if form := find_image_form(spec.shape[group.batch_dims :], spec.dtype):
         count = math.prod(spec.shape[: len(spec.shape) - len(form)])
         urls = first_images([reader], form, _MOST_IMAGES - len(found.images))
         found.images += urls
@@ -258,7 +258,7 @@ class _LazyReader:
 def _read_first_rows(elements: Tensor) -> list[Numbers]:
     """Return the first elements of the first rows, in one read."""
     read = read_piece(elements, (slice(ROWS), *first_index(elements.shape[1:], _IN_A_CELL + 1)))
-    return [numbers_of(row)[: _IN_A_CELL + 1] for row in read]
+    return [to_numbers(row)[: _IN_A_CELL + 1] for row in read]
 
 
 def _format_cell(numbers: Numbers) -> str:

@@ -16,7 +16,7 @@ from tensordict.core.contract import Contract, is_node
 from tensordict.core.extras import require
 from tensordict.core.keys import Path
 from tensordict.looking.read_limits import why_unreadable
-from tensordict.looking.tally import Numbers, numbers_of
+from tensordict.looking.tally import Numbers, to_numbers
 from tensordict.memory.stored_tensors import in_memory
 
 BINS = 40
@@ -78,11 +78,11 @@ def _make_axes(ax: Any, count: int, figsize: tuple[float, float] | None) -> Sequ
     rows = math.ceil(count / columns)
     figure = require("matplotlib.figure", "report").Figure(figsize or (3.2 * columns, 2.4 * rows), layout="constrained")
     # Notebooks call this method to display the figure, even without `%matplotlib inline`.
-    figure._repr_png_ = partial(_png, figure)
+    figure._repr_png_ = partial(_encode_png, figure)
     return np.atleast_1d(figure.subplots(rows, columns)).reshape(-1).tolist()  # type: ignore[no-any-return]
 
 
-def _png(figure: Any) -> bytes:
+def _encode_png(figure: Any) -> bytes:
     content = io.BytesIO()
     figure.savefig(content, format="png")
     return content.getvalue()
@@ -110,7 +110,7 @@ def bin_edges(samples: Sequence[Numbers], bins: int = BINS) -> Numbers | None:
     return np.linspace(low, high, bins + 1) if low < high else np.array([low - 0.5, low + 0.5])
 
 
-def finite(numbers: Numbers) -> Numbers:
+def select_finite(numbers: Numbers) -> Numbers:
     """Return the finite elements as float64."""
     wide = numbers.astype(np.float64)
     return wide[np.isfinite(wide)]
@@ -124,8 +124,8 @@ def _draw_histogram(place: Any, path: Path, node: Any, name: str, bins: int) -> 
     step = max(1, math.ceil(count / _MOST)) if rows > 1 else 1
     taken = node._index(slice(None, None, step)) if step > 1 else node
     parts = [ragged.elements(in_memory(leaf)) for leaf in taken._leaves_of(name)]
-    numbers = np.concatenate([numbers_of(part) for part in parts]) if parts else np.zeros(0)
-    sample = finite(numbers)
+    numbers = np.concatenate([to_numbers(part) for part in parts]) if parts else np.zeros(0)
+    sample = select_finite(numbers)
     notes = [f"1 of {step:,} rows"] if step > 1 else []
     if missing := numbers.size - sample.size:
         notes.append(f"{missing:,} not finite")
@@ -153,7 +153,7 @@ def _draw_lines(place: Any, path: Path, node: Any, name: str, dim: int) -> None:
     step = max(1, math.ceil(length / _POINTS))
     taken = node._index((slice(None),) * dim + (slice(None, None, step),)) if step > 1 else node
     leaf = in_memory(taken._entries[name])
-    table = numbers_of(leaf.movedim(dim, 0)).reshape(leaf.shape[dim], -1).astype(np.float64)
+    table = to_numbers(leaf.movedim(dim, 0)).reshape(leaf.shape[dim], -1).astype(np.float64)
     at = np.arange(0, length, step)
     notes = [f"1 of {step:,} points"] if step > 1 else []
     lines = table.shape[1]

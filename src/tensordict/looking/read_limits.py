@@ -12,7 +12,7 @@ from torch.nn.parameter import is_lazy
 
 from tensordict.core import ragged
 from tensordict.core import torch_internals as internals
-from tensordict.looking.tally import Numbers, Tally, numbers_of
+from tensordict.looking.tally import Numbers, Tally, to_numbers
 from tensordict.memory import kernel
 
 # Figures need every element. Limits in elements for leaves in memory (about 10 ns each): one leaf, and all leaves.
@@ -44,7 +44,7 @@ class Budget:
             self._left -= count
         found = Tally()
         numbers = torch.cat([part.detach().reshape(-1) for part in parts]) if len(parts) > 1 else parts[0]
-        found.add(numbers_of(numbers))
+        found.add(to_numbers(numbers))
         return found
 
     def _is_in_file(self, tensor: Tensor) -> bool:
@@ -63,7 +63,7 @@ def first_numbers(parts: Iterable[Tensor], most: int = _FIRST) -> list[Numbers]:
     for part in parts:
         if most <= 0:
             break
-        found.append(numbers_of(part[first_index(part.shape, most)])[:most])
+        found.append(to_numbers(part[first_index(part.shape, most)])[:most])
         most -= found[-1].size
     return found
 

@@ -33,7 +33,7 @@ from tensordict.looking.markup import (
 )
 from tensordict.looking.measuring import MEMBER, ROWS, LeafFigures, LeafGroup, collect_groups, measure_leaf
 from tensordict.looking.plots import bin_edges
-from tensordict.looking.tally import Numbers, figures_html, figures_of
+from tensordict.looking.tally import Numbers, figures_html, list_figures
 from tensordict.memory.mapped import PathLike
 from tensordict.memory.names import without_scheme
 
@@ -135,14 +135,14 @@ def report(path: PathLike, other: PathLike | None = None, *, limit: int = 0, pro
     found = None
     if len(saves) == 2:
         with progress_bar(progress, "comparing", None) as bar:
-            found = list(_differences(saves[0].root, saves[1].root, not limit, bar))
+            found = list(_iter_differences(saves[0].root, saves[1].root, not limit, bar))
     drawn = len({key for save in saves for key in save.measured})
     with progress_bar(progress, "drawing", drawn, unit=" leaves") as bar:
-        html = "".join([MARK, *_page(saves, found, limit, bar)])
+        html = "".join([MARK, *_build_page(saves, found, limit, bar)])
     return Page(html, [line for save in saves for line in save.problems])
 
 
-def _differences(
+def _iter_differences(
     one: Specification, other: Specification, elements: bool, bar: Progress | None
 ) -> Iterator[Difference]:
     """Yield the differences in structure, then the differences in values and elements."""
@@ -180,7 +180,7 @@ body.tensordict { max-width: 75em; margin: 0 auto; padding: 1em 1.5em 4em; }
 )
 
 
-def _page(
+def _build_page(
     saves: Sequence[_ReportedSave], found: list[Difference] | None, limit: int, bar: Progress | None
 ) -> Iterator[str]:
     title = " and ".join(save.path for save in saves)
@@ -190,23 +190,23 @@ def _page(
     yield f"<h1>{' and '.join(_path_html(saves, number) for number in range(len(saves)))}</h1>"
     yield "".join(f"<div>{_headline_html(saves, number)}</div>" for number in range(len(saves)))
     sections: list[tuple[str, Iterable[str]]] = [
-        *([("Differences", _difference_rows(found, bool(limit)))] if found is not None else []),
-        ("Findings", _findings(saves)),
-        ("Structure", _structure(saves)),
-        ("Tensors", _cards(saves, bar)),
-        ("Values", _values(saves)),
-        ("First rows", _first_rows(saves)),
+        *([("Differences", _differences_html(found, bool(limit)))] if found is not None else []),
+        ("Findings", _findings_html(saves)),
+        ("Structure", _structure_html(saves)),
+        ("Tensors", _cards_html(saves, bar)),
+        ("Values", _values_html(saves)),
+        ("First rows", _first_rows_html(saves)),
     ]
     made = [(name, "".join(content)) for name, content in sections]
     there = [(name, content) for name, content in made if content]
-    links = " ".join(f'<a href="#{_anchor(name)}">{name}</a>' for name, _ in there)
+    links = " ".join(f'<a href="#{_make_anchor(name)}">{name}</a>' for name, _ in there)
     yield f"<nav>{links}</nav>"
     for name, content in there:
-        yield f'<section><h2 id="{_anchor(name)}">{name}</h2>{content}</section>'
+        yield f'<section><h2 id="{_make_anchor(name)}">{name}</h2>{content}</section>'
     yield "</body></html>\n"
 
 
-def _anchor(name: str) -> str:
+def _make_anchor(name: str) -> str:
     return name.lower().replace(" ", "-")
 
 
@@ -241,7 +241,7 @@ def _key_text(key: Path) -> str:
     return ".".join(key)
 
 
-def _all_keys(saves: Sequence[_ReportedSave]) -> list[Path]:
+def _list_keys(saves: Sequence[_ReportedSave]) -> list[Path]:
     return list(dict.fromkeys(key for save in saves for key in save.leaves))
 
 
@@ -249,7 +249,7 @@ def _format_shape(shape: Iterable[int]) -> str:
     return f"[{', '.join('*' if size == -1 else str(size) for size in shape)}]"
 
 
-def _difference_rows(found: list[Difference], is_limited: bool) -> Iterator[str]:
+def _differences_html(found: list[Difference], is_limited: bool) -> Iterator[str]:
     if is_limited:
         yield '<div class="td-note">Elements were not compared, as not all of them were read.</div>'
     if not found:
@@ -279,7 +279,7 @@ def _more_html(count: int, shown: int, what: str) -> str:
 # --- findings ---------------------------------------------------------------------------------------------------------
 
 
-def _findings(saves: Sequence[_ReportedSave]) -> Iterator[str]:
+def _findings_html(saves: Sequence[_ReportedSave]) -> Iterator[str]:
     lines = [
         "".join([*(f"{letter}: " for letter in _save_letter(saves, number)), line])
         for number, save in enumerate(saves)
@@ -317,8 +317,8 @@ def _find_problems(save: _ReportedSave) -> Iterator[str]:
 # --- structure, and a card for each leaf ------------------------------------------------------------------------------
 
 
-def _structure(saves: Sequence[_ReportedSave]) -> Iterator[str]:
-    keys = _all_keys(saves)
+def _structure_html(saves: Sequence[_ReportedSave]) -> Iterator[str]:
+    keys = _list_keys(saves)
     head = ["key", *(["save"] if len(saves) > 1 else []), "dtype", "shape", "tensors", "size"]
     head += ["min", "mean", "std", "max", "NaN", "zero"]
     rows = []
@@ -346,15 +346,15 @@ def _format_figures(found: LeafFigures | None) -> list[str]:
     return [least, number_text(tally.mean), number_text(tally.std), greatest, f"{tally.nan:,}", f"{tally.zero:,}"]
 
 
-def _cards(saves: Sequence[_ReportedSave], bar: Progress | None) -> Iterator[str]:
-    keys = [key for key in _all_keys(saves) if any(key in save.measured for save in saves)]
+def _cards_html(saves: Sequence[_ReportedSave], bar: Progress | None) -> Iterator[str]:
+    keys = [key for key in _list_keys(saves) if any(key in save.measured for save in saves)]
     yield '<div class="td-cards">'
     for key in keys:
         yield _card_html([save.measured.get(key) for save in saves], key)
         if bar is not None:
             bar.add(1)
     yield "</div>"
-    hidden = len(_all_keys(saves)) - len(keys)
+    hidden = len(_list_keys(saves)) - len(keys)
     if hidden:
         yield f'<div class="td-note">{count_text(hidden, "more leaf")} in the table above were not read.</div>'
 
@@ -368,11 +368,11 @@ def _card_html(both: Sequence[LeafFigures | None], key: Path) -> str:
         if found is not None:
             mark = "" if len(both) == 1 else f'<span class="td-{("first", "second")[number]}">{"AB"[number]}</span> '
             head = " · ".join([found.group.dtype, _format_shape(found.group.shape), size_text(found.group.nbytes)])
-            pieces.append(f"<div>{mark}{span('note', head)}</div>{_figures_card(found)}")
+            pieces.append(f"<div>{mark}{span('note', head)}</div>{_figures_html(found)}")
     return f'<div class="td-card">{"".join(pieces)}</div>'
 
 
-def _figures_card(found: LeafFigures) -> str:
+def _figures_html(found: LeafFigures) -> str:
     if found.problem:
         return f'<div class="td-bad">{escape(found.problem)}</div>'
     pieces = []
@@ -380,7 +380,7 @@ def _figures_card(found: LeafFigures) -> str:
         share = found.tally.count / max(found.total, 1)
         pieces.append(_note_html(f"Of {share:.2%} of the elements, in pieces at equal distances:"))
     zero = {"zero": f"{found.tally.zero / found.tally.count:.1%}"} if found.tally.zero and found.tally.count > 1 else {}
-    pieces.append(figures_html({**figures_of(found.tally), **zero}))
+    pieces.append(figures_html({**list_figures(found.tally), **zero}))
     numbers = [number for piece in found.first for number in piece.tolist()][:8]
     if found.total > 1 and numbers:
         more = ", …" if found.total > len(numbers) else ""
@@ -428,14 +428,14 @@ def _draw_svg(samples: Sequence[Numbers], edges: Numbers) -> str:
 # --- values and rows --------------------------------------------------------------------------------------------------
 
 
-def _values(saves: Sequence[_ReportedSave]) -> Iterator[str]:
+def _values_html(saves: Sequence[_ReportedSave]) -> Iterator[str]:
     keys = list(dict.fromkeys(key for save in saves for key in save.values))
     rows = []
     for key in islice(keys, _MOST_LEAVES):
         for number, save in enumerate(saves):
             for node in islice(save.values.get(key, []), 1):
                 more = len(save.values[key]) - 1
-                text = _value_text(node.value) + (f" (and {count_text(more, 'more member')})" if more else "")
+                text = _format_saved_value(node.value) + (f" (and {count_text(more, 'more member')})" if more else "")
                 rows.append(
                     [_key_text(key), *_save_letter(saves, number), node.kind, _format_shape(node.batch_size), text]
                 )
@@ -444,7 +444,7 @@ def _values(saves: Sequence[_ReportedSave]) -> Iterator[str]:
         yield _more_html(len(keys), min(len(keys), _MOST_LEAVES), "key")
 
 
-def _value_text(value: Any) -> str:
+def _format_saved_value(value: Any) -> str:
     if isinstance(value, Broken):
         return f"broken: {value.why}"
     if isinstance(value, list) and len(value) > ROWS:
@@ -452,7 +452,7 @@ def _value_text(value: Any) -> str:
     return _format_value(value)
 
 
-def _first_rows(saves: Sequence[_ReportedSave]) -> Iterator[str]:
+def _first_rows_html(saves: Sequence[_ReportedSave]) -> Iterator[str]:
     for number, save in enumerate(saves):
         size = save.root.batch_size
         columns: dict[str, list[str]] = {}

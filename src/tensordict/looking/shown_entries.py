@@ -54,7 +54,7 @@ def list_entries(container: Contract) -> dict[str, Any]:
     structure = container._structure()
     made = structure is not container._entries
     return {
-        name: value if is_node(value) else _leaf_of(container, name, value) if made else ShownLeaf(value)
+        name: value if is_node(value) else _make_leaf(container, name, value) if made else ShownLeaf(value)
         for name, value in structure.items()
     }
 
@@ -72,18 +72,20 @@ def list_entries_by_member(container: Contract) -> tuple[dict[str, Any], dict[in
     return common, others
 
 
-def _leaf_of(container: Contract, name: str, value: object) -> ShownLeaf:
+def _make_leaf(container: Contract, name: str, value: object) -> ShownLeaf:
     if isinstance(value, Contract) or not isinstance(value, Tensor):
         return ShownLeaf(value)
-    return ShownLeaf(value, container._shape_of(name), _parts_of(container, name) if container._members() else [value])
+    return ShownLeaf(
+        value, container._shape_of(name), _collect_parts(container, name) if container._members() else [value]
+    )
 
 
-def _parts_of(container: Contract, name: str) -> list[Any]:
+def _collect_parts(container: Contract, name: str) -> list[Any]:
     members = container._members()
     if members is None:
         return [container._structure()[name]]
     # A member that holds a container under this name is skipped: the stack cannot read such an entry as a tensor.
-    return [part for member in members for part in _parts_of(member, name) if isinstance(part, Tensor)]
+    return [part for member in members for part in _collect_parts(member, name) if isinstance(part, Tensor)]
 
 
 def has_stored_leaves(container: Contract) -> bool:

@@ -21,7 +21,7 @@ _PIECE = 1 << 15
 _FLOATS = (torch.float16, torch.float32, torch.float64)
 
 
-def numbers_of(tensor: Tensor) -> Numbers:
+def to_numbers(tensor: Tensor) -> Numbers:
     """Return the elements as a one-dimensional NumPy array, which shares the memory of the tensor if possible.
 
     Raises:
@@ -67,7 +67,7 @@ class Tally:
         return self.count > 0 and self.count == self._finite and self.least is not None and self.least == self.greatest
 
     def add(self, numbers: Numbers) -> None:
-        """Add elements from :func:`numbers_of`."""
+        """Add elements from :func:`to_numbers`."""
         for start in range(0, numbers.size, _PIECE):
             self._add(numbers[start : start + _PIECE])
 
@@ -100,7 +100,7 @@ class Tally:
         self._squares += squares + (abs(gap) ** 2 * before * wide.size / self._finite if before else 0.0)
 
 
-def figures_of(tally: Tally) -> dict[str, str]:
+def list_figures(tally: Tally) -> dict[str, str]:
     """Return the figures of a tally as text by name, without figures that do not apply."""
     found: dict[str, str] = {}
     if tally.count == 1 and tally.least is not None:

@@ -88,8 +88,8 @@ class CudaGraphModule:
         if type(warmup) is not int or warmup < 1:
             raise ValueError(f"warmup must be an integer greater than 0, got {warmup!r}")
         self.module = module
-        self.in_keys = _keys(in_keys, module, "in_keys")
-        self.out_keys = _keys(out_keys, module, "out_keys")
+        self.in_keys = _resolve_keys(in_keys, module, "in_keys")
+        self.out_keys = _resolve_keys(out_keys, module, "out_keys")
         self.device = None if device is None else torch.device(device)
         self.counter = 0
         self._warmup = warmup
@@ -296,7 +296,7 @@ def _check_no_gradients(values: Sequence[object], verb: str = "take") -> None:
         )
 
 
-def _keys(keys: Sequence[Key] | None, module: object, name: str) -> list[Key] | None:
+def _resolve_keys(keys: Sequence[Key] | None, module: object, name: str) -> list[Key] | None:
     """Return the given keys, or the keys of the module; `None` if there are neither."""
     keys = getattr(module, name, None) if keys is None else keys
     return None if keys is None else unravel_key_list(list(keys))

@@ -119,7 +119,7 @@ class _Steps(nn.Module):
 
     def __init__(self, td_module: TensorDictModuleBase) -> None:
         super().__init__()
-        self.steps = list(_steps_of(td_module))
+        self.steps = list(_iter_steps(td_module))
         self.out_keys = [key for key in td_module.out_keys if key != "_"]
         self.inplace: Inplace | None = td_module.inplace  # type: ignore[assignment]
         # Keep the parameter names that the modules have inside the traced module.
@@ -129,16 +129,16 @@ class _Steps(nn.Module):
     def forward(self, tensordict: Any) -> object:
         written: dict[Key, Any] = {}
         for step in self.steps:
-            results: Any = step._call_module([_read(tensordict, key, written) for key in step.in_keys])
+            results: Any = step._call_module([_find_value(tensordict, key, written) for key in step.in_keys])
             keys = step._out_keys
             parts = type(results) is fx.Proxy and len(keys) > 1
             values = [results[i] for i in range(len(keys))] if parts else step._as_results(results)
             written.update((key, value) for key, value in zip(keys, values) if key in step.out_keys)
-        values = tuple(_read(tensordict, key, written) for key in self.out_keys)
+        values = tuple(_find_value(tensordict, key, written) for key in self.out_keys)
         return values[0] if len(values) == 1 else values
 
 
-def _steps_of(module: object) -> Iterator[TensorDictModule]:
+def _iter_steps(module: object) -> Iterator[TensorDictModule]:
     """Yield the modules that call something, in order."""
     if isinstance(module, TensorDictSequential) and type(module).forward is TensorDictSequential.forward:
         if module.partial_tolerant:
@@ -146,7 +146,7 @@ def _steps_of(module: object) -> Iterator[TensorDictModule]:
                 f"{type(module).__name__} cannot be traced: it is partial_tolerant, and its entries decide what runs"
             )
         for step in module:
-            yield from _steps_of(step)
+            yield from _iter_steps(step)
     elif isinstance(module, TensorDictModule) and type(module).forward is TensorDictModule.forward:
         yield module
     else:
@@ -156,7 +156,7 @@ def _steps_of(module: object) -> Iterator[TensorDictModule]:
         )
 
 
-def _read(tensordict: Any, key: Key, written: dict[Key, Any]) -> Any:
+def _find_value(tensordict: Any, key: Key, written: dict[Key, Any]) -> Any:
     """Return the value at a key: a written value, a part of one, or an entry of the container."""
     if key in written:
         return written[key]

@@ -65,7 +65,7 @@ def use_generator(generator: torch.Generator | None) -> Iterator[None]:
         yield
         return
     device = generator.device
-    glob = torch.default_generator if device.type == "cpu" else _global_generator(device)
+    glob = torch.default_generator if device.type == "cpu" else _get_global_generator(device)
     before = glob.get_state()
     glob.set_state(generator.get_state())
     try:
@@ -75,7 +75,7 @@ def use_generator(generator: torch.Generator | None) -> Iterator[None]:
         glob.set_state(before)
 
 
-def _global_generator(device: torch.device) -> torch.Generator:
+def _get_global_generator(device: torch.device) -> torch.Generator:
     module: Any = torch.get_device_module(device)
     index: int | None = device.index
     if index is None:

@@ -100,7 +100,7 @@ def interaction_type() -> InteractionType | None:
     return _current
 
 
-def value_of(dist: D.Distribution, kind: InteractionType, sample_shape: torch.Size | None, samples: int) -> Sample:
+def take_value(dist: D.Distribution, kind: InteractionType, sample_shape: torch.Size | None, samples: int) -> Sample:
     """Take a value from a distribution.
 
     Args:
@@ -138,7 +138,7 @@ def _median(dist: D.Distribution, samples: int) -> Any:
     if hasattr(dist, "median"):
         return dist.median
     try:
-        half = torch.full((), 0.5, device=_device_of(dist))
+        half = torch.full((), 0.5, device=_find_device(dist))
         return dist.icdf(half)
     except (NotImplementedError, AttributeError):  # guarded: the class decides
         raise NotImplementedError(
@@ -168,7 +168,7 @@ def _deterministic(dist: D.Distribution, samples: int) -> Any:
     return _mode(dist, samples) if isinstance(support, _FINITE) else _mean(dist, samples)
 
 
-def _device_of(dist: object) -> torch.device | None:
+def _find_device(dist: object) -> torch.device | None:
     """Return the device of the first parameter that is a tensor."""
     values = (getattr(dist, name, None) for name in getattr(dist, "arg_constraints", {}))
     return next((value.device for value in values if isinstance(value, Tensor)), None)

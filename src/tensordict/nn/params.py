@@ -232,10 +232,10 @@ class TensorDictParams(Wrapper, GivesTensorDicts, nn.Module):  # type: ignore[mi
     def _convert_item(self, item: Any) -> Any:
         """Convert the tensors in an item to parameters, where the settings ask for it."""
         if isinstance(item, Tensor):
-            return _as_leaf(item, self._convert)
+            return _make_leaf(item, self._convert)
         if isinstance(item, Contract):
             _check_holds_leaves(item, ())
-            return item._map(lambda leaf: _as_leaf(leaf, self._convert))
+            return item._map(lambda leaf: _make_leaf(leaf, self._convert))
         if isinstance(item, Mapping):
             return {key: self._convert_item(value) for key, value in item.items()}
         return item
@@ -338,7 +338,7 @@ class TensorDictParams(Wrapper, GivesTensorDicts, nn.Module):  # type: ignore[mi
         made: dict[int, Any] = {}
         for old in olds:
             new = next(leaves)
-            made.setdefault(id(old), _like(new.detach(), old) if is_parameter(old) else new)
+            made.setdefault(id(old), _convert_like(new.detach(), old) if is_parameter(old) else new)
         return self._again(self._tensordict._rebuilt(Clones([made[id(old)] for old in olds])))
 
     def copy(self) -> Self:
@@ -361,7 +361,7 @@ class TensorDictParams(Wrapper, GivesTensorDicts, nn.Module):  # type: ignore[mi
             if leaf is None:
                 same = new.dtype == old.dtype and new.device == old.device
                 same = same and (is_lazy(old) or new.data_ptr() == old.data_ptr())
-                leaf = made[id(old)] = old if same else _like(new, old)
+                leaf = made[id(old)] = old if same else _convert_like(new, old)
             return leaf
 
         result = self._again(moved._map(match))
@@ -372,7 +372,7 @@ class TensorDictParams(Wrapper, GivesTensorDicts, nn.Module):  # type: ignore[mi
 
     def _over_block(self, leaves: list[Any], *args: Any, **kwargs: Any) -> Any:
         olds = self._leaves()
-        made = super()._over_block([_like(*pair) for pair in zip(leaves, olds, strict=True)], *args, **kwargs)
+        made = super()._over_block([_convert_like(*pair) for pair in zip(leaves, olds, strict=True)], *args, **kwargs)
         return made if made is self else self._again(made)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
@@ -456,7 +456,7 @@ class TensorDictParams(Wrapper, GivesTensorDicts, nn.Module):  # type: ignore[mi
         Raises:
             RuntimeError: keys are missing or unexpected (with `strict`), or shapes differ.
         """
-        nn.Module.load_state_dict(self, _with_dots(state_dict), strict=strict, assign=assign)
+        nn.Module.load_state_dict(self, _flatten_names(state_dict), strict=strict, assign=assign)
         return self
 
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
@@ -520,7 +520,7 @@ class TensorDictParams(Wrapper, GivesTensorDicts, nn.Module):  # type: ignore[mi
 # --- leaves -----------------------------------------------------------------------------------------------------------
 
 
-def _as_leaf(value: Any, convert: Convert) -> Any:
+def _make_leaf(value: Any, convert: Convert) -> Any:
     """Convert a tensor to the parameter or buffer to register."""
     if is_parameter(value) or convert == "buffer" or getattr(value, "_is_buffer", False):
         return value
@@ -530,17 +530,17 @@ def _as_leaf(value: Any, convert: Convert) -> Any:
     if isinstance(leaf, MemoryMappedTensor):
         # Torch makes parameters only of classes whose detach() keeps the class. The memory stays the same.
         leaf = leaf.as_subclass(Tensor)
-    return _parameter(leaf, value.is_floating_point() or value.is_complex(), value)
+    return _make_parameter(leaf, value.is_floating_point() or value.is_complex(), value)
 
 
-def _like(new: Tensor, old: Any) -> Any:
+def _convert_like(new: Tensor, old: Any) -> Any:
     """Convert a tensor to a parameter if the old one is a parameter."""
     # Integers cannot require grad, so they become buffers, as in a new TensorDictParams.
     kept = is_parameter(old) and (new.is_floating_point() or new.is_complex())
-    return _parameter(new, old.requires_grad, old) if kept else new
+    return _make_parameter(new, old.requires_grad, old) if kept else new
 
 
-def _parameter(content: Tensor, requires_grad: bool, old: Any) -> Any:
+def _make_parameter(content: Tensor, requires_grad: bool, old: Any) -> Any:
     """Make a parameter that replaces a leaf."""
     if is_lazy(old):
         return uninitialized_like(old, content)
@@ -556,21 +556,21 @@ def _convert_in_place(container: Any, convert: Convert) -> None:
     entries = container._entries
     for name, value in list(entries.items()):
         if isinstance(value, Tensor):
-            leaf = _as_leaf(value, convert)
+            leaf = _make_leaf(value, convert)
             if leaf is not value:
                 entries[name] = leaf
         elif not value._is_non_tensor:
             _convert_in_place(value._wrapped_container(), convert)
 
 
-def _with_dots(state: Mapping[str, Any]) -> Mapping[str, Any]:
+def _flatten_names(state: Mapping[str, Any]) -> Mapping[str, Any]:
     """Flatten nested dicts in a state to dotted names."""
     if not any(isinstance(value, Mapping) and not isinstance(value, Contract) for value in state.values()):
         return state
     found: dict[str, Any] = {}
     for name, value in state.items():
         if isinstance(value, Mapping) and not isinstance(value, Contract):
-            found.update({f"{name}.{rest}": leaf for rest, leaf in _with_dots(value).items()})
+            found.update({f"{name}.{rest}": leaf for rest, leaf in _flatten_names(value).items()})
         else:
             found[name] = value
     return found
@@ -636,7 +636,7 @@ class _Context(NamedTuple):
     kind: Any
 
 
-def _context_of(params: Any, container: pytree.Context) -> _Context:
+def _make_context(params: Any, container: pytree.Context) -> _Context:
     return _Context(container, _count_parameters(params._tensordict), params._convert, params._kind)
 
 
@@ -646,12 +646,12 @@ def _count_parameters(container: Any) -> int:
 
 def _flatten(params: Any) -> tuple[list[Any], _Context]:
     values, context = pytree.flatten_container(params._tensordict)
-    return values, _context_of(params, context)
+    return values, _make_context(params, context)
 
 
 def _flatten_with_keys(params: Any) -> tuple[list[Any], _Context]:
     values, context = pytree._flatten_with_keys(params._tensordict)
-    return values, _context_of(params, context)
+    return values, _make_context(params, context)
 
 
 def _unflatten(values: Iterable[Any], context: _Context) -> Any:

@@ -41,11 +41,11 @@ def as_ours(state: dict[str, Any]) -> tuple[dict[str, Any], bool]:
         if not state.get("_composite_lp_aggreate_at_init"):
             state["_log_prob_key"] = None
     if type(state.get("module")) is bytes:
-        state["module"] = _function(state["module"])
+        state["module"] = _load_function(state["module"])
     return state, bool(selecting)
 
 
-def _function(content: bytes) -> object:
+def _load_function(content: bytes) -> object:
     """Unpickle the wrapped function, which the reference stores as a nested pickle of cloudpickle."""
     frame: Any = sys._getframe()
     while frame is not None:

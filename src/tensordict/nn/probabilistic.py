@@ -21,7 +21,7 @@ from tensordict.nn.distributions.composite import (
 )
 from tensordict.nn.distributions.continuous import Delta
 from tensordict.nn.generators import use_generator as _use_generator
-from tensordict.nn.interaction import InteractionType, Sample, interaction_type, set_interaction_type, value_of
+from tensordict.nn.interaction import InteractionType, Sample, interaction_type, set_interaction_type, take_value
 from tensordict.nn.module import C, TensorDictModuleBase
 from tensordict.nn.sequence import TensorDictSequential, run_where_possible
 from tensordict.nn.skipping import must_skip
@@ -119,7 +119,7 @@ class ProbabilisticTensorDictModule(TensorDictModuleBase):
             in_keys = [in_keys] if is_nested_key(in_keys) else list(in_keys)
             names = [path_of(key)[-1] for key in in_keys]
         if out_keys is None:
-            out_keys = _keys_of_composite(distribution_class, distribution_kwargs)
+            out_keys = _find_composite_keys(distribution_class, distribution_kwargs)
         self._assign(
             in_keys=in_keys,
             _out_keys=unravel_key_list([out_keys] if is_nested_key(out_keys) else out_keys),
@@ -375,9 +375,9 @@ class ProbabilisticTensorDictModule(TensorDictModuleBase):
         """Take a value from a distribution, with this interaction type, or the module's default if it is `None`."""
         kind = self.default_interaction_type if interaction_type is None else interaction_type
         if generator is None:
-            return value_of(dist, kind, self.num_samples, self.n_empirical_estimate)
+            return take_value(dist, kind, self.num_samples, self.n_empirical_estimate)
         with _use_generator(generator):
-            return value_of(dist, kind, self.num_samples, self.n_empirical_estimate)
+            return take_value(dist, kind, self.num_samples, self.n_empirical_estimate)
 
     def _shown(self) -> dict[str, object]:
         return {
@@ -389,7 +389,7 @@ class ProbabilisticTensorDictModule(TensorDictModuleBase):
         }
 
 
-def _keys_of_composite(distribution_class: object, kwargs: Mapping[str, Any] | TensorCollection | None) -> list[Key]:
+def _find_composite_keys(distribution_class: object, kwargs: Mapping[str, Any] | TensorCollection | None) -> list[Key]:
     """Return the keys of the values of a composite distribution; other distributions need explicit keys."""
     if not (isinstance(distribution_class, type) and issubclass(distribution_class, CompositeDistribution)):
         return ["_"]

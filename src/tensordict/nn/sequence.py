@@ -147,7 +147,7 @@ class TensorDictSequential(TensorDictModule):
                 known.update(dict.fromkeys(module.out_keys))
         needed: list[tuple[str, Any]] = []
         for name, module in reversed(kept):
-            useful = [key for key in module.out_keys if any(_touch(key, other) for other in wanted)]
+            useful = [key for key in module.out_keys if any(_overlaps(key, other) for other in wanted)]
             if useful:
                 if type(module) is TensorDictSequential:
                     module = module.select_subsequence(out_keys=useful)
@@ -339,7 +339,7 @@ def _is_within(key: Key, written: Container[Key]) -> bool:
     return key[0] in written or any(key[:end] in written for end in range(2, len(key)))
 
 
-def _touch(one: Key, other: Key) -> bool:
+def _overlaps(one: Key, other: Key) -> bool:
     """Return whether two keys are equal, or one of them is a container that holds the other."""
     if one == other:
         return True

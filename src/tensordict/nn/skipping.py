@@ -57,7 +57,7 @@ class set_skip_existing(internals.Decorator):  # a function to its callers, as i
 
         @functools.wraps(func)
         def skipping(_self: object, tensordict: Contract, *args: object, **kwargs: object) -> Any:
-            if (_skip if mode is None else mode) and _exists(
+            if (_skip if mode is None else mode) and _has_results(
                 tensordict, getattr(_self, in_key_attr), getattr(_self, out_key_attr)
             ):
                 return tensordict
@@ -101,9 +101,9 @@ class _set_skip_existing_None(set_skip_existing):
 
 def must_skip(module: TensorDictModuleBase, tensordict: Contract) -> bool:
     """Return whether to skip a module, because the container has all of its out-keys."""
-    return _skip and _exists(tensordict, module.in_keys, module.out_keys)
+    return _skip and _has_results(tensordict, module.in_keys, module.out_keys)
 
 
-def _exists(tensordict: Contract, in_keys: Sequence[Key], out_keys: Sequence[Key]) -> bool:
+def _has_results(tensordict: Contract, in_keys: Sequence[Key], out_keys: Sequence[Key]) -> bool:
     """Return whether the container has all out-keys, and none of them is an in-key."""
     return not any(key in in_keys for key in out_keys) and all(tensordict._has(path_of(key)) for key in out_keys)

@@ -121,8 +121,8 @@ class TensorClassModuleWrapper(TensorDictModuleBase):
                     f"the {name} of {type(module).__name__} must be a tensorclass for it to read and write containers, "
                     f"got {kind!r}: derive it from TensorClassModuleBase[In, Out]"
                 )
-        self.in_keys = _keys_of(module.input_type)
-        self.out_keys = _keys_of(module.output_type)
+        self.in_keys = _list_field_keys(module.input_type)
+        self.out_keys = _list_field_keys(module.output_type)
         self.tc_module = module
 
     @dispatch(auto_batch_size=False)
@@ -145,7 +145,7 @@ class TensorClassModuleWrapper(TensorDictModuleBase):
                 f"{type(module).__name__} returned a {type(result).__name__}, but its output_type is "
                 f"{module.output_type.__name__}"
             )
-        return _plain(result)
+        return _unwrap_copy(result)
 
     def _instance(self, kind: Any, container: TensorCollection, path: tuple[str, ...]) -> Any:
         """Make an instance of a tensorclass over a shallow copy of the entries that are fields."""
@@ -163,35 +163,35 @@ class TensorClassModuleWrapper(TensorDictModuleBase):
                     f"{type(self.tc_module).__name__} reads {key!r}, a field of {kind.__name__}, not found in the "
                     f"container, which has the keys {list(container.keys(True, True))} of its fields"
                 )
-            field, node = _class_in(kind._layout.hint_of(name)), container._node(name)
+            field, node = _find_tensorclass(kind._layout.hint_of(name)), container._node(name)
             if node is not None and field is not None and type(node) is not field:
                 container.set(name, self._instance(field, node, (*path, name)))
         return kind.from_tensordict(container, defaults)
 
 
-def _keys_of(kind: Any) -> list[Key]:
+def _list_field_keys(kind: Any) -> list[Key]:
     """Return the keys of the fields of a tensorclass."""
     keys: list[Key] = []
     for name in kind._layout.names:
         hint = kind._layout.hint_of(name)
-        if _class_in(hint) is hint:
-            keys += [(name, *path_of(key)) for key in _keys_of(hint)]
+        if _find_tensorclass(hint) is hint:
+            keys += [(name, *path_of(key)) for key in _list_field_keys(hint)]
         else:
             keys.append(name)
     return keys
 
 
-def _class_in(hint: object) -> Any:
+def _find_tensorclass(hint: object) -> Any:
     """Return the tensorclass in an annotation, alone or together with `None`; `None` for other annotations."""
     kinds = get_args(hint) if get_origin(hint) in UNION else (hint,)
     found = [kind for kind in kinds if isinstance(kind, type) and is_tensorclass(kind)]
     return found[0] if len(found) == 1 else None
 
 
-def _plain(container: TensorCollection) -> TensorCollection:
+def _unwrap_copy(container: TensorCollection) -> TensorCollection:
     """Return a shallow copy of the container inside a tensorclass; nested tensorclasses are unwrapped, too."""
     container = container._wrapped_container().copy()
     for name, node in container._structure().items():
         if isinstance(node, TensorCollection) and not node._is_non_tensor:
-            container.set(name, _plain(node))
+            container.set(name, _unwrap_copy(node))
     return container

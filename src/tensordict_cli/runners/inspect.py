@@ -24,7 +24,7 @@ from tensordict.io.progress import Progress, bytes_allocated, bytes_on_disk, pro
 from tensordict.io.remote import is_url
 from tensordict.io.remote_saves import remote_bytes
 from tensordict.io.specification import Broken, LeafSpec, Pickled, Specification, broken, walk
-from tensordict.looking.tally import Tally, numbers_of
+from tensordict.looking.tally import Tally, to_numbers
 from tensordict.memory.names import without_scheme
 from tensordict_cli.runners.heads import format_head, head_to_json, read_head
 from tensordict_cli.runners.terminal import (
@@ -218,7 +218,7 @@ def _compute_statistics(leaf: LeafSpec, progress: Progress | None) -> dict[str, 
     tally = Tally()
     for index in pieces(tuple(source.shape), leaf.dtype.itemsize):
         piece = read_piece(source, index)
-        tally.add(numbers_of(piece))
+        tally.add(to_numbers(piece))
         if progress is not None:
             progress.add(piece.nbytes)
     found = {"count": tally.count, "mean": tally.mean, "std": tally.std, "min": tally.least, "max": tally.greatest}

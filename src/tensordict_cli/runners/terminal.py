@@ -38,7 +38,7 @@ def show(lines: Iterable[Line], paged: bool = False) -> None:
     if paged and sys.stdout.isatty():
         kept = list(lines)
         size = shutil.get_terminal_size()
-        if sum(1 + _length(line) // size.columns for line in kept) >= size.lines and (command := find_pager()):
+        if sum(1 + _measure_line(line) // size.columns for line in kept) >= size.lines and (command := find_pager()):
             _page(kept, command)
             return
         lines = kept
@@ -65,12 +65,12 @@ def _page(lines: Iterable[Line], command: str) -> None:
             given = None
 
 
-def _length(line: Line) -> int:
+def _measure_line(line: Line) -> int:
     return sum(len(text) for text, _ in line)
 
 
 def _print(lines: Iterable[Line], file: IO[str]) -> None:
-    console = _console(file)
+    console = _make_console(file)
     if console is None:
         for line in lines:
             print("".join(text for text, _ in line).rstrip(), file=file)
@@ -127,7 +127,7 @@ def json_number(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _console(file: IO[str]) -> Any:
+def _make_console(file: IO[str]) -> Any:
     """Return a rich console, or `None` when the output is no terminal, color is switched off, or rich is missing."""
     if not sys.stdout.isatty() or os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
         return None

@@ -15,7 +15,7 @@ from tensordict.core.contract import Contract, is_node, named_error
 from tensordict.core.errors import ContainerExpected, DuplicateKeyError
 from tensordict.core.keys import Key, joined, path_of, unravel_key
 from tensordict.core.settings import _Modes, _Switch, from_environment
-from tensordict.nn.interaction import InteractionType, value_of
+from tensordict.nn.interaction import InteractionType, take_value
 from tensordict.ops.collection import TensorCollection
 from tensordict.ops.together import set_all
 
@@ -104,14 +104,14 @@ def _add_suffix(key: Key, suffix: str) -> Key:
 def _sum_features(value: Tensor | Contract, ndim: int) -> Tensor:
     """Sum a tensor, or all leaves of a container, over all dims after the first `ndim`."""
     if isinstance(value, Contract):
-        return _total([_sum_features(child, ndim) for child in value._entries.values()])
+        return _add_up([_sum_features(child, ndim) for child in value._entries.values()])
     behind = value.ndim - ndim
     if behind <= 0:
         return value
     return value.sum(-1) if behind == 1 else value.flatten(ndim).sum(-1)
 
 
-def _total(values: Sequence[Tensor]) -> Tensor:
+def _add_up(values: Sequence[Tensor]) -> Tensor:
     total = values[0] if values else torch.zeros(())
     for value in values[1:]:
         total = total + value
@@ -176,7 +176,7 @@ class CompositeDistribution(D.Distribution, Mapping[Key, D.Distribution]):  # gu
         if not isinstance(params, TensorCollection):
             raise ContainerExpected(f"the parameters must be in a container, got {type(params).__name__}")
         keys = [unravel_key(key) for key in distribution_map]
-        extra = {} if extra_kwargs is None else _by_key("extra_kwargs", extra_kwargs, keys)
+        extra = {} if extra_kwargs is None else _check_keys("extra_kwargs", extra_kwargs, keys)
         dists = {
             key: _make_distribution(params, key, make, extra.get(key) or {})
             for key, make in zip(keys, distribution_map.values())
@@ -232,7 +232,7 @@ class CompositeDistribution(D.Distribution, Mapping[Key, D.Distribution]):  # gu
                 raise TypeError(f"entry {key!r}: a distribution is needed, got {dist!r} of type {type(dist).__name__}")
             self._beyond.append(len(dist.batch_shape) - ndim)
         if name_map is not None:
-            names = _by_key("name_map", name_map, dists)
+            names = _check_keys("name_map", name_map, dists)
             renamed = {unravel_key(names.get(key, key)): dist for key, dist in dists.items()}
             if len(renamed) != len(dists):
                 raise DuplicateKeyError(f"name_map gives values of several distributions the same key: {name_map}")
@@ -341,7 +341,7 @@ class CompositeDistribution(D.Distribution, Mapping[Key, D.Distribution]):  # gu
     def deterministic_sample(self) -> TensorDict:
         """The values that `InteractionType.DETERMINISTIC` gives, in a new container of the batch shape."""
         kind = InteractionType.DETERMINISTIC
-        values = {key: value_of(dist, kind, None, _ESTIMATED_FROM) for key, dist in self.dists.items()}
+        values = {key: take_value(dist, kind, None, _ESTIMATED_FROM) for key, dist in self.dists.items()}
         return TensorDict(values, self._batch_shape)
 
     def expand(self, batch_shape: Sequence[int], _instance: object = None) -> CompositeDistribution:
@@ -368,7 +368,7 @@ class CompositeDistribution(D.Distribution, Mapping[Key, D.Distribution]):  # gu
         If the sample has more batch dims than that, these are kept, too.
         """
         ndim = len(sample.batch_size)
-        return _total(
+        return _add_up(
             [_sum_features(value, max(ndim, value.ndim - beyond)) for value, beyond in zip(log_probs, self._beyond)]
         )
 
@@ -446,7 +446,7 @@ class CompositeDistribution(D.Distribution, Mapping[Key, D.Distribution]):  # gu
         """
         if composite_lp_aggregate(nowarn=True) if aggregate_probabilities is None else aggregate_probabilities:
             ndim = len(self._batch_shape)
-            return _total([_sum_features(_entropy(dist, samples_mc), ndim) for dist in self.dists.values()])
+            return _add_up([_sum_features(_estimate_entropy(dist, samples_mc), ndim) for dist in self.dists.values()])
         return self.entropy_composite(samples_mc, include_sum=include_sum)
 
     def entropy_composite(self, samples_mc: int = 1, *, include_sum: bool | None = None) -> TensorDict:
@@ -459,10 +459,12 @@ class CompositeDistribution(D.Distribution, Mapping[Key, D.Distribution]):  # gu
         Returns:
             A new container of the batch shape.
         """
-        results = {_add_suffix(key, "_entropy"): _entropy(dist, samples_mc) for key, dist in self.dists.items()}
+        results = {
+            _add_suffix(key, "_entropy"): _estimate_entropy(dist, samples_mc) for key, dist in self.dists.items()
+        }
         if composite_lp_aggregate(nowarn=True) if include_sum is None else include_sum:
             ndim = len(self._batch_shape)
-            results[self._entropy_key] = _total([_sum_features(value, ndim) for value in results.values()])
+            results[self._entropy_key] = _add_up([_sum_features(value, ndim) for value in results.values()])
         return TensorDict(results, self._batch_shape)
 
     # --- distribution functions ---------------------------------------------------------------------------------------
@@ -506,7 +508,7 @@ class CompositeDistribution(D.Distribution, Mapping[Key, D.Distribution]):  # gu
         return _write_results(sample, {_add_suffix(key, f"_{method}"): value for key, value in results.items()})
 
 
-def _by_key(what: str, given: Mapping[Key, V], keys: Collection[Key]) -> dict[Key, V]:
+def _check_keys(what: str, given: Mapping[Key, V], keys: Collection[Key]) -> dict[Key, V]:
     """Return a mapping with canonical keys, after checking that these are among `keys`."""
     mapping = {unravel_key(key): value for key, value in given.items()}
     unknown = [key for key in mapping if key not in keys]
@@ -546,7 +548,7 @@ def _get_value(sample: object, key: Key) -> Tensor:
     return value
 
 
-def _entropy(dist: D.Distribution, samples: int) -> Tensor:
+def _estimate_entropy(dist: D.Distribution, samples: int) -> Tensor:
     """Return the entropy of a distribution, or an estimate from samples if it has no closed form."""
     try:
         return dist.entropy()

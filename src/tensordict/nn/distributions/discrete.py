@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 
-def _one_hot(index: Tensor, count: int) -> Tensor:
+def _encode_one_hot(index: Tensor, count: int) -> Tensor:
     # Torch's `one_hot` checks the values, which `vmap` does not allow.
     return (index.unsqueeze(-1) == torch.arange(count, device=index.device)).long()
 
@@ -39,7 +39,7 @@ def rand_one_hot(values: Tensor, do_softmax: bool = True) -> Tensor:
     """
     cumulative = (values.softmax(-1) if do_softmax else values).cumsum(-1)
     drawn = torch.rand_like(cumulative[..., :1]) * cumulative[..., -1:]
-    return _one_hot((cumulative[..., :-1] <= drawn).sum(-1), values.shape[-1])
+    return _encode_one_hot((cumulative[..., :-1] <= drawn).sum(-1), values.shape[-1])
 
 
 class OneHotCategorical(D.Categorical):
@@ -91,7 +91,7 @@ class OneHotCategorical(D.Categorical):
     @property
     def mode(self) -> Tensor:
         """The most probable vector."""
-        return _one_hot(self._param.argmax(-1), self._num_events)
+        return _encode_one_hot(self._param.argmax(-1), self._num_events)
 
     deterministic_sample = mode
 
@@ -100,7 +100,7 @@ class OneHotCategorical(D.Categorical):
         shape = Size(sample_shape or ())
         with torch.no_grad():
             index = torch.multinomial(self.probs.reshape(-1, self._num_events), shape.numel(), True)
-            return _one_hot(index.T.reshape(shape + self._batch_shape), self._num_events)
+            return _encode_one_hot(index.T.reshape(shape + self._batch_shape), self._num_events)
 
     def rsample(self, sample_shape: Sequence[int] | None = None) -> Tensor:
         """Draw one-hot vectors with the dtype of the parameters and the gradient of a softmax.

@@ -48,7 +48,7 @@ class _Interval(NamedTuple):
     mass: Tensor  # the mass of the interval
 
 
-def _interval(loc: Tensor, scale: Tensor, a: Tensor, b: Tensor) -> _Interval:
+def _measure_interval(loc: Tensor, scale: Tensor, a: Tensor, b: Tensor) -> _Interval:
     mode = loc.clamp(a, b)
     unit = scale * math.sqrt(2)
     offset = (mode - loc) / unit
@@ -57,23 +57,23 @@ def _interval(loc: Tensor, scale: Tensor, a: Tensor, b: Tensor) -> _Interval:
     reach = _REACH * unit.detach()
     left = torch.minimum(mode - a, reach) / unit
     right = torch.minimum(b - mode, reach) / unit
-    side, past_left, past_right = erfcx(p), _beyond(p, left), _beyond(p, right)
+    side, past_left, past_right = erfcx(p), _mass_beyond(p, left), _mass_beyond(p, right)
     mass = (side - past_left) + (side - past_right)
     return _Interval(mode, unit, offset, p, left, right, side, past_left, past_right, mass)
 
 
-def _beyond(p: Tensor, s: Tensor) -> Tensor:
+def _mass_beyond(p: Tensor, s: Tensor) -> Tensor:
     """Return the mass beyond the distance `s` from the mode, on one side and without a bound."""
     y = p + s
     mass: Tensor = torch.exp(-s * (y + p)) * erfcx(y)
     return mass
 
 
-def _distance(p: Tensor, side: Tensor, beyond: Tensor) -> Tensor:
-    """Return the distance `s` with `_beyond(p, s) == beyond`.
+def _invert_mass(p: Tensor, side: Tensor, beyond: Tensor) -> Tensor:
+    """Return the distance `s` with `_mass_beyond(p, s) == beyond`.
 
-    Halley's method on the logarithm of `_beyond`, whose derivatives are known. The starting value has the right slope
-    at 0, and is off by 7 % at most for any `p`, so two steps reach 1e-13.
+    Halley's method on the logarithm of `_mass_beyond`, whose derivatives are known. The starting value has the right
+    slope at 0, and is off by 7 % at most for any `p`, so two steps reach 1e-13.
     """
     depth = torch.log(side / beyond)
     slope = (1 / _UNIT) / side
@@ -138,7 +138,7 @@ class TruncatedNormal(D.Distribution):
         super().__init__(self.loc.shape, validate_args=validate_args)
         if self._validate_args and not internals.is_all_true(self.a < self.b):
             raise ValueError(f"the lower bound a must be less than the upper bound b, got a={self.a} and b={self.b}")
-        self._seen = _interval(*self._as(torch.promote_types(self.loc.dtype, torch.float32)))
+        self._seen = _measure_interval(*self._as(torch.promote_types(self.loc.dtype, torch.float32)))
 
     def _as(self, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         return self.loc.to(dtype), self.scale.to(dtype), self.a.to(dtype), self.b.to(dtype)
@@ -171,7 +171,7 @@ class TruncatedNormal(D.Distribution):
 
         In a tail the moments are small differences of large numbers.
         """
-        seen = _interval(*self._as(torch.float64))
+        seen = _measure_interval(*self._as(torch.float64))
         total = seen.mass * (2 * _UNIT)
         at_a = torch.exp(-seen.left * (seen.left - 2 * seen.offset)) / total
         at_b = torch.exp(-seen.right * (seen.right + 2 * seen.offset)) / total
@@ -226,7 +226,7 @@ class TruncatedNormal(D.Distribution):
         seen = self._seen
         away = (value.clamp(self.a, self.b) - seen.mode) / seen.unit
         # No `abs` here, because its gradient is 0 at 0.
-        inner = seen.side - _beyond(seen.p, torch.where(away < 0, -away, away).clamp_max(_REACH))
+        inner = seen.side - _mass_beyond(seen.p, torch.where(away < 0, -away, away).clamp_max(_REACH))
         left = seen.side - seen.past_left
         return ((left + torch.where(away < 0, -inner, inner)) / seen.mass).to(self.loc.dtype)
 
@@ -254,7 +254,7 @@ class TruncatedNormal(D.Distribution):
             right = chance * seen.mass > seen.side - seen.past_left
             rest = torch.where(right, 1 - chance, chance) * seen.mass
             beyond = rest + torch.where(right, seen.past_right, seen.past_left)
-            s = _distance(seen.p, seen.side, beyond.clamp_min(torch.finfo(beyond.dtype).tiny))
+            s = _invert_mass(seen.p, seen.side, beyond.clamp_min(torch.finfo(beyond.dtype).tiny))
             away = torch.where(right, s, -s)
             found = (seen.mode + away * seen.unit).clamp(self.a, self.b)
         # Detach explicitly, because forward-mode derivatives ignore `no_grad`.
