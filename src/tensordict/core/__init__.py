@@ -1,1 +1,1 @@
-"""The base of all other rooms: the contract of containers, keys, indices, shapes, settings, errors."""
+"""Modules that all others build on: the contract of containers, keys, indices, shapes, settings, errors."""

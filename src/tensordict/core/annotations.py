@@ -27,7 +27,7 @@ def resolve(hint: object, scope: Mapping[str, Any], where: str) -> Any:
     if isinstance(hint, typing.ForwardRef):
         hint = hint.__forward_arg__
     if typing.get_origin(hint) in UNION:
-        # `Optional["Node"]`: a string inside an annotation that is not a string.
+        # The annotation is not a string itself, but may contain one, as in `Optional["Node"]`.
         return typing.Union[tuple(resolve(part, scope, where) for part in typing.get_args(hint))]  # noqa: UP007
     if not isinstance(hint, str):
         return hint

@@ -1,4 +1,4 @@
-"""Nested keys: a name, or a (possibly nested) tuple of names. All rooms use their flat form, the path."""
+"""Nested keys: a name, or a (possibly nested) tuple of names. The package works with their flat form, the path."""
 
 from __future__ import annotations
 

@@ -706,7 +706,7 @@ def in_row_order(leaf: Tensor) -> Tensor:
 
 
 def copies(target: Tensor, value: Tensor) -> tuple[list[Tensor], list[Tensor]]:
-    """Return targets and sources, lists of plain tensors whose copies together copy one nested tensor into another.
+    """Return lists of targets and sources: plain tensors to copy, in order to copy one nested tensor into another.
 
     Raises:
         ShapeError: `value` is not ragged, or its rows have other shapes.

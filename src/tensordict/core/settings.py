@@ -106,7 +106,7 @@ def from_environment(name: str) -> bool | None:
 
 # --- lazy results of `torch.stack` and of the shape methods -----------------------------------------------------------
 
-# True if any thread may be in `lazy_legacy()` mode. While it is False, operations check nothing else.
+# True if any thread may be in `lazy_legacy()` mode. While it is False, operations skip the check of their own thread.
 lazy_legacy_possible = False
 
 _open_blocks = 0  # blocks that ask for lazy results, in all threads

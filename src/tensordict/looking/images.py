@@ -14,7 +14,7 @@ from torch import Tensor
 
 # The position of the channels: absent, before, or after height and width.
 GREY, CHANNELS_FIRST, CHANNELS_LAST = "HW", "CHW", "HWC"
-# Images are reduced to at most so many pixels on a side.
+# The largest side of a reduced image, in pixels.
 _SIDE = 96
 # Smaller, larger or much longer arrays are treated as tables, not as images.
 _LEAST, _MOST, _RATIO = 8, 8192, 6

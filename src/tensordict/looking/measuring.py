@@ -22,9 +22,9 @@ from tensordict.looking.read_limits import first_index, first_numbers
 from tensordict.looking.tally import Numbers, Tally, to_numbers
 from tensordict.memory.system import give_back_memory
 
-# The histogram of a leaf is drawn from so many random elements.
+# A histogram uses at most this many elements of its leaf, chosen at random.
 _SAMPLE = 1 << 16
-# Rows with at most so many elements get figures for each column.
+# Rows with at most this many elements get figures for each column.
 _MOST_COLUMNS = 4096
 # Leaves above this size return freed memory to the system between pieces.
 _LARGE = 32 << 20

@@ -13,7 +13,7 @@ from tensordict.io.comparing import OPAQUE, read_piece, source_of
 from tensordict.io.specification import LeafSpec, Specification, Unread
 from tensordict_cli.runners.terminal import QUIET, VALUE, Line, json_number, json_value, number_text, shorten
 
-# A row is printed for people with at most so many elements.
+# At most this many elements of a row are printed for people.
 _MOST = 8
 
 
