@@ -70,7 +70,7 @@ def result_size(index: Any, batch_size: torch.Size) -> torch.Size:
             raise IndexError(f"index {index} is out of bounds for dimension 0 with size {size}")
         return batch_size[1:]
     if kind is slice:
-        return torch.Size((_count_sliced(index, batch_size[0]), *batch_size[1:]))
+        return torch.Size((_slice_length(index, batch_size[0]), *batch_size[1:]))
     if index is None:
         return torch.Size((1, *batch_size))
     if kind is tuple:
@@ -124,7 +124,7 @@ def _compute_basic_size(index: tuple[Any, ...], batch_size: torch.Size) -> torch
                 raise IndexError(f"index {item} is out of bounds for dimension {position} with size {size}")
             position += 1
         elif kind is slice:
-            out.append(batch_size[position] if item == _FULL else _count_sliced(item, batch_size[position]))
+            out.append(batch_size[position] if item == _FULL else _slice_length(item, batch_size[position]))
             position += 1
         elif item is None:
             out.append(1)
@@ -133,7 +133,7 @@ def _compute_basic_size(index: tuple[Any, ...], batch_size: torch.Size) -> torch
     return torch.Size((*out, *batch_size[position:]))
 
 
-def _count_sliced(item: slice, size: int) -> int:
+def _slice_length(item: slice, size: int) -> int:
     if torch.compiler.is_compiling():
         # `slice.indices` would make torch recompile for every batch size.
         step = 1 if item.step is None else item.step

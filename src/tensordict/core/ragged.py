@@ -275,7 +275,7 @@ class RaggedRows:
     def __call__(self, leaf: Tensor) -> Tensor:
         """Return the rows of one leaf."""
         if leaf.layout is not torch.jagged:
-            return self._select_strided(leaf)
+            return self._select_rows(leaf)
         part = self.part(leaf)
         ragged, values = jagged_dim(leaf), leaf.values()
         if part.positions is None:
@@ -307,7 +307,7 @@ class RaggedRows:
         positions, bounds = positions_of(offsets[:-1][rows], (offsets.diff() if lengths is None else lengths)[rows])
         return _Part(bounds, positions=positions)
 
-    def _select_strided(self, leaf: Tensor) -> Tensor:
+    def _select_rows(self, leaf: Tensor) -> Tensor:
         rows = self.rows if isinstance(self.rows, slice) else self.rows.cpu()
         sizes = _strided_sizes(leaf)
         numels = sizes.prod(-1)

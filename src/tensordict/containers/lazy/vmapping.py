@@ -109,7 +109,7 @@ def map_over_stacks() -> bool:
             return take_apart(in_dims, args, func)
         if dims is not None:
             dims = [vmapped.count_from_front(value, dim) for value, dim in zip(flat, dims, strict=True)]
-            if _are_wholes(flat) and (size := vmapped.count_mapped(flat, dims)) is not None:
+            if _are_wholes(flat) and (size := vmapped.find_map_size(flat, dims)) is not None:
                 return size, dims, flat, spec
             in_dims = _unflattened(dims, spec)
         return take_apart(*_transformed(in_dims, args, _entering), func)
