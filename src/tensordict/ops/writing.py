@@ -126,7 +126,7 @@ class Writing(Reading, Locking):
         node: Any = self
         if self._holds_parameters and len(path) > 1:
             # A nested container knows of no parameters.
-            item = self._admitted(item, path, non_blocking)  # type: ignore[attr-defined]
+            item = self._admit_item(item, path, non_blocking)  # type: ignore[attr-defined]
             self._wrapped_container()._write(path, item, non_blocking)
             return
         for name in path[:-1]:
