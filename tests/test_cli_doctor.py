@@ -85,7 +85,7 @@ def test_a_file_system_that_can_less(
         report = json.loads(capsys.readouterr().out)
         assert report["path"]["features"] is None and "nothing can be written" in report["problems"][0]
     with monkeypatch.context() as patch, set_kernel_memory_info(False):
-        patch.setattr(doctor, "_starts", lambda method: f"{method}: refused")
+        patch.setattr(doctor, "_try_start", lambda method: f"{method}: refused")
         assert main(["doctor", str(tmp_path), "--json"]) == 1
         report = json.loads(capsys.readouterr().out)
         assert report["environment"]["kernel_memory_info"] == {"asked": False, "maps": False, "written_pages": False}

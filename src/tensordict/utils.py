@@ -8,7 +8,14 @@ from torch.nn import Buffer
 
 from tensordict.compat.classes import _is_non_tensor
 from tensordict.compat.decorators import cache, erase_cache, lock_blocked
-from tensordict.compat.keys import _unravel_key_to_tuple, is_seq_of_nested_key, unravel_keys
+from tensordict.compat.index_shapes import (
+    _getitem_batch_size,
+    _maybe_correct_neg_dim,
+    _shape,
+    convert_ellipsis_to_idx,
+    infer_size_impl,
+)
+from tensordict.compat.nested_keys import _unravel_key_to_tuple, is_seq_of_nested_key, unravel_keys
 from tensordict.compat.plain import (
     KeyDependentDefaultDict,
     _LockedSchema,
@@ -21,13 +28,6 @@ from tensordict.compat.plain import (
     prod,
     set_json_backend,
     strtobool,
-)
-from tensordict.compat.shapes import (
-    _getitem_batch_size,
-    _maybe_correct_neg_dim,
-    _shape,
-    convert_ellipsis_to_idx,
-    infer_size_impl,
 )
 from tensordict.compat.timing import timeit
 from tensordict.compat.versions import implement_for

@@ -1,4 +1,4 @@
-"""The command `tensordict`: its parser, which needs no torch. What the commands do is in `tensordict_cli.runners`."""
+"""The command `tensordict`: its argument parser, which needs no torch. `tensordict_cli.runners` runs the commands."""
 
 from tensordict_cli.main import main
 

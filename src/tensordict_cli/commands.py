@@ -1,4 +1,4 @@
-"""The commands: what they are for, and their arguments. Nothing of the package `tensordict` is imported."""
+"""The help texts and arguments of the commands, for the parser in `main.py`. Imports neither torch nor `tensordict`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Callable
 from dataclasses import dataclass
 
-# Those of `tensordict.io.formats`, which imports torch.
+# A copy of the formats in `tensordict.io.formats`: importing that module would import torch.
 FORMATS = ("directory", "archive", "consolidated", "h5", "zarr", "safetensors")
 
 Arguments = Callable[[argparse.ArgumentParser], None]
@@ -14,7 +14,7 @@ Arguments = Callable[[argparse.ArgumentParser], None]
 
 @dataclass(frozen=True)
 class Command:
-    """A command; `tensordict_cli.runners` has a module of its name, whose `run` runs it."""
+    """A command. The module of the same name in `tensordict_cli.runners` runs it with its function `run`."""
 
     help: str
     description: str
@@ -22,38 +22,38 @@ class Command:
     arguments: Arguments
 
 
-def _count(text: str) -> int:
+def _parse_count(text: str) -> int:
     if not text.isdecimal():
         raise argparse.ArgumentTypeError(f"a number is 0 or more, got {text!r}")
     return int(text)
 
 
-def _inspect(parser: argparse.ArgumentParser) -> None:
+def _add_inspect_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("path", metavar="PATH", help="the save: a folder, a file, or its URL")
     parser.add_argument(
-        "--key", metavar="GLOB", help="print only what is at this nested key, written with dots, or at all that match"
+        "--key", metavar="GLOB", help="print only the entry at this nested key, written with dots, or all that match"
     )
-    parser.add_argument("--depth", type=_count, metavar="N", help="go so many levels down (0: one line)")
+    parser.add_argument("--depth", type=_parse_count, metavar="N", help="print N levels of the tree (0: one line)")
     parser.add_argument("--stats", action="store_true", help="read the tensors, and print statistics of each")
-    parser.add_argument("--head", type=_count, metavar="N", help="print the first N rows of each tensor")
-    parser.add_argument("--no-pager", action="store_true", help="print long output as it is")
+    parser.add_argument("--head", type=_parse_count, metavar="N", help="print the first N rows of each tensor")
+    parser.add_argument("--no-pager", action="store_true", help="print long output without a pager")
     parser.add_argument("--json", action="store_true", help="print JSON, for programs")
 
 
-def _verify(parser: argparse.ArgumentParser) -> None:
+def _add_verify_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("path", metavar="PATH", help="the save: a folder, a file, or its URL")
     parser.add_argument("--num-threads", type=int, default=0, metavar="N", help="the number of threads that read")
     parser.add_argument("--json", action="store_true", help="print JSON, for programs")
 
 
-def _convert(parser: argparse.ArgumentParser) -> None:
+def _add_convert_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("source", metavar="SRC", help="the save, of any format, or a table")
     parser.add_argument("target", metavar="DST", help="where to write it")
     parser.add_argument("--to", choices=(*FORMATS, "dataset"), help="the format of DST, whatever its suffix")
-    parser.add_argument("--force", action="store_true", help="replace what is at DST")
+    parser.add_argument("--force", action="store_true", help="replace DST if it exists")
     parser.add_argument(
         "--compression",
-        help="of an archive (deflate, bzip2, lzma), of HDF5 (gzip, lzf) or of Zarr (gzip, zstd, blosc)",
+        help="the compression of an archive (deflate, bzip2, lzma), HDF5 (gzip, lzf) or Zarr (gzip, zstd, blosc)",
     )
     parser.add_argument(
         "--checksum", choices=("crc32", "sha256", "blake2b"), help="record a checksum per tensor, for verify"
@@ -63,12 +63,12 @@ def _convert(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="[COLUMN=]VALUE",
-        help="what stands where a table SRC lacks numbers, in all columns or in one (may be given again)",
+        help="the number for missing values of a table SRC, in all columns or in one (may be given again)",
     )
     parser.add_argument(
         "--nulls",
         choices=("mask",),
-        help="add entries NAME_mask, false where a table SRC lacks numbers; of a table DST, what these say is missing",
+        help="add entries NAME_mask, false for missing values of a table SRC; leave masked values of a table DST out",
     )
     parser.add_argument("--num-threads", type=int, default=0, metavar="N", help="the number of threads that write")
     parser.add_argument(
@@ -77,72 +77,73 @@ def _convert(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="MODULE",
-        help="import this module first, which defines tensorclasses that SRC holds (may be given again)",
+        help="import this module first, because it defines tensorclasses of SRC (may be given again)",
     )
-    parser.add_argument(
-        "--allow-pickle", action="store_true", help="unpickle values of SRC, which runs code that is in it"
-    )
+    parser.add_argument("--allow-pickle", action="store_true", help="unpickle values of SRC, which can run any code")
 
 
-def _diff(parser: argparse.ArgumentParser) -> None:
+def _add_diff_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("a", metavar="A", help="a save")
-    parser.add_argument("b", metavar="B", help="another one, of any format")
+    parser.add_argument("b", metavar="B", help="a second save, in any format")
     parser.add_argument("--rtol", type=float, default=0.0, help="relative tolerance for elements (default 0)")
     parser.add_argument("--atol", type=float, default=0.0, help="absolute tolerance for elements (default 0)")
-    parser.add_argument("--equal-nan", action="store_true", help="take NaN for equal to NaN")
+    parser.add_argument("--equal-nan", action="store_true", help="treat NaN as equal to NaN")
     parser.add_argument("--json", action="store_true", help="print JSON, for programs")
 
 
-def _report(parser: argparse.ArgumentParser) -> None:
+def _add_report_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("path", metavar="PATH", help="the save or the data set: a folder, a file, or its URL")
-    parser.add_argument("other", metavar="OTHER", nargs="?", help="another one, to be compared with it")
+    parser.add_argument("other", metavar="OTHER", nargs="?", help="a second one, to compare with the first")
     parser.add_argument(
         "-o", "--output", metavar="FILE", default="report.html", help="where to write the page (default report.html)"
     )
     parser.add_argument(
-        "--sample", type=_count, default=0, metavar="MIB", help="read about so much of each tensor (default: all)"
+        "--sample", type=_parse_count, default=0, metavar="MIB", help="read about MIB MiB of each tensor (default: all)"
     )
-    parser.add_argument("--force", action="store_true", help="replace what is at FILE, even if it is no report")
+    parser.add_argument("--force", action="store_true", help="replace FILE, even if it is not a report")
 
 
-def _compact(parser: argparse.ArgumentParser) -> None:
+def _add_compact_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("path", metavar="PATH", help="the folder of the data set, or its URL")
-    parser.add_argument("--rows", type=int, metavar="N", help="the rows of a shard (default: as many as have 128 MiB)")
+    parser.add_argument("--rows", type=int, metavar="N", help="the rows of each shard (default: 128 MiB of rows)")
     parser.add_argument(
-        "--format", choices=("folder", "archive", "zarr"), default="", help="of the new shards (default: of the first)"
+        "--format",
+        choices=("folder", "archive", "zarr"),
+        default="",
+        help="the format of new shards (default: as the first shard)",
     )
     parser.add_argument(
         "--durable",
         action=argparse.BooleanOptionalAction,
-        help="have the new shards reach the disk first (default: folders and archives on a disk do)",
+        help="flush new shards to the disk before they count (default: yes for folders and archives on a disk)",
     )
     parser.add_argument("--keep", action="store_true", help="leave the old shards for tidy to remove")
 
 
-def _tidy(parser: argparse.ArgumentParser) -> None:
+def _add_tidy_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("path", metavar="PATH", help="the folder of the data set, or its URL")
     parser.add_argument(
         "--older-than",
         type=float,
         default=3600.0,
         metavar="S",
-        help="what was not changed for S seconds (default 3600)",
+        help="remove only files that did not change for S seconds (default 3600)",
     )
     parser.add_argument(
-        "--remove", action="append", default=[], metavar="SHARD", help="remove this shard, which no manifest lists, too"
+        "--remove", action="append", default=[], metavar="SHARD", help="also remove this shard, which no manifest lists"
     )
 
 
-def _doctor(parser: argparse.ArgumentParser) -> None:
+def _add_doctor_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("path", metavar="PATH", nargs="?", default=".", help="the folder to try (default: this one)")
-    parser.add_argument("--no-pager", action="store_true", help="print long output as it is")
+    parser.add_argument("--no-pager", action="store_true", help="print long output without a pager")
     parser.add_argument("--json", action="store_true", help="print JSON, for programs")
 
 
-def _ifeval(parser: argparse.ArgumentParser) -> None:
+def _add_ifeval_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("responses", metavar="RESPONSES", help="the responses, as JSON lines")
     parser.add_argument("--prompts", metavar="PROMPTS", help="the prompts, as JSON lines")
-    parser.add_argument("--per-prompt", action="store_true", help="show how each response did, too")
+    parser.add_argument("--per-prompt", action="store_true", help="also show the scores of each response")
     parser.add_argument("--num-workers", type=int, default=0, metavar="N", help="the number of processes that score")
     parser.add_argument("--json", action="store_true", help="print JSON, for programs")
 
@@ -186,7 +187,7 @@ examples:
   tensordict inspect --head 3 s3://bucket/dataset
   tensordict inspect --json data.tdz | jq .nbytes
 """,
-        _inspect,
+        _add_inspect_arguments,
     ),
     "verify": Command(
         "check whether a save is whole",
@@ -205,7 +206,7 @@ examples:
   tensordict verify --num-threads 4 data.tdz || echo broken
   tensordict verify --json data.h5 | jq -r '.problems[]'
 """,
-        _verify,
+        _add_verify_arguments,
     ),
     "convert": Command(
         "write a save, or a table, in another format",
@@ -232,7 +233,7 @@ examples:
   tensordict convert dataset rows.csv
   tensordict convert --to directory --force run.safetensors runs/1
 """,
-        _convert,
+        _add_convert_arguments,
     ),
     "diff": Command(
         "compare two saves",
@@ -252,7 +253,7 @@ examples:
   tensordict diff --rtol 1e-5 --equal-nan checkpoint.tdz checkpoint.h5
   tensordict diff --json a b > differences.json || echo they differ
 """,
-        _diff,
+        _add_diff_arguments,
     ),
     "report": Command(
         "write a page with pictures of what a save holds",
@@ -272,7 +273,7 @@ examples:
   tensordict report runs/1 runs/2 -o compared.html
   tensordict report --sample 64 s3://bucket/data -o data.html
 """,
-        _report,
+        _add_report_arguments,
     ),
     "compact": Command(
         "merge the small shards of a data set",
@@ -286,7 +287,7 @@ examples:
   tensordict compact data
   tensordict compact --rows 1000000 --format archive data
 """,
-        _compact,
+        _add_compact_arguments,
     ),
     "tidy": Command(
         "remove what killed writers of a data set left",
@@ -301,7 +302,7 @@ examples:
   tensordict tidy data
   tensordict tidy --older-than 60 --remove data/shards/WRITER/00000007 data
 """,
-        _tidy,
+        _add_tidy_arguments,
     ),
     "doctor": Command(
         "tell what this machine and this installation can do",
@@ -321,7 +322,7 @@ examples:
   tensordict doctor /mnt/shared/runs
   tensordict doctor --json | jq .extras
 """,
-        _doctor,
+        _add_doctor_arguments,
     ),
     "ifeval": Command(
         "score how responses follow instructions",
@@ -348,6 +349,6 @@ examples:
   tensordict ifeval responses.jsonl --prompts input_data.jsonl
   tensordict ifeval --json responses.jsonl | jq .prompt_level_strict_acc
 """,
-        _ifeval,
+        _add_ifeval_arguments,
     ),
 }

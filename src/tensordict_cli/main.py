@@ -42,18 +42,18 @@ exit codes:
 
 
 class _Parser(argparse.ArgumentParser):
-    """A parser whose errors are one line, which says what may have been meant."""
+    """A parser that prints each error as one line, with a suggestion where a name was misspelt."""
 
     def error(self, message: str) -> NoReturn:
         self.exit(TROUBLE, f"tensordict: error: {message} (see {self.prog} --help)\n")
 
     def options(self) -> list[str]:
-        """The long options."""
+        """Return the long options."""
         return [name for name in self._option_string_actions if name.startswith("--")]
 
 
 class _Version(argparse.Action):
-    """Prints the version of the package that is installed."""
+    """Print the version of the installed package."""
 
     def __call__(self, parser: argparse.ArgumentParser, *others: object) -> None:
         print(f"tensordict {metadata.version('tensordict')}")
@@ -64,11 +64,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command `tensordict`.
 
     Args:
-        argv: the arguments; by default those of the process.
+        argv: the arguments; by default the arguments of this process.
 
     Returns:
-        The exit code: 0 for success, 1 for problems or differences that were found, 2 for trouble, 130 after Ctrl-C,
-        141 when the reader of the output has gone away.
+        The exit code: 0 for success, 1 when problems or differences were found, 2 for an error, 130 after Ctrl-C, 141
+        when the reader of the output has gone away.
 
     Raises:
         SystemExit: after `--help`, and when the arguments are wrong.
@@ -86,27 +86,27 @@ def main(argv: Sequence[str] | None = None) -> int:
         1 difference
         1
     """
-    args = _parsed(sys.argv[1:] if argv is None else list(argv))
+    args = _parse(sys.argv[1:] if argv is None else list(argv))
     try:
-        # Only now is torch imported.
+        # Import torch as late as possible, so that `--help`, wrong arguments and shell completion stay fast.
         runner = importlib.import_module(f"tensordict_cli.runners.{args.command}")
-        code: int = runner.run(_without_secrets(args))
+        code: int = runner.run(_hide_secrets(args))
         sys.stdout.flush()
         return code
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:
-        # Python flushes once more at exit, and would complain then.
+        # Python flushes stdout once more at exit. Without this line, that flush would raise again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return BROKEN_PIPE
     except RecursionError:
-        return _fail("the save is nested too deeply")
+        return _print_error("the save is nested too deeply")
     except (OSError, ImportError, ValueError, RuntimeError, MemoryError) as error:
-        return _fail(_message(error))
+        return _print_error(_format_error(error))
 
 
-def _without_secrets(args: argparse.Namespace) -> argparse.Namespace:
-    """The arguments, in which URLs are shown without the secrets in them."""
+def _hide_secrets(args: argparse.Namespace) -> argparse.Namespace:
+    """Replace each URL among the arguments by a string that hides its secrets when it is printed."""
     as_url = importlib.import_module("tensordict.io.credentials").as_url
     for name, value in vars(args).items():
         if isinstance(value, str):
@@ -116,23 +116,23 @@ def _without_secrets(args: argparse.Namespace) -> argparse.Namespace:
     return args
 
 
-def _parsed(argv: list[str]) -> argparse.Namespace:
-    parser, commands = _parsers()
+def _parse(argv: list[str]) -> argparse.Namespace:
+    parser, commands = _build_parsers()
     if "_ARGCOMPLETE" in os.environ:
-        # The shell asks what may stand where the cursor is; this ends the process.
+        # The shell asks for completions at the cursor. This call prints them and ends the process.
         importlib.import_module("argcomplete").autocomplete(parser)
     if argv and not argv[0].startswith("-") and argv[0] not in commands:
-        parser.error(f"there is no command {argv[0]!r}; {_meant(argv[0], commands)}")
+        parser.error(f"there is no command {argv[0]!r}; {_suggest(argv[0], commands)}")
     args, unknown = parser.parse_known_args(argv)
     if unknown:
         command = commands[args.command]
         name = unknown[0].partition("=")[0]
-        told = f"; {_meant(name, command.options())}" if name.startswith("-") else ""
+        told = f"; {_suggest(name, command.options())}" if name.startswith("-") else ""
         command.error(f"{args.command} does not take {' '.join(unknown)!r}{told}")
     return args
 
 
-def _parsers() -> tuple[_Parser, dict[str, _Parser]]:
+def _build_parsers() -> tuple[_Parser, dict[str, _Parser]]:
     parser = _Parser(
         prog="tensordict",
         description=DESCRIPTION,
@@ -154,19 +154,19 @@ def _parsers() -> tuple[_Parser, dict[str, _Parser]]:
     return parser, commands
 
 
-def _meant(word: str, known: Iterable[str]) -> str:
-    """What to say of a word that is not among those that are known."""
+def _suggest(word: str, known: Iterable[str]) -> str:
+    """Return a hint for an unknown word: the closest known word, or a list of all of them."""
     names = list(known)
     close = difflib.get_close_matches(word, names, 1)
     return f"did you mean {close[0]!r}?" if close else f"there are {', '.join(names)}"
 
 
-def _fail(message: str) -> int:
+def _print_error(message: str) -> int:
     print(f"tensordict: error: {printable(' '.join(message.split()))}", file=sys.stderr)
     return TROUBLE
 
 
-def _message(error: BaseException) -> str:
+def _format_error(error: BaseException) -> str:
     if isinstance(error, OSError) and error.strerror and error.filename is not None:
         return f"{error.strerror}: {os.fspath(error.filename)!r}"
     return str(error) or type(error).__name__

@@ -22,7 +22,7 @@ from web_server import Web, web_server
 from tensordict import DatasetWriter, TensorDict, from_csv, from_h5, load, open_dataset, verify
 from tensordict.core.errors import SaveError
 from tensordict.core.logs import logger
-from tensordict.core.redaction import redact, redacted_options, secrets_of_options
+from tensordict.core.redaction import redact, redact_options, secrets_of_options
 from tensordict.io.credentials import GuardedOptions, as_url
 from tensordict.io.formats import describe_save
 from tensordict.io.remote import Remote
@@ -120,7 +120,7 @@ def test_which_options_are_secrets() -> None:
     found = {"key", "secret", "token", "client_kwargs.aws_session_token", "account_key", "connection_string"}
     found |= {"client_secret", "sas_token", "headers.Authorization", "proxy", "auth"}
     assert set(secrets_of_options(options)) == found
-    shown = redacted_options(options)
+    shown = redact_options(options)
     assert shown["client_kwargs"] == {"aws_session_token": "***", "region_name": "eu"} and shown["anon"] is False
     assert repr(GuardedOptions(options)) == repr(shown)
     for way in ("anon", "google_default", "/home/me/key.json", "~/key.json"):

@@ -222,7 +222,7 @@ def test_thumbnails_of_stacks_and_cut() -> None:
     [((3, 16, 16), torch.float32), ((16, 4), torch.uint8), ((500,), torch.uint8), ((8, 400), torch.uint8)],
 )
 def test_what_is_no_image(shape: tuple[int, ...], dtype: torch.dtype) -> None:
-    assert images.image_form(shape, dtype) == "" and not pictures(TensorDict(a=torch.zeros(shape, dtype=dtype)))
+    assert images.find_image_form(shape, dtype) == "" and not pictures(TensorDict(a=torch.zeros(shape, dtype=dtype)))
 
 
 # --- what is read -----------------------------------------------------------------------------------------------------

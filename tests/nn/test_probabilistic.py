@@ -253,7 +253,7 @@ def test_failures_name_what_is_missing_and_change_nothing():
         normal().log_prob(params(3))
     with pytest.raises(RuntimeError, match="does not support select_out_keys"):
         normal().select_out_keys("a")
-    with pytest.raises(ValueError, match="is not a valid InteractionType"):
+    with pytest.raises(ValueError, match="is not a valid InteractionType; choose one of .*'median'"):
         normal(default_interaction_type="bogus")
     misfit = normal(distribution_class=lambda loc, scale: D.Independent(D.Normal(loc, scale), 1), return_log_prob=True)
     td = params(3)

@@ -1,6 +1,7 @@
 """Uses of tensorclasses that type checkers refuse; each line with `# bad` has one mistake.
 
-Lines with `# mypy` are none: they show what mypy has no way to know, and docs/guides/typing.md says what to write instead.
+Lines with `# mypy` are none: they show what mypy has no way to know. `docs/guides/typing.md` says what to write
+instead.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Questions about the classes of entries, under the private names that programs know."""
+"""Questions about the classes of entries, under private names that client programs import."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from tensordict.core.contract import Contract
 
 
 def _is_non_tensor(cls: type) -> bool:
-    """Whether instances of a class stand for values that are no tensors. TorchRL: the OpenX data sets.
+    """Return whether a class holds a value that is not a tensor. TorchRL needs it for its OpenX data sets.
 
     Example:
         >>> from tensordict import NonTensorStack, TensorDict

@@ -1,4 +1,4 @@
-"""Decorators for methods of container classes that programs write: refused on a locked one, or remembered by it."""
+"""Decorators that client programs put on methods of their container classes: locking and caching."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tensordict.ops.locking import raise_locked
 
 
 def lock_blocked(func: Callable[..., Any]) -> Callable[..., Any]:
-    """Have a method of a container refused while the container is locked.
+    """Decorate a method so that it raises an error while its container is locked.
 
     Raises:
         RuntimeError: on the call, when the container is locked.
@@ -39,10 +39,11 @@ def lock_blocked(func: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class cache:
-    """Have a locked container remember what a method returned, for the same arguments, until it is unlocked.
+    """Cache the result of a method while its container is locked. Unlocking clears the cache.
 
-    Of a container that is not locked, or with arguments that cannot be hashed, the method is called each time. What it
-    returns must follow from the structure of the container, as its keys do: the values of a locked one can change.
+    The method runs on every call while the container is unlocked, or when an argument cannot be hashed. Its result must
+    depend only on the structure of the container, such as its keys, because the values of a locked container can
+    change.
 
     Example:
         >>> import torch
@@ -80,14 +81,14 @@ class cache:
             return remembered[key]
 
         setattr(owner, name, method)
-        # Only containers that remember something forget it: others need not ask when they are unlocked.
+        # Only classes with a cached method clear a cache, so that all others unlock at full speed.
         if "_remembered" not in vars(owner):
             owner._remembered = None
             owner._unlock_tree = erase_cache(owner._unlock_tree)
 
 
 def erase_cache(fun: Callable[..., Any]) -> Callable[..., Any]:
-    """Have a method of a container forget what methods decorated with :class:`cache` returned."""
+    """Decorate a method so that it clears the results cached by :class:`cache`."""
 
     @wraps(fun)
     def method(self: object, *args: object, **kwargs: object) -> Any:

@@ -1,6 +1,7 @@
-"""What pickles of the reference name: their containers, and what puts these together (`io/pickled.py`).
+"""Allow the classes and functions named in pickles of the reference for `torch.load(weights_only=True)`.
 
-`torch.load(weights_only=True)` imports nothing: the classes that may be in such a file are made known to it here.
+That call imports nothing by itself, so everything that such a file may name is listed here. The functions that rebuild
+containers are in `io/pickled.py`.
 """
 
 import torch

@@ -1,4 +1,4 @@
-"""Small functions of `tensordict.utils` that have nothing to do with containers."""
+"""Small functions that client programs import from `tensordict.utils` and that have nothing to do with containers."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ _FALSE = frozenset(("n", "no", "f", "false", "off", "0"))
 
 
 def _zip_strict(*iterables: Iterable[Any]) -> Iterator[tuple[Any, ...]]:
-    """:func:`zip` of iterables that must be of one length: all over TorchRL.
+    """Zip iterables of equal length. TorchRL uses it everywhere.
 
     Raises:
-        ValueError: on the way, one of them is shorter than the others.
+        ValueError: during iteration, when one iterable is shorter than the others.
     """
     return zip(*iterables, strict=True)
 
 
 class _LockedSchema(tuple[Any, ...]):
-    """The keys of a locked container, which pickles of the reference hold beside it."""
+    """The keys of a locked container. Pickles of the reference store one next to the container."""
 
     __slots__ = ()
 
 
 class KeyDependentDefaultDict(defaultdict[Any, Any]):
-    """A dict whose missing values are made by a function of the key.
+    """A dict that computes a missing value from its key.
 
     Example:
         >>> from tensordict.utils import KeyDependentDefaultDict
@@ -53,10 +53,12 @@ class KeyDependentDefaultDict(defaultdict[Any, Any]):
 
 
 def strtobool(val: str) -> int:
-    """1 or 0 for a word that means yes or no, in any case: `y`, `yes`, `t`, `true`, `on`, `1`, and their opposites.
+    """Return 1 for a word that means yes, and 0 for a word that means no, in any case.
+
+    Yes: `y`, `yes`, `t`, `true`, `on`, `1`. No: `n`, `no`, `f`, `false`, `off`, `0`.
 
     Raises:
-        ValueError: it is none of these.
+        ValueError: the word is not in these lists.
 
     Example:
         >>> from tensordict.utils import strtobool
@@ -70,7 +72,7 @@ def strtobool(val: str) -> int:
 
 
 def int_generator(seed: int) -> int:
-    """The int below 10,000 that follows `seed` in a pseudo-random sequence: the first 8 bytes of NumPy's generator.
+    """Return the pseudo-random int below 10,000 that follows `seed`, from the first 8 bytes of NumPy's generator.
 
     Example:
         >>> from tensordict.utils import int_generator
@@ -81,12 +83,12 @@ def int_generator(seed: int) -> int:
 
 
 def prod(sequence: Iterable[Any]) -> Any:
-    """:func:`math.prod`, under the name that versions of Python without it needed."""
+    """Return the product of the elements: :func:`math.prod`, which old versions of Python lacked."""
     return math.prod(sequence)
 
 
 def is_namedtuple(obj: object) -> bool:
-    """Whether an object is a named tuple.
+    """Return whether an object is a named tuple.
 
     Example:
         >>> from collections import namedtuple
@@ -98,25 +100,25 @@ def is_namedtuple(obj: object) -> bool:
 
 
 def is_namedtuple_class(cls: object) -> bool:
-    """Whether a class is one of named tuples, as :func:`collections.namedtuple` makes them."""
+    """Return whether a class is a named tuple class, such as :func:`collections.namedtuple` creates."""
     return isinstance(cls, type) and issubclass(cls, tuple) and hasattr(cls, "_fields") and hasattr(cls, "_asdict")
 
 
 def json_dumps(data: object, **kwargs: Any) -> str:
-    """:func:`json.dumps`."""
+    """Write JSON: :func:`json.dumps`."""
     return json.dumps(data, **kwargs)
 
 
 def get_json_backend() -> ModuleType:
-    """The module that writes JSON, which is that of the standard library."""
+    """Return the module that writes JSON: Python's own."""
     return json
 
 
 def set_json_backend(backend: str) -> None:
-    """Choose what writes JSON: `"json"`, the standard library, which is the only choice.
+    """Choose the module that writes JSON. The only choice is `"json"`, Python's own.
 
     Raises:
-        ValueError: another one was asked for.
+        ValueError: the backend is another one.
     """
     if backend != "json":
         raise ValueError(f"JSON is written by Python's own module: the backend is 'json', got {backend!r}")

@@ -1,4 +1,4 @@
-"""`timeit`: how long blocks and functions take, by name."""
+"""`timeit`: measure how long blocks and functions take, and add the times up by name."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from tensordict.core.logs import logger
 
 
 class timeit(ContextDecorator):
-    """Times a block, or each call of a function that it decorates, and adds it up under a name.
+    """Measure a block, or each call of a decorated function, and add the time up under a name.
 
     Args:
-        name: what the time is added to.
+        name: the name under which times are added up.
 
     Example:
         >>> from tensordict.utils import timeit
@@ -25,7 +25,7 @@ class timeit(ContextDecorator):
         >>> timeit.erase()
     """
 
-    # Mean and total in seconds, and the number of times, of each name.
+    # For each name: mean and total in seconds, and the number of measurements.
     _REG: ClassVar[dict[str, list[Any]]] = {}
 
     def __init__(self, name: str) -> None:
@@ -43,12 +43,12 @@ class timeit(ContextDecorator):
 
     @classmethod
     def print(cls, prefix: str | None = None) -> None:
-        """Log the mean and the total time of each name, ordered by name; `prefix` is put in front of each."""
+        """Log the mean and the total time of each name, in the order of the names. Each line begins with `prefix`."""
         for name, (mean, total, _) in sorted(cls._REG.items()):
             logger.info("%s%s took %.6f msec (total = %s sec)", f"{prefix} " if prefix else "", name, mean * 1e3, total)
 
     @classmethod
     def erase(cls) -> None:
-        """Set all times to zero; the names stay."""
+        """Set all times to zero. The names stay."""
         for name in cls._REG:
             cls._REG[name] = [0.0, 0.0, 0]

@@ -1,4 +1,4 @@
-"""`implement_for`: of several functions of one name, the one for the version of a module that is installed."""
+"""`implement_for`: choose among functions of the same name by the installed version of a module."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from typing import Any, ClassVar
 
 
 class implement_for:
-    """Marks a function as the one for some versions of a module; all functions of its name are chosen from.
+    """Register a function for some versions of a module. A call runs the function that fits the installed version.
 
     Args:
-        module_name: the name of the module, or a function that gives the module. It is imported at the first call.
-        from_version: the first version; `None` for any.
+        module_name: the name of the module, or a function that returns it. It is imported at the first call.
+        from_version: the first version that fits; `None` for any.
         to_version: the first version that is too new; `None` for any.
-        class_method: make a class method of the function.
-        compilable: choose now instead of at the first call, so that compiled code sees the function itself.
+        class_method: turn the function into a class method.
+        compilable: choose at once instead of at the first call, so that compiled code sees the chosen function itself.
 
     Returns:
-        a function of the same name; the last one marked whose module is installed in a version that fits is called.
+        A function of the same name. It calls the last registered function that fits.
 
     Raises:
-        ModuleNotFoundError: on the call, when none fits.
+        ModuleNotFoundError: on the call, when no function fits.
 
     Example:
         >>> from tensordict.utils import implement_for
@@ -38,7 +38,7 @@ class implement_for:
         'new'
     """
 
-    # The functions by name; those of one name stand in the order in which they were marked.
+    # All registered functions by name, in the order of registration.
     _candidates: ClassVar[dict[str, list[implement_for]]] = {}
 
     def __init__(
@@ -61,7 +61,7 @@ class implement_for:
         self.fn = fn
         candidates = self._candidates.setdefault(name, [])
         candidates.append(self)
-        found = _fitting(candidates) if self.compilable else None
+        found = _choose(candidates) if self.compilable else None
         chosen = (len(candidates), found)
 
         @wraps(fn)
@@ -69,7 +69,7 @@ class implement_for:
             nonlocal chosen
             count, found = chosen
             if found is None or count != len(candidates):
-                found = _fitting(candidates)
+                found = _choose(candidates)
                 if found is None:
                     raise ModuleNotFoundError(f"Supported version of {name!r} has not been found: {candidates}")
                 chosen = (len(candidates), found)
@@ -79,7 +79,7 @@ class implement_for:
         return classmethod(made) if self.class_method else made
 
     def fits(self) -> bool:
-        """Whether the module is installed in one of the versions."""
+        """Return whether the module is installed in one of the versions."""
         try:
             module = import_module(self.module_name) if isinstance(self.module_name, str) else self.module_name()
         except ImportError:
@@ -88,22 +88,22 @@ class implement_for:
 
     @staticmethod
     def check_version(version: str, from_version: str | None, to_version: str | None) -> bool:
-        """Whether a version is neither older than the first one nor as new as the second; pre-releases count."""
-        release = _release(version)
-        return (from_version is None or release >= _release(from_version)) and (
-            to_version is None or release < _release(to_version)
+        """Return whether `from_version <= version < to_version`; a pre-release counts as its release."""
+        release = _parse_release(version)
+        return (from_version is None or release >= _parse_release(from_version)) and (
+            to_version is None or release < _parse_release(to_version)
         )
 
     def __repr__(self) -> str:
         return f"{self.module_name} from {self.from_version} to {self.to_version}"
 
 
-def _fitting(candidates: list[implement_for]) -> Callable[..., Any] | None:
+def _choose(candidates: list[implement_for]) -> Callable[..., Any] | None:
     return next((candidate.fn for candidate in reversed(candidates) if candidate.fits()), None)
 
 
-def _release(version: str) -> tuple[int, ...]:
-    """The numbers of a version up to the first part that is none, without zeros at the end."""
+def _parse_release(version: str) -> tuple[int, ...]:
+    """Parse the numbers of a version up to the first part that is not a number, without trailing zeros."""
     found = re.match(r"\d+(\.\d+)*", version)
     numbers = [int(part) for part in found.group().split(".")] if found else []
     while numbers and not numbers[-1]:

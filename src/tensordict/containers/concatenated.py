@@ -37,7 +37,7 @@ class _Joint(_Read):
     cuts_by_index = True
     owner: LazyConcatenatedTensorDict
 
-    def shared(self) -> Mapping[str, Any]:
+    def share_entries(self) -> Mapping[str, Any]:
         # Values, which no tensor can stand for, are not read: `_subset` takes them over as they are.
         return MappingProxyType(self.owner._held)
 
@@ -451,7 +451,7 @@ class LazyConcatenatedTensorDict(OnDisk):
             else:
                 entries[name] = value._rewrap(value._wrapped_container()._gathered_rows(taken, at))
         size = at.shape + self._size[1:]
-        names = None if self._names is None else indexing.renamed(self._names, at, len(size))
+        names = None if self._names is None else indexing.rename_dims(self._names, at, len(size))
         return TensorDict._make(entries, size, self._device, names)
 
     def _named(self, result: Any, names: Names) -> Any:

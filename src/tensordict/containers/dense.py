@@ -12,7 +12,7 @@ from tensordict.convert.frames import columns_of
 from tensordict.core import makers, pytree, registry
 from tensordict.core.contract import Contract, Names
 from tensordict.core.devices import as_device
-from tensordict.core.errors import meant
+from tensordict.core.errors import suggest
 from tensordict.core.shapes import as_size
 from tensordict.ops.naming import checked_names
 
@@ -76,7 +76,7 @@ class TensorDict(TensorDictBase):
     ) -> None:
         if kwargs:
             if source is not None:
-                hint = "".join(meant(name, _OPTIONS) for name in kwargs)
+                hint = "".join(suggest(name, _OPTIONS) for name in kwargs)
                 raise ValueError(
                     f"entries come from a mapping or from keyword arguments, not from both: got {list(kwargs)} beside "
                     f"a mapping{hint}"

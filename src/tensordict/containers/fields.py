@@ -113,11 +113,13 @@ class FieldTable:
 
     def known(self, name: str = "") -> str:
         """What errors say about the fields there are, and which of them is like `name`."""
-        return f"which is no field of {self.owner}; its fields are {listed(self.names)}{errors.meant(name, self.names)}"
+        return (
+            f"which is no field of {self.owner}; its fields are {listed(self.names)}{errors.suggest(name, self.names)}"
+        )
 
     def meant(self, names: Iterable[str]) -> str:
         """What errors say about names that are like one that a constructor takes."""
-        return "".join(errors.meant(name, self.taken.union(_OWN_ARGUMENTS)) for name in names)
+        return "".join(errors.suggest(name, self.taken.union(_OWN_ARGUMENTS)) for name in names)
 
     def hint_of(self, name: str) -> Any:
         """The resolved annotation of a field.

@@ -376,7 +376,7 @@ def _merged(nodes: Sequence[Any], count: int, callbacks: Any, path: Path) -> Any
         # Member by member, since each may have entries of its own.
         alike = [node if node._batch_size == size else first.empty().update(node) for node in nodes]
         rows = zip(*[lazy._pieces_of(node) for node in alike], strict=True)
-        merged = lazy._restacked([_merged(row, count, callbacks, path) for row in rows])
+        merged = lazy._restack([_merged(row, count, callbacks, path) for row in rows])
         if lazy is not first:
             merged.names = first._names
         return merged

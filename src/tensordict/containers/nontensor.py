@@ -28,7 +28,7 @@ from tensordict.containers.nontensor_base import (
 )
 from tensordict.containers.shared_file import SharedFile, ValueInFile, members_in
 from tensordict.core import makers, pytree, registry, settings
-from tensordict.core.contract import Clones, Contract, Names, unchanged
+from tensordict.core.contract import Clones, Contract, Names, identity
 from tensordict.core.devices import as_device
 from tensordict.core.equality import same_value
 from tensordict.core.errors import ShapeError
@@ -98,7 +98,7 @@ class _Holding(Saved, Operators, TensorCollection):
 
     def to_dict(self, *, retain_none: bool = True, convert_tensors: object = False, tolist_first: bool = False) -> Any:
         """The value, or the list of those of a stack: what a dict of the entries of a container has in its place."""
-        return self.tolist() if isinstance(self, NonTensorStack) else self._unwrapped()
+        return self.tolist() if isinstance(self, NonTensorStack) else self._unwrap_value()
 
     def update(self, input_dict_or_td: object = None, *args: object, **kwargs: object) -> Self:
         """Take over the value of another holder, or any other value; a stack takes lists and stacks too.
@@ -173,7 +173,7 @@ class _Holding(Saved, Operators, TensorCollection):
             "entries"
         )
 
-    def _joined(self, items: Sequence[Any], dim: int, stacked: bool) -> Any:
+    def _join(self, items: Sequence[Any], dim: int, stacked: bool) -> Any:
         if stacked:
             check_held(items, ())
         if _one_for_all(items) if stacked else self._ignores_batch or _one_value(items):
@@ -185,7 +185,7 @@ class _Holding(Saved, Operators, TensorCollection):
             check_held(items, ())
         # `_map` copies a holder in half the time that `copy` takes.
         parts = items if stacked else [part for item in items for part in item.unbind(dim)]
-        copies = [part._map(unchanged) for part in parts]
+        copies = [part._map(identity) for part in parts]
         return NonTensorStack._along(copies, dim) if copies else NonTensorData._of(None, self._batch_size, self._device)
 
     def _as_result(self, stack: Any) -> Any:
@@ -261,7 +261,7 @@ class NonTensorDataBase(_Holding):
         self._refuse_if_locked("replace the value of a holder")
         self.update_(unwrap(value))
 
-    def _unwrapped(self) -> Any:
+    def _unwrap_value(self) -> Any:
         return self._value
 
     def _flat_values(self) -> list[Any]:
@@ -361,12 +361,12 @@ class NonTensorDataBase(_Holding):
             value = _copied(self._value) if fn is Tensor.clone else self._value
             return self._of(value, self._batch_size, self._device, self._names)
         own = self._batch_size
-        names = None if self._names is None else self._renamed(len(size), batch_dims, rename)
+        names = None if self._names is None else self._rename_dims(len(size), batch_dims, rename)
         return self._of(self._value, size if len(own) == batch_dims else size + own[batch_dims:], self._device, names)
 
     def _map_many(self, fn: Any, sizes: Any, batch_dims: int, rename: Any, on_node: Any = None) -> list[Any]:
         own = self._batch_size
-        names = None if self._names is None or not sizes else self._renamed(len(sizes[0]), batch_dims, rename)
+        names = None if self._names is None or not sizes else self._rename_dims(len(sizes[0]), batch_dims, rename)
         rest = own[batch_dims:]
         return [self._of(self._value, size + rest if rest else size, self._device, names) for size in sizes]
 
@@ -542,7 +542,7 @@ class NonTensorStack(_Holding, LazyStackedTensorDict):
             raise AttributeError("the elements of this NonTensorStack have different values: use tolist()")
         return values[0]
 
-    def _unwrapped(self) -> Any:
+    def _unwrap_value(self) -> Any:
         return self.tolist(as_linked_list=True)
 
     def _flat_values(self) -> list[Any]:
@@ -650,7 +650,7 @@ class _Numbered(NonTensorDataBase):
         numbers = torch.where(shifted - found == count, found, -1)
         out = self._value._of_elements(numbers.flatten().tolist(), numbers.shape)
         if self._names is not None:
-            out.names = self._renamed(len(size), batch_dims, rename)
+            out.names = self._rename_dims(len(size), batch_dims, rename)
         return out
 
     def _map_many(self, fn: Any, sizes: object, batch_dims: int, rename: object, on_node: object = None) -> list[Any]:
@@ -673,7 +673,7 @@ def wrap(value: object, batch_size: torch.Size, device: torch.device | None = No
 
 def unwrap(holder: Any) -> Any:
     """The value that a holder holds, the list of those of a stack; any other object itself."""
-    return holder._unwrapped() if is_non_tensor(holder) else holder
+    return holder._unwrap_value() if is_non_tensor(holder) else holder
 
 
 def hold(item: object, size: torch.Size, device: torch.device | None = None) -> Any:

@@ -190,7 +190,9 @@ class HolderContext(NamedTuple):
 
 def flatten_holder(holder: Any) -> tuple[list[Any], HolderContext]:
     names = None if holder._names is None else tuple(holder._names)
-    return [], HolderContext(type(holder), holder._value, pytree.held(holder._batch_size), names, holder._device)
+    return [], HolderContext(
+        type(holder), holder._value, pytree.to_context_size(holder._batch_size), names, holder._device
+    )
 
 
 def flatten_holder_with_keys(holder: Contract) -> tuple[list[tuple[Any, Any]], HolderContext]:

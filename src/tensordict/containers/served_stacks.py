@@ -14,7 +14,7 @@ from tensordict.containers.lazy.vmapping import flatten_stack, flatten_stack_wit
 from tensordict.containers.persistent import PersistentTensorDict
 from tensordict.containers.stored import Twin, _all_of
 from tensordict.core import pytree, registry
-from tensordict.core.contract import Contract, unchanged
+from tensordict.core.contract import Contract, identity
 from tensordict.core.devices import as_device
 from tensordict.core.errors import StackError
 from tensordict.core.indexing import leaf_index
@@ -323,7 +323,7 @@ class LazyStackedTensorDictStore(LazyStackedTensorDict):
             else [store.containers[at]._wrapped_container()._group for at in picks.positions]
         )
         with server.together(groups, _all_of):
-            return super()._index(index)._map(unchanged)
+            return super()._index(index)._map(identity)
 
     def _fitting_member(self, member: object, first: Any = None) -> Any:
         raise StackError("the number of elements of a lazy stack on a server is fixed: store a longer one anew")
@@ -439,7 +439,7 @@ class LazyStackedTensorDictStore(LazyStackedTensorDict):
 
     def to_local(self) -> Any:
         """A copy in memory: a :class:`LazyStackedTensorDict`, fetched in one request for each 32 MiB."""
-        return self._map(unchanged)
+        return self._map(identity)
 
     def clear_redis(self) -> None:
         """Delete all that the server has of this stack; it is without entries then, and can be written to again."""

@@ -259,7 +259,7 @@ class OnDisk(GivesTensorDicts):
             shown = result_size(at, size)
         names = self._names
         if names is not None:
-            names = indexing.renamed(names, indexing.named(index, at), len(shown))
+            names = indexing.rename_dims(names, indexing.index_for_names(index, at), len(shown))
         return self._view(at, shown, names)
 
     def _view(self, at: Any, size: torch.Size, names: Names | None) -> FileView:

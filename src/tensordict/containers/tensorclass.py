@@ -20,7 +20,7 @@ from tensordict.containers.wrapper import FieldWrapper, container_of, register_w
 from tensordict.core import registry
 from tensordict.core.contract import Contract
 from tensordict.core.errors import ContainerExpected, FieldError
-from tensordict.looking.entries import shown
+from tensordict.looking.shown_entries import list_entries
 from tensordict.ops.printing import entry_text, in_order
 from tensordict.ops.reading import AS_SET, NO_DEFAULT
 
@@ -330,7 +330,7 @@ class TensorClass(FieldWrapper, metaclass=_Dataclass):
 
     def __repr__(self) -> str:
         """The class, the fields sorted by name with their shapes and dtypes, the batch size and the device."""
-        entries = shown(self._tensordict)
+        entries = list_entries(self._tensordict)
         lines = in_order(f"{name}={entry_text(value, '    ')}" for name, value in entries.items())
         lines += [f"{name}=None" for name in self._layout.names if name not in entries]
         return f"{type(self).__name__}(\n    " + ",\n    ".join([*lines, *self._facts()]) + ")"
@@ -353,7 +353,7 @@ def _field(cls: type[TensorClass], name: str) -> property:
             return value._value
         if value is None:
             return None
-        return value._unwrapped() if getattr(kind, "_is_non_tensor", False) is True else value
+        return value._unwrap_value() if getattr(kind, "_is_non_tensor", False) is True else value
 
     def write(self: Any, value: Any) -> None:
         if type(value) is not Tensor or not stores_tensors:

@@ -180,7 +180,7 @@ class UnbatchedTensor(Tensor, Contract):
     def _rebuilt(self, leaves: Iterator[Any]) -> Self:
         return self._made(next(leaves))
 
-    def _joined(self, items: Sequence[Any], dim: int, stacked: bool) -> Self:
+    def _join(self, items: Sequence[Any], dim: int, stacked: bool) -> Self:
         return self._one_of(items, joined_size(items, dim, stacked))
 
     def _as_result(self, stack: Any) -> Any:

@@ -198,7 +198,7 @@ class LazyView(TensorDictBase):
             return cls(source, op)
         inner, dim = found
         views = [m if inner is None else m._on_batch(inner.over(m._batch_size), True) for m in members]
-        return remember(source._restacked(views, dim), source, op)  # type: ignore[no-any-return]
+        return remember(source._restack(views, dim), source, op)  # type: ignore[no-any-return]
 
     def _build(
         self, entries: dict[str, Any], batch_size: torch.Size, device: torch.device | None, names: Names | None

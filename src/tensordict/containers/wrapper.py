@@ -17,7 +17,7 @@ from tensordict.containers.nontensor import wrap
 from tensordict.core import torch_internals as internals
 from tensordict.core.annotations import cast as as_annotated
 from tensordict.core.contract import Contract, LeafFn, Names, Rename, is_node, state_of
-from tensordict.core.errors import FieldError, meant
+from tensordict.core.errors import FieldError, suggest
 from tensordict.core.keys import Path
 from tensordict.core.shapes import as_size
 from tensordict.io import pickled
@@ -117,8 +117,8 @@ class Wrapper(TensorCollection):
     def _dense(self, hooked: bool = False) -> Any:
         return self._rewrap(self._tensordict._dense(hooked))
 
-    def _restacked(self, members: Sequence[Any], dim: int | None = None) -> Self:
-        return self._wrapping(self._tensordict._restacked(list(map(container_of, members)), dim))
+    def _restack(self, members: Sequence[Any], dim: int | None = None) -> Self:
+        return self._wrapping(self._tensordict._restack(list(map(container_of, members)), dim))
 
     # --- the walks --------------------------------------------------------------------------------------------------
 
@@ -323,7 +323,7 @@ class FieldWrapper(Wrapper):
             if name.startswith("_") or not hasattr(type(self._tensordict), name):
                 raise AttributeError(
                     f"{type(self).__name__} has no attribute {name!r}; its fields are {sorted(self.__expected_keys__)}"
-                    f"{meant(name, self.__expected_keys__)}"
+                    f"{suggest(name, self.__expected_keys__)}"
                 )
             value = getattr(self._tensordict, name)
             return partial(self._call_wrapped, value) if callable(value) else value

@@ -525,7 +525,7 @@ def _node(tree: dict[str, Any], rows: int, nodes: Mapping[Path, dict[str, Any]],
         entries[name] = value
     node = Specification(DICT, size, None, names, entries)
     if dim is not None:
-        node.finish = _restacked(dim)
+        node.finish = _restack(dim)
     check(node, path)
     name = said.get("class")
     cls = registry.declared(name) if type(name) is str else None
@@ -534,7 +534,7 @@ def _node(tree: dict[str, Any], rows: int, nodes: Mapping[Path, dict[str, Any]],
     return tensorclass_over(str(name), node)
 
 
-def _restacked(dim: int) -> Any:
+def _restack(dim: int) -> Any:
     def finish(node: Specification, container: Contract) -> Any:
         size = container._batch_size
         batch = None if size[dim] else size[:dim] + size[dim + 1 :]

@@ -12,7 +12,7 @@ from tensordict.convert import arrow
 from tensordict.convert.columns import Nulls, TableOptions, paths_of
 from tensordict.convert.sources import SourceFile, files_of
 from tensordict.convert.text_tables import write_text
-from tensordict.core.errors import SaveError, UnsupportedEntryError, meant
+from tensordict.core.errors import SaveError, UnsupportedEntryError, suggest
 from tensordict.core.extras import require
 from tensordict.io.progress import progress_bar
 from tensordict.io.remote import StorageOptions
@@ -257,7 +257,7 @@ def _check_columns(schema: Any, columns: Sequence[str] | None) -> None:
     paths_of(names, None)
     for name in columns or ():
         if name not in names and name.partition(".")[0] not in names:
-            raise ValueError(f"there is no column {name!r}{meant(name, names)}")
+            raise ValueError(f"there is no column {name!r}{suggest(name, names)}")
 
 
 @contextlib.contextmanager

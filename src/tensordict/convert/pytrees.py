@@ -93,7 +93,7 @@ def pytree_of(node: Any, path: Path = ()) -> Any:
     entries = node._entries
     if MARK not in entries or not isinstance(entries[MARK], Contract) or not entries[MARK]._is_non_tensor:
         return node
-    what = entries[MARK]._unwrapped()
+    what = entries[MARK]._unwrap_value()
     values = {name: value for name, value in entries.items() if name != MARK}
     if isinstance(what, type) and issubclass(what, dict):
         return what(_pairs(values, path))
@@ -114,7 +114,7 @@ def _pairs(values: Mapping[str, Any], path: Path) -> Iterator[tuple[Any, Any]]:
     for name, value in values.items():
         if name.startswith(_UNUSUAL):
             pair = value._entries
-            yield pair["key"]._unwrapped(), _value_of(pair["value"], (*path, name, "value"))
+            yield pair["key"]._unwrap_value(), _value_of(pair["value"], (*path, name, "value"))
         else:
             yield name, _value_of(value, (*path, name))
 
@@ -130,7 +130,7 @@ def _children(values: dict[str, Any], names: Iterable[str], path: Path) -> list[
 def _value_of(value: Any, path: Path) -> Any:
     if not is_node(value):
         return value
-    return value._unwrapped() if value._is_non_tensor else pytree_of(value, path)
+    return value._unwrap_value() if value._is_non_tensor else pytree_of(value, path)
 
 
 # --- named tuples -----------------------------------------------------------------------------------------------------
@@ -150,7 +150,7 @@ def namedtuple_of(node: Any, dest_cls: Any = None, path: Path = ()) -> Any:
     fields.update(node._entries)
     for name, value in fields.items():
         if type(value) is not Tensor and is_node(value):
-            fields[name] = value._unwrapped() if value._is_non_tensor else namedtuple_of(value, None, (*path, name))
+            fields[name] = value._unwrap_value() if value._is_non_tensor else namedtuple_of(value, None, (*path, name))
     if dest_cls is None:
         return _generic(tuple(fields), path)._make(fields.values())
     wanted = getattr(dest_cls, "_fields", None)

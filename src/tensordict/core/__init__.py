@@ -1,1 +1,1 @@
-"""What everything rests on: the contract of containers, keys, indices, shapes, settings, errors."""
+"""Modules that all others build on: the contract of containers, keys, indices, shapes, settings, errors."""

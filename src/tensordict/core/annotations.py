@@ -1,4 +1,4 @@
-"""What annotations of class bodies say: resolving them, and casting values to them."""
+"""Resolve the annotations of tensorclass fields, and cast values to them."""
 
 from __future__ import annotations
 
@@ -19,28 +19,28 @@ UNION = (typing.Union, types.UnionType)
 
 
 def resolve(hint: object, scope: Mapping[str, Any], where: str) -> Any:
-    """The type that an annotation names, written as a string or not.
+    """Return the type that an annotation names. The annotation may be a string.
 
     Raises:
-        TypeError: it names what is not in `scope`; `where` says which class and field it belongs to.
+        TypeError: a name is not in `scope`. The message begins with `where`, the class and the field.
     """
     if isinstance(hint, typing.ForwardRef):
         hint = hint.__forward_arg__
     if typing.get_origin(hint) in UNION:
-        # `Optional["Node"]`: a name within an annotation that is none.
+        # The annotation is not a string itself, but may contain one, as in `Optional["Node"]`.
         return typing.Union[tuple(resolve(part, scope, where) for part in typing.get_args(hint))]  # noqa: UP007
     if not isinstance(hint, str):
         return hint
     try:
-        # Part of the source of the class, and no more to be feared than the rest of it.
+        # The string is part of the source of the class, so evaluating it is as safe as importing the module.
         found = eval(hint, {}, scope)
     except Exception as error:
         raise TypeError(f"the annotation {hint!r} of {where} cannot be resolved: {error}") from error
-    return resolve(found, scope, where) if _written(found) else found
+    return resolve(found, scope, where) if _find_strings(found) else found
 
 
-def _written(hint: object) -> list[str]:
-    """The parts of an annotation that are strings, which are to be resolved."""
+def _find_strings(hint: object) -> list[str]:
+    """Return the parts of an annotation that are strings and still have to be resolved."""
     if isinstance(hint, typing.ForwardRef):
         return [hint.__forward_arg__]
     if isinstance(hint, str):
@@ -48,22 +48,22 @@ def _written(hint: object) -> list[str]:
     if typing.get_origin(hint) is typing.Literal:
         return []
     parts = typing.get_args(hint)[:1] if typing.get_origin(hint) is typing.Annotated else typing.get_args(hint)
-    return [text for part in parts for text in _written(part)]
+    return [text for part in parts for text in _find_strings(part)]
 
 
 def scope_of(cls: type[Any], hints: Iterable[object]) -> Mapping[str, Any]:
-    """The names that string annotations may use: of the modules, and of the function that the class is defined in."""
+    """Return the names that string annotations may use, from the modules of the class and its enclosing function."""
     frame = sys._getframe(1)
     while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] == "tensordict":
         frame = frame.f_back
     local: dict[str, Any] = {}
     if frame.f_locals is not frame.f_globals:
-        # Only those that are used: the class would keep the others alive.
-        texts = [text for hint in hints for text in _written(hint)]
+        # Keep only the names that annotations use. A reference to all locals would keep them alive with the class.
+        texts = [text for hint in hints for text in _find_strings(hint)]
         for text in texts:
             code = compile(text, "<annotation>", "eval")
             local.update({name: frame.f_locals[name] for name in code.co_names if name in frame.f_locals})
-            # Names in quotes within an annotation that is a string itself.
+            # A string annotation may contain further names in quotes.
             texts += [part for part in code.co_consts if isinstance(part, str) and part.isidentifier() and part != text]
     local[cls.__name__] = cls
     modules = dict.fromkeys(parent.__module__ for parent in cls.__mro__)
@@ -71,7 +71,7 @@ def scope_of(cls: type[Any], hints: Iterable[object]) -> Mapping[str, Any]:
 
 
 def kinds_of(hint: object) -> list[Any]:
-    """The classes that an annotation allows, without their arguments; what is no class as it is."""
+    """Return the classes that an annotation allows, without type arguments. Other forms stay unchanged."""
     origin = typing.get_origin(hint)
     if origin in UNION:
         return [kind for part in typing.get_args(hint) for kind in kinds_of(part)]
@@ -79,12 +79,12 @@ def kinds_of(hint: object) -> list[Any]:
 
 
 def is_any_of(kind: object, classes: tuple[type, ...]) -> bool:
-    """Whether one of `kinds_of` is a class below one of these."""
+    """Return whether `kind`, one of the `kinds_of` an annotation, is a subclass of one of these classes."""
     return isinstance(kind, type) and issubclass(kind, classes)
 
 
 def is_a(value: object, hint: object) -> bool:
-    """Whether a value is of the type that an annotation names; arguments, as of `list[int]`, are not looked at."""
+    """Return whether a value has the type of an annotation. Type arguments, as in `list[int]`, are ignored."""
     for kind in kinds_of(hint):
         if kind is typing.Literal:
             return value in typing.get_args(hint)
@@ -93,20 +93,20 @@ def is_a(value: object, hint: object) -> bool:
     return False
 
 
-def _says_what(kind: object) -> bool:
-    """Whether this is a class of its own, which values can be instances of."""
+def _can_cast_to(kind: object) -> bool:
+    """Return whether values can be cast to this class; False for `Any`, `object`, protocols and TypedDicts."""
     if not isinstance(kind, type) or kind is object or kind is Any:  # `Any` is a class from Python 3.11 on
         return False
     return not is_typeddict(kind) and not getattr(kind, "_is_protocol", False)
 
 
 def cast(value: object, hint: object, where: str) -> Any:
-    """`value` as its annotation has it; a value that the annotation says nothing about is given back.
+    """Cast a value to its annotation. Returns it unchanged if the annotation does not constrain it.
 
     Args:
-        value: what was assigned, not `None`.
+        value: the assigned value, not `None`.
         hint: the resolved annotation.
-        where: class and field, for errors.
+        where: the class and the field, for errors.
 
     Raises:
         TypeError: the value cannot be cast.
@@ -116,13 +116,13 @@ def cast(value: object, hint: object, where: str) -> Any:
         parts = [part for part in typing.get_args(hint) if part is not type(None)]
         return cast(value, parts[0], where) if len(parts) == 1 else value
     kind: Any = hint if origin is None else origin
-    if not _says_what(kind) or isinstance(value, kind):
+    if not _can_cast_to(kind) or isinstance(value, kind):
         return value
     if isinstance(value, Mapping) and not issubclass(kind, (Contract, Mapping)):
-        return value  # The text, or the keys, of a dict are nothing that anyone assigns it for.
+        return value  # A dict is not cast: `str(d)` or `list(d)` would succeed, but nobody means that.
     try:
         if issubclass(kind, Tensor):
-            # A container is no tensor, though torch would make an empty one of it.
+            # Torch would convert a container to an empty tensor, so a container stays unchanged.
             return value if isinstance(value, Contract) else torch.as_tensor(value)
         if issubclass(kind, Contract):
             if kind._is_non_tensor:

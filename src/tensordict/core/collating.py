@@ -1,4 +1,4 @@
-"""What `torch.utils.data.DataLoader` makes of containers where it is given no `collate_fn`."""
+"""Teach `torch.utils.data.DataLoader` to batch containers without a `collate_fn`."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from tensordict.core.contract import Contract
 
 
 def collate(batch: Any, *, collate_fn_map: object = None) -> Any:
-    """A batch of containers: a container that was cut out of a data set as a whole, or samples, which are stacked.
+    """Batch containers: return a container unchanged, or stack samples.
 
     Args:
-        batch: a container (what `__getitems__` of a container gives), or a sequence of containers of one batch size.
-        collate_fn_map: what torch has for other types; the entries of a container are tensors.
+        batch: a container, as its `__getitems__` returns it, or a sequence of containers with the same batch size.
+        collate_fn_map: torch's functions for other types; ignored, because all entries are tensors.
 
     Returns:
-        the container as it is, or the stack of the samples along a new first dim.
+        The container itself, or the stack of the samples along a new first dim.
     """
     return batch if isinstance(batch, Contract) else torch.stack(list(batch))
 
 
-# The way that torch documents for types of one's own; subclasses are found by it, too.
+# Torch documents this table for user-defined types. It also covers their subclasses.
 internals.collate_functions[Contract] = collate

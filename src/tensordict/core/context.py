@@ -1,4 +1,4 @@
-"""Containers as context managers: an operation remembers how it is undone, and the end of the block undoes it."""
+"""Use containers as context managers: the end of a `with` block undoes the operation that made the container."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 
 
 def remember(result: ContainerT, source: Contract, undo: Callable[[ContainerT], object]) -> ContainerT:
-    """Note on `result` that `undo(result)` has the form of `source` again; returns `result`.
+    """Store on `result` that `undo(result)` restores the form of `source`. Returns `result`.
 
-    The source is held weakly: a loop that rebinds one name to view after view would otherwise keep every container
-    it went through alive. Compiled code, which cannot trace weak references, holds it strongly. It also notes the
-    leaves that the operation made, because it cannot compare addresses at the end of the block.
+    The reference to the source is weak. Otherwise a loop that rebinds one name to view after view would keep every
+    container alive. Compiled code cannot trace weak references, so it keeps a strong one. It also cannot compare
+    addresses at the end of the block, so it stores the leaves that the operation made.
     """
     if torch.compiler.is_dynamo_compiling():
         made = dict(result.items(True, True)) if result._members() is None else {}  # type: ignore[attr-defined]
@@ -35,18 +35,18 @@ def remember(result: ContainerT, source: Contract, undo: Callable[[ContainerT], 
 
 
 def remember_state(container: ContainerT, undo: Callable[[ContainerT], object]) -> ContainerT:
-    """Note that `undo(container)` takes back a change of state, such as a lock; returns `container`."""
+    """Store that `undo(container)` reverts a change of state, such as a lock. Returns `container`."""
     container._undo = (None, undo)
     return container
 
 
 class _Before(NamedTuple):
-    """What there was when a block began.
+    """The state at the beginning of a block.
 
-    leaves: the keys of the leaves of the container that is written back to.
-    nodes: the keys of the nested containers of the one that the block is over.
-    views: the entries of the latter, where they are tensors and those of the former in another form.
-    made: in compiled code, the leaves of the latter when the operation made them.
+    leaves: the leaf keys of the source, which the block writes back to.
+    nodes: the keys of the nested containers of the container that the block uses.
+    views: the entries of that container, if they are views of the source's tensors.
+    made: in compiled code, its leaves at the time of the operation.
     """
 
     leaves: set[Key]
@@ -56,19 +56,19 @@ class _Before(NamedTuple):
 
 
 class BlockContext(Contract):
-    """`with td.unlock_():`, `with td.view(-1) as flat:` ... over the operation that was called last."""
+    """Support `with td.unlock_():`, `with td.view(-1) as flat:` and others, for the last operation on the container."""
 
     _blocks: list[tuple[Any, Callable[[Any], Any], _Before]] | None = None
 
-    # What a block undoes at its end where no operation came before it; without this, that is an error.
+    # The operation that a block undoes if the container comes from none. Without a default, such a block is an error.
     _default_undo: tuple[Any, ...] | None = None
 
     def __enter__(self) -> Self:
-        """Open a block at whose end the operation that made this container is undone.
+        """Open a block. Its end undoes the operation that made this container.
 
         Raises:
-            RuntimeError: when the container does not come from an operation that can be undone, or the container
-                that the operation was called on is gone.
+            RuntimeError: the container does not come from an operation that can be undone, or the container that the
+                operation was called on is gone.
         """
         pending, self._undo = self._undo or self._wrapped_container()._default_undo, None
         if pending is None:
@@ -81,14 +81,19 @@ class BlockContext(Contract):
             source = source()
             if source is None:
                 raise RuntimeError(
-                    "the container that this one was made from is gone, so what is written in the block would appear "
-                    "nowhere; keep every step of a chain: with td.view(-1) as flat, flat.unsqueeze(0) as row:"
+                    "the container that this one was made from no longer exists, so writes in the block would be lost; "
+                    "keep every step of a chain: with td.view(-1) as flat, flat.unsqueeze(0) as row:"
                 )
         if source is None:
             before = _Before(set(), set())
         elif made:
             before = _Before(set(source.keys(True, True)), _node_keys(self), None, *made)
-        elif getattr(undo, "is_view", False) and _is_plain(source) and _is_plain(self) and _in_place(self, source):
+        elif (
+            getattr(undo, "is_view", False)
+            and _is_plain(source)
+            and _is_plain(self)
+            and _has_same_pointers(self, source)
+        ):
             before = _Before(set(source._entries), set(), dict(self._entries))
         else:
             before = _Before(set(source.keys(True, True)), _node_keys(self))
@@ -98,14 +103,14 @@ class BlockContext(Contract):
         return self
 
     def __exit__(self, *exc_info: object) -> None:
-        """Undo the operation; what was written in the block is kept, also when it raised."""
+        """Undo the operation, and keep what the block wrote, also after an exception."""
         assert self._blocks is not None
         source, undo, (leaves, nodes, views, made) = self._blocks.pop()
         if not self._blocks:
             del self._blocks
         written = self
         if views is not None and _is_plain(source) and _is_plain(self):
-            # Through what is still the view that it was, everything has been written already.
+            # Entries that are still the same views have written through to the source already.
             changed = {name: value for name, value in self._entries.items() if value is not views.get(name)}
             written = self._build(changed, self._batch_size, self._device, self._names)
             leaves = {name for name in views if name not in self._entries}
@@ -118,17 +123,18 @@ class BlockContext(Contract):
         source._write_back(restored, leaves, nodes - _node_keys(self) if nodes else nodes, kept)
 
     def _write_back(self, restored: Any, leaves: set[Key], gone_nodes: set[Key], kept: Collection[Key] = ()) -> None:
-        """Bring this container to the entries of `restored`: delete what has gone, write what is new or has moved.
+        """Write `restored` back into this container: delete missing entries, and write new and moved ones.
 
-        `leaves` are the leaves that this container had when the block began, `gone_nodes` the nested containers that
-        were deleted in it. Compiled code gives `kept`: the leaves that are still the tensors the operation made.
+        `leaves` are the leaf keys of this container at the beginning of the block. `gone_nodes` are the nested
+        containers that the block deleted. Compiled code passes `kept`: the keys whose leaves are still the tensors that
+        the operation made.
         """
         members = self._members()
         if members and restored._batch_size == self._batch_size:
             with self._at_once():
                 for member, piece in zip(members, self._pieces_of(restored), strict=True):
                     if piece._members() is not None and member._members() is None:
-                        piece = _as_written(member, piece)
+                        piece = _make_dense(member, piece)
                     member._write_back(piece, set(member.keys(True, True)), gone_nodes)
             return
         entries = self._entries
@@ -139,13 +145,13 @@ class BlockContext(Contract):
 
 
 def _is_plain(container: Any) -> bool:
-    """Whether all entries are tensors in a dict of the container's own."""
+    """Return whether the container is a plain dict of tensors, without nesting and without a wrapper."""
     entries = container._entries
     return type(entries) is dict and container._wrapped_container() is container and is_flat(entries)
 
 
-def _in_place(views: Any, source: Any) -> bool:
-    """Whether the entries, in their order, begin where those of the source do, as views of another form begin."""
+def _has_same_pointers(views: Any, source: Any) -> bool:
+    """Return whether the entries have the same names, order and data pointers as the source's, as whole views do."""
     mine, theirs = [
         [(name, value.data_ptr()) for name, value in container._entries.items()] for container in (views, source)
     ]
@@ -153,20 +159,20 @@ def _in_place(views: Any, source: Any) -> bool:
 
 
 def _node_keys(container: Any) -> set[Key]:
-    """The keys of the nested containers."""
+    """Return the keys of the nested containers."""
     return set(container.keys(True)) - set(container.keys(True, True))
 
 
 def _write_back(source: Any, restored: Any, leaves: set[Key], gone_nodes: set[Key], kept: Collection[Key] = ()) -> None:
-    """See :meth:`BlockContext._write_back`."""
-    # What is stacked when it is read looks new to every reader: nested lazy stacks are brought up to date by members.
-    stacks = list(_stacks(source, restored))
+    """Implement :meth:`BlockContext._write_back` for a container without members."""
+    # Reading a lazy stack makes a new tensor each time, so nested lazy stacks are updated member by member.
+    stacks = list(_iter_stacks(source, restored))
     paths = {path for path, _, _ in stacks}
     for path, node, piece in stacks:
-        node._write_back(piece, _below(path, leaves), _below(path, gone_nodes))
+        node._write_back(piece, _select_below(path, leaves), _select_below(path, gone_nodes))
     after = set(restored.keys(True, True))
-    # Where a node made way for a leaf, or a leaf for a node, the entry is exchanged and keeps its place.
-    for key in (key for key in leaves - after if not (paths and _is_in(key, paths))):
+    # When a node replaced a leaf, or a leaf a node, exchange the entry in place, so that the order of keys stays.
+    for key in (key for key in leaves - after if not (paths and _is_under_any(key, paths))):
         become = restored._peek(path_of(key))
         if _is_branch(become):
             source.set(key, become)
@@ -177,8 +183,8 @@ def _write_back(source: Any, restored: Any, leaves: set[Key], gone_nodes: set[Ke
             source.del_(key)
     items = restored.items(True)
     if paths:
-        # What is in a stack is not read.
-        items = [(key, restored.get(key)) for key in restored.keys(True) if not _is_in(key, paths)]
+        # Do not read the leaves of lazy stacks.
+        items = [(key, restored.get(key)) for key in restored.keys(True) if not _is_under_any(key, paths)]
     added = {path_of(key) for key, value in items if is_node(value) and not source._has(path_of(key))}
     changed = {}
     for key, value in items:
@@ -192,15 +198,15 @@ def _write_back(source: Any, restored: Any, leaves: set[Key], gone_nodes: set[Ke
 
 
 def _is_branch(value: Any) -> bool:
-    """Whether an entry holds entries, which a value that is no tensor does not."""
+    """Return whether an entry is a container of entries; a container for a non-tensor value is not."""
     return is_node(value) and not value._is_non_tensor
 
 
 def _differs(current: object, value: object, kept: bool = False) -> bool:
-    """Whether an entry is another one than it was.
+    """Return whether an entry was replaced.
 
-    Compiled code cannot compare addresses. It gives `kept`: `value` is made of the very tensor that the operation made
-    of `current`. That one has the same base unless it is a copy.
+    Compiled code cannot compare addresses. It passes `kept`: the value comes from the very tensor that the operation
+    made from `current`. Unless that tensor was a copy, both have the same base.
     """
     if current is None or current is value:
         return current is None
@@ -221,46 +227,48 @@ def _base_of(tensor: Any) -> Any:
     return tensor if base is None else base
 
 
-def _stacks(source: Contract, restored: Contract, prefix: Path = ()) -> Iterator[tuple[Path, Any, Any]]:
-    """The outermost nested containers of `source` that consist of others, with what they have become."""
+def _iter_stacks(source: Contract, restored: Contract, prefix: Path = ()) -> Iterator[tuple[Path, Any, Any]]:
+    """Yield the outermost nested lazy stacks of `source`, each with its path and its restored counterpart."""
     for name, node in source._structure().items():
         piece = restored._node(name) if isinstance(node, Contract) else None
         if piece is None:
             continue
-        if node._batch_size == piece._batch_size and node._paired(piece) is not None:
+        if node._batch_size == piece._batch_size and node._pair_members(piece) is not None:
             yield (*prefix, name), node, piece
         else:
-            yield from _stacks(node, piece, (*prefix, name))
+            yield from _iter_stacks(node, piece, (*prefix, name))
 
 
-def _below(path: Path, keys: set[Any]) -> set[Key]:
-    """What is left of the keys that are below a path."""
+def _select_below(path: Path, keys: set[Any]) -> set[Key]:
+    """Return the keys below a path, relative to it."""
     rests = [key[len(path) :] for key in keys if isinstance(key, tuple) and key[: len(path)] == path]
     return {joined(rest) for rest in rests if rest}
 
 
-def _is_in(key: Key, paths: set[Path]) -> bool:
-    """Whether a nested key is one of the paths, or below one."""
+def _is_under_any(key: Key, paths: set[Path]) -> bool:
+    """Return whether a nested key equals one of the paths, or lies below one."""
     path = path_of(key)
     return any(path[:i] in paths for i in range(1, len(path) + 1))
 
 
 def _is_below(key: Key, leaves: set[Key]) -> bool:
-    """Whether what leads to a nested key is a leaf now."""
+    """Return whether a parent of a nested key is a leaf."""
     return isinstance(key, tuple) and any((key[0] if i == 1 else key[:i]) in leaves for i in range(1, len(key)))
 
 
 def elements_of(container: Any) -> list[Any]:
-    """All elements of the batch of a container, the last dim changing fastest; views, unlike those of `reshape`."""
+    """Return all elements of the batch, last dim fastest, as views; `reshape` may copy."""
     found = [container]
     for _ in container._batch_size:
         found = [element for part in found for element in part.unbind(0)]
     return found
 
 
-def _as_written(member: Any, stack: Any) -> Any:
-    """A lazy stack of the elements of `member` as a dense container, in which the leaves that are views of the
-    member's are these themselves."""
+def _make_dense(member: Any, stack: Any) -> Any:
+    """Make a dense container from a lazy stack of the elements of `member`.
+
+    A leaf that still consists of views of the member's leaf becomes the member's leaf itself.
+    """
     elements, parts = elements_of(member), elements_of(stack)
     out = stack.empty(recurse=True)._dense()
     for key in stack.keys(True, True):
@@ -274,7 +282,7 @@ def _as_written(member: Any, stack: Any) -> Any:
 
 
 def same_memory(a: object, b: object) -> bool:
-    """Whether two leaves are the same elements in the same memory; compiled code cannot know, and says no."""
+    """Return whether two leaves are the same elements in the same memory; always False in compiled code."""
     if torch.compiler.is_dynamo_compiling():
         return False
     return _same_form(a, b) and a.data_ptr() == b.data_ptr()  # type: ignore[attr-defined]

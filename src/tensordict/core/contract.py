@@ -1,7 +1,7 @@
 """The contract: the dozen primitives that a container supplies, and the structural walks written on top of them.
 
-Every public method of the package is written once, in `ops/`, on what this file declares. A container is done when it
-supplies the abstract primitives; everything else follows.
+`ops/` implements every public method once, on top of this file. A container that supplies the abstract primitives is
+complete.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ Names = list["str | None"]
 LeafFn = Callable[[Any], Any]
 Rename = Callable[[Names], Names]
 Size = torch.Size
-# A container, where a function gives back one of the class that it was given.
+# For functions that return a container of the same class as their argument.
 ContainerT = TypeVar("ContainerT", bound="Contract")
 
 
 class Backing(NamedTuple):
-    """What the leaves of a container were put in, all of them, since it was last unlocked.
+    """The memory that holds all leaves of a container. Unlocking the container resets it.
 
-    is_memmap: files, or memory that is mapped as they are.
-    is_shared: memory that other processes see.
+    is_memmap: the leaves are mapped from files, or lie in memory mapped in the same way.
+    is_shared: other processes can see the memory.
     memmap_prefix: the folder that the container was saved to or loaded from.
-    consolidated: the one storage that all leaves lie in, and how many there were then.
+    consolidated: the single storage that contains all leaves, and the number of leaves at that time.
     """
 
     is_memmap: bool = False
@@ -49,7 +49,7 @@ NOT_BACKED = Backing()
 
 
 def _backing_field(name: str) -> Any:
-    """One of the fields of `_backing`, as an attribute of the container."""
+    """Return a property that reads and writes one field of `_backing`."""
 
     def read(container: Contract) -> Any:
         return getattr(container._backing, name)
@@ -61,9 +61,9 @@ def _backing_field(name: str) -> Any:
 
 
 def state_of(holder: str, name: str, read: Callable[[Any], Any]) -> Any:
-    """An attribute of a container that is that of another one, which it has as its attribute `holder`.
+    """Return a property that forwards to the same attribute of the container in the attribute `holder`.
 
-    `read` is written out for each: `operator.attrgetter` would take 50 ns instead of 63, but `torch.compile` cannot
+    Each caller writes out `read`. `operator.attrgetter` would take 50 ns instead of 63, but `torch.compile` cannot
     trace it.
     """
 
@@ -77,95 +77,95 @@ def state_of(holder: str, name: str, read: Callable[[Any], Any]) -> Any:
 
 
 class EntryStore:
-    """The entries of a container that are kept elsewhere than in a dict: a mapping that makes them when they are read.
+    """The base of mappings that make entries when they are read, for containers whose entries are not in a dict.
 
-    It also says what there is without making it.
+    It also describes the entries without making them.
     """
 
-    # The container whose entries these are, in another form.
+    # The container that these entries come from, for views of another container.
     source: Any = None
-    # Whether the container is cut along its first dim piece by piece, by indexing it.
+    # True if pieces along the first dim are cut by indexing, one at a time.
     cuts_by_index: bool = False
-    # Whether tensors that are read are views of what is kept, so that what is written into them is written there.
+    # True if the tensors that are read are views of the stored data, so that writing into them changes it.
     shares: bool = False
 
     def structure(self) -> Mapping[str, Any]:
-        """The names with nested containers, and any tensor in the place of a leaf."""
+        """Return the names with their nested containers. Any tensor may stand for a leaf."""
         raise NotImplementedError
 
     def structure_with_values(self) -> Mapping[str, Any]:
-        """Give the structure with the values that are no tensors, which a result with other leaves keeps."""
+        """Return the structure together with non-tensor values, for results that replace only the tensors."""
         return self.structure()
 
     def writable(self) -> Mapping[str, Any]:
-        """The entries for those who write into them; see `Contract._writable`."""
+        """Return the entries for callers that write into them; see `Contract._writable`."""
         return self  # type: ignore[return-value]
 
-    def shared(self) -> Mapping[str, Any]:
-        """The entries for those who make another container over them, with `Contract._subset`."""
+    def share_entries(self) -> Mapping[str, Any]:
+        """Return the entries for callers that build another container from them with `Contract._subset`."""
         return self.writable()
 
     def on_read(self, fn: Callable[..., Any], position: int, keep: bool) -> Callable[..., Any]:
-        """A function of leaves as it is called on `writable`; see `Contract._on_read`."""
+        """Adapt a function of leaves so that it can be called on `writable`; see `Contract._on_read`."""
         return fn
 
     def together(self, fn: Callable[..., Any] | None = None) -> AbstractContextManager[None] | None:
-        """A block in which what `fn` reads of the leaves, and what is written, goes in as few requests as can be.
+        """Return a block that bundles the reads of `fn` and all writes into as few requests as possible.
 
-        `None` where that makes no difference, as in such a block.
+        Returns `None` where bundling makes no difference, for example inside such a block.
         """
         return None
 
     def write_back(self, restored: object, leaves: set[Any]) -> set[Any]:
-        """Write what can be written into the leaves of these keys, from a container that has them, too; their keys."""
+        """Write the leaves of these keys from `restored` into the stored ones, if possible. Returns their keys."""
         return set()
 
     def refuse_deletion(self) -> None:
-        """Raise an error if entries cannot be deleted; for what writes before it deletes."""
+        """Raise an error if entries cannot be deleted. Operations that write before they delete call this first."""
 
     def fact(self) -> str:
-        """What to show of it beside the entries, such as `"op=view(6)"`; empty when there is nothing."""
+        """Return a note for `repr`, such as `"op=view(6)"`, or an empty string."""
         return ""
 
     def node(self, name: str) -> Any:
-        """The nested container of this name, `None` when there is none."""
+        """Return the nested container of this name, or `None`."""
         value = self.get(name)  # type: ignore[attr-defined]
         return value if isinstance(value, Contract) else None
 
     def members(self, or_template: bool = False) -> Sequence[Any] | None:
-        """The containers that a lazy stack consists of; see `Contract._members`."""
+        """Return the members of a lazy stack; see `Contract._members`."""
         return None
 
 
 class Contract:
-    """What a container of tensors supplies; `isinstance(value, Contract)` tells a node from a leaf.
+    """The interface of every container. `isinstance(value, Contract)` separates containers from plain tensors.
 
-    State that most containers leave at its default lives on the class, or in slots, so that building a container costs
-    a few attribute writes. A class with other needs (a view, a file) may define any of these as properties.
+    State that most containers leave at its default is stored on the class, or in slots, so that building a container
+    takes only a few attribute writes. A class with other needs (a view, a file) may define any of these as properties.
     """
 
-    # The attributes that the instances of a class have in slots. The others are in `__dict__`, where they differ from
-    # what the class says.
+    # The attributes that instances keep in slots. All others are in `__dict__`, if they differ from the class
+    # attribute.
     _slots: ClassVar[tuple[str, ...]] = ()
     _batch_size: torch.Size
     _device: torch.device | None = None
     _names: Names | None = None
     _locked: bool = False
-    # Whether the entries are those of another container, which `underlying` gives.
+    # True if the entries belong to another container, which `underlying` returns.
     _is_over_another: bool = False
-    # Whether the entries are in a file, or in other containers, and stay there.
+    # True if the entries stay in a file or in other containers.
     _is_in_file: bool = False
-    # The names that read as `None` where there is no entry.
+    # Names that read as `None` while they have no entry.
     _optional: frozenset[str] = frozenset()
-    # Whether the leaves are parameters: they stay in memory, and writes in place go past autograd.
+    # True if the leaves are parameters: they stay in memory, and in-place writes bypass autograd.
     _holds_parameters: bool = False
-    # Whether a lazy stack was locked itself, and not its members one by one.
+    # True if a lazy stack was locked as a whole, and not through its members.
     _sealed: bool = False
     _lock_owners: list[weakref.ref[Any]] | None = None
     _backing: Backing = NOT_BACKED
-    # Whether the class stands for a value that is no tensor.
+    # True for classes that hold a non-tensor value.
     _is_non_tensor: bool = False
-    # Whether the container is a tensor too, and so a leaf to all walks: an `UnbatchedTensor`.
+    # True for a container that is also a tensor, and a leaf to all walks: `UnbatchedTensor`.
     _is_tensor: bool = False
     _undo: tuple[Any, ...] | None = None
     _is_memmap: bool = _backing_field("is_memmap")
@@ -174,14 +174,14 @@ class Contract:
     _consolidated: tuple[Tensor, int] | None = _backing_field("consolidated")
 
     if TYPE_CHECKING:
-        # What families of operations call of each other, and of lazy stacks and values.
+        # Methods that the mixins of `ops/` call on each other, on lazy stacks and on values.
         @property
         def stack_dim(self) -> int: ...
         def copy(self) -> Self: ...
         def empty(self, recurse: bool = ...) -> Self: ...
         def exclude(self, *keys: object) -> Self: ...
 
-        # Of tensors too, with other arguments.
+        # Tensors have these methods too, with other arguments.
         clone: Callable[..., Any]
         expand: Callable[..., Any]
         select: Callable[..., Any]
@@ -191,48 +191,47 @@ class Contract:
         def _has(self, path: tuple[str, ...]) -> bool: ...
         def _index(self, index: object) -> Self: ...
         def _peek(self, path: tuple[str, ...]) -> Any: ...
-        def _placed(self, fn: LeafFn, device: torch.device) -> Self: ...
-        def _unwrapped(self) -> Any: ...
+        def _place_on(self, fn: LeafFn, device: torch.device) -> Self: ...
+        def _unwrap_value(self) -> Any: ...
 
     # --- primitives ---------------------------------------------------------------------------------------------
-    # The entries of this level, name -> leaf or node. Reading gives what is stored (or made on reading), writing takes
-    # what has been checked already (shape, device, lock). An attribute, because every access goes through it: a method
-    # call in its place would cost 45 ns. A class whose entries are no dict makes it a property over its own mapping.
+    # The entries of this level: name -> leaf or node. Reading returns the stored object, or makes one. Written objects
+    # have been checked (shape, device, lock). This is an attribute because every access uses it: a method call would
+    # take 45 ns more. A class without a dict of entries makes it a property over its own mapping.
     _entries: MutableMapping[str, Any]
 
     def _structure(self) -> Mapping[str, Any]:
-        """The entries for those who only ask what there is: names, which are containers, and these containers.
+        """Return the names and the nested containers, for callers that do not need the leaves.
 
-        A container that makes its leaves when they are read gives any tensor in the place of a leaf.
+        A container that makes its leaves on reading returns any tensor as a stand-in for a leaf.
         """
         entries = self._entries
         return entries.structure() if type(entries) is not dict and isinstance(entries, EntryStore) else entries
 
     def _writable(self) -> Mapping[str, Any]:
-        """The entries for those who may write into them, as operands of what is done in place.
+        """Return the entries for callers that may write into them, such as in-place operations.
 
-        A container that makes its leaves when they are read gives, where it can, tensors that write to where it keeps
-        them.
+        A container that makes its leaves on reading returns tensors that write through to its storage, if it can.
         """
         entries = self._entries
         return entries.writable() if type(entries) is not dict and isinstance(entries, EntryStore) else entries
 
-    def _shared(self) -> Mapping[str, Any]:
-        """The entries for those who make another container over them, with `_subset`; nothing is read for that."""
+    def _share_entries(self) -> Mapping[str, Any]:
+        """Return the entries for callers that build another container from them with `_subset`. Reads nothing."""
         entries = self._entries
-        return entries.shared() if type(entries) is not dict and isinstance(entries, EntryStore) else entries
+        return entries.share_entries() if type(entries) is not dict and isinstance(entries, EntryStore) else entries
 
     def _on_read(self, fn: Callable[..., Any], position: int = 0, keep: bool = False) -> Callable[..., Any]:
-        """A function of leaves as the walks call it on `_writable`, whose argument at `position` is the leaf.
+        """Adapt a function of leaves so that walks can call it on `_writable`; its argument at `position` is the leaf.
 
-        A container over a file has it called on what is read there; with `keep`, a leaf that the function gives back
-        stays the one in the file.
+        A container over a file then calls it with the data that was read. With `keep`, a leaf that the function returns
+        unchanged stays in the file.
         """
         entries = self._entries
         return entries.on_read(fn, position, keep) if isinstance(entries, EntryStore) else fn
 
     def _shape_of(self, name: str) -> torch.Size:
-        """The shape of the entry of this name, with -1 for dims in which what it is made of differs."""
+        """Return the shape of an entry, with -1 for dims that differ between the members of a lazy stack."""
         entries = self._entries
         if type(entries) is dict or (members := self._members(or_template=True)) is None:
             value = self._writable()[name] if type(entries) is not dict else entries[name]
@@ -240,14 +239,14 @@ class Contract:
         shapes = [member._shape_of(name) for member in members]
         if len({len(shape) for shape in shapes}) > 1:
             return torch.Size((-1,))
-        # Compared one by one: Dynamo takes the members of a set for constants, and would compile anew for each size.
+        # Compared one by one: Dynamo treats the items of a set as constants, and would recompile for each size.
         dims = [sizes[0] if all(size == sizes[0] for size in sizes) else -1 for sizes in zip(*shapes, strict=True)]
         at: int = self.stack_dim
         dims.insert(at, self._batch_size[at])
         return torch.Size(dims)
 
     def _node(self, name: str) -> Any:
-        """The nested container of this name, `None` when there is none."""
+        """Return the nested container of this name, or `None`."""
         entries = self._entries
         if type(entries) is not dict and isinstance(entries, EntryStore):
             return entries.node(name)
@@ -255,29 +254,29 @@ class Contract:
         return value if isinstance(value, Contract) else None
 
     def _members(self, or_template: bool = False) -> Sequence[Any] | None:
-        """The containers that a lazy stack consists of, `None` for any other container.
+        """Return the members of a lazy stack; `None` for any other container.
 
         Args:
-            or_template: for a stack without members, give the container that knows which entries these would have.
+            or_template: for a stack without members, return a container that has the keys that members would have.
         """
         entries = self._entries
         return entries.members(or_template) if type(entries) is not dict and isinstance(entries, EntryStore) else None
 
     def _at_once(self, fn: Callable[..., Any] | None = None) -> AbstractContextManager[None]:
-        """A block in which what is read and written goes in as few requests as can be; see `EntryStore.together`."""
+        """Return a block that bundles reads and writes into as few requests as possible; see `EntryStore.together`."""
         entries = self._entries
         block = entries.together(fn) if type(entries) is not dict and isinstance(entries, EntryStore) else None
         return nullcontext() if block is None else block
 
-    def _restacked(self, members: Sequence[Any], dim: int | None = None) -> Self:
-        """The lazy stack of what was made of each of `_members(or_template=True)`, along `dim` or the dim of this one.
+    def _restack(self, members: Sequence[Any], dim: int | None = None) -> Self:
+        """Build a lazy stack of new members, one for each of `_members(or_template=True)`, along `dim` or `stack_dim`.
 
-        An operation that a stack does member by member is `self._restacked([m.op() for m in members])`.
+        An operation that applies to each member is `self._restack([m.op() for m in members])`.
         """
         raise NotImplementedError
 
     def _check_field(self, name: str) -> None:
-        """Refuse the name of a new entry: none, unless the class declares those that there can be."""
+        """Raise an error if a class that declares its fields has no field of this name."""
 
     def _build(
         self,
@@ -286,7 +285,7 @@ class Contract:
         device: torch.device | None,
         names: Names | None,
     ) -> Self:
-        """A new container of this kind over `entries`, which it takes over and does not check."""
+        """Build a container of this kind over `entries`, without checks or copies."""
         raise NotImplementedError
 
     def _build_many(
@@ -296,25 +295,25 @@ class Contract:
         device: torch.device | None,
         names: Names | None,
     ) -> list[Self]:
-        """One `_build` per piece, each with its batch size."""
+        """Call `_build` for each piece with its batch size."""
         return [self._build(entries, size, device, names) for entries, size in zip(pieces, sizes, strict=True)]
 
     def _subset(self, entries: dict[str, Any], device: torch.device | None) -> Self:
-        """A container over some of the entries of this one as `_writable` gives them, or what they are on a device."""
+        """Build a container over some entries from `_writable`, or over their copies on a device."""
         return self._build(entries, self._batch_size, device, self._names)
 
     # --- leaves -------------------------------------------------------------------------------------------------------
-    # The tensors that hold the memory: what is written into them is written into the container. A lazy stack gives
-    # those of its members one after the other, a container over a file tensors that stand for those in the file.
+    # The tensors that hold the memory: writing into them changes the container. A lazy stack returns the leaves of one
+    # member after the other. A container over a file returns tensors that stand for the stored ones.
 
     def _leaves(self) -> list[Any]:
-        """All leaves of the tree, in the order of `keys(True, True)`."""
+        """Return all leaves of the tree, in the order of `keys(True, True)`."""
         found: list[Any] = []
         self._gather(found)
         return found
 
     def _gather(self, found: list[Any]) -> None:
-        """Append all leaves of the tree, in the order in which `_map` goes."""
+        """Append all leaves of the tree to `found`, in the order of `_map`."""
         mapping: Mapping[str, Any] = self._entries
         if type(mapping) is not dict and isinstance(mapping, EntryStore):
             if (block := mapping.together()) is not None:
@@ -332,7 +331,7 @@ class Contract:
                 found.append(value)
 
     def _walk(self, prefix: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
-        """The (path, leaf) pairs of the tree; those of a lazy stack are the paths in its members."""
+        """Yield the (path, leaf) pairs of the tree. The leaves of a lazy stack have their paths inside the members."""
         mapping: Mapping[str, Any] = self._entries
         if type(mapping) is not dict and isinstance(mapping, EntryStore):
             if (members := mapping.members(False)) is not None:
@@ -347,7 +346,7 @@ class Contract:
                 yield (*prefix, name), value
 
     def _leaves_of(self, name: str) -> list[Any]:
-        """The leaves of one entry."""
+        """Return the leaves of one entry."""
         if (members := self._members()) is not None:
             return [leaf for member in members for leaf in member._leaves_of(name)]
         value = self._writable()[name]
@@ -358,7 +357,7 @@ class Contract:
         return found
 
     def _children(self) -> Iterable[Any]:
-        """The entries of this level, tensors too; the members of a container that consists of such."""
+        """Return the entries of this level, including tensors; for a lazy stack, its members."""
         entries = self._entries
         if type(entries) is dict:
             return entries.values()
@@ -366,7 +365,7 @@ class Contract:
         return self._structure().values() if members is None else members
 
     def _mark(self, memmap: bool = False, shared: bool = False) -> None:
-        """Say of the whole tree that it is memory-mapped, or in shared memory."""
+        """Mark the whole tree as memory-mapped, or as shared memory."""
         old = self._backing
         self._backing = old._replace(is_memmap=memmap or old.is_memmap, is_shared=shared or old.is_shared)
         for child in self._children():
@@ -374,16 +373,17 @@ class Contract:
                 child._mark(memmap, shared)
 
     def _mark_as(self, source: Contract) -> None:
-        """Say of a view, which is locked, what `source` says of itself: that it is memory-mapped, or shared."""
+        """Mark a locked view as memory-mapped or shared, like `source`."""
         if source._is_memmap or source._is_shared:
             self._mark(source._is_memmap, source._is_shared)
 
     # --- structural walks -----------------------------------------------------------------------------------------
-    # All take the new batch size of the root and `batch_dims`, the number of batch dims of the root that it replaces: a
-    # nested container, whose batch size begins with its parent's, gets `size + its own batch size past batch_dims`.
+    # All walks take the new batch size of the root, and `batch_dims`, the number of the root's batch dims that it
+    # replaces. The batch size of a nested container begins with its parent's, so it becomes `size +
+    # own_size[batch_dims:]`.
     #
-    # The arguments are no object that describes the walk: making one takes 5 % of `td[0]`. Entries in a dict are walked
-    # at once; what else there is, members or leaves that are made when they are read, is asked for behind that test.
+    # The arguments are separate because building one object for them would take 5 % of `td[0]`. Dicts of entries are
+    # walked directly. Members, and leaves that are made on reading, are handled only after that test.
 
     def _map(
         self,
@@ -393,14 +393,14 @@ class Contract:
         rename: Rename | None = None,
         on_node: LeafFn | None = None,
     ) -> Self:
-        """The same structure with every leaf replaced by `fn(leaf)`.
+        """Replace every leaf by `fn(leaf)`, in the same structure.
 
         Args:
             fn: called once per leaf.
-            size: the root's new batch size; `None` when `fn` leaves the batch dims as they are.
+            size: the root's new batch size; `None` if `fn` keeps the batch dims.
             batch_dims: the number of batch dims that `size` replaces.
             rename: maps the names of the replaced dims to the new ones; `None` drops the names (with `size`).
-            on_node: does to a container what `fn` does to a leaf, for nested lazy stacks; without it their leaves are
+            on_node: does to a nested lazy stack what `fn` does to a leaf. Without it, the leaves of the stack are
                 stacked for `fn`.
         """
         mapping = self._entries
@@ -412,13 +412,13 @@ class Contract:
                         return self._map(fn, size, batch_dims, rename, on_node)
                 if (members := mapping.members(True)) is not None:
                     if size is None:
-                        return self._restacked([member._map(fn) for member in members])
+                        return self._restack([member._map(fn) for member in members])
                     return self._dense()._map(fn, size, batch_dims, rename) if on_node is None else on_node(self)
             mapping, on_leaf = dict(self._writable().items()), self._on_read(fn)
         if is_flat(mapping):
             entries = dict(zip(mapping, map(on_leaf, mapping.values())))
         else:
-            # No comprehension: its frame would halve the depth of nesting that Python's recursion limit leaves.
+            # No comprehension: its frame would halve the nesting depth that Python's recursion limit allows.
             entries = {}
             for name, value in mapping.items():
                 if isinstance(value, Contract):
@@ -432,11 +432,11 @@ class Contract:
             entries,
             size if len(own) == batch_dims else size + own[batch_dims:],
             self._device,
-            None if self._names is None else self._renamed(len(size), batch_dims, rename),
+            None if self._names is None else self._rename_dims(len(size), batch_dims, rename),
         )
 
     def _rebuilt(self, leaves: Iterator[Any]) -> Self:
-        """The same structure with every leaf replaced by the next of `leaves`, in the order in which `_map` goes."""
+        """Replace every leaf by the next of `leaves`, in the order of `_map`."""
         mapping: Mapping[str, Any] = self._entries
         if type(mapping) is not dict:
             if isinstance(mapping, EntryStore) and (block := mapping.together()) is not None:
@@ -445,7 +445,7 @@ class Contract:
             if (members := self._members()) is not None:
                 if not members:
                     return self.copy()
-                return self._restacked([member._rebuilt(leaves) for member in members])
+                return self._restack([member._rebuilt(leaves) for member in members])
             mapping = mapping.structure_with_values() if isinstance(mapping, EntryStore) else mapping
         if is_flat(mapping):
             entries = dict(zip(mapping, leaves))
@@ -463,7 +463,7 @@ class Contract:
         rename: Rename | None,
         on_node: Callable[[Any], Sequence[Any]] | None = None,
     ) -> list[Self]:
-        """As `_map`, for an `fn` that cuts a leaf in `len(sizes)` pieces: one container per piece."""
+        """Like `_map`, for an `fn` that cuts a leaf into `len(sizes)` pieces. Returns one container per piece."""
         mapping = self._entries
         on_leaf = fn
         if type(mapping) is not dict:
@@ -486,11 +486,11 @@ class Contract:
             else list(map(on_leaf, mapping.values()))
         )
         own = self._batch_size
-        names = None if self._names is None or not sizes else self._renamed(len(sizes[0]), batch_dims, rename)
+        names = None if self._names is None or not sizes else self._rename_dims(len(sizes[0]), batch_dims, rename)
         if len(own) != batch_dims:
             sizes = [size + own[batch_dims:] for size in sizes]
         if columns:
-            # The names and the row are of one length by construction; checking it again would cost 30 ns a piece.
+            # The keys and the rows have equal lengths by construction. Checking again would take 30 ns a piece.
             keys = list(mapping)
             pieces = [dict(zip(keys, row)) for row in zip(*columns, strict=True)]
         else:
@@ -498,17 +498,17 @@ class Contract:
         return self._build_many(pieces, sizes, self._device, names)
 
     def _map_with(self, fn: Callable[[Any, Tensor], Any], tensor: Tensor) -> Self:
-        """The same structure with every leaf replaced by `fn(leaf, its part of the tensor)`.
+        """Replace every leaf by `fn(leaf, part)`, where `part` is the matching part of `tensor`.
 
         Args:
-            fn: takes the leaf, and the tensor as a view with dims of size 1 behind, so that the two broadcast.
-            tensor: lies over the batch dims, or over the first of them, and broadcasts to them.
+            fn: takes the leaf, and the tensor with trailing dims of size 1, so that both broadcast.
+            tensor: covers the batch dims, or the first of them, and broadcasts to them.
         """
         if (members := self._members()) is not None:
             if not members and tensor.ndim > self._wrapped_container().stack_dim:
                 return self._dense()._map_with(fn, tensor)
             members = self._members(or_template=True) or ()
-            return self._restacked([m._map_with(fn, part) for m, part in zip(members, self._parts(tensor))])
+            return self._restack([m._map_with(fn, part) for m, part in zip(members, self._parts(tensor))])
         spread, on_leaf = ByNdim(tensor), self._on_read(fn)
         entries: dict[str, Any] = {}
         for name, value in self._writable().items():
@@ -518,51 +518,51 @@ class Contract:
                 entries[name] = on_leaf(value, spread[value.dim()])
         return self._build(entries, self._batch_size, self._device, self._names)
 
-    def _paired(self, other: Contract) -> Sequence[tuple[Any, Any]] | None:
-        """The members of a lazy stack with what belongs to each of `other`, a container of the same batch size.
+    def _pair_members(self, other: Contract) -> Sequence[tuple[Any, Any]] | None:
+        """Pair the members of a lazy stack with the matching parts of `other`, a container of the same batch size.
 
-        `None` for a container that has no members, and so is to be paired with `other` itself. What is made of the
-        pairs goes to `_restacked`.
+        Returns `None` for a container without members, which is paired with `other` as a whole. `_restack` builds a
+        stack from the results.
         """
         if type(self._entries) is dict or not (members := self._members()) or self._is_non_tensor:
             return None
         return list(zip(members, self._pieces_of(other), strict=True))
 
     def _pieces_of(self, other: Any) -> Sequence[Any]:
-        """A container of the batch size of this lazy stack, in the pieces that belong to the members."""
+        """Split a container of the same batch size into pieces that match the members of this lazy stack."""
         dim = self._wrapped_container().stack_dim
         other = other._wrapped_container()
         theirs = other._members()
         return theirs if theirs is not None and other.stack_dim == dim else other.unbind(dim)  # type: ignore[no-any-return]
 
     def _parts(self, tensor: Tensor) -> Sequence[Tensor]:
-        """The part of a tensor over the batch, or over its first dims, that belongs to each member of a lazy stack."""
+        """Split a tensor over the batch, or over its first dims, into the parts of the members of this lazy stack."""
         dim = self._wrapped_container().stack_dim
         if tensor.ndim <= dim:
             return [tensor] * len(self._members(or_template=True) or ())
         return tensor.expand(self._batch_size[: tensor.ndim]).unbind(dim)
 
-    def _joined(self, items: Sequence[Any], dim: int, stacked: bool) -> Any:
-        """The stack or concatenation of containers, this one among them; `None` where it is made entry by entry."""
+    def _join(self, items: Sequence[Any], dim: int, stacked: bool) -> Any:
+        """Stack or concatenate containers, including this one. Returns `None` if this is done entry by entry."""
         return None
 
     def _as_result(self, stack: object) -> Any:
-        """The lazy stack of containers of which this is the first, in the form in which it is read and returned."""
+        """Wrap a lazy stack whose first member is `self` in this class."""
         return stack
 
     def _dense(self, hooked: bool = False) -> Self:
-        """This container with its entries in a dict: without a lazy stack at its root, read from its file.
+        """Return this container with its entries in a dict: lazy stacks are stacked, files are read.
 
-        `hooked` calls the `hook_out` of the stack on its leaves.
+        With `hooked`, the leaves of the stack go through its `hook_out`.
         """
-        return self if type(self._entries) is dict else self._map(unchanged)
+        return self if type(self._entries) is dict else self._map(identity)
 
     def _wrapped_container(self) -> Any:
-        """The container that holds the entries, where this one wraps another."""
+        """Return the container that holds the entries; a wrapper returns the one inside."""
         return self
 
     def _rewrap(self, result: object) -> Any:
-        """What `_wrapped_container` gave, in a wrapper as this one, where it is a container."""
+        """Wrap the result of an operation on `_wrapped_container` like this container, if it is a container."""
         return result
 
     def _merge(
@@ -575,10 +575,11 @@ class Contract:
         path: tuple[str, ...] = (),
         on_node: Callable[[Sequence[Any]], Any] | None = None,
     ) -> Self:
-        """The structure of `self` with every leaf replaced by `fn([this leaf of each of the others])`.
+        """Merge containers: each leaf of the result is `fn(leaves)` over the matching leaves of all containers.
 
-        `others` holds all the inputs, `self` among them, and must agree on the keys. `on_node` does to containers what
-        `fn` does to leaves, for nested ones that are no mappings of leaves, or of different classes.
+        `others` holds all inputs, including `self`, and they must have the same keys. `on_node` does to nested
+        containers what `fn` does to leaves, for those that cannot be merged entry by entry: lazy stacks, values,
+        different classes.
         """
         mappings = [other._entries for other in others]
         if type(mappings[0]) is not dict:
@@ -596,7 +597,7 @@ class Contract:
                 if type(value) is not Tensor and isinstance(value, Contract):
                     merged = None
                     if type(value._entries) is not dict or list(map(type, column)).count(type(value)) != len(column):
-                        merged = _merged_at_once(column, (*path, name), fn, on_node)
+                        merged = _merge_whole(column, (*path, name), fn, on_node)
                     if merged is None:
                         merged = value._merge(column, fn, size, batch_dims, rename, (*path, name), on_node)
                     entries[name] = merged
@@ -613,11 +614,11 @@ class Contract:
             entries,
             size if len(own) == batch_dims else size + own[batch_dims:],
             merged_device(others, len(size) > batch_dims),
-            None if self._names is None else self._renamed(len(size), batch_dims, rename),
+            None if self._names is None else self._rename_dims(len(size), batch_dims, rename),
         )
 
-    def _renamed(self, count: int, batch_dims: int, rename: Rename | None) -> Names | None:
-        """The names after `batch_dims` leading dims became `count` dims."""
+    def _rename_dims(self, count: int, batch_dims: int, rename: Rename | None) -> Names | None:
+        """Return the names after the first `batch_dims` dims became `count` dims."""
         if self._names is None:
             return None
         head: Names = [None] * count if rename is None else rename(self._names[:batch_dims])
@@ -625,17 +626,17 @@ class Contract:
         return None if names.count(None) == len(names) else names
 
 
-def unchanged(value: object) -> Any:
-    """Leaves, or names, as they are."""
+def identity(value: object) -> Any:
+    """Return a leaf, or names, unchanged."""
     return value
 
 
 class Clones(itertools.chain[Any]):
-    """The clones of leaves as `_rebuilt` takes them: containers that hold a value know it is to be copied too."""
+    """Marks the leaves for `_rebuilt` as clones, so that containers of a value copy the value, too."""
 
 
 class ByNdim(dict[int, Tensor]):
-    """A tensor over the batch dims with dims of size 1 behind, made once per number of dims that the leaves have."""
+    """Caches a tensor over the batch dims with trailing dims of size 1, for each number of dims of the leaves."""
 
     def __init__(self, tensor: Tensor) -> None:
         super().__init__()
@@ -648,7 +649,7 @@ class ByNdim(dict[int, Tensor]):
 
 
 def underlying(container: Contract) -> Any:
-    """The container that has the entries: what a wrapper or a lazy view is over; of others, the container itself."""
+    """Return the container that holds the entries of a wrapper or lazy view; any other container is returned itself."""
     if not container._is_over_another:
         return container
     entries = container._entries
@@ -658,10 +659,10 @@ def underlying(container: Contract) -> Any:
 
 
 def distinct(members: Sequence[ContainerT]) -> Iterable[ContainerT]:
-    """Each of them once: one container may be several members of a lazy stack."""
+    """Return each member once: the same container may occur several times in a lazy stack."""
     if not torch.compiler.is_compiling():
         return {id(member): member for member in members}.values()
-    # `id` would bind a graph to these containers.
+    # In compiled code, `id` would tie the graph to these very objects.
     found: list[ContainerT] = []
     for member in members:
         for other in found:
@@ -673,26 +674,26 @@ def distinct(members: Sequence[ContainerT]) -> Iterable[ContainerT]:
 
 
 def is_node(value: object) -> bool:
-    """Whether a value holds entries: a container that is no leaf at the same time, as an `UnbatchedTensor` is."""
-    # Half the time of `isinstance(value, Tensor)`, which asks the metaclass.
+    """Return whether a value is a container and not also a tensor, as an `UnbatchedTensor` is."""
+    # This takes half the time of `isinstance(value, Tensor)`, which calls the metaclass.
     return isinstance(value, Contract) and not value._is_tensor
 
 
 def is_flat(mapping: Mapping[str, Any]) -> bool:
-    """Whether no entry is a container; about 25 ns an entry."""
+    """Return whether no entry is a container; about 25 ns an entry."""
     for value in mapping.values():  # noqa: SIM110 (a generator inside all() would double the cost)
         if type(value) is not Tensor and isinstance(value, Contract):
             return False
     return True
 
 
-def _merged_at_once(
+def _merge_whole(
     column: list[Any], path: tuple[str, ...], fn: Callable[[list[Any]], Any], on_node: Callable[[list[Any]], Any] | None
 ) -> Any:
-    """What is made of nested containers that are not merged entry by entry; `None` for those that are.
+    """Merge nested containers as a whole; `None` if they have to be merged entry by entry.
 
     Raises:
-        TypeError: a container, a tensor or a value stands beside something else.
+        TypeError: containers, tensors and values are mixed.
     """
     first = column[0]
     alike = list(map(type, column)).count(type(first)) == len(column)
@@ -722,7 +723,7 @@ _ENTRY_KINDS: list[tuple[str, Callable[[Any], bool]]] = [
 
 
 def merged_device(containers: Sequence[Contract], stacked: bool = False) -> torch.device | None:
-    """The device that all the containers share, or `None`; stacked ones on the CPU have the index of the first one."""
+    """Return the device that all containers share, or `None`. Stacked CPU containers get the first one's device."""
     devices = [container._device for container in containers]
     first = devices[0]
     if devices.count(first) == len(devices):
@@ -731,7 +732,7 @@ def merged_device(containers: Sequence[Contract], stacked: bool = False) -> torc
 
 
 def named_error(error: Exception, path: tuple[str, ...]) -> Exception:
-    """`error` again with the nested key in front of its message; an error that names its key already is kept."""
+    """Prefix the message of an error with the nested key. An error that names its key already is returned unchanged."""
     message = str(error)
     if message.startswith("entry "):
         return error
@@ -746,18 +747,18 @@ def named_error(error: Exception, path: tuple[str, ...]) -> Exception:
 def raise_key_mismatch(
     mappings: Sequence[Mapping[str, Any]], path: tuple[str, ...], instead: str = "use a lazy stack"
 ) -> NoReturn:
-    """Raise the error of containers that should have the same keys, naming those that only some have.
+    """Raise the error of containers whose keys differ. The message names the keys that only some of them have.
 
     Args:
-        mappings: the entries of each.
-        path: where these containers are.
-        instead: what could be done, beside selecting the common keys.
+        mappings: the entries of each container.
+        path: the path of these containers.
+        instead: advice, besides selecting the common keys.
     """
     union = set().union(*mappings)
     common = set(mappings[0]).intersection(*mappings)
     odd = sorted(union - common)
     where = f" under {'.'.join(path)!r}" if path else ""
-    # Among many, as the steps of an episode, the odd one is hard to find.
+    # Among many containers, such as the steps of an episode, the deviating one is hard to find, so name it.
     lacking = next((number, key) for number, mapping in enumerate(mappings) for key in odd if key not in mapping)
     first = f" (number {lacking[0]} of {len(mappings)} lacks {lacking[1]!r})" if len(mappings) > 2 else ""
     raise KeyMismatchError(

@@ -1,4 +1,4 @@
-"""Devices: their canonical form, and waiting for what was queued on them."""
+"""Normalize devices, move tensors to them, and wait for queued copies; used wherever a device is an argument."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ _WITHOUT_INDEX = {"cpu": _CPU, "meta": torch.device("meta")}
 
 
 def as_device(device: object) -> torch.device:
-    """A device as a container reports it: a bare `cuda` gets the index it stands for, the CPU keeps what it was given.
+    """Return a device as containers report it: `cuda` gets its current index; a CPU device stays unchanged.
 
     Raises:
-        RuntimeError: there is no such device.
-        TypeError: this is nothing that names a device.
+        RuntimeError: the device does not exist.
+        TypeError: the argument does not name a device.
     """
     if type(device) is str and device == "cpu":
         return _CPU
@@ -27,12 +27,12 @@ def as_device(device: object) -> torch.device:
         raise TypeError(f"a device is a torch.device, a string or an index, got {device!r}")
     if isinstance(device, str) and isinstance(getattr(torch, device.removeprefix("torch."), None), torch.dtype):
         raise RuntimeError(
-            f"Invalid device string: {device!r} names a dtype and no device; use torch.{device.removeprefix('torch.')}"
+            f"Invalid device string: {device!r} names a dtype, not a device; use torch.{device.removeprefix('torch.')}"
         )
     if isinstance(device, str) and device.startswith("gpu"):
         raise RuntimeError(f"Invalid device string: {device!r}; GPUs are called 'cuda' by torch, or 'xpu' or 'mps'")
     found: torch.device = device if isinstance(device, torch.device) else torch.device(device)
-    # Torch's annotations leave out that a device may have no index.
+    # Torch's annotations do not say that the index may be missing.
     kind, index = found.type, cast("int | None", found.index)
     if index is not None or kind in ("cpu", "meta"):
         return found
@@ -43,12 +43,12 @@ def as_device(device: object) -> torch.device:
 
 def place_of(device: torch.device) -> torch.device:
     """Return the device of the tensors in a container on `device`: torch drops the CPU index, and copies to `cpu:1`."""
-    # The frequent case first: it takes half the time.
+    # Test the frequent case first: it takes half the time.
     return device if device.index is None else _WITHOUT_INDEX.get(device.type, device)  # type: ignore[redundant-expr]
 
 
 def put_on(value: ValueT, device: torch.device, non_blocking: bool = False) -> ValueT:
-    """A tensor or a container on `device`; a tensor that is there is not copied, whatever index the CPU has."""
+    """Return a tensor or container on `device`. CPU tensors are not copied, whatever the index of the CPU device."""
     item: Any = value
     if isinstance(value, Tensor):
         return item.to(place_of(device), non_blocking=non_blocking)  # type: ignore[no-any-return]
@@ -59,7 +59,7 @@ def wait_for(devices: Iterable[torch.device]) -> None:
     """Wait once per device for the copies that were queued on its current stream."""
     for device in devices:
         if device.type == "cuda":
-            # The stream, not the device: work that others queued on other streams is none of our business.
+            # Wait for the stream and not for the device: other streams may hold unrelated work.
             torch.cuda.current_stream(device).synchronize()
         elif device.type not in ("cpu", "meta"):
             torch.accelerator.synchronize(device)

@@ -1,4 +1,4 @@
-"""When two values that may be no tensors are the same."""
+"""Compare two values that need not be tensors."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 def same_value(one: Any, other: Any) -> bool:
-    """Whether two values are equal; arrays, tensors and containers are when all of their elements are."""
+    """Return whether two values are equal. Arrays, tensors and containers are equal if all of their elements are."""
     if one is other:
         return True
     if isinstance(one, Tensor) or isinstance(other, Tensor):
@@ -18,5 +18,5 @@ def same_value(one: Any, other: Any) -> bool:
         result = one == other
         return result if type(result) is bool else bool(getattr(result, "all", lambda: result)())
     except (TypeError, ValueError, RuntimeError, KeyError):  # guarded: the values are compared
-        # What cannot be compared, such as arrays of different shapes, is not the same.
+        # Values that cannot be compared, such as arrays of different shapes, are different.
         return False

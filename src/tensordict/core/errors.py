@@ -1,4 +1,4 @@
-"""The exception types of the package."""
+"""The exception classes of the package, and suggestions for misspelt names."""
 
 from __future__ import annotations
 
@@ -9,44 +9,44 @@ from functools import partial
 
 
 def nearest(name: str, known: Iterable[str], count: int = 3) -> list[str]:
-    """The names that are most like `name`, those first that are."""
+    """Return the known names that are most similar to `name`, best first."""
     names = list(known)
     if len(names) > 100:
-        # The comparison below takes 20 us a name.
-        names = heapq.nlargest(100, names, key=partial(_shared, name))
+        # The comparison below takes 20 us a name, so preselect by common prefix.
+        names = heapq.nlargest(100, names, key=partial(_common_prefix_length, name))
     return difflib.get_close_matches(name, names, count)
 
 
-def _shared(name: str, other: str) -> int:
-    """How many characters two names begin with alike."""
+def _common_prefix_length(name: str, other: str) -> int:
+    """Return the length of the common prefix of two names."""
     return next((count for count, (a, b) in enumerate(zip(name, other)) if a != b), min(len(name), len(other)))
 
 
-def meant(name: str, known: Iterable[str]) -> str:
-    """What an error says about a name that is like one that there is; nothing when none is."""
+def suggest(name: str, known: Iterable[str]) -> str:
+    """Return the hint "; did you mean ...?" for a misspelt name; "" if no known name is similar."""
     found = nearest(name, known, 1)
     return f"; did you mean {found[0]!r}?" if found else ""
 
 
 def add_note(error: BaseException, note: str) -> None:
-    """Have the traceback of an error say more, as `error.add_note` does, which Python 3.10 has not."""
+    """Add a line to the traceback of an error, as `error.add_note` does from Python 3.11 on."""
     error.__dict__.setdefault("__notes__", []).append(note)
 
 
 class MissingKeyError(KeyError):
-    """There is no entry at a key.
+    """A key has no entry.
 
-    The message is made when it is asked for, since most missing keys are expected by somebody: it lists the keys that
-    there are, or, where they are many, the nearest.
+    The message is built only when it is printed, since most missing keys are expected by the caller. It lists the
+    existing keys, or the most similar ones if there are many.
 
     Args:
         key: the name that was not found, or a nested key.
         owner: the class of the container.
-        known: the keys of the container in which the last name was not found.
-        instead: the nested key that was meant, if there is one.
+        known: the keys of the container that lacks the last name.
+        instead: the nested key that was probably meant, or `None`.
     """
 
-    # How many keys are listed.
+    # The largest number of listed keys.
     _SHOWN = 20
 
     def __str__(self) -> str:
@@ -55,7 +55,7 @@ class MissingKeyError(KeyError):
         name = key if isinstance(key, str) else key[-1]
         if len(known) <= self._SHOWN:
             text += f" in {owner} with keys {list(known)}"
-            hint = meant(name, known)
+            hint = suggest(name, known)
         else:
             text += f" in {owner} with keys {nearest(name, known, 5)} and others, {len(known)} in all"
             hint = ""
@@ -63,7 +63,7 @@ class MissingKeyError(KeyError):
 
 
 class KeyMismatchError(KeyError, RuntimeError):
-    """Containers that should have the same keys do not."""
+    """Containers that should have the same keys have different ones."""
 
     def __str__(self) -> str:
         return str(self.args[0]) if self.args else ""
@@ -78,7 +78,7 @@ class LockedError(RuntimeError):
 
 
 class ShapeError(ValueError, RuntimeError):
-    """A shape does not fit: that of a value in an in-place write, or that asked of a batch."""
+    """A shape does not fit: of a value in an in-place write, or of a reshaped batch."""
 
 
 class StackError(RuntimeError):
@@ -90,46 +90,46 @@ class DimError(IndexError, ValueError, RuntimeError):
 
 
 class NamesError(ValueError, RuntimeError):
-    """Names of dims that do not fit the batch dims, or that disagree."""
+    """Dim names do not fit the batch dims, or contradict each other."""
 
 
 class SaveError(OSError, RuntimeError, ValueError):
-    """A save that cannot be written, or whose files do not add up.
+    """A save cannot be written, or its files are inconsistent.
 
-    Failures of the operating system itself (a missing file, no permission, a full disk) are plain `OSError`s of the
-    fitting kind, with the path and the key in their message.
+    Failures of the operating system (a missing file, no permission, a full disk) raise the matching plain `OSError`,
+    with the path and the key in the message.
     """
 
 
 class ServerFullError(SaveError):
-    """A server has no memory left for what is written, and refuses it; it is still read, and deleting makes room."""
+    """The server has no memory left and refuses the write. Reading still works, and deleting makes room."""
 
 
 class UnsupportedEntryError(SaveError, NotImplementedError):
-    """An entry or an option that this version cannot save or load."""
+    """This version cannot save or load an entry or an option."""
 
 
 class SchemaError(ValueError, RuntimeError):
-    """Rows that do not fit the schema of a data set; names the entry, and says what was expected."""
+    """Rows do not fit the schema of a data set. The message names the entry and the expected form."""
 
 
 class FieldError(AttributeError, TypeError, ValueError):
-    """A name that is no field of a tensorclass, or that a field cannot have."""
+    """A name is not a field of the tensorclass, or cannot be the name of a field."""
 
 
 class ContainerExpected(TypeError, RuntimeError):
-    """A container was expected, and something else was given."""
+    """An argument should be a container, and is not."""
 
 
 class DuplicateKeyError(KeyError, ValueError):
-    """Two keys of an input lead to the same entry."""
+    """Two keys of an input name the same entry."""
 
     def __str__(self) -> str:
         return str(self.args[0]) if self.args else ""
 
 
 class StateError(KeyMismatchError, ShapeError):
-    """A state dict does not fit the container that it is to be loaded into; lists all that does not."""
+    """A state dict does not fit the container that loads it. The message lists all differences."""
 
 
 class ModuleError(KeyMismatchError):
@@ -145,24 +145,24 @@ class WorkerTimeoutError(WorkerError, TimeoutError):
 
 
 class OptionError(ValueError, RuntimeError):
-    """Options that exclude one another."""
+    """Two options exclude each other."""
 
 
 class InstructionError(ValueError):
-    """An instruction of IFEval, or a whole row, that cannot be scored; names the row and the field."""
+    """An instruction of IFEval, or a whole row, cannot be scored. The message names the row and the field."""
 
 
 class TransferError(RuntimeError):
-    """A container did not get from one process to another: the two sides do not fit, or the connection broke.
+    """A container could not be sent to another process: the two sides do not match, or the connection broke.
 
     Both sides raise it, and name the key.
     """
 
 
 def refuse_stored(leaf: object) -> None:
-    """Raise a `ShapeError` for a ragged leaf that is noted to stand for one in a store."""
+    """Raise a `ShapeError` if a ragged leaf is a stand-in for a stored one, which cannot be written in place."""
     name = getattr(leaf, "_name_in_store", None)
     if name is not None:
         raise ShapeError(
-            f"the ragged entry {name!r} of a store is not written in place: replace it as a whole, td[key] = ..."
+            f"the ragged entry {name!r} of a store cannot be written in place: replace the whole entry, td[key] = ..."
         )

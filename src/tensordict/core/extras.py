@@ -1,4 +1,4 @@
-"""Optional dependencies: imported where they are needed, with an error that names the extra to install."""
+"""Import optional dependencies; if one is missing, the error names the extra to install."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from typing import Any
 
 
 def require(module: str, extra: str) -> Any:
-    """The module of an optional dependency.
+    """Import an optional dependency and return the module.
 
     Args:
         module: its import name.
         extra: the extra of this package that installs it.
 
     Raises:
-        ModuleNotFoundError: it is not installed; says what to run.
+        ModuleNotFoundError: it is not installed. The message contains the command that installs it.
     """
     try:
         return importlib.import_module(module)

@@ -1,4 +1,4 @@
-"""Torch's `_foreach_*` calls: one call for a list of leaves instead of one per leaf, where that is possible."""
+"""Call torch once for a list of leaves (`torch._foreach_*`), or once per leaf where lists are not supported."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ _dtype = attrgetter("dtype")
 _is_nested = attrgetter("is_nested")
 _REAL = frozenset((torch.float32, torch.float64))
 _INTEGRAL = frozenset((torch.int32, torch.int64))
-# Larger numbers are infinite in 32 bits; larger integers are not exact in 64.
+# Larger floats are infinite in float32; larger ints are not exact in float64.
 _LARGEST = {float: torch.finfo(torch.float32).max, int: 2**53}
-# Calls whose result has the kind of number of their operands: what has no fraction gets none.
+# Calls that keep the kind of number: operands without fractions give results without fractions.
 _CLOSED = frozenset(
     (
         internals.foreach_abs_, internals.foreach_neg_, internals.foreach_sign_, internals.foreach_add_,
@@ -32,27 +32,27 @@ _CLOSED = frozenset(
     )
 )  # fmt: skip
 
-# What torch raises when it refuses a leaf.
+# The errors that torch raises when it cannot process a leaf.
 _REFUSALS = (*ragged.REFUSALS, TypeError)
 
-# Takes a leaf and what stands beside it, or lists of them.
+# `One` takes a leaf and its other operands. `Many` takes lists of them.
 One = Callable[..., Any]
 Many = Callable[..., Any] | None
 
 
 def usable(leaves: Sequence[Tensor], others: tuple[object, ...] = ()) -> bool:
-    """Whether a `_foreach_*` call does to these leaves, and to the lists beside them, what one call per leaf does.
+    """Return whether a `_foreach_*` call gives the same result for these leaves as one call per leaf.
 
-    Code that is being compiled makes calls on lists in :func:`results` and :func:`write` alone.
+    Always False in compiled code, which makes calls on lists in :func:`results` and :func:`write` only.
     """
     return _takes_lists(leaves, others) and not torch.compiler.is_compiling()
 
 
 def _takes_lists(leaves: Sequence[Tensor], others: tuple[object, ...]) -> bool:
-    """Whether torch takes these leaves, and the lists beside them, as lists.
+    """Return whether torch accepts these leaves and the lists of other operands as lists.
 
-    They must be plain tensors or parameters: other subclasses have calls of their own. `torch.func` has no batching
-    rules for lists of tensors. Compiled code has; its graph is smaller then.
+    They must be plain tensors or parameters, because other subclasses override the calls. `torch.func` has no batching
+    rules for lists of tensors. Compiled code supports them, and its graph gets smaller.
     """
     kinds = set(map(type, leaves))
     for other in others:
@@ -60,85 +60,86 @@ def _takes_lists(leaves: Sequence[Tensor], others: tuple[object, ...]) -> bool:
             kinds.update(map(type, other))
     if not are_plain(kinds) or _transformed():
         return False
-    # Torch takes 60 us to say that it knows no ragged leaf here. One look saves that where all leaves are ragged.
+    # Torch takes 60 us to reject ragged leaves here. One look saves that when all leaves are ragged.
     return not leaves[0].is_nested
 
 
 def are_plain(kinds: set[type[Any]]) -> bool:
-    """Whether values of these classes are plain tensors, or parameters: no containers, nor subclasses with calls of
-    their own; there is one at least.
+    """Return whether values of these classes are plain tensors or parameters, and there is at least one class.
+
+    Containers, and subclasses that override torch's calls, are not plain.
     """
     return kinds == _PLAIN or (bool(kinds) and kinds <= _PLAIN_OR_PARAMETER)
 
 
 def results(container: Contract, one: One, many: Many, leaves: list[Tensor], *others: object) -> Sequence[Any]:
-    """`one(leaf, *what stands beside it)` for each leaf of a container, by one call of `many` where that is possible.
+    """Return `one(leaf, *other operands)` for each leaf of a container, with one call of `many` if possible.
 
     Args:
-        container: its nested keys name the leaves when a call fails.
+        container: its nested keys name the leaves in errors.
         one: takes a leaf and an item of each of the others.
-        many: takes the lists and does the same; `None` when torch has no such call.
+        many: takes the lists and does the same; `None` if torch has no such call.
         leaves: the left operands, in the order of the container's leaves.
-        *others: the other operands, each a list with one item a leaf, or a number.
+        *others: the other operands: each a list with one item per leaf, or a number.
 
     Raises:
-        RuntimeError: torch refuses a call; the entry is named. Any other type that torch raises stays what it is.
+        RuntimeError: torch rejects a call. The message names the entry. Other exception types of torch stay unchanged.
     """
     if many is not None and _takes_lists(leaves, others):
         try:
             made = many(leaves, *others)
         except (RuntimeError, TypeError):
-            # The call on lists does not say which leaf it is about, and it refuses ragged leaves.
+            # The call on lists does not tell which leaf it rejects, and it rejects all ragged leaves.
             pass
         else:
-            # Where one operand requires grad, all results of a call on lists do.
-            return as_recorded(made, leaves, others)
+            # If one operand requires grad, the call on lists makes all results require grad.
+            return detach_constants(made, leaves, others)
     stored = container._entries
     if type(stored) is not dict and isinstance(stored, EntryStore) and (block := stored.together(Tensor.clone)):
         with block:
             return results(container, one, many, leaves, *others)
     try:
-        return _one_by_one(container, one, _rows(leaves, others))
+        return _call_one_by_one(container, one, _zip_operands(leaves, others))
     except _REFUSALS:
         if not any(map(ragged.is_ragged, chain(leaves, *(other for other in others if type(other) is list)))):
             raise
-    return _one_by_one(container, partial(ragged.elementwise, one), _rows(leaves, others))
+    return _call_one_by_one(container, partial(ragged.elementwise, one), _zip_operands(leaves, others))
 
 
 def write(container: Contract, one: One, many: Many, leaves: list[Tensor], *others: object) -> None:
-    """As :func:`results`, for functions that write into the leaves; the shapes have been checked.
+    """Like :func:`results`, for functions that write into the leaves. The caller has checked the shapes.
 
     Raises:
         RuntimeError: the result of an entry does not fit its dtype, or the entry is a leaf of the autograd graph that
-            requires grad; the entry is named and nothing has changed.
+            requires grad. The message names the entry, and nothing has changed.
     """
     if not leaves:
         return
     if torch.compiler.is_compiling():
-        # What torch refuses it refuses while it traces, when nothing has changed yet.
+        # Torch rejects leaves during tracing, before anything has changed.
         if many is not None and _takes_lists(leaves, others):
             try:
                 many(leaves, *others)
             except TypeError:
-                pass  # There is no such call for lists and a number.
+                pass  # Torch has no such call for lists and a number.
             else:
                 return
-        _one_by_one(container, one, _rows(leaves, others))
+        _call_one_by_one(container, one, _zip_operands(leaves, others))
         return
     _refuse_dtypes(container, one, many, leaves, others)
     if many is None or not _takes_lists(leaves, others):
         _write_one_by_one(container, one, leaves, others)
         return
     try:
-        # Autograd looks at the whole list before the first leaf changes, so that nobody else has to.
+        # Autograd checks the whole list before it changes the first leaf, so no check is needed here.
         many(leaves, *others)
     except TypeError:
-        # There is no such call for lists and a number; it has not begun.
+        # Torch has no such call for lists and a number. It has changed nothing.
         _write_one_by_one(container, one, leaves, others)
     except RuntimeError:
         refuse_graph_leaves(leaves, container)
         if True in map(_is_nested, leaves):
-            # Lists with ragged leaves are refused before the first leaf changes.
+            # Torch rejects lists with ragged leaves before it changes the first one.
             _write_one_by_one(container, one, leaves, others)
             return
         _refuse_overlaps(container, leaves)
@@ -147,10 +148,10 @@ def write(container: Contract, one: One, many: Many, leaves: list[Tensor], *othe
 
 
 def number(leaves: list[Tensor], value: Any) -> Any:
-    """A number as the right operand of the basic arithmetic: as a list of tensors without dims where that is the same.
+    """Return a number as an operand for arithmetic, as a list of tensors without dims if that gives the same result.
 
-    Torch makes such a tensor of a number anew for every leaf: adding 1.0 to 100 leaves takes 214 us, and 85 us with
-    this one tensor in its place.
+    Torch converts a number to such a tensor for every leaf anew. Adding 1.0 to 100 leaves takes 214 us with the number,
+    and 85 us with one shared tensor.
     """
     if torch.compiler.is_compiling() or _transformed():
         return value
@@ -169,32 +170,32 @@ def number(leaves: list[Tensor], value: Any) -> Any:
 
 
 def clone(leaves: list[Tensor]) -> Sequence[Tensor]:
-    """Copies of tensors for which :func:`usable` holds; 0.9 us a leaf instead of 1.2 us, gradients included."""
+    """Copy tensors for which :func:`usable` is True: 0.9 us a leaf instead of 1.2 us, gradients included."""
     try:
         return internals.foreach_clone(leaves)  # type: ignore[no-any-return]
     except RuntimeError:
-        # The calls on lists know neither ragged tensors nor integers beside what requires gradients.
+        # Calls on lists support neither ragged tensors, nor integers next to tensors that require grad.
         return [leaf.clone() for leaf in leaves]
 
 
 def copy_(
     targets: list[Tensor], values: list[Tensor], non_blocking: bool = False, container: Contract | None = None
 ) -> None:
-    """Copy each value into its target, which have the same shape, whatever they are.
+    """Copy each value into the target of the same shape. All kinds of tensors are allowed.
 
     Raises:
-        RuntimeError: a target is a leaf of the autograd graph that requires grad; nothing has changed, and the entry of
-            `container`, which the targets are leaves of, is named.
+        RuntimeError: a target is a leaf of the autograd graph that requires grad. Nothing has changed. The message
+            names the entry of `container`, which holds the targets.
     """
     if (
         len(targets) < 3
         or torch.compiler.is_compiling()
         or _transformed()
-        or _dispatched(targets)
+        or _has_dispatch(targets)
         or (torch.is_grad_enabled() and _any_requires_grad(targets, values))
     ):
-        # The call on lists can be differentiated no more than it can be batched, and pays off from three leaves on.
-        # Subclasses that do everything themselves, such as `DTensor`, do not know it.
+        # The call on lists supports neither autograd nor batching, and pays off from three leaves on. Subclasses that
+        # dispatch every call themselves, such as `DTensor`, do not support it.
         if len(targets) > 1:
             refuse_graph_leaves(targets, container)
         try:
@@ -204,12 +205,12 @@ def copy_(
             refuse_graph_leaves(targets, container)  # names the entry
             raise
     else:
-        # A plain list: for leaves of other classes torch makes its copies of what it is given, of the same kind.
+        # Pass a plain list: for tensor subclasses, torch rebuilds the list with the list's own class.
         internals.foreach_copy_(targets[:], values, non_blocking=non_blocking)
 
 
-def _dispatched(tensors: list[Tensor]) -> bool:
-    """Whether any of them is of a subclass that does everything itself."""
+def _has_dispatch(tensors: list[Tensor]) -> bool:
+    """Return whether any of the tensors belongs to a subclass that dispatches every call itself."""
     kinds: set[Any] = set(map(type, tensors))
     return kinds != _PLAIN and any(kind.__torch_dispatch__ is not Tensor.__torch_dispatch__ for kind in kinds)
 
@@ -218,55 +219,57 @@ _transformed: Callable[[], bool] = internals.transforms_active
 _any_requires_grad: Callable[..., bool] = internals.any_requires_grad
 
 
-def _one_by_one(container: Contract, one: One, rows: Iterable[Sequence[object]]) -> list[Any]:
+def _call_one_by_one(container: Contract, one: One, rows: Iterable[Sequence[object]]) -> list[Any]:
     done: list[Any] = []
     try:
         for row in rows:
             done.append(one(*row))
     except _REFUSALS as error:
-        raise named_error(error, _path(container, len(done))) from error
+        raise named_error(error, _find_path(container, len(done))) from error
     return done
 
 
 def _write_one_by_one(container: Contract, one: One, leaves: list[Tensor], others: tuple[object, ...]) -> None:
-    """Write into leaf after leaf; ragged ones are checked first to have the rows of what stands beside them."""
+    """Write into leaf after leaf. Ragged leaves are first checked to have rows that match the other operands."""
     refuse_graph_leaves(leaves, container)
-    rows: list[Sequence[Any]] = list(_rows(leaves, others))
+    rows: list[Sequence[Any]] = list(_zip_operands(leaves, others))
     afterwards: list[Callable[[], None]] = []
     if True in map(_is_nested, leaves):
         for position, row in enumerate(rows):
-            # What autograd records goes to torch as it is: a nested tensor has to know of the writes to its elements.
-            if not row[0].is_nested or (torch.is_grad_enabled() and any(map(_is_recorded, row))):
+            # Autograd must see the nested tensor itself, so that it registers the writes to its elements.
+            if not row[0].is_nested or (torch.is_grad_enabled() and any(map(_requires_grad, row))):
                 continue
             try:
                 rows[position], back = ragged.in_place(*row)
             except _REFUSALS as error:
-                raise named_error(error, _path(container, position)) from error
+                raise named_error(error, _find_path(container, position)) from error
             if back is not None:
                 afterwards.append(back)
     with container._at_once(Tensor.clone):
-        _one_by_one(container, one, rows)
+        _call_one_by_one(container, one, rows)
     for back in afterwards:
         back()
 
 
-def as_recorded(made: Sequence[Tensor], leaves: list[Tensor], others: tuple[object, ...] = ()) -> Sequence[Tensor]:
-    """Results of which only those require grad of which an operand does."""
+def detach_constants(made: Sequence[Tensor], leaves: list[Tensor], others: tuple[object, ...] = ()) -> Sequence[Tensor]:
+    """Detach the results whose operands do not require grad."""
     if not made[0].requires_grad or all([leaf.requires_grad for leaf in leaves]):  # noqa: C419
         return made
-    rows = _rows(leaves, others)
-    return [result if any(map(_is_recorded, row)) else result.detach() for result, row in zip(made, rows, strict=True)]
+    rows = _zip_operands(leaves, others)
+    return [
+        result if any(map(_requires_grad, row)) else result.detach() for result, row in zip(made, rows, strict=True)
+    ]
 
 
-def _is_recorded(operand: object) -> bool:
+def _requires_grad(operand: object) -> bool:
     return isinstance(operand, Tensor) and operand.requires_grad
 
 
-def _rows(leaves: list[Tensor], others: tuple[object, ...]) -> Iterator[tuple[Any, ...]]:
+def _zip_operands(leaves: list[Tensor], others: tuple[object, ...]) -> Iterator[tuple[Any, ...]]:
     return zip(leaves, *(other if type(other) is list else repeat(other) for other in others))
 
 
-def _path(container: Contract, position: int) -> tuple[str, ...]:
+def _find_path(container: Contract, position: int) -> tuple[str, ...]:
     for index, (path, _) in enumerate(container._walk()):
         if index == position:
             return path
@@ -274,9 +277,9 @@ def _path(container: Contract, position: int) -> tuple[str, ...]:
 
 
 def _refuse_dtypes(container: Contract, one: One, many: Many, leaves: list[Tensor], others: tuple[object, ...]) -> None:
-    """Call `one` on a tensor of one element for each kind of leaf that it may refuse.
+    """Call `one` on tensors of one element for each combination of dtypes that it may reject.
 
-    With one kind alone that is not needed: the first leaf is refused, and nothing has changed.
+    If all leaves have the same dtypes, this is not needed: `one` rejects the first leaf, before anything has changed.
     """
     dtypes = [list(map(_dtype, column)) for column in (leaves, *others) if type(column) is list]
     for column in dtypes:
@@ -297,9 +300,9 @@ def _refuse_dtypes(container: Contract, one: One, many: Many, leaves: list[Tenso
 def _call_on_samples(
     container: Contract, one: One, positions: Iterable[int], leaves: list[Tensor], others: tuple[object, ...]
 ) -> None:
-    """Call `one` on tensors of one element in place of the leaves at these positions and what stands beside them.
+    """Call `one` on tensors of one element, with the dtypes of the leaves at these positions and their operands.
 
-    The first leaf whose dtype, with those beside it, `one` refuses is named in the error.
+    The error names the first leaf whose dtypes `one` rejects.
     """
     for position in positions:
         samples = [
@@ -311,11 +314,11 @@ def _call_on_samples(
         try:
             one(*samples)
         except (RuntimeError, TypeError) as error:
-            raise named_error(error, _path(container, position)) from error
+            raise named_error(error, _find_path(container, position)) from error
 
 
 def _fits(kind: tuple[torch.dtype, ...], numbers: list[type]) -> bool:
-    """Whether the result of a closed operation of such operands surely fits the first of them."""
+    """Return whether the result of a closed operation on these dtypes is sure to fit the first of them."""
     integral = _INTEGRAL.issuperset(kind) and all(number is int for number in numbers)
     return integral or (
         kind[0] in _REAL
@@ -325,14 +328,14 @@ def _fits(kind: tuple[torch.dtype, ...], numbers: list[type]) -> bool:
 
 
 def refuse_graph_leaves(leaves: Sequence[Tensor], container: Contract | None) -> None:
-    """Refuse to write into what autograd refuses to have changed, before the first leaf is.
+    """Raise an error if autograd forbids in-place writes to a leaf, before the first leaf changes.
 
     Args:
-        leaves: the tensors that are written to: leaves of the container, or views of them.
-        container: names the entry in the error, if there is one.
+        leaves: the tensors to write to: leaves of the container, or views of them.
+        container: names the entry in the error, if given.
     """
     if torch.compiler.is_compiling() or _transformed():
-        # What torch refuses of what it transforms it refuses while it traces, when nothing has changed yet.
+        # Torch rejects such writes during tracing or transformation, before anything has changed.
         return
     if not (torch.is_grad_enabled() and _any_requires_grad(leaves)):
         return
@@ -357,5 +360,5 @@ def _refuse_overlaps(container: Contract, leaves: list[Tensor]) -> None:
                     f"several elements of this leaf of shape {list(leaf.shape)} lie in one place in memory, as after "
                     "expand(), so it cannot be changed in place. Clone the container first"
                 ),
-                _path(container, position),
+                _find_path(container, position),
             )

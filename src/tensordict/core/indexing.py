@@ -1,4 +1,4 @@
-"""Indices on the batch dimensions: how to apply one to a leaf, and the batch size that results."""
+"""Apply indices over the batch dims to leaves, and compute the batch size and names of the result."""
 
 from __future__ import annotations
 
@@ -18,50 +18,51 @@ INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8)
 
 
 def leaf_index(index: Any, batch_size: torch.Size) -> Any:
-    """The index that does to a leaf what `index` does to a tensor of shape `batch_size`.
+    """Convert an index on a tensor of shape `batch_size` to the index that selects the same batch elements of a leaf.
 
-    Lists, ranges and numpy arrays become tensors once, instead of once per leaf, and a mask becomes the integer index
-    that torch would make of it; an Ellipsis is spelled out, since a leaf has feature dims behind the batch dims.
+    Lists, ranges and NumPy arrays are converted to tensors once, instead of once per leaf. A mask becomes the integer
+    index that torch would make of it. An Ellipsis becomes full slices, because a leaf has feature dims after the batch
+    dims.
 
     Raises:
-        IndexError: when the index addresses more dims than there are.
+        IndexError: the index addresses more dims than the batch has.
     """
     kind = type(index)
     if kind is int or kind is slice:
         if len(batch_size):
             return index
         if kind is slice:
-            raise _too_many(1, batch_size)
+            raise _too_many_error(1, batch_size)
         raise BatchIndexError(f"a container without batch dims (batch_size=[]) cannot be indexed with {index!r}")
     if kind is tuple or kind is torch.Size:
-        return _tuple_index(index, batch_size)
+        return _convert_tuple(index, batch_size)
     if index is None:
         return None
     if index is Ellipsis:
         return ()
     if kind is not Tensor:
-        index = _component(index)
-    consumed = _consumed(index)
+        index = _convert_item(index)
+    consumed = _count_dims(index)
     if consumed > len(batch_size):
-        raise _too_many(consumed, batch_size)
+        raise _too_many_error(consumed, batch_size)
     if isinstance(index, Tensor) and index.dtype in _MASKS and index.ndim:
-        return _from_mask(index, batch_size)
+        return _convert_mask(index, batch_size)
     return index
 
 
 def is_beyond(index: object, batch_size: torch.Size) -> bool:
-    """Whether `index` does something else to a leaf, with feature dims behind its batch dims, than to the batch."""
+    """Return whether `index` would reach the feature dims of a leaf, instead of batch dims only."""
     if type(index) is int or type(index) is slice:
         return len(batch_size) == 0
     items = index if isinstance(index, (tuple, torch.Size)) else (index,)
     if any(item is Ellipsis for item in items[:-1]):
         return True
-    known = [item if item is None or item is Ellipsis else _component(item) for item in items]
-    return sum(map(_consumed, known)) > len(batch_size)
+    known = [item if item is None or item is Ellipsis else _convert_item(item) for item in items]
+    return sum(map(_count_dims, known)) > len(batch_size)
 
 
 def result_size(index: Any, batch_size: torch.Size) -> torch.Size:
-    """The shape of a tensor of shape `batch_size` once indexed with `index`, an output of `leaf_index`."""
+    """Return the batch size after indexing with `index`, an output of `leaf_index`."""
     kind = type(index)
     if kind is int:
         size = batch_size[0]
@@ -69,26 +70,26 @@ def result_size(index: Any, batch_size: torch.Size) -> torch.Size:
             raise IndexError(f"index {index} is out of bounds for dimension 0 with size {size}")
         return batch_size[1:]
     if kind is slice:
-        return torch.Size((_length(index, batch_size[0]), *batch_size[1:]))
+        return torch.Size((_slice_length(index, batch_size[0]), *batch_size[1:]))
     if index is None:
         return torch.Size((1, *batch_size))
     if kind is tuple:
-        basic = _basic_size(index, batch_size)
-        return _asked_size(index, batch_size) if basic is None else basic
+        basic = _compute_basic_size(index, batch_size)
+        return _ask_torch_size(index, batch_size) if basic is None else basic
     if kind is Tensor and index.dtype not in _MASKS:
         return index.shape + batch_size[1:]  # type: ignore[no-any-return]
-    return _asked_size(index, batch_size)
+    return _ask_torch_size(index, batch_size)
 
 
 def checked_size(index: object, batch_size: torch.Size) -> torch.Size:
-    """As `result_size`, and every element of an index tensor is known to be in bounds.
+    """Like `result_size`, and check that every element of an index tensor is in bounds.
 
-    Compiled code has no elements to look at: what is out of bounds fails when it runs.
+    Compiled code cannot look at elements. It fails at run time if one is out of bounds.
     """
     if type(index) is Tensor and not torch.compiler.is_compiling():
         if index.ndim != 1 or index.numel() > 64 or not index.is_cpu or index.dtype not in INTEGERS:
-            return _asked_size(index, batch_size)
-        # A few elements are looked at in Python in a third of the time.
+            return _ask_torch_size(index, batch_size)
+        # For a few elements, comparing in Python takes a third of the time.
         size = batch_size[0]
         for i in index.tolist():
             if not -size <= i < size:
@@ -97,12 +98,12 @@ def checked_size(index: object, batch_size: torch.Size) -> torch.Size:
 
 
 def is_basic(index: object) -> bool:
-    """Whether an output of `leaf_index` gives views: it holds integers, slices and None only."""
+    """Return whether an output of `leaf_index` gives views: it contains only integers, slices and None."""
     return type(index) in _BASIC or (type(index) is tuple and all(type(item) in _BASIC for item in index))
 
 
-def _asked_size(index: Any, batch_size: torch.Size) -> torch.Size:
-    """What torch itself makes of the index, on a tensor of this size that owns one byte; about 3 us."""
+def _ask_torch_size(index: Any, batch_size: torch.Size) -> torch.Size:
+    """Let torch compute the size, by indexing a tensor of this size that owns one byte; about 3 us."""
     if -1 in batch_size:
         raise ShapeError(
             f"the members of this lazy stack have different batch sizes, {list(batch_size)} together: assign to each "
@@ -111,8 +112,8 @@ def _asked_size(index: Any, batch_size: torch.Size) -> torch.Size:
     return torch.Size(torch.empty((), dtype=torch.uint8).expand(batch_size)[index].shape)
 
 
-def _basic_size(index: tuple[Any, ...], batch_size: torch.Size) -> torch.Size | None:
-    """As `result_size` for a tuple of integers, slices and None; `None` when there is something else in it."""
+def _compute_basic_size(index: tuple[Any, ...], batch_size: torch.Size) -> torch.Size | None:
+    """Like `result_size`, for a tuple of integers, slices and None; `None` if the tuple contains other items."""
     out: list[int] = []
     position = 0
     for item in index:
@@ -123,7 +124,7 @@ def _basic_size(index: tuple[Any, ...], batch_size: torch.Size) -> torch.Size | 
                 raise IndexError(f"index {item} is out of bounds for dimension {position} with size {size}")
             position += 1
         elif kind is slice:
-            out.append(batch_size[position] if item == _FULL else _length(item, batch_size[position]))
+            out.append(batch_size[position] if item == _FULL else _slice_length(item, batch_size[position]))
             position += 1
         elif item is None:
             out.append(1)
@@ -132,12 +133,12 @@ def _basic_size(index: tuple[Any, ...], batch_size: torch.Size) -> torch.Size | 
     return torch.Size((*out, *batch_size[position:]))
 
 
-def _length(item: slice, size: int) -> int:
+def _slice_length(item: slice, size: int) -> int:
     if torch.compiler.is_compiling():
-        # `slice.indices` would have the code compiled anew for every batch size.
+        # `slice.indices` would make torch recompile for every batch size.
         step = 1 if item.step is None else item.step
-        start = 0 if item.start is None else _bounded(item.start, size)
-        stop = size if item.stop is None else _bounded(item.stop, size)
+        start = 0 if item.start is None else _clamp(item.start, size)
+        stop = size if item.stop is None else _clamp(item.stop, size)
     else:
         start, stop, step = item.indices(size)
     if step <= 0:
@@ -145,31 +146,31 @@ def _length(item: slice, size: int) -> int:
     return max(0, (stop - start + step - 1) // step)
 
 
-def _bounded(bound: int, size: int) -> int:
-    """A bound of a slice, counted from the front."""
+def _clamp(bound: int, size: int) -> int:
+    """Clamp a bound of a slice to the size, counted from the front."""
     return max(0, bound + size) if bound < 0 else min(bound, size)
 
 
 def is_mask(index: object) -> bool:
-    """Whether an index is a tensor or an array of booleans."""
+    """Return whether an index is a tensor or an array of booleans."""
     return isinstance(index, (Tensor, np.ndarray)) and index.dtype in (torch.bool, np.bool_)
 
 
-def named(index: object, at: Any) -> Any:
-    """The index that `renamed` takes, for `at = leaf_index(index)`, which has a tensor for each dim of a mask."""
+def index_for_names(index: object, at: Any) -> Any:
+    """Return the index for `rename_dims`: a mask as one tensor; for other indices `at`, their `leaf_index`."""
     return torch.as_tensor(index) if is_mask(index) else at
 
 
-def renamed(names: list[str | None], index: object, count: int) -> list[str | None]:
-    """The dim names after indexing dims called `names`, giving `count` dims.
+def rename_dims(names: list[str | None], index: object, count: int) -> list[str | None]:
+    """Return the dim names after indexing dims with these names, when the result has `count` dims.
 
-    A dim that is kept keeps its name; dims made by tensors have that of the first dim that these index; dims made by
-    `None` or a mask of several dims have none.
+    A dim that is kept keeps its name. Dims that come from index tensors get the name of the first dim that these index.
+    Dims that come from `None`, or from a mask of several dims, have no name.
     """
     items = list(index) if isinstance(index, tuple) else [index]
     out: list[str | None] = []
     position = 0
-    # What the dims that tensors make are called: as the first dim indexed by integers, which they come from.
+    # The name for dims made by index tensors: the name of the first dim that they index.
     made: str | None = None
     advanced_at: list[int] = []
     for item in items:
@@ -181,7 +182,7 @@ def renamed(names: list[str | None], index: object, count: int) -> list[str | No
         elif isinstance(item, int) and not isinstance(item, bool):
             position += 1
         else:
-            consumed = _consumed(item)
+            consumed = _count_dims(item)
             if not advanced_at and consumed == 1:
                 made = names[position]
             advanced_at.append(len(out))
@@ -194,7 +195,7 @@ def renamed(names: list[str | None], index: object, count: int) -> list[str | No
     return out + rest
 
 
-def _tuple_index(index: tuple[Any, ...], batch_size: torch.Size) -> tuple[Any, ...]:
+def _convert_tuple(index: tuple[Any, ...], batch_size: torch.Size) -> tuple[Any, ...]:
     items: list[Any] = []
     consumed = 0
     ellipsis_at: int | None = None
@@ -206,15 +207,15 @@ def _tuple_index(index: tuple[Any, ...], batch_size: torch.Size) -> tuple[Any, .
             if ellipsis_at is None:
                 ellipsis_at = len(items)
         elif item is not None:
-            item = _component(item)
-            consumed += _consumed(item)
+            item = _convert_item(item)
+            consumed += _count_dims(item)
         items.append(item)
     ndim = len(batch_size)
     if consumed > ndim:
-        raise _too_many(consumed, batch_size)
+        raise _too_many_error(consumed, batch_size)
     if ellipsis_at is not None:
         items[ellipsis_at : ellipsis_at + 1] = [_FULL] * (ndim - consumed)
-        # Torch lets a further Ellipsis stand where nothing is left to address.
+        # Torch allows further Ellipses if no dims are left for them.
         while items and items[-1] is Ellipsis:
             items.pop()
         if any(item is Ellipsis for item in items):
@@ -222,8 +223,8 @@ def _tuple_index(index: tuple[Any, ...], batch_size: torch.Size) -> tuple[Any, .
     return tuple(items)
 
 
-def _consumed(item: object) -> int:
-    """How many dims one component of an index addresses."""
+def _count_dims(item: object) -> int:
+    """Return the number of dims that one item of an index addresses."""
     if item is None or item is Ellipsis or isinstance(item, bool):
         return 0
     if isinstance(item, Tensor) and item.dtype in _MASKS:
@@ -231,8 +232,8 @@ def _consumed(item: object) -> int:
     return 1
 
 
-def _component(item: object) -> Any:
-    """A list, range, array or numpy scalar as torch's indexing takes it fastest."""
+def _convert_item(item: object) -> Any:
+    """Convert a list, range, array or NumPy scalar to the form that torch indexes fastest with."""
     if isinstance(item, (Tensor, bool, int, slice)):
         return item
     if isinstance(item, range):
@@ -250,7 +251,7 @@ def _component(item: object) -> Any:
         tensor = torch.stack([torch.as_tensor(x) for x in item]) if _has_tensors(item) else torch.tensor(item)
         return tensor if tensor.numel() else tensor.long()
     if type(item).__module__.partition(".")[0] == "functorch":
-        return item  # a first-class dim of `functorch.dim`, which torch binds to the dim that it stands at
+        return item  # torch binds a first-class dim of `functorch.dim` to the dim at its position
     if hasattr(item, "__index__"):
         return item.__index__()
     raise IndexError(
@@ -263,8 +264,8 @@ def _has_tensors(items: Sequence[object]) -> bool:
     return any(isinstance(item, Tensor) for item in items)
 
 
-def _from_mask(mask: Tensor, batch_size: torch.Size) -> Tensor | tuple[Tensor, ...]:
-    """A boolean mask as the integer index torch would make of it, so that this is done once and not per leaf."""
+def _convert_mask(mask: Tensor, batch_size: torch.Size) -> Tensor | tuple[Tensor, ...]:
+    """Convert a boolean mask to the integer index that torch would make of it, once instead of once per leaf."""
     for dim, size in enumerate(mask.shape):
         if size != batch_size[dim]:
             raise IndexError(
@@ -275,7 +276,7 @@ def _from_mask(mask: Tensor, batch_size: torch.Size) -> Tensor | tuple[Tensor, .
     return found[0] if len(found) == 1 else found
 
 
-def _too_many(count: int, batch_size: torch.Size) -> BatchIndexError:
+def _too_many_error(count: int, batch_size: torch.Size) -> BatchIndexError:
     return BatchIndexError(
         f"too many indices: {count} for the batch size {list(batch_size)}; further dims are those of an entry, "
         "as in td[key][index]"

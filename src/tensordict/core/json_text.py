@@ -1,4 +1,4 @@
-"""Reading JSON that comes from a file or from a network: one function for all formats."""
+"""Parse JSON from files and networks; used by all formats."""
 
 from __future__ import annotations
 
@@ -6,23 +6,21 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from tensordict.core.keys import find_doubled
+from tensordict.core.keys import find_duplicate
 
 
 def parse_json(content: str | bytes, constants: bool = True) -> Any:
-    """Parse a JSON text, in which no object may have one name twice.
-
-    The time is linear in the length of the text.
+    """Parse a JSON text, and reject objects with duplicate names. The time is linear in the length of the text.
 
     Args:
-        content: the text; bytes are UTF-8, or UTF-16 or UTF-32 as RFC 4627 tells them apart.
-        constants: read `NaN` and the infinities, which Python writes and JSON lacks; `False` refuses them.
+        content: the text. Bytes are decoded as UTF-8, or as UTF-16 or UTF-32 if RFC 4627 says so.
+        constants: accept `NaN` and the infinities, which Python writes but JSON lacks.
 
     Returns:
         The value: a dict, a list, a str, an int, a float, a bool or `None`.
 
     Raises:
-        ValueError: the text cannot be parsed, is nested deeper than Python's parser goes, or has a name twice.
+        ValueError: the text cannot be parsed, is nested too deeply for Python's parser, or has a duplicate name.
 
     Example:
         >>> from tensordict.core.json_text import parse_json
@@ -44,7 +42,7 @@ def parse_json(content: str | bytes, constants: bool = True) -> Any:
 def _build_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) != len(pairs):
-        raise ValueError(f"an object has the name {find_doubled(name for name, _ in pairs)!r:.200} twice")
+        raise ValueError(f"an object has the name {find_duplicate(name for name, _ in pairs)!r:.200} twice")
     return found
 
 
@@ -52,7 +50,7 @@ def _refuse_constant(name: str) -> None:
     raise ValueError(f"{name} is no JSON")
 
 
-# Made once: `json.loads` makes a decoder a call when it is given a hook.
+# Decoders are made once, because `json.loads` with a hook makes one per call.
 _decode: Callable[[str], Any] = json.JSONDecoder(object_pairs_hook=_build_object).decode
 _decode_strictly: Callable[[str], Any] = json.JSONDecoder(
     object_pairs_hook=_build_object, parse_constant=_refuse_constant

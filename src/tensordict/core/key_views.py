@@ -1,4 +1,4 @@
-"""Live views on the keys, values and items of a container, nested or not."""
+"""The live views that `keys()`, `values()` and `items()` return, nested or not."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from tensordict.core.contract import Contract, is_flat
 from tensordict.core.keys import Key, Path, path_of
 
 IsLeaf = Callable[[type], bool]
-# A key and the entry there.
+# A key, and the pair of a key and its entry.
 FlatKey = str | Path
 Pair = tuple[FlatKey, Any]
 
 
 def is_tensor_collection(datatype: object) -> bool:
-    """Whether an object, or a class, is a container of this package.
+    """Return whether an object or a class is a container of this package.
 
     Example:
         >>> import torch
@@ -29,7 +29,7 @@ def is_tensor_collection(datatype: object) -> bool:
 
 
 def default_is_leaf(cls: type) -> bool:
-    """The default of every `is_leaf` argument: any class that is not a container is a leaf.
+    """Return whether a class counts as a leaf by default: any class that is not a container.
 
     Example:
         >>> import torch
@@ -41,7 +41,9 @@ def default_is_leaf(cls: type) -> bool:
 
 
 def is_leaf_nontensor(cls: type) -> bool:
-    """As :func:`default_is_leaf`, and the containers that stand for one value which is no tensor are leaves too.
+    """Return whether a class counts as a leaf if non-tensor values do, too.
+
+    Like :func:`default_is_leaf`, but a container of a single non-tensor value is also a leaf.
 
     Example:
         >>> import torch
@@ -53,7 +55,7 @@ def is_leaf_nontensor(cls: type) -> bool:
 
 
 def is_non_tensor(data: object) -> bool:
-    """Whether an object holds a value that is no tensor: a `NonTensorData`, a `NonTensorStack` or a `MetaData`.
+    """Return whether an object holds a non-tensor value: a `NonTensorData`, a `NonTensorStack` or a `MetaData`.
 
     Example:
         >>> from tensordict import NonTensorData, is_non_tensor
@@ -64,10 +66,10 @@ def is_non_tensor(data: object) -> bool:
 
 
 class MembersApart:
-    """An `is_leaf` that also says: the values and items of a lazy stack are those of its members, under "0", "1", ...
+    """An `is_leaf` that also makes the values and items of a lazy stack come from its members, under "0", "1", ...
 
-    For stacks whose members differ, and so have no entries in common. The keys of a stack stay those that all members
-    have. The names that `named_apply` and `flatten_keys` give are those of the items.
+    It is meant for stacks whose members have different keys or shapes. `keys()` still returns the keys that all members
+    share. `named_apply` and `flatten_keys` use the names of the items.
     """
 
     def __init__(self, name: str, is_leaf: IsLeaf) -> None:
@@ -78,7 +80,7 @@ class MembersApart:
         return self._is_leaf(cls)
 
     def __reduce__(self) -> str:
-        # The same object on the other side: programs ask for it with `is`.
+        # Unpickle to the same object, because programs compare it with `is`.
         return self._name
 
 
@@ -87,7 +89,7 @@ NESTED_TENSORS_AS_LISTS_NONTENSOR = MembersApart("NESTED_TENSORS_AS_LISTS_NONTEN
 
 
 class _View(MappingView):
-    """What the three views share: the container, and which of its entries the view shows."""
+    """The base of the three views: the container, and the choice of its entries."""
 
     __slots__ = ("_is_leaf", "_leaves_only", "_nested", "_sort", "_source")
 
@@ -99,7 +101,7 @@ class _View(MappingView):
         self._sort = sort
 
     def __len__(self) -> int:
-        # Python asks for it whenever a list is made of the view, so it must not collect the entries to count them.
+        # `list(view)` asks for the length, so it must not collect the entries to count them.
         if self._nested and self._is_leaf is None:
             return _count(self._source, self._leaves_only)
         return self._count_until()
@@ -108,14 +110,14 @@ class _View(MappingView):
         return len(self._pairs() if type(self._is_leaf) is MembersApart else self._keys())
 
     def _flat(self) -> dict[str, Any] | None:
-        """The entries, where the view shows all of them as they are."""
+        """Return the dict of entries if the view shows exactly these, else `None`."""
         mapping = self._source._entries
         if self._is_leaf is None and not self._sort and type(mapping) is dict and is_flat(mapping):
             return mapping
         return None
 
     def _keys(self) -> list[FlatKey]:
-        """The keys; no entry is read for them."""
+        """Return the keys, without reading an entry."""
         keys: list[FlatKey] = []
         if self._nested and self._is_leaf is None:
             _collect_keys(self._source, (), self._leaves_only, keys)
@@ -123,7 +125,7 @@ class _View(MappingView):
             is_leaf = self._is_leaf or default_is_leaf
             _collect_keys_until(self._source, (), self._nested, self._leaves_only, is_leaf, keys)
         if self._sort:
-            keys.sort(key=_dotted)
+            keys.sort(key=_join_with_dots)
         return keys
 
     def _pairs(self) -> list[Pair]:
@@ -134,7 +136,7 @@ class _View(MappingView):
             is_leaf = self._is_leaf or default_is_leaf
             _collect_until(self._source, (), self._nested, self._leaves_only, is_leaf, pairs)
         if self._sort:
-            pairs.sort(key=lambda pair: _dotted(pair[0]))
+            pairs.sort(key=lambda pair: _join_with_dots(pair[0]))
         return pairs
 
     def __repr__(self) -> str:
@@ -142,7 +144,7 @@ class _View(MappingView):
 
 
 class _Keys(_View, KeysView[Any]):
-    """`td.keys(...)`: set operations, `in` and `len` included."""
+    """The view `td.keys(...)`, with set operations, `in` and `len`."""
 
     __slots__ = ()
 
@@ -156,7 +158,7 @@ class _Keys(_View, KeysView[Any]):
     def __contains__(self, key: object) -> bool:
         path = path_of(key)
         if len(path) > 1 and not self._nested:
-            raise TypeError(f"is {key!r} a key? Ask a view made with keys(include_nested=True) about nested keys")
+            raise TypeError(f"to look for the nested key {key!r}, use a view made with keys(include_nested=True)")
         value: Any = self._source
         is_leaf = self._is_leaf
         for i, name in enumerate(path):
@@ -176,7 +178,7 @@ class _Keys(_View, KeysView[Any]):
 
 
 class _Values(_View, ValuesView[Any]):
-    """`td.values(...)`."""
+    """The view `td.values(...)`."""
 
     __slots__ = ()
 
@@ -195,7 +197,7 @@ class _Values(_View, ValuesView[Any]):
 
 
 class _Items(_View, ItemsView[Any, Any]):
-    """`td.items(...)`."""
+    """The view `td.items(...)`."""
 
     __slots__ = ()
 
@@ -213,12 +215,12 @@ class _Items(_View, ItemsView[Any, Any]):
         return set(it)
 
 
-def _dotted(key: str | tuple[str, ...]) -> str:
+def _join_with_dots(key: str | tuple[str, ...]) -> str:
     return key if type(key) is str else ".".join(key)
 
 
-# Three walks of one order, children before their parent, that differ in what they collect. What a node is, is asked in
-# place: `is_node` takes 70 ns, and all else that is done for an entry 30.
+# Three walks in the same order, children before their parent, which collect different things. The test for a node is
+# written out in each: calling `is_node` takes 70 ns, and the rest of the work for an entry 30.
 
 
 def _collect_keys(node: Contract, prefix: Path, leaves_only: bool, out: list[FlatKey]) -> None:
@@ -265,7 +267,7 @@ def _count(node: Contract, leaves_only: bool) -> int:
 
 
 def _all_leaves(node: Contract) -> list[Pair]:
-    """The (key, value) pairs of all leaves, and of the entries that hold values which are no tensors."""
+    """Return the (key, value) pairs of all leaves, and of all entries that hold non-tensor values."""
     out: list[Pair] = []
     mapping = node._entries
     if is_flat(mapping):
@@ -283,7 +285,7 @@ def _collect_until(
     is_leaf: IsLeaf,
     out: list[Pair],
 ) -> None:
-    """As `_collect`, with the caller's idea of a leaf: what it calls a leaf is not entered."""
+    """Like `_collect`, with the caller's `is_leaf`: leaves are not entered."""
     if type(is_leaf) is MembersApart and (members := node._members()) is not None:
         for position, member in enumerate(members):
             _collect_until(member, (*prefix, str(position)), nested, leaves_only, is_leaf, out)
@@ -301,7 +303,7 @@ def _collect_until(
 def _collect_keys_until(
     node: Contract, prefix: tuple[str, ...], nested: bool, leaves_only: bool, is_leaf: IsLeaf, out: list[FlatKey]
 ) -> None:
-    """As `_collect_keys`, with the caller's idea of a leaf."""
+    """Like `_collect_keys`, with the caller's `is_leaf`."""
     for name, value in node._structure().items():
         leaf = is_leaf(type(value))
         if nested and not leaf and isinstance(value, Contract):

@@ -1,4 +1,4 @@
-"""Nested keys: a name, or a (possibly nested) tuple of names."""
+"""Nested keys: a name, or a (possibly nested) tuple of names. The package works with their flat form, the path."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ else:
 
 
 def is_nested_key(key: object) -> TypeGuard[Key]:
-    """Whether `key` is a string or a non-empty (nested) tuple of strings."""
+    """Return whether `key` is a string or a non-empty (nested) tuple of strings."""
     if isinstance(key, str):
         return True
     if not (isinstance(key, tuple) and key):
@@ -41,10 +41,10 @@ def is_nested_key(key: object) -> TypeGuard[Key]:
 
 
 def path_of(key: object) -> Path:
-    """The flat tuple of names behind a nested key.
+    """Return the path of a nested key: a flat tuple of names.
 
     Raises:
-        TypeError: when `key` is anything but a string or a non-empty (nested) tuple of strings.
+        TypeError: `key` is not a string, and not a non-empty (nested) tuple of strings.
     """
     if type(key) is str:
         return (key,)
@@ -61,7 +61,7 @@ def path_of(key: object) -> Path:
 
 
 def key_path(key: tuple[Any, ...]) -> Path | None:
-    """The flat tuple of names behind a non-empty tuple, or `None` when it is no nested key."""
+    """Return the path of a non-empty tuple, or `None` if it is not a nested key."""
     for name in key:
         if type(name) is not str:
             return path_of(key) if is_nested_key(key) else None
@@ -69,17 +69,17 @@ def key_path(key: tuple[Any, ...]) -> Path | None:
 
 
 def joined(path: Path) -> Key:
-    """The canonical key of a path: the bare name of a one-name path, else the path itself."""
+    """Return the canonical key of a path: the bare name for a single name, else the path itself."""
     return path[0] if len(path) == 1 else path
 
 
 def entry_of(path: Path) -> str:
-    """What an error about an entry begins with; nothing for the container itself."""
+    """Return the beginning of an error about an entry; "" for the container itself."""
     return f"entry {joined(path)!r}: " if path else ""
 
 
 def entries_of(paths: Sequence[Path]) -> str:
-    """Begin an error about several entries: the first three are named, and the others counted."""
+    """Return the beginning of an error about several entries. It names the first three and counts the others."""
     if len(paths) < 2:
         return entry_of(paths[0]) if paths else ""
     names, others = [f"{joined(path)!r}" for path in paths[:3]], len(paths) - 3
@@ -87,7 +87,7 @@ def entries_of(paths: Sequence[Path]) -> str:
 
 
 def canonical(key: object) -> Key:
-    """As :func:`unravel_key`, for a key that has to be one: anything else is a `TypeError`."""
+    """Return the canonical form of a nested key; raises a `TypeError` for anything else, unlike :func:`unravel_key`."""
     return joined(path_of(key))
 
 
@@ -95,8 +95,8 @@ def unravel_key(key: object) -> Key:
     """Flatten a nested key to its canonical form: a string, or a flat tuple of none, two or more strings.
 
     Args:
-        key: a string, or a (nested) tuple of strings; items of the tuple that are no nested keys are left out, so that
-            programs can ask of any tuple which part of it is a key.
+        key: a string, or a (nested) tuple of strings. Items that are not nested keys are dropped, so that programs can
+            extract the keys from any tuple.
 
     Raises:
         RuntimeError: `key` is neither a string nor a tuple.
@@ -140,8 +140,8 @@ def unravel_key_list(keys: Iterable[Any]) -> list[Key]:
     return [unravel_key(key) for key in keys]
 
 
-def find_doubled(names: Iterable[str]) -> str | None:
-    """Find the first name that repeats an earlier one, in linear time; `None` when all names differ."""
+def find_duplicate(names: Iterable[str]) -> str | None:
+    """Return the first name that repeats an earlier one, in linear time; `None` if all names differ."""
     seen: set[str] = set()
     for name in names:
         if name in seen:

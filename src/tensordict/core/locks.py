@@ -1,4 +1,4 @@
-"""Locks that are free in a process that was forked, in which the threads that had them are not."""
+"""Locks that a forked child process finds free, even if a thread of the parent held them."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ import weakref
 
 
 class Lock:
-    """A lock for what threads share.
+    """A lock for data that threads share.
 
-    A process may be forked while one of its threads has it. So what is changed under it is to make sense after each
-    step: a child goes on from there.
+    A process may fork while one of its threads holds the lock. The child continues with the data in that state, so
+    every single step under the lock must leave the data consistent.
 
     Attributes:
-        held: to be held in a `with` block, which whoever is in one may enter again; a new one after a fork.
+        held: the reentrant lock, for a `with` statement. After a fork, the child gets a new one.
     """
 
     def __init__(self) -> None:
-        # Not a block of our own: an interrupt could come between the lock and the block, and it would never be free.
+        # Not a context manager of ours: an interrupt between acquiring and entering would leave the lock held forever.
         self.held = threading.RLock()
         _all.add(self)
 

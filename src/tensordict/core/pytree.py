@@ -1,4 +1,4 @@
-"""Containers as pytrees: how torch takes them apart into leaves and puts them together again."""
+"""Register containers with torch's pytrees: flatten them into entries, and build them again."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ T = TypeVar("T", bound=type)
 
 
 class BatchDims(int):
-    """The number of batch dims, with the batch size as an attribute: stands for one that varies in compiled code.
+    """The number of batch dims, with the batch size as an attribute, for sizes that vary in compiled code.
 
-    Torch makes a constant of the form of what `nested_compile_region` is given, in which sizes that vary cannot stand.
-    Of this it keeps the number alone.
+    `nested_compile_region` makes a constant of the structure of its arguments, which cannot contain varying sizes. Of
+    this object it keeps only the number.
     """
 
     size: torch.Size | None = None
 
 
-# A batch size as a context has it.
+# The batch size in a `Context`.
 HeldSize = tuple[int, ...] | BatchDims
 
 
 class Context(NamedTuple):
-    """What a container is apart from its entries.
+    """Everything about a container except its entries.
 
     Contexts are equal for any sizes of as many batch dims: a program of `torch.export` compares the context of its
-    argument with the one that it was made with. A named tuple, which `torch.export` can rebuild, and which is made in
-    0.4 us, where a frozen dataclass takes 1.3.
+    argument with the one that it was made with. A context is a named tuple because `torch.export` can rebuild one.
+    Making it takes 0.4 us; a frozen dataclass would take 1.3.
     """
 
     cls: type[Any]
@@ -43,7 +43,7 @@ class Context(NamedTuple):
     batch_size: HeldSize
     names: tuple[str | None, ...] | None
     device: torch.device | None
-    # How many levels of `vmap` the entries are in; says nothing about whether two structures are the same.
+    # The number of `vmap` levels around the entries. Equality of structures ignores it.
     depth: int = 0
 
     def __eq__(self, other: object) -> bool:
@@ -65,14 +65,14 @@ def register(
     unflatten: Callable[[Iterable[Any], Any], object] | None = None,
     flatten_with_keys: Callable[[Any], tuple[list[Any], Any]] | None = None,
 ) -> T:
-    """Register a container class with torch's pytrees; usable as a class decorator.
+    """Register a container class with torch's pytrees. It also works as a class decorator.
 
     Args:
-        cls: the class; a subclass of a registered class has to be registered itself.
-        flatten: gives the entries and a hashable context. The default takes the container's names and
-            values, as suits any class with `_make`.
-        unflatten: makes a container from entries and that context.
-        flatten_with_keys: as `flatten`, with torch's key in front of every entry.
+        cls: the class. Subclasses of a registered class have to be registered themselves.
+        flatten: returns the entries and a hashable context. The default returns the container's names and values, and
+            fits any class with `_make`.
+        unflatten: builds a container from entries and that context.
+        flatten_with_keys: like `flatten`, with torch's key object in front of every entry.
     """
     own_form = flatten is not None
     internals.register_pytree_node(
@@ -81,33 +81,33 @@ def register(
         unflatten or unflatten_container,
         serialized_type_name=f"tensordict.{cls.__name__}",
         flatten_with_keys_fn=flatten_with_keys if own_form else _flatten_with_keys,
-        to_dumpable_context=None if own_form else _dumpable,
-        from_dumpable_context=None if own_form else _from_dumpable,
+        to_dumpable_context=None if own_form else _dump_context,
+        from_dumpable_context=None if own_form else _load_context,
     )
     return cls
 
 
 def flatten_container(container: Contract) -> tuple[list[Any], Context]:
-    """The entries of one level, in insertion order, and the context that makes a container of them again."""
+    """Return the entries of one level, in insertion order, and the context to rebuild the container."""
     mapping = container._entries
     values = list(mapping.values())
     names = container._names
     return values, Context(
         type(container),
         tuple(mapping),
-        held(container._batch_size),
+        to_context_size(container._batch_size),
         None if names is None else tuple(names),
         container._device,
-        _depth(values),
+        _count_levels(values),
     )
 
 
 def unflatten_container(values: Iterable[Any], context: Context) -> Any:
-    """A container of the entries `values`, which may have been changed meanwhile.
+    """Build a container from the entries `values`, which may differ from the flattened ones.
 
-    The batch size is kept as far as the entries still share it; entering or leaving a `vmap` takes one dim
-    off it or adds one. The device is kept if all entries are still there. The result is not locked. Where there are
-    entries, and all are `None`, so is the result: a function that returns nothing was called on the leaves.
+    The batch size is kept as far as the entries still share it. Entering a `vmap` removes one dim, leaving it adds one.
+    The device is kept if all entries are still on it. The result is not locked. If all entries are `None`, the result
+    is `None`, because a function without return value was called on the leaves.
     """
     values = list(values)
     if is_nothing(values):
@@ -117,19 +117,19 @@ def unflatten_container(values: Iterable[Any], context: Context) -> Any:
     batch_dims = len(size)
     names: Names | None = None if context.names is None else list(context.names)
     device = context.device
-    # Torch also builds trees of markers and specifications, which have no shape: these keep the batch size.
+    # Torch also builds trees of markers and specifications without shapes, which keep the batch size.
     if len(known) == len(values) and values:
-        change = context.depth - _depth(values)
+        change = context.depth - _count_levels(values)
         shaped = [value for value in known if not _has_no_batch(value)]
         count = len(shaped)
         if change or context.depth:
             shaped = [value for value in shaped if not ragged.is_row_of_many(value)]
         if shaped:
-            size = _shared_size(shaped, size, change)
+            size = _find_shared_size(shaped, size, change)
         elif count and change < 0:
-            size = size[-change:]  # Torch maps over the rows of ragged leaves, the first dim.
+            size = size[-change:]  # Torch maps over the first dim of ragged leaves, their rows.
         if len(shaped) != len(values):
-            values = [_along_with(value, size, batch_dims) for value in values]
+            values = [_resize_entry(value, size, batch_dims) for value in values]
         if len(size) != batch_dims or change:
             names = None
         if device is not None:
@@ -139,8 +139,8 @@ def unflatten_container(values: Iterable[Any], context: Context) -> Any:
     return context.cls._make(dict(zip(context.keys, values, strict=True)), size, device, names)
 
 
-def held(size: torch.Size) -> HeldSize:
-    """A batch size as a context has it."""
+def to_context_size(size: torch.Size) -> HeldSize:
+    """Convert a batch size to the form for a `Context`."""
     if not torch.compiler.is_dynamo_compiling() or not _varies(size):
         return tuple(size)
     dims = BatchDims(len(size))
@@ -162,9 +162,9 @@ def _varies(size: Sequence[int]) -> bool:
 
 
 def _find_size(size: HeldSize, known: Sequence[Contract | Tensor]) -> torch.Size:
-    """Return the batch size of a context, or the size that its entries show.
+    """Return the batch size of a context. If `torch.export` has lost it, derive it from the entries.
 
-    `torch.export` makes a constant of the context of a result, and loses the sizes that vary.
+    `torch.export` makes a constant of the context of a result, and loses the varying sizes.
 
     Raises:
         RuntimeError: no entry shows the batch size.
@@ -180,17 +180,17 @@ def _find_size(size: HeldSize, known: Sequence[Contract | Tensor]) -> torch.Size
 
 
 def is_nothing(values: Sequence[object]) -> bool:
-    """Whether there are entries and all of them are `None`."""
+    """Return whether there are entries and all of them are `None`."""
     return len(values) > 0 and values[0] is None and values.count(None) == len(values)
 
 
 def _has_no_batch(value: object) -> bool:
-    """Whether an entry says nothing of the batch: a value that is no tensor, or a tensor of its own shape."""
+    """Return whether an entry does not show the batch size: a non-tensor value, or a tensor with its own shape."""
     return isinstance(value, Contract) and (value._is_non_tensor or isinstance(value, Tensor))
 
 
-def _along_with(value: Any, size: torch.Size, batch_dims: int) -> Any:
-    """An entry of a container that has got another batch size: one that holds a value has no leaves to tell it from."""
+def _resize_entry(value: Any, size: torch.Size, batch_dims: int) -> Any:
+    """Resize an entry along with its container. Only entries without leaves need it, such as non-tensor values."""
     if not _has_no_batch(value) or (not _varies(size) and value._batch_size[: len(size)] == size):
         return value
     resized = value._resized_along(size, batch_dims)
@@ -204,10 +204,10 @@ def _flatten_with_keys(container: Contract) -> tuple[list[Any], Context]:
     return [(internals.MappingKey(key), value) for key, value in zip(context.keys, values, strict=True)], context
 
 
-def _dumpable(context: Context) -> dict[str, object]:
-    """The context as JSON can hold it."""
+def _dump_context(context: Context) -> dict[str, object]:
+    """Return the context in a form that JSON can hold."""
     size = context.batch_size
-    # The number of dims alone, where sizes vary.
+    # Store only the number of dims if sizes vary.
     if not isinstance(size, BatchDims) and not all(type(count) is int for count in size):
         size = BatchDims(len(size))
     return {
@@ -219,7 +219,7 @@ def _dumpable(context: Context) -> dict[str, object]:
     }
 
 
-def _from_dumpable(data: dict[str, Any]) -> Context:
+def _load_context(data: dict[str, Any]) -> Context:
     size = data["batch_size"]
     return Context(
         registry.lookup(data["cls"]),
@@ -230,22 +230,22 @@ def _from_dumpable(data: dict[str, Any]) -> Context:
     )
 
 
-def _depth(values: Sequence[Any]) -> int:
-    """The number of `vmap` levels that the most deeply wrapped entry is in."""
+def _count_levels(values: Sequence[Any]) -> int:
+    """Return the number of `vmap` levels around the most deeply wrapped entry."""
     compiling = torch.compiler.is_compiling()
     if not compiling and internals.innermost() is None:
         return 0
-    # Dynamo knows the first of the two only, and stops at the unwrapping: it cannot trace containers into `vmap`.
+    # Dynamo knows only `is_batched`, and stops at the unwrapping: it cannot trace containers into `vmap`.
     is_wrapped = internals.is_batched if compiling else internals.is_transformed
     deepest = 0
     for value in values:
         if is_node(value):
-            # The leaves as they are: a lazy stack would stack its own to give its entries.
+            # Ask for the leaves, because reading the entries of a lazy stack would stack them.
             leaves = value._leaves()
-            deepest = max(deepest, _depth(leaves))
+            deepest = max(deepest, _count_levels(leaves))
         elif isinstance(value, Tensor):
             depth = 0
-            # Other transforms, such as `grad`, wrap tensors too, between the levels of `vmap` and around them.
+            # Other transforms, such as `grad`, also wrap tensors, between and around the levels of `vmap`.
             while is_wrapped(value):
                 depth += internals.is_batched(value)
                 value = internals.get_unwrapped(value)
@@ -259,10 +259,10 @@ def _shape_of(value: Contract | Tensor) -> torch.Size:
     return ragged.shape_of(value) if value.is_nested else value.shape
 
 
-def _shared_size(values: Sequence[Contract | Tensor], size: torch.Size, change: int) -> torch.Size:
-    """The longest leading shape that all the values share, of at most `len(size) + change` dims.
+def _find_shared_size(values: Sequence[Contract | Tensor], size: torch.Size, change: int) -> torch.Size:
+    """Return the longest common leading shape of all values, with at most `len(size) + change` dims.
 
-    One more if a new dim lies in front of the old ones.
+    It may have one dim more, if a new dim precedes the old ones.
     """
     ndim = max(0, len(size) + change)
     shapes = list(map(_shape_of, values))
@@ -270,7 +270,7 @@ def _shared_size(values: Sequence[Contract | Tensor], size: torch.Size, change: 
     if not change and not _varies(first[:ndim]) and not _varies(size):
         if all(shape[:ndim] == size for shape in shapes):
             return size
-        # A dim was put in front of all: what jacfwd does before it maps over it.
+        # All values got a new first dim: jacfwd adds one before it maps over it.
         if size and all(shape[1 : ndim + 1] == size and shape[0] == first[0] for shape in shapes):
             return first[: ndim + 1]
     ndim = min(ndim, *(len(shape) for shape in shapes)) if len(shapes) > 1 else min(ndim, len(first))

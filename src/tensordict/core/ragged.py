@@ -1,11 +1,12 @@
-"""Ragged leaves: nested tensors of torch's two layouts, and what torch's own calls refuse to do with them.
+"""Operations on ragged leaves, which are torch's nested tensors, beyond what torch itself supports.
 
-In the strided layout (a plain `torch.Tensor` whose `is_nested` is true) every row has a shape of its own, and the rows
-follow one another in a buffer. In the jagged layout the rows differ along one dim only: `values` holds them side by
-side along it, `offsets` says where each begins, and `lengths`, if there are any, that there are holes between them.
+In the strided layout (a plain `torch.Tensor` whose `is_nested` is true), every row has its own shape, and the rows
+follow one another in a buffer. In the jagged layout, the rows differ in one dim only. `values` holds them side by side
+along that dim, `offsets` holds the start of each row, and `lengths` is given if there are gaps (holes) between the
+rows.
 
-The operations of the package call torch first and come here when torch refuses, so that plain tensors pay nothing.
-Functions that say "a leaf" take plain ones too, and do to them what torch does.
+The operations of the package call torch first, and come here when torch raises an error, so plain tensors lose no time.
+Functions that take "a leaf" accept plain tensors too, and treat them as torch does.
 """
 
 from __future__ import annotations
@@ -24,31 +25,31 @@ from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 from tensordict.core import torch_internals as internals
 from tensordict.core.errors import ShapeError, refuse_stored
 
-# What torch raises when it cannot do something with a nested tensor (NotImplementedError is a RuntimeError).
+# The errors that torch raises for unsupported operations on nested tensors (NotImplementedError is a RuntimeError).
 REFUSALS = (RuntimeError, ValueError, AssertionError)
 
 _MASKS = (torch.bool, torch.uint8)
 _ALL = slice(None)
 
 
-# --- what they are made of --------------------------------------------------------------------------------------------
+# --- parts of a ragged leaf -------------------------------------------------------------------------------------------
 
 
 def is_ragged(value: object) -> TypeGuard[Tensor]:
-    """Whether a value is a nested tensor, of either layout."""
+    """Return whether a value is a nested tensor, of either layout."""
     return isinstance(value, Tensor) and value.is_nested
 
 
 def is_row_of_many(value: object) -> bool:
-    """Whether a value is the rows of a ragged leaf under `torch.vmap`, of which torch tells no sizes."""
+    """Return whether a value is a row of a ragged leaf under `torch.vmap`, whose sizes torch does not know."""
     return isinstance(value, Tensor) and internals.is_batched(value) and internals.get_unwrapped(value).is_nested
 
 
 def shape_of(leaf: Tensor) -> torch.Size:
-    """The shape of a leaf; -1 stands for a ragged dim of the strided layout, torch's `j1` for one of the jagged, and -1
-    for every dim of a row under `torch.vmap`.
+    """Return the shape of a leaf. A ragged dim is -1 (strided layout) or torch's symbol `j1` (jagged layout).
 
-    A parameter of a lazy module has no shape yet: one unknown dim, after the stack dim where it is a stack of such.
+    Rows under `torch.vmap` have -1 in all dims. A parameter of a lazy module has no shape yet: it gets one unknown dim,
+    after the stack dim if it is a stack of such parameters.
     """
     if not leaf.is_nested or leaf.layout is torch.jagged:
         if type(leaf) is not Tensor and isinstance(leaf, (UninitializedBuffer, UninitializedParameter)):
@@ -57,7 +58,7 @@ def shape_of(leaf: Tensor) -> torch.Size:
             return leaf.shape
         except RuntimeError:
             return torch.Size([-1] * leaf.dim())
-    sizes = _table(leaf)
+    sizes = _strided_sizes(leaf)
     if not len(sizes):
         return torch.Size((0,))
     even = (sizes == sizes[0]).all(0).tolist()
@@ -65,7 +66,7 @@ def shape_of(leaf: Tensor) -> torch.Size:
 
 
 def ragged_dim(leaf: Tensor) -> int:
-    """The first dim along which the rows of a ragged leaf differ, or may."""
+    """Return the first dim that differs, or may differ, between the rows of a ragged leaf."""
     if leaf.layout is torch.jagged:
         return jagged_dim(leaf)
     shape = shape_of(leaf)
@@ -73,29 +74,29 @@ def ragged_dim(leaf: Tensor) -> int:
 
 
 def jagged_dim(leaf: Tensor) -> int:
-    """The ragged dim of a leaf of the jagged layout."""
+    """Return the ragged dim of a jagged leaf."""
     return internals.jagged_dim(leaf)
 
 
 def offsets_of(leaf: Tensor) -> Tensor:
-    """Where the rows of a leaf of the jagged layout begin in its values, and where the last one ends."""
+    """Return the starts of the rows of a jagged leaf in its values, followed by the end of the last row."""
     return leaf.offsets()  # type: ignore[attr-defined, no-any-return]
 
 
 def lengths_of(leaf: Tensor) -> Tensor | None:
-    """The lengths of the rows of a leaf of the jagged layout with holes between them; `None` for one without."""
+    """Return the lengths of the rows of a jagged leaf with holes; `None` if it has no holes."""
     return leaf.lengths()  # type: ignore[attr-defined, no-any-return]
 
 
 def jagged_parts(leaf: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
-    """The values, offsets and lengths of a leaf of the jagged layout, which together hold it."""
+    """Return values, offsets and lengths of a jagged leaf, which define it completely."""
     return leaf.values(), offsets_of(leaf), lengths_of(leaf)
 
 
 def row_sizes(leaf: Tensor) -> Tensor:
-    """The shapes of the rows of a ragged leaf: an int64 table of shape (rows, dims), on the CPU."""
+    """Return the shapes of the rows of a ragged leaf: an int64 table of shape (rows, dims), on the CPU."""
     if leaf.layout is not torch.jagged:
-        return _table(leaf)
+        return _strided_sizes(leaf)
     lengths = _row_lengths(leaf).cpu()
     shape = list(leaf.values().shape)
     shape[jagged_dim(leaf) - 1] = 0
@@ -105,7 +106,7 @@ def row_sizes(leaf: Tensor) -> Tensor:
 
 
 def row_form(leaf: Tensor) -> tuple[int, ...] | None:
-    """The shape of every row of a leaf of the jagged layout, with -1 for the ragged dim; `None` for the strided one."""
+    """Return the shape that all rows of a jagged leaf share, with -1 for the ragged dim; `None` for a strided leaf."""
     if leaf.layout is not torch.jagged:
         return None
     form = list(leaf.values().shape)
@@ -114,7 +115,7 @@ def row_form(leaf: Tensor) -> tuple[int, ...] | None:
 
 
 def compact(leaf: Tensor) -> Tensor:
-    """A ragged leaf with one row right behind the other: itself when it is so, else a copy."""
+    """Return a ragged leaf without holes between its rows: the leaf itself if it has none, else a copy."""
     if leaf.layout is torch.jagged:
         return leaf if is_compact(leaf) else RaggedRows(_ALL, copy=True)(leaf)
     leaf = leaf if type(leaf) is Tensor else leaf.detach().as_subclass(Tensor)
@@ -122,12 +123,12 @@ def compact(leaf: Tensor) -> Tensor:
 
 
 def is_compact(leaf: Tensor) -> bool:
-    """Whether the rows of a ragged leaf lie right behind each other, so that its elements are its memory."""
+    """Return whether a ragged leaf has no holes, so that its memory contains exactly its elements."""
     return lengths_of(leaf) is None if leaf.layout is torch.jagged else bool(leaf.is_contiguous())
 
 
 def elements(leaf: Tensor) -> Tensor:
-    """The elements of a leaf and no others, in a plain tensor: what is in the holes of a ragged one is left out."""
+    """Return the elements of a leaf as a plain tensor, without the content of holes."""
     if not leaf.is_nested:
         return leaf
     if leaf.layout is not torch.jagged and not leaf.size(0):
@@ -136,11 +137,11 @@ def elements(leaf: Tensor) -> Tensor:
 
 
 def from_buffer(buffer: Tensor, sizes: Tensor) -> Tensor:
-    """The nested tensor of the strided layout over the rows of these sizes, one behind the other in a flat `buffer`."""
+    """Build a strided nested tensor from a flat `buffer` that holds rows of these sizes, one after the other."""
     if not len(sizes):
         return torch.nested.nested_tensor([], dtype=buffer.dtype, device=buffer.device)
     if buffer.storage_offset():
-        # Torch counts from where the storage begins, whatever the buffer is a part of.
+        # Torch counts from the start of the storage, even if the buffer is a part of it.
         buffer = buffer.clone()
     sizes = sizes.contiguous()
     strides = torch.ones_like(sizes)
@@ -151,70 +152,72 @@ def from_buffer(buffer: Tensor, sizes: Tensor) -> Tensor:
 
 
 def from_jagged(values: Tensor, offsets: Tensor, ragged: int = 1, lengths: Tensor | None = None) -> Tensor:
-    """The nested tensor of the jagged layout over `values`, with `ragged` as its ragged dim."""
+    """Build a jagged nested tensor from `values`, with `ragged` as its ragged dim."""
     return torch.nested.nested_tensor_from_jagged(values, offsets, lengths, ragged)
 
 
 def _with_elements(leaf: Tensor, values: Tensor, new_dims: int = 0) -> Tensor:
-    """A nested tensor with the rows of `leaf` and these elements, in the order of its own.
+    """Build a nested tensor with the row sizes of `leaf` and new elements, in the same order.
 
-    In the jagged layout elements may have `new_dims` more dims before the ragged one than `leaf` has.
+    In the jagged layout, the elements may have `new_dims` more dims before the ragged dim than `leaf`.
     """
     if leaf.layout is torch.jagged:
         return from_jagged(values, offsets_of(leaf), jagged_dim(leaf) + new_dims, lengths_of(leaf))
-    return from_buffer(values, _table(leaf))
+    return from_buffer(values, _strided_sizes(leaf))
 
 
 def deep_copy(leaf: Tensor) -> Tensor:
-    """A copy in memory of its own of a leaf of the strided layout, which `copy.deepcopy` does not know."""
+    """Copy a strided leaf to new memory; `copy.deepcopy` does not support it."""
     copied = compact(leaf).detach().clone()
     return copied.requires_grad_(leaf.requires_grad)
 
 
-def _table(leaf: Tensor) -> Tensor:
-    """The sizes of the rows, in the strided layout."""
+def _strided_sizes(leaf: Tensor) -> Tensor:
+    """Return the row sizes of a strided leaf."""
     if not leaf.size(0):
         return torch.empty((0, 1), dtype=torch.int64)
     return internals.nested_sizes(leaf).as_subclass(Tensor)
 
 
 def _row_lengths(leaf: Tensor) -> Tensor:
-    """The lengths of the rows, in the jagged layout."""
+    """Return the row lengths of a jagged leaf."""
     lengths = lengths_of(leaf)
     return offsets_of(leaf).diff() if lengths is None else lengths
 
 
-def _from_rows(rows: Sequence[Tensor], leaf: Tensor, ragged: int) -> Tensor:
-    """A new nested tensor of the layout of `leaf`; in the jagged one, its ragged dim is `ragged`."""
+def _build_from_rows(rows: Sequence[Tensor], leaf: Tensor, ragged: int) -> Tensor:
+    """Build a nested tensor from rows, in the layout of `leaf`. In the jagged layout, `ragged` is its ragged dim."""
     if leaf.layout is not torch.jagged:
         if not rows:
             return torch.nested.nested_tensor([], dtype=leaf.dtype, device=leaf.device)
         return torch.nested.as_nested_tensor(list(rows), layout=torch.strided)
     lengths = offsets_of(leaf).new_tensor([row.shape[ragged - 1] for row in rows])
-    return from_jagged(torch.cat(list(rows), ragged - 1), _offsets_from(lengths), ragged)
+    return from_jagged(torch.cat(list(rows), ragged - 1), _build_offsets(lengths), ragged)
 
 
-def _offsets_from(lengths: Tensor) -> Tensor:
-    """Where rows of these lengths begin, one behind the other, and where the last one ends."""
+def _build_offsets(lengths: Tensor) -> Tensor:
+    """Return the starts of consecutive rows of these lengths, followed by the end of the last row."""
     offsets = lengths.new_zeros(len(lengths) + 1)
     torch.cumsum(lengths, 0, out=offsets[1:])
     return offsets
 
 
-def _formless(what: str) -> NotImplementedError:
+def _unsupported_form(what: str) -> NotImplementedError:
     return NotImplementedError(f"{what}: torch has no nested tensor of that form. Use a lazy stack, or pad the entry")
 
 
 class SharedOffsets:
-    """The offsets of rows of given lengths: the same tensor for the same lengths, as leaves that are computed with each
-    other need it."""
+    """Builds offsets, and returns the same tensor for equal lengths.
+
+    Torch computes with two jagged leaves only if they share their offsets tensor.
+    """
 
     def __init__(self) -> None:
         self._known: list[Tensor] = []
 
     def __call__(self, lengths: Tensor) -> Tensor:
-        """The offsets of rows of these lengths."""
-        offsets = _offsets_from(lengths)
+        """Return the offsets of rows of these lengths."""
+        offsets = _build_offsets(lengths)
         for known in self._known:
             if torch.equal(known, offsets):
                 return known
@@ -223,14 +226,14 @@ class SharedOffsets:
 
 
 def from_row_order(flat: Tensor, sizes: Tensor, ragged: int, row: Sequence[int], share: SharedOffsets) -> Tensor:
-    """The nested tensor of the jagged layout whose rows stand behind each other in C order in `flat`.
+    """Build a jagged nested tensor from rows that follow one another in C order in `flat`.
 
     Args:
-        flat: the elements; the result is a view of them if the rows differ along their first dim.
+        flat: the elements. The result is a view of them if the rows differ in their first dim.
         sizes: the sizes of the rows.
         ragged: the ragged dim of the result.
-        row: the shape of all rows, with anything at the ragged dim.
-        share: where its offsets come from.
+        row: the shape of a row, with any number for the ragged dim.
+        share: makes the offsets.
     """
     offsets = share(sizes[:, ragged - 1].contiguous())
     if ragged == 1 or not len(sizes):
@@ -243,7 +246,7 @@ def from_row_order(flat: Tensor, sizes: Tensor, ragged: int, row: Sequence[int],
 
 
 class _Part(NamedTuple):
-    """Where some rows of the jagged layout lie: in a stretch of its values, or at these positions."""
+    """The location of some rows of a jagged leaf in its values: a contiguous stretch, or a list of positions."""
 
     offsets: Tensor
     lengths: Tensor | None = None
@@ -253,15 +256,15 @@ class _Part(NamedTuple):
 
 
 class RaggedRows:
-    """Takes the same rows of any number of ragged leaves.
+    """Selects the same rows from any number of ragged leaves.
 
-    Leaves of the jagged layout that share their offsets share those of the results too, as torch asks of nested tensors
-    that are computed with each other. A slice of one is a view, unless it leaves rows out; anything else is a copy,
-    since most of torch's calls refuse nested tensors that are not contiguous.
+    Jagged leaves that share their offsets give results that share theirs, so torch can compute with the results. A
+    slice gives a view, unless it skips rows. Everything else gives a copy, because most of torch's calls do not support
+    nested tensors that are not contiguous.
 
     Args:
-        rows: a slice, or an int64 tensor of one dim.
-        copy: whether slices are copied too, which closes holes.
+        rows: a slice, or an int64 tensor with one dim.
+        copy: copy slices too, which closes holes.
     """
 
     def __init__(self, rows: slice | Tensor, copy: bool = False) -> None:
@@ -270,9 +273,9 @@ class RaggedRows:
         self._known: list[tuple[Tensor, Tensor | None, _Part]] = []
 
     def __call__(self, leaf: Tensor) -> Tensor:
-        """The rows of one leaf."""
+        """Return the rows of one leaf."""
         if leaf.layout is not torch.jagged:
-            return self._of_strided(leaf)
+            return self._select_rows(leaf)
         part = self.part(leaf)
         ragged, values = jagged_dim(leaf), leaf.values()
         if part.positions is None:
@@ -282,16 +285,16 @@ class RaggedRows:
         return from_jagged(values, part.offsets, ragged, part.lengths)
 
     def part(self, leaf: Tensor) -> _Part:
-        """Where the rows of a leaf of the jagged layout lie."""
+        """Return the location of the rows of a jagged leaf."""
         offsets, lengths = offsets_of(leaf), lengths_of(leaf)
         for known_offsets, known_lengths, part in self._known:
             if known_offsets is offsets and known_lengths is lengths:
                 return part
-        part = self._located(offsets, lengths)
+        part = self._locate(offsets, lengths)
         self._known.append((offsets, lengths, part))
         return part
 
-    def _located(self, offsets: Tensor, lengths: Tensor | None) -> _Part:
+    def _locate(self, offsets: Tensor, lengths: Tensor | None) -> _Part:
         rows = self.rows
         if isinstance(rows, slice) and not self.copy:
             first, last, step = rows.indices(len(offsets) - 1)
@@ -304,17 +307,17 @@ class RaggedRows:
         positions, bounds = positions_of(offsets[:-1][rows], (offsets.diff() if lengths is None else lengths)[rows])
         return _Part(bounds, positions=positions)
 
-    def _of_strided(self, leaf: Tensor) -> Tensor:
+    def _select_rows(self, leaf: Tensor) -> Tensor:
         rows = self.rows if isinstance(self.rows, slice) else self.rows.cpu()
-        sizes = _table(leaf)
+        sizes = _strided_sizes(leaf)
         numels = sizes.prod(-1)
         positions, _ = positions_of((numels.cumsum(0) - numels)[rows], numels[rows])
         return from_buffer(elements(leaf).index_select(0, positions.to(leaf.device)), sizes[rows])
 
 
 def positions_of(starts: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-    """Where the elements of rows are that start here and are so long; and the offsets of the rows once put together."""
-    offsets = _offsets_from(lengths)
+    """Return the positions of all elements of rows with these starts and lengths, and the offsets of the new rows."""
+    offsets = _build_offsets(lengths)
     total = int(offsets[-1])
     shifts = torch.repeat_interleave(starts - offsets[:-1], lengths, output_size=total)
     return shifts + torch.arange(total, dtype=shifts.dtype, device=shifts.device), offsets
@@ -324,12 +327,12 @@ def positions_of(starts: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class Index:
-    """Applies one index, an output of `leaf_index`, to any number of leaves, as `leaf[at]` does to plain ones.
+    """Applies one index, an output of `leaf_index`, to any number of leaves, as `leaf[at]` does to plain tensors.
 
-    An integer gives a row, which is a plain tensor. What keeps the first dim keeps a leaf ragged.
+    An integer gives a row, which is a plain tensor. An index that keeps the first dim gives a ragged leaf.
 
     Raises:
-        NotImplementedError: torch has no nested tensor of the form of the result.
+        NotImplementedError: torch has no nested tensor for the form of the result.
     """
 
     def __init__(self, at: Any) -> None:
@@ -342,100 +345,106 @@ class Index:
         self.rows = RaggedRows(self.head) if isinstance(self.head, (slice, Tensor)) else None
 
     def __call__(self, leaf: Tensor) -> Tensor:
-        """One leaf, indexed."""
+        """Index one leaf."""
         if not leaf.is_nested:
             return leaf[self.at]
         self.check(leaf)
         if self.rows is None:
             return leaf[self.head][self.rest]
-        if self._is_paired():
-            return self._paired(leaf)
+        if self._picks_places():
+            return self._pick_places(leaf)
         if isinstance(self.head, Tensor) or self.head != _ALL:
             leaf = self.rows(leaf)
         if not self.rest:
             return leaf
         if leaf.layout is not torch.jagged:
-            return _from_rows([row[self.rest] for row in leaf.unbind()], leaf, 0)
+            return _build_from_rows([row[self.rest] for row in leaf.unbind()], leaf, 0)
         values = leaf.values()
         part = values[self.rest]
         return _with_elements(leaf, part, part.ndim - values.ndim)
 
     def check(self, leaf: Tensor) -> None:
-        """Refuse an index whose result has no form for this ragged leaf."""
+        """Raise an error if torch has no nested tensor for the result on this ragged leaf."""
         shape = list(shape_of(leaf))
         if not isinstance(self.head, (int, slice, Tensor)) or isinstance(self.head, bool):
-            raise _formless(f"a new dim cannot stand before the rows of a ragged entry of shape {shape}")
+            raise _unsupported_form(f"a new dim cannot stand before the rows of a ragged entry of shape {shape}")
         if isinstance(self.head, Tensor) and self.head.ndim > 1:
-            raise _formless(
+            raise _unsupported_form(
                 f"an index of shape {list(self.head.shape)} cannot take the place of the rows of a ragged entry of "
                 f"shape {shape}"
             )
         tensors = [position for position, item in enumerate(self.rest) if not isinstance(item, (slice, type(None)))]
         apart = bool(tensors) and len(tensors) != tensors[-1] - tensors[0] + 1
         if apart and isinstance(self.head, slice) and any(isinstance(item, Tensor) for item in self.rest):
-            raise _formless(f"index tensors apart from each other put a dim before the rows of shape {shape}")
+            raise _unsupported_form(
+                f"index tensors that are not adjacent put a dim before the rows of a ragged entry of shape {shape}"
+            )
         ragged = ragged_dim(leaf)
         if self.rows is not None and sum(item is not None for item in self.rest) >= ragged:
-            raise _formless(f"the index {self.at!r} reaches the ragged dim {ragged} of shape {shape}")
+            raise _unsupported_form(f"the index {self.at!r} reaches the ragged dim {ragged} of shape {shape}")
 
     def places(self, leaf: Tensor) -> list[Tensor]:
-        """What the index takes of each row, as views to write to; the head is not an integer."""
+        """Return the selected part of each row, as views to write to. The head of the index is not an integer."""
         rows = leaf.unbind()
-        if self._is_paired():
+        if self._picks_places():
             picked = [items.tolist() for items in self._picks()]
             return [rows[row][pick] for row, *pick in zip(*picked, strict=True)]
         head = self.head.cpu() if isinstance(self.head, Tensor) else self.head
         return [rows[row][self.rest] if self.rest else rows[row] for row in torch.arange(len(rows))[head].tolist()]
 
-    def _is_paired(self) -> bool:
-        """Whether index tensors of several dims go together, so that each combination picks one place of one row."""
+    def _picks_places(self) -> bool:
+        """Return whether tensors index several dims, so that their items together pick single places of rows."""
         return isinstance(self.head, Tensor) and any(isinstance(item, Tensor) for item in self.rest)
 
     def _picks(self) -> list[Tensor]:
-        """The rows and, for each, the place in every further dim that is indexed."""
+        """Return the picked rows, and for each of them the place in every further indexed dim."""
         if not all(isinstance(item, (int, Tensor)) for item in self.rest):
-            raise _formless(f"slices and index tensors together, as in {self.at!r}, cannot index a ragged entry")
+            raise _unsupported_form(
+                f"slices and index tensors together, as in {self.at!r}, cannot index a ragged entry"
+            )
         items = torch.broadcast_tensors(*[torch.as_tensor(item).cpu() for item in (self.head, *self.rest)])  # type: ignore[no-untyped-call]
         if items[0].ndim != 1:
-            raise _formless(f"index tensors of shape {list(items[0].shape)} cannot take the place of ragged rows")
+            raise _unsupported_form(
+                f"index tensors of shape {list(items[0].shape)} cannot take the place of ragged rows"
+            )
         return list(items)
 
-    def _paired(self, leaf: Tensor) -> Tensor:
+    def _pick_places(self, leaf: Tensor) -> Tensor:
         rows, *columns = self._picks()
         if leaf.layout is not torch.jagged:
-            return _from_rows(self.places(leaf), leaf, 0)
+            return _build_from_rows(self.places(leaf), leaf, 0)
         part = RaggedRows(rows, copy=True).part(leaf)
-        positions = _known(part.positions)
+        positions = _require_positions(part.positions)
         lengths = part.offsets.diff()
         where: list[Any] = [
             torch.repeat_interleave(column.to(lengths.device), lengths, output_size=len(positions))
             for column in columns
         ]
-        # Dims between those indexed and the ragged one come behind the elements picked.
+        # Dims between the indexed ones and the ragged one move behind the picked elements.
         between = [_ALL] * (jagged_dim(leaf) - 1 - len(columns))
         values = leaf.values()[tuple(where + between + [positions])]
         return from_jagged(values.movedim(0, len(between)), part.offsets, len(between) + 1)
 
 
 def _as_integers(item: object) -> tuple[Any, ...]:
-    """An item of an index; a mask in the form of the integer indices that torch makes of it."""
+    """Replace a mask in an index by the integer indices that torch would make of it."""
     return item.nonzero(as_tuple=True) if isinstance(item, Tensor) and item.dtype in _MASKS else (item,)
 
 
-def _known(positions: Tensor | None) -> Tensor:
+def _require_positions(positions: Tensor | None) -> Tensor:
     assert positions is not None
     return positions
 
 
-# --- cutting and joining ----------------------------------------------------------------------------------------------
+# --- splitting and joining --------------------------------------------------------------------------------------------
 
 
 class Split:
-    """Cuts any number of leaves at the same places along one dim.
+    """Splits any number of leaves into the same pieces along one dim.
 
     Args:
-        starts: where the pieces begin.
-        lengths: how long they are.
+        starts: the starts of the pieces.
+        lengths: the lengths of the pieces.
         dim: the dim.
     """
 
@@ -445,7 +454,7 @@ class Split:
         self.rows = [RaggedRows(piece) for piece in self.slices]
 
     def __call__(self, leaf: Tensor) -> list[Tensor]:
-        """The pieces of one leaf; views, but copies for the strided layout."""
+        """Return the pieces of one leaf: views, or copies for the strided layout."""
         if not leaf.is_nested:
             return [leaf.narrow(self.dim, piece.start, piece.stop - piece.start) for piece in self.slices]
         if not self.dim:
@@ -456,7 +465,7 @@ class Split:
 
 
 def unbind(leaf: Tensor, dim: int) -> Sequence[Tensor]:
-    """The elements of a leaf along one dim, which they no longer have."""
+    """Split a leaf into its elements along one dim, and drop that dim."""
     if not leaf.is_nested or not dim:
         return leaf.unbind(dim)
     _check_regular(leaf, dim)
@@ -465,24 +474,24 @@ def unbind(leaf: Tensor, dim: int) -> Sequence[Tensor]:
 
 
 def stack(leaves: Sequence[Tensor], dim: int) -> Tensor:
-    """The stack of leaves along a new dim, behind their rows and before their ragged dim; their rows must agree.
+    """Stack leaves along a new dim after the row dim and before the ragged dim. Their rows must have equal lengths.
 
     Raises:
-        NotImplementedError: there is no form for it in torch.
+        NotImplementedError: torch has no nested tensor for the result.
         ShapeError: the rows differ.
     """
     if not any(map(is_ragged, leaves)):
         return torch.stack(list(leaves), dim)
-    first = _alike(leaves)
+    first = _check_alike(leaves)
     if not dim or dim > ragged_dim(first):
-        raise _formless(f"ragged entries of shape {list(shape_of(first))} cannot be stacked along dim {dim}")
-    return _by_row(torch.stack, leaves, dim, first)
+        raise _unsupported_form(f"ragged entries of shape {list(shape_of(first))} cannot be stacked along dim {dim}")
+    return _join_by_row(torch.stack, leaves, dim, first)
 
 
-def _by_row(join: Callable[..., Tensor], leaves: Sequence[Tensor], dim: int, first: Tensor) -> Tensor:
-    """What `join`, `torch.cat` or `torch.stack`, makes of the rows of leaves along a dim before the ragged one."""
+def _join_by_row(join: Callable[..., Tensor], leaves: Sequence[Tensor], dim: int, first: Tensor) -> Tensor:
+    """Call `join` (`torch.cat` or `torch.stack`) on the rows of leaves, along a dim before the ragged one."""
     if first.layout is not torch.jagged:
-        return _from_rows(
+        return _build_from_rows(
             [join(row, dim - 1) for row in zip(*[leaf.unbind() for leaf in leaves], strict=True)], first, 0
         )
     columns = [compact(leaf) for leaf in leaves]
@@ -494,25 +503,25 @@ def _by_row(join: Callable[..., Tensor], leaves: Sequence[Tensor], dim: int, fir
 
 
 class Cat:
-    """Concatenates columns of leaves along one dim; leaves that share their offsets share those of the results."""
+    """Concatenates columns of leaves along one dim. Leaves that share offsets give results that share offsets."""
 
     def __init__(self, dim: int) -> None:
         self.dim = dim
         self._known: list[tuple[list[Tensor], Tensor]] = []
 
     def __call__(self, leaves: Sequence[Tensor]) -> Tensor:
-        """The concatenation of the leaves of one entry."""
+        """Concatenate the leaves of one entry."""
         if not any(map(is_ragged, leaves)):
             return torch.cat(list(leaves), self.dim)
-        first = _alike(leaves)
+        first = _check_alike(leaves)
         if self.dim:
             _check_regular(first, self.dim)
-            return _by_row(torch.cat, leaves, self.dim, first)
+            return _join_by_row(torch.cat, leaves, self.dim, first)
         if first.layout is not torch.jagged:
             filled = [leaf for leaf in leaves if leaf.size(0)]
-            tables = [_table(leaf) for leaf in filled]
+            tables = [_strided_sizes(leaf) for leaf in filled]
             return from_buffer(
-                torch.cat([elements(leaf) for leaf in leaves]), torch.cat(tables) if filled else _table(first)
+                torch.cat([elements(leaf) for leaf in leaves]), torch.cat(tables) if filled else _strided_sizes(first)
             )
         columns = [compact(leaf) for leaf in leaves]
         values = torch.cat([leaf.values() for leaf in columns], jagged_dim(first) - 1)
@@ -522,21 +531,23 @@ class Cat:
         for known, offsets in self._known:
             if all(map(is_, known, parts)):
                 return offsets
-        offsets = _offsets_from(torch.cat([part.diff() for part in parts]))
+        offsets = _build_offsets(torch.cat([part.diff() for part in parts]))
         self._known.append((parts, offsets))
         return offsets
 
 
 def _check_regular(leaf: Tensor, dim: int) -> None:
-    """Refuse to cut or join along the ragged dim, or behind it."""
+    """Raise an error for a dim that is the ragged one or follows it."""
     ragged = ragged_dim(leaf)
     if dim >= ragged:
-        raise _formless(f"dim {dim} of a ragged entry of shape {list(shape_of(leaf))} is not before its ragged dim")
+        raise _unsupported_form(
+            f"dim {dim} of a ragged entry of shape {list(shape_of(leaf))} is not before its ragged dim"
+        )
 
 
-def _alike(leaves: Sequence[Tensor]) -> Tensor:
-    """The first of leaves that are all ragged, and in the same way."""
-    forms = {_form(leaf) for leaf in leaves}
+def _check_alike(leaves: Sequence[Tensor]) -> Tensor:
+    """Return the first leaf, after checking that all have the same layout and ragged dim."""
+    forms = {_describe_form(leaf) for leaf in leaves}
     if len(forms) > 1:
         raise ShapeError(
             f"ragged entries can only be joined with entries of the same layout and ragged dim, got {sorted(forms)}; "
@@ -545,7 +556,7 @@ def _alike(leaves: Sequence[Tensor]) -> Tensor:
     return leaves[0]
 
 
-def _form(leaf: Tensor) -> str:
+def _describe_form(leaf: Tensor) -> str:
     if not leaf.is_nested:
         return "dense"
     return f"jagged along dim {jagged_dim(leaf)}" if leaf.layout is torch.jagged else "strided"
@@ -553,10 +564,12 @@ def _form(leaf: Tensor) -> str:
 
 def _check_same_lengths(ours: Tensor, theirs: Tensor, known: bool = False) -> None:
     if not known and not (len(ours) == len(theirs) and bool((ours == theirs.to(ours.device)).all())):
-        raise ShapeError(f"the lengths of the ragged rows differ: {_shown(ours)} and {_shown(theirs)}")
+        raise ShapeError(
+            f"the lengths of the ragged rows differ: {_format_lengths(ours)} and {_format_lengths(theirs)}"
+        )
 
 
-def _shown(lengths: Tensor) -> str:
+def _format_lengths(lengths: Tensor) -> str:
     text = str(lengths[:8].tolist())
     return text if len(lengths) <= 8 else f"{text[:-1]}, ...]"
 
@@ -565,7 +578,7 @@ def _shown(lengths: Tensor) -> str:
 
 
 def elementwise(op: Callable[..., Tensor], *operands: object) -> Tensor:
-    """`op(*operands)`, where any may be a leaf and the others leaves, numbers or tensors that broadcast to it.
+    """Call `op(*operands)` on the elements of leaves. Operands are leaves, numbers, or tensors that broadcast to them.
 
     Raises:
         ShapeError: the rows of two ragged leaves differ, or a tensor does not broadcast to the rows.
@@ -574,17 +587,17 @@ def elementwise(op: Callable[..., Tensor], *operands: object) -> Tensor:
     if leaf is None:
         return op(*operands)
     form = compact(leaf)
-    values = op(*[_spread(value, form) for value in operands])
+    values = op(*[_align_elements(value, form) for value in operands])
     if values.shape != elements(form).shape:
-        raise _unfit(operands)
+        raise _broadcast_error(operands)
     return _with_elements(form, values)
 
 
 def where(condition: Tensor, ours: Any, theirs: Any) -> Tensor:
-    """`torch.where` of leaves and numbers. Where rows of ragged leaves differ, the condition has to pick whole rows.
+    """Call `torch.where` on leaves and numbers. If ragged rows differ, the condition must select whole rows.
 
     Raises:
-        ShapeError: the rows differ, and the condition picks elements of them.
+        ShapeError: the rows differ, and the condition selects single elements.
     """
     try:
         return torch.where(condition, ours, theirs)
@@ -604,37 +617,37 @@ def where(condition: Tensor, ours: Any, theirs: Any) -> Tensor:
 
 
 def in_place(leaf: Tensor, *operands: object) -> tuple[list[Any], Callable[[], None] | None]:
-    """Plain tensors and numbers in place of a ragged leaf and what stands beside it, to write into the first of them.
+    """Return plain tensors and numbers for a ragged leaf and its other operands, so that `op` can write into the first.
 
     Returns:
-        these, and what has to be called behind the operation when the first is a copy of the elements of the leaf:
-        those of a leaf with holes do not lie together.
+        the operands, and a function to call after the operation, or `None`. A leaf with holes is written as a copy of
+        its elements, and the function copies the result back.
 
     Raises:
         ShapeError: the rows of two ragged leaves differ, or a tensor does not broadcast to the rows.
     """
     refuse_stored(leaf)
     form = compact(leaf)
-    values = [elements(form), *[_spread(value, form) for value in operands]]
+    values = [elements(form), *[_align_elements(value, form) for value in operands]]
     shapes = [value.shape for value in values if isinstance(value, Tensor)]
     if torch.broadcast_shapes(*shapes) != shapes[0]:  # type: ignore[no-untyped-call]
-        raise _unfit((leaf, *operands))
+        raise _broadcast_error((leaf, *operands))
     if is_compact(leaf):
         return values, None
     return values, partial(_copy_all, list(leaf.unbind()), list(form.unbind()))
 
 
-def _unfit(operands: Sequence[Any]) -> ShapeError:
+def _broadcast_error(operands: Sequence[Any]) -> ShapeError:
     shapes = " and ".join(str(list(shape_of(value))) for value in operands if isinstance(value, Tensor))
     return ShapeError(f"shapes {shapes} do not broadcast to that of the ragged entry")
 
 
-def _spread(value: object, form: Tensor) -> Any:
-    """The elements of `value` so that they meet those of `form`, a compact ragged leaf."""
+def _align_elements(value: object, form: Tensor) -> Any:
+    """Return the elements of `value`, aligned with the elements of `form`, a compact ragged leaf."""
     if value is form or not isinstance(value, Tensor) or not value.ndim:
         return elements(form) if value is form else value
     if value.is_nested:
-        return _matched(value, form)
+        return _match_rows(value, form)
     if value.ndim > form.ndim:
         raise ShapeError(f"a tensor of shape {list(value.shape)} has more dims than a ragged entry, {form.ndim}")
     value = value.reshape((*[1] * (form.ndim - value.ndim), *value.shape))
@@ -655,8 +668,8 @@ def _spread(value: object, form: Tensor) -> Any:
     return repeated.movedim(0, ragged - 1)
 
 
-def _matched(value: Tensor, form: Tensor) -> Tensor:
-    """The elements of a ragged leaf whose rows are those of `form`, in the order of its elements."""
+def _match_rows(value: Tensor, form: Tensor) -> Tensor:
+    """Return the elements of a ragged leaf in the order of `form`'s elements. Both must have rows of the same sizes."""
     if value.layout is form.layout is torch.jagged and jagged_dim(value) == jagged_dim(form):
         _check_same_lengths(_row_lengths(form), _row_lengths(value), offsets_of(value) is offsets_of(form))
         return elements(value)
@@ -669,32 +682,34 @@ def _matched(value: Tensor, form: Tensor) -> Tensor:
 
 
 def like(value: Tensor, leaf: Tensor) -> Tensor:
-    """The rows of one ragged leaf in the layout of another with the same rows: torch takes them for the same shape.
+    """Convert a ragged leaf to the layout of another leaf with the same rows, so that torch finds their shapes equal.
 
     Raises:
-        ShapeError: `value` is not ragged, or its rows are not of the same shapes.
+        ShapeError: `value` is not ragged, or its rows have other shapes.
     """
     if not is_ragged(value):
-        raise ShapeError(f"shape {list(value.shape)} is not that of a ragged entry, {list(shape_of(leaf))}")
-    values = _matched(value, compact(leaf))
+        raise ShapeError(
+            f"a dense value of shape {list(value.shape)} does not fit a ragged entry of shape {list(shape_of(leaf))}"
+        )
+    values = _match_rows(value, compact(leaf))
     if leaf.layout is torch.jagged and lengths_of(leaf) is not None:
-        positions = _known(RaggedRows(_ALL, copy=True).part(leaf).positions)
+        positions = _require_positions(RaggedRows(_ALL, copy=True).part(leaf).positions)
         values = torch.zeros_like(leaf.values()).index_copy(jagged_dim(leaf) - 1, positions, values)
     return _with_elements(leaf, values)
 
 
 def in_row_order(leaf: Tensor) -> Tensor:
-    """The elements of a ragged leaf, flat, each row behind the other in C order."""
+    """Return the elements of a ragged leaf as a flat tensor, row after row in C order."""
     if leaf.layout is torch.jagged and jagged_dim(leaf) > 1 and leaf.size(0):
         return torch.cat([row.reshape(-1) for row in leaf.unbind()])
     return elements(leaf).reshape(-1)
 
 
 def copies(target: Tensor, value: Tensor) -> tuple[list[Tensor], list[Tensor]]:
-    """Plain tensors, and those to copy into them, that together copy the rows of a nested tensor into another one.
+    """Return lists of targets and sources: plain tensors to copy, in order to copy one nested tensor into another.
 
     Raises:
-        ShapeError: `value` is not ragged, or its rows are not of the same shapes.
+        ShapeError: `value` is not ragged, or its rows have other shapes.
     """
     if not is_ragged(value):
         raise ShapeError(
@@ -702,21 +717,22 @@ def copies(target: Tensor, value: Tensor) -> tuple[list[Tensor], list[Tensor]]:
             f"{list(value.shape)}"
         )
     form = compact(target)
-    source = _matched(value, form)
+    source = _match_rows(value, form)
     if is_compact(target):
         return [elements(target)], [source]
     return list(target.unbind()), list(value.unbind())
 
 
 def assignment(leaf: Tensor, at: object, value: object) -> Callable[[], Any]:
-    """Check that `value` can be assigned to the part of a ragged leaf at an index; what is returned does it, in place.
+    """Check that `value` fits the indexed part of a ragged leaf, and return a function that assigns it in place.
 
-    RaggedRows keep their lengths, as whatever is assigned in place keeps its shape.
+    Rows keep their lengths, because an in-place assignment never changes a shape.
 
     Args:
         leaf: the ragged leaf.
         at: an output of `leaf_index`.
-        value: a number, a tensor that broadcasts to every row taken, or a nested tensor of rows of the same shapes.
+        value: a number, a tensor that broadcasts to every selected row, or a nested tensor with rows of the same
+            shapes.
 
     Raises:
         ShapeError: the value does not fit.
@@ -727,29 +743,29 @@ def assignment(leaf: Tensor, at: object, value: object) -> Callable[[], Any]:
     if isinstance(value, Tensor):
         value = value.to(leaf.device, leaf.dtype)
     if index.rows is None:
-        return _copies([leaf[index.head][index.rest]], [value])
+        return _plan_copies([leaf[index.head][index.rest]], [value])
     if leaf.layout is torch.jagged and not index.rest and (is_ragged(value) or not isinstance(value, Tensor)):
         rows = RaggedRows(index.head, copy=True)
         part = rows.part(leaf)
-        dim, positions = jagged_dim(leaf) - 1, _known(part.positions)
+        dim, positions = jagged_dim(leaf) - 1, _require_positions(part.positions)
         if not isinstance(value, Tensor):
             return partial(leaf.values().index_fill_, dim, positions, value)
-        return partial(leaf.values().index_copy_, dim, positions, _matched(value, rows(leaf)))
+        return partial(leaf.values().index_copy_, dim, positions, _match_rows(value, rows(leaf)))
     places = index.places(leaf)
-    return _copies(places, _row_values(value, places))
+    return _plan_copies(places, _split_rows(value, places))
 
 
-def _row_values(value: object, places: list[Tensor]) -> list[Any]:
-    """What each row is assigned: its own part of the value, or the same one as all others."""
+def _split_rows(value: object, places: list[Tensor]) -> list[Any]:
+    """Return the value for each row: its own part of `value`, or the same value for all rows."""
     if is_ragged(value) or (places and isinstance(value, Tensor) and value.ndim > places[0].ndim):
         parts = list(value.unbind())
         if len(parts) != len(places):
-            raise ShapeError(f"{len(parts)} rows cannot be assigned to {len(places)}")
+            raise ShapeError(f"a value with {len(parts)} rows cannot be assigned to {len(places)} rows")
         return parts
     return [value] * len(places)
 
 
-def _copies(places: list[Tensor], values: list[Any]) -> Callable[[], None]:
+def _plan_copies(places: list[Tensor], values: list[Any]) -> Callable[[], None]:
     for row, (place, value) in enumerate(zip(places, values, strict=True)):
         if isinstance(value, Tensor):
             try:
@@ -767,10 +783,10 @@ def _copy_all(targets: list[Tensor], values: list[Any]) -> None:
         target.copy_(value) if isinstance(value, Tensor) else target.fill_(value)
 
 
-def padded(leaf: Tensor, padding: float = 0.0) -> Tensor:
-    """A plain tensor with the rows of a ragged leaf, all made as long as the longest with `padding` at the end."""
+def pad(leaf: Tensor, padding: float = 0.0) -> Tensor:
+    """Return a plain tensor with the rows of a ragged leaf, all padded at the end to the longest length."""
     if leaf.layout is not torch.jagged or jagged_dim(leaf) == 1:
-        # Torch does this for some dtypes and not where there are holes; of other ragged dims it finds no gradient.
+        # Torch pads only some dtypes, and no leaves with holes. With other ragged dims, it computes no gradient.
         with contextlib.suppress(*REFUSALS):
             dense: Tensor = torch.nested.to_padded_tensor(leaf, padding)
             return dense
@@ -779,19 +795,19 @@ def padded(leaf: Tensor, padding: float = 0.0) -> Tensor:
     if leaf.layout is torch.jagged:
         ragged = jagged_dim(leaf)
         flat, sizes = flat.movedim(ragged - 1, 0), sizes[:, ragged - 1 : ragged]
-    mask = _mask(sizes).to(leaf.device)
+    mask = _make_mask(sizes).to(leaf.device)
     out = flat.new_full((*mask.shape, *flat.shape[1:]), padding)
     out[mask] = flat
     return out.movedim(1, ragged)
 
 
 def valid(leaf: Tensor, ndim: int) -> Tensor:
-    """Where the first `ndim` dims of a padded leaf hold elements of the ragged one, as a bool tensor."""
-    return _mask(row_sizes(leaf)[:, : ndim - 1]).to(leaf.device)
+    """Return a mask of the first `ndim` dims of a padded leaf: True for elements, False for padding."""
+    return _make_mask(row_sizes(leaf)[:, : ndim - 1]).to(leaf.device)
 
 
-def _mask(sizes: Tensor) -> Tensor:
-    """Which places of a tensor that is large enough for rows of these sizes belong to them."""
+def _make_mask(sizes: Tensor) -> Tensor:
+    """Return a mask that is True for the elements of rows of these sizes, in a tensor that is large enough for all."""
     longest = sizes.amax(0).tolist() if len(sizes) else [0] * sizes.shape[1]
     mask = torch.ones((len(sizes), *longest), dtype=torch.bool)
     for dim, longest_here in enumerate(longest):

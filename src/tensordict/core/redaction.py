@@ -1,6 +1,6 @@
-"""Secrets in URLs, options and texts: where they stand, and the same without them.
+"""Find secrets in URLs, options and texts, and replace them by `***`.
 
-A password, a key, a token or a signature is replaced by `***` in everything that this package writes or shows.
+Everything that this package prints, logs or writes goes through here: passwords, keys, tokens and signatures.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ from urllib.parse import unquote
 
 HIDDEN = "***"
 
-# Parameters of a query: signatures and credentials of presigned URLs, tokens, passwords, keys of an API.
+# Query parameters with secrets: signatures and credentials of presigned URLs, tokens, passwords, API keys.
 _PARAMETER = (
     r"[\w.%-]*(?:signature|credential|token|secret|passw|passphrase|api[-_]?key|access[-_]?key|auth(?!or)|jwt|session)[\w.%-]*"
     r"|sig|sas|hmac|key|pwd|pw|policy|key-pair-id|googleaccessid"
 )
 _QUERY = re.compile(rf"(?P<name>[?&;#](?:{_PARAMETER})=)(?P<secret>[^&;#\s'\"<>]+)", re.IGNORECASE)
-# The user and the password before a host. A key of S3 may have slashes in it.
+# User and password before a host. A key of S3 may contain slashes.
 _AUTHORITY = re.compile(
     r"(?P<scheme>\b[A-Za-z][A-Za-z0-9+.-]+://)(?P<secret>[^\s'\"<>/?#]*|[^\s'\"<>/?#:@\[]+:(?!\d*/)[^\s'\"<>?#@]*)@"
 )
-# A user without a password is the name of a container (`abfss://container@account`), but for HTTP it may be a token.
+# A user without a password is usually the name of a container (`abfss://container@account`). In HTTP it may be a token.
 _MAY_BE_A_TOKEN = ("http://", "https://")
 
 _OPTION = re.compile(
@@ -30,14 +30,14 @@ _OPTION = re.compile(
     r"|api[-_]?key|access[-_]?key|account[-_]?key|customer[-_]?key|(^|_)key(_id)?$|^pkey$|^pw$",
     re.IGNORECASE,
 )
-# Values that name the way to a secret, or say that no secret is needed.
+# Option values that name a way to find a secret, or say that no secret is needed.
 _WAYS = frozenset({"anon", "cloud", "cache", "browser", "google_default", "default", "environment", "auto"})
-# Shorter values would take innocent letters out of a text.
+# Shorter secrets are not replaced, because they would match ordinary text.
 _SHORTEST = 4
 
 
 def redact(text: str, secrets: Iterable[str] = ()) -> str:
-    """Replace the secrets of the URLs in a text, and each of `secrets`, by `***`.
+    """Replace the secrets in all URLs of a text, and each of `secrets`, by `***`.
 
     Example:
         >>> from tensordict.core.redaction import redact
@@ -59,7 +59,7 @@ def _without_user(found: re.Match[str]) -> str:
 
 
 def secrets_of_url(url: str) -> list[str]:
-    """The secrets in a URL, as they stand there and decoded."""
+    """Return the secrets in a URL, both as written and decoded."""
     found = [match["secret"] for match in _QUERY.finditer(url)]
     user = _AUTHORITY.match(url)
     if user is not None and _without_user(user) != user[0]:
@@ -69,9 +69,9 @@ def secrets_of_url(url: str) -> list[str]:
 
 
 def is_secret(name: str, value: object) -> bool:
-    """Tell whether an option is a secret: its name says so, or its value is a URL with a secret in it.
+    """Return whether an option is a secret: by its name, or because its value is a URL with a secret.
 
-    An option that says where a secret is found (`token="/home/me/key.json"`, `"google_default"`) is none.
+    The location of a secret is not a secret itself (`token="/home/me/key.json"`, `"google_default"`).
     """
     if isinstance(value, str) and redact(value) != value:
         return True
@@ -81,7 +81,7 @@ def is_secret(name: str, value: object) -> bool:
 
 
 def secrets_of_options(options: Mapping[str, Any], above: str = "") -> dict[str, Any]:
-    """The secrets in options, also in nested ones, by names such as `client_kwargs.password`."""
+    """Return the secrets in options by name, including nested options, such as `client_kwargs.password`."""
     found: dict[str, Any] = {}
     for name, value in options.items():
         path = f"{above}{name}"
@@ -92,10 +92,10 @@ def secrets_of_options(options: Mapping[str, Any], above: str = "") -> dict[str,
     return found
 
 
-def redacted_options(options: Mapping[str, Any]) -> dict[str, Any]:
+def redact_options(options: Mapping[str, Any]) -> dict[str, Any]:
     """Replace each secret in options by `***`."""
     found: dict[str, Any] = {}
     for name, value in options.items():
-        inner = redacted_options(value) if isinstance(value, Mapping) else value
+        inner = redact_options(value) if isinstance(value, Mapping) else value
         found[name] = HIDDEN if is_secret(str(name), value) else inner
     return found

@@ -1,4 +1,4 @@
-"""Whether what is written to a file may replace a tensor that it has by one of another shape or dtype."""
+"""A context that lets writes to a file replace a tensor by one with another shape or dtype."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ _REPLACING = ContextVar("tensordict.replacing", default=False)
 
 
 def is_replacing() -> bool:
-    """Whether the caller asked for tensors to be replaced."""
+    """Return whether the current context allows tensors to be replaced."""
     return _REPLACING.get()
 
 
 def replacing() -> AbstractContextManager[None]:
-    """A block in which tensors are replaced, and not written into; compiled code writes to no file and needs none."""
+    """Return a block that replaces tensors instead of writing into them. It does nothing in compiled code."""
     return nullcontext() if torch.compiler.is_dynamo_compiling() else _replacing()
 
 

@@ -1,4 +1,4 @@
-"""Settings of the package: what holds for the whole program, or for a block of it."""
+"""Settings for the whole program, or for a `with` block."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ _get_defaults_to_none = True
 
 
 def set_get_defaults_to_none(set_to_none: bool = True) -> None:
-    """Choose what `get(key)` without a default does for a missing key.
+    """Choose the result of `get(key)` for a missing key when no default is given.
 
     Args:
-        set_to_none: `True` (the initial state) makes it return `None`, `False` makes it raise `KeyError`.
+        set_to_none: `True` (the initial state) returns `None`; `False` raises `KeyError`.
 
     Example:
         >>> import tensordict
@@ -34,9 +34,9 @@ def set_get_defaults_to_none(set_to_none: bool = True) -> None:
 
 
 def get_defaults_to_none(set_to_none: bool = True) -> bool:
-    """Whether `get(key)` returns `None` for a missing key when no default is given.
+    """Return whether `get(key)` returns `None` for a missing key when no default is given.
 
-    The argument is accepted for compatibility with the public signature and has no effect.
+    The argument exists for compatibility with the public signature, and has no effect.
     """
     return _get_defaults_to_none
 
@@ -45,14 +45,14 @@ def get_defaults_to_none(set_to_none: bool = True) -> bool:
 
 
 class _Modes(threading.local):
-    """The modes of the blocks that this thread is in."""
+    """The modes of the blocks that this thread is in, innermost last."""
 
     def __init__(self) -> None:
         self.stack: list[bool] = []
 
 
 class _Switch(internals.Decorator):
-    """A setting that is on or off: for a block of one thread, or, with `set()`, for the rest of the program."""
+    """The base of on/off settings: for a block of one thread, or, with `set()`, for the rest of the program."""
 
     _blocks: _Modes
     _chosen: bool | None
@@ -64,7 +64,7 @@ class _Switch(internals.Decorator):
         self._mode = mode
 
     def set(self) -> None:
-        """Make the choice for the rest of the program; inside a block, until that block ends."""
+        """Apply the choice to the rest of the program; inside a block, to the rest of that block."""
         if self._blocks.stack:
             self._blocks.stack[-1] = self._mode
         else:
@@ -76,7 +76,7 @@ class _Switch(internals.Decorator):
         return stack[-1] if stack else cls._chosen
 
     def clone(self) -> _Switch:
-        """The same choice again, as the decorator needs it for every call."""
+        """Return a copy with the same choice; a decorated function uses a new one for every call."""
         return type(self)(self._mode)
 
     def __enter__(self) -> None:
@@ -89,10 +89,10 @@ class _Switch(internals.Decorator):
 
 
 def from_environment(name: str) -> bool | None:
-    """What an environment variable says, if it is set.
+    """Read an on/off environment variable; `None` if it is not set.
 
     Raises:
-        ValueError: it is neither on nor off.
+        ValueError: its value means neither on nor off.
     """
     value = os.environ.get(name)
     if value is None:
@@ -106,29 +106,27 @@ def from_environment(name: str) -> bool | None:
 
 # --- lazy results of `torch.stack` and of the shape methods -----------------------------------------------------------
 
-# Whether `lazy_legacy()` may hold in some thread: the one global that an operation reads while it holds nowhere.
+# True if any thread may be in `lazy_legacy()` mode. While it is False, operations skip the check of their own thread.
 lazy_legacy_possible = False
 
-_open_blocks = 0  # those that ask for lazy results, in all threads
+_open_blocks = 0  # blocks that ask for lazy results, in all threads
 _changing = threading.Lock()
 
 
 class set_lazy_legacy(_Switch):  # a function to its callers, as in torch
     """Choose whether `torch.stack` and the shape methods give lazy results, for a `with` block or a decorated function.
 
-    With it on, stacking containers gives a lazy stack, and `view`, `permute`, `transpose`, `squeeze` and `unsqueeze`
-    give a :class:`~tensordict.LazyView`, through which new entries and writes reach the container that it was
-    made from. It is off when a program starts.
+    When on, stacking containers gives a lazy stack. `view`, `permute`, `transpose`, `squeeze` and `unsqueeze` give a
+    :class:`~tensordict.LazyView`, which passes new entries and writes on to its source. Initially off.
 
-    A block concerns the thread that it is in, as torch's grad mode does. `set_lazy_legacy(mode).set()` makes the choice
-    for the rest of the program and all its threads; inside a block, until that block ends.
+    A block affects its own thread only, like torch's grad mode. `set_lazy_legacy(mode).set()` makes the choice for the
+    rest of the program and all threads; inside a block, until that block ends.
 
     Args:
         mode: whether results are lazy.
 
     Raises:
         TypeError: `mode` is not a bool.
-
     Example:
         >>> import torch
         >>> from tensordict import TensorDict, set_lazy_legacy
@@ -144,7 +142,7 @@ class set_lazy_legacy(_Switch):  # a function to its callers, as in torch
     _chosen = None
 
     def set(self) -> None:
-        """Make the choice for the rest of the program; inside a block, until that block ends."""
+        """Apply the choice to the rest of the program; inside a block, to the rest of that block."""
         stack = self._blocks.stack
         before = stack[-1] if stack else self._mode
         super().set()
@@ -164,10 +162,10 @@ class set_lazy_legacy(_Switch):  # a function to its callers, as in torch
 
 
 def lazy_legacy(allow_none: bool = False) -> bool | None:
-    """Whether `torch.stack` and the shape methods give lazy results here; see :class:`set_lazy_legacy`.
+    """Return whether `torch.stack` and the shape methods give lazy results here; see :class:`set_lazy_legacy`.
 
     Args:
-        allow_none: return `None` instead of `False` while nobody has chosen.
+        allow_none: return `None` instead of `False` if no choice was made.
 
     Example:
         >>> from tensordict import lazy_legacy, set_lazy_legacy
@@ -180,24 +178,24 @@ def lazy_legacy(allow_none: bool = False) -> bool | None:
 
 
 def _change(blocks: int) -> None:
-    """Count blocks that ask for lazy results in or out, and note whether anyone does."""
+    """Add `blocks` to the number of blocks that ask for lazy results, and update `lazy_legacy_possible`."""
     global _open_blocks, lazy_legacy_possible
     with _changing:
         _open_blocks += blocks
         lazy_legacy_possible = _open_blocks > 0 or bool(set_lazy_legacy._chosen)
 
 
-# --- values that are no tensors ---------------------------------------------------------------------------------------
+# --- non-tensor values ------------------------------------------------------------------------------------------------
 
 
 class set_capture_non_tensor_stack(_Switch):  # a function to its callers, as in torch
-    """Choose whether the stack of equal `NonTensorData` is one of them, for a `with` block or a decorated function.
+    """Choose the stack of equal `NonTensorData`, for a `with` block or a decorated function.
 
-    When a program starts the stack is always a `NonTensorStack`. A block concerns the thread that it is in;
+    Initially, such a stack is always a `NonTensorStack`. A block affects its own thread only.
     `set_capture_non_tensor_stack(mode).set()` makes the choice for the rest of the program.
 
     Args:
-        mode: `True` for one `NonTensorData` with the value that all have, `False` for a `NonTensorStack`.
+        mode: `True` gives one `NonTensorData` with the common value, `False` gives a `NonTensorStack`.
 
     Raises:
         TypeError: `mode` is not a bool.
@@ -215,14 +213,13 @@ class set_capture_non_tensor_stack(_Switch):  # a function to its callers, as in
 
 
 class set_list_to_stack(_Switch):  # a function to its callers, as in torch
-    """Choose what becomes of a list that is no array of numbers, for a `with` block or a decorated function.
+    """Choose how to store a list that is not an array of numbers, for a `with` block or a decorated function.
 
-    A block concerns the thread that it is in; `set_list_to_stack(mode).set()` makes the choice for the rest of the
-    program.
+    A block affects its own thread only. `set_list_to_stack(mode).set()` makes the choice for the rest of the program.
 
     Args:
-        mode: `True` (when a program starts) for a `NonTensorStack`, whose first batch dim runs over the list; `False`
-            for one `NonTensorData` that holds the list.
+        mode: `True` (initially) gives a `NonTensorStack`, whose first batch dim runs over the list. `False` gives one
+            `NonTensorData` that holds the list.
 
     Raises:
         TypeError: `mode` is not a bool.
@@ -241,10 +238,10 @@ class set_list_to_stack(_Switch):  # a function to its callers, as in torch
 
 
 def capture_non_tensor_stack(allow_none: bool = False) -> bool | None:
-    """Whether the stack of equal `NonTensorData` is one of them; see :class:`set_capture_non_tensor_stack`.
+    """Return whether a stack of equal `NonTensorData` becomes one of them; see :class:`set_capture_non_tensor_stack`.
 
     Args:
-        allow_none: return `None` instead of `False` while nobody has chosen.
+        allow_none: return `None` instead of `False` if no choice was made.
 
     Example:
         >>> from tensordict import capture_non_tensor_stack
@@ -256,10 +253,10 @@ def capture_non_tensor_stack(allow_none: bool = False) -> bool | None:
 
 
 def list_to_stack(allow_none: bool = False) -> bool | None:
-    """Whether a list that is no array of numbers becomes a stack of values; see :class:`set_list_to_stack`.
+    """Return whether a list that is not an array of numbers becomes a stack of values; see :class:`set_list_to_stack`.
 
     Args:
-        allow_none: return `None` instead of `True` while nobody has chosen.
+        allow_none: return `None` instead of `True` if no choice was made.
 
     Example:
         >>> from tensordict import list_to_stack
@@ -274,17 +271,18 @@ def list_to_stack(allow_none: bool = False) -> bool | None:
 
 
 class set_kernel_memory_info(_Switch):  # a function to its callers, as in torch
-    """Choose whether the kernel is asked about memory, for a `with` block or a decorated function.
+    """Choose whether the package asks the kernel about memory, for a `with` block or a decorated function.
 
-    The kernel says which file lies behind shared memory, so that it is mapped again instead of copied; which pages of
-    a map were written to, so that only these go to another process; and which pages of a file are in memory, so that
-    the others are fetched all at once. Without all this results are the same, with more copies and in more time.
+    The kernel tells which file lies behind shared memory, so that it is mapped again instead of copied. It tells which
+    pages of a map were written to, so that only these go to another process. It tells which pages of a file are in
+    memory, so that all others are fetched at once. Without its answers, results are the same, with more copies and in
+    more time.
 
-    It is on when a program starts, unless the environment variable `TENSORDICT_KERNEL_MEMORY_INFO` is `0`. A block
-    concerns the thread that it is in; `set_kernel_memory_info(mode).set()` makes the choice for all of the program.
+    Initially on, unless the environment variable `TENSORDICT_KERNEL_MEMORY_INFO` is `0`. A block affects its own thread
+    only. `set_kernel_memory_info(mode).set()` makes the choice for the rest of the program.
 
     Args:
-        mode: whether the kernel is asked.
+        mode: whether to ask the kernel.
 
     Raises:
         TypeError: `mode` is not a bool.
@@ -301,6 +299,6 @@ class set_kernel_memory_info(_Switch):  # a function to its callers, as in torch
 
 
 def kernel_memory_info() -> bool:
-    """Whether the kernel is asked about memory; see :class:`set_kernel_memory_info`."""
+    """Return whether the package asks the kernel about memory; see :class:`set_kernel_memory_info`."""
     mode = set_kernel_memory_info._current()
     return True if mode is None else mode

@@ -1,4 +1,4 @@
-"""Sizes and dims as users write them, in the form that the walks need."""
+"""Check and convert the sizes and dims that users pass to methods, and compute the resulting batch sizes."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ _NO_DIMS = torch.Size(())
 
 
 def as_size(size: Any) -> torch.Size:
-    """A batch size from an int, a sequence of ints, a `torch.Size` or `None` (no batch dims).
+    """Convert an int, a sequence of ints, a `torch.Size` or `None` (no batch dims) to a batch size.
 
     Raises:
-        TypeError: when it is none of these.
-        ValueError: when a dim is negative.
+        TypeError: `size` is none of these.
+        ValueError: a dim is negative.
     """
     kind = type(size)
     if kind is torch.Size:
@@ -33,16 +33,17 @@ def as_size(size: Any) -> torch.Size:
             raise TypeError(f"a batch size is an int or a sequence of ints, got {size!r} of type {kind.__name__}")
     out = torch.Size(size)
     for length in out:
-        # -1 stands for the ragged dim of a nested tensor, which is never its first.
+        # -1 stands for the ragged dim of a nested tensor, which is never the first dim.
         if length < 0 and (length != -1 or out[0] == -1):
-            raise ValueError(f"a batch size has no negative dims, got {list(out)}")
+            raise ValueError(f"a batch size cannot have negative dims, got {list(out)}")
     return out
 
 
 class PerNdim(dict[int, tuple[int, ...]]):
-    """The int arguments of one operation, made once per number of dims that the leaves have.
+    """Caches the int arguments of an operation, computed once per number of dims of the leaves.
 
-    Torch takes them unpacked, `v.expand(*args[v.dim()])`: a tuple or `torch.Size` argument costs 0.5 to 1.5 us more.
+    They are passed unpacked, as in `v.expand(*args[v.dim()])`. Passing a tuple or `torch.Size` costs 0.5 to 1.5 us
+    more.
     """
 
     def __init__(self, make: Callable[[int], tuple[int, ...]]) -> None:
@@ -55,11 +56,11 @@ class PerNdim(dict[int, tuple[int, ...]]):
 
 
 def as_dim(dim: Any, ndim: int) -> int:
-    """`dim` counted from the front, for a container with `ndim` batch dims.
+    """Convert a dim of a container with `ndim` batch dims to a non-negative dim.
 
     Raises:
-        IndexError: when it is out of range.
-        TypeError: when it is not an int.
+        IndexError: the dim is out of range.
+        TypeError: the dim is not an int.
     """
     if type(dim) is not int:
         if isinstance(dim, bool):
@@ -80,14 +81,14 @@ def as_dim(dim: Any, ndim: int) -> int:
 
 
 def as_new_dim(dim: object, ndim: int) -> int:
-    """The position of a dim that is to be added to `ndim` batch dims, counted from the front; raises as `as_dim`."""
+    """Convert the position of a new dim among `ndim` batch dims to a non-negative one; raises like `as_dim`."""
     if type(dim) is int and not -ndim - 1 <= dim <= ndim:
         raise DimError(f"dim {dim} is out of range: a dim added to {ndim} batch dims can be at {-ndim - 1} to {ndim}")
     return dim if type(dim) is int and dim >= 0 else as_dim(dim, ndim + 1)
 
 
 def as_dims(dims: Any, ndim: int) -> tuple[int, ...]:
-    """An int or a sequence of ints as distinct dims counted from the front; raises as `as_dim`."""
+    """Convert an int or a sequence of ints to distinct non-negative dims; raises like `as_dim`."""
     if isinstance(dims, int):
         return (as_dim(dims, ndim),)
     items = tuple(dims)
@@ -98,10 +99,10 @@ def as_dims(dims: Any, ndim: int) -> tuple[int, ...]:
 
 
 def as_ints(args: tuple[Any, ...], keyword: object = None, what: str = "size") -> tuple[int, ...]:
-    """The ints of `f(1, 2)`, `f((1, 2))` or `f(size=(1, 2))`.
+    """Collect the ints of the calls `f(1, 2)`, `f((1, 2))` or `f(size=(1, 2))`.
 
     Raises:
-        TypeError: when nothing was given, when both were, or when the items are not ints.
+        TypeError: no ints were given, or both by position and by keyword, or the items are not ints.
     """
     if keyword is not None:
         if args:
@@ -119,11 +120,11 @@ def as_ints(args: tuple[Any, ...], keyword: object = None, what: str = "size") -
     return args
 
 
-def inferred(shape: tuple[int, ...], size: torch.Size) -> torch.Size:
-    """`shape` with its `-1`, if any, filled in, as a new form of a batch of size `size`.
+def infer_shape(shape: tuple[int, ...], size: torch.Size) -> torch.Size:
+    """Fill in the `-1` of `shape`, if any, as the new shape of a batch of size `size`.
 
     Raises:
-        RuntimeError: when the number of elements differs.
+        RuntimeError: the numbers of elements differ.
     """
     count = size.numel()
     if shape == (-1,):
@@ -144,11 +145,11 @@ def inferred(shape: tuple[int, ...], size: torch.Size) -> torch.Size:
     raise ShapeError(f"shape {list(shape)} is invalid for a batch size {list(size)} of {count} elements")
 
 
-def expanded(shape: tuple[int, ...], size: torch.Size) -> torch.Size:
-    """The size that expanding a batch of size `size` to `shape` gives; `-1` keeps a dim.
+def expand_size(shape: tuple[int, ...], size: torch.Size) -> torch.Size:
+    """Return the size after expanding a batch of size `size` to `shape`; `-1` keeps a dim.
 
     Raises:
-        RuntimeError: when the sizes do not allow it.
+        RuntimeError: the size cannot be expanded to this shape.
     """
     extra = len(shape) - len(size)
     if extra < 0:
@@ -167,15 +168,15 @@ def expanded(shape: tuple[int, ...], size: torch.Size) -> torch.Size:
 
 
 def permutation(dims: tuple[int, ...], ndim: int) -> tuple[int, ...]:
-    """`dims` counted from the front, checked to name each of `ndim` batch dims once."""
+    """Convert `dims` to non-negative dims, and check that they name each of `ndim` batch dims once."""
     order = as_dims(dims, ndim)
     if len(order) != ndim:
         raise ShapeError(f"a permutation names each of the {ndim} batch dims once, got {dims}")
     return order
 
 
-def moved(source: object, destination: object, ndim: int) -> tuple[int, ...]:
-    """The permutation that `movedim(source, destination)` stands for."""
+def move_dims(source: object, destination: object, ndim: int) -> tuple[int, ...]:
+    """Convert the arguments of `movedim` to a permutation."""
     origins = as_dims(source, ndim)
     targets = as_dims(destination, ndim)
     if len(origins) != len(targets):
@@ -186,13 +187,13 @@ def moved(source: object, destination: object, ndim: int) -> tuple[int, ...]:
 
 
 def swapped_pair(order: tuple[int, ...]) -> tuple[int, int] | None:
-    """The two dims that a permutation swaps, or `None` when it does anything else."""
+    """Return the two dims that a permutation swaps; `None` for any other permutation."""
     moves = [i for i, dim in enumerate(order) if i != dim]
     return (moves[0], moves[1]) if len(moves) == 2 else None
 
 
 def joined_size(items: Sequence[Any], dim: int, stacked: bool) -> torch.Size:
-    """The batch size of the stack of containers along a new dim, or of their concatenation along one that they have."""
+    """Return the batch size of stacked containers, or of containers concatenated along `dim`."""
     size = list(items[0]._batch_size)
     if stacked:
         size.insert(dim, len(items))
@@ -202,27 +203,27 @@ def joined_size(items: Sequence[Any], dim: int, stacked: bool) -> torch.Size:
 
 
 def with_dim(size: torch.Size, dim: int, length: int) -> torch.Size:
-    """`size` with the dim at `dim` set to `length`."""
+    """Return `size` with its dim `dim` set to `length`."""
     sizes = list(size)
     sizes[dim] = length
     return torch.Size(sizes)
 
 
 def split_lengths(length: int, split_size: object) -> list[int]:
-    """The lengths of the pieces that `split(split_size)` cuts a dim of `length` into.
+    """Return the lengths of the pieces that `split(split_size)` makes of a dim of `length`.
 
-    An integer tensor without dims is an int, one of one dim is a list of ints.
+    An integer tensor without dims counts as an int, a one-dimensional one as a list of ints.
 
     Raises:
-        TypeError: when `split_size` is neither an int nor a sequence of ints.
-        ValueError: when the int is not positive, or the ints do not add up to `length`.
+        TypeError: `split_size` is neither an int nor a sequence of ints.
+        ValueError: the int is not positive, or the ints do not add up to `length`.
     """
     if isinstance(split_size, torch.Tensor) and split_size.dim() < 2 and split_size.dtype is not torch.bool:
         split_size = split_size.tolist()
     if isinstance(split_size, int):
         if split_size <= 0:
             raise ShapeError(f"split_size must be positive, got {split_size}")
-        # Counted by comparisons: `[split_size] * count` would fix the sizes of a graph, and Dynamo knows no `divmod`.
+        # Counted in a loop: `[split_size] * count` would fix the sizes of a compiled graph, and Dynamo lacks `divmod`.
         lengths = []
         while length > split_size:
             lengths.append(split_size)
@@ -241,16 +242,16 @@ def split_lengths(length: int, split_size: object) -> list[int]:
 
 
 def even_lengths(length: int, sections: int) -> list[int]:
-    """The lengths of `sections` pieces that differ by one at most, the longer ones first."""
+    """Return the lengths of `sections` pieces that differ by at most one, longer pieces first."""
     if sections <= 0:
         raise ShapeError(f"the number of sections must be positive, got {sections}")
-    # Not `divmod`, which compiled code cannot do with sizes that vary.
+    # No `divmod`: compiled code does not support it for varying sizes.
     short, longer = length // sections, length % sections
     return [short + 1] * longer + [short] * (sections - longer)
 
 
 def nested_lists(values: Sequence[Any], size: Sequence[int]) -> Any:
-    """Values in nested lists whose levels are the dims of `size`; the one value when there are none."""
+    """Arrange values in nested lists whose levels are the dims of `size`; return the single value for no dims."""
     if not size:
         return values[0]
     step = math.prod(size[1:])
@@ -258,5 +259,5 @@ def nested_lists(values: Sequence[Any], size: Sequence[int]) -> Any:
 
 
 def broadcasts_to(size: Sequence[int], target: Sequence[int]) -> bool:
-    """Whether a tensor of this size broadcasts to the target, which stays what it is."""
+    """Return whether a tensor of this size broadcasts to `target` without enlarging it."""
     return len(size) <= len(target) and all(a in (1, b) for a, b in zip(size[::-1], target[::-1], strict=False))

@@ -1,8 +1,8 @@
-"""Everything private that this package takes from torch: no other module names it.
+"""All private names of torch that this package uses, each with a substitute; no other module names one.
 
-Each name has a substitute, so that the package is imported on a torch that lacks the name. The substitute is slower, or
-raises an error that names the feature. :data:`LACKING` tells what is lost on this torch. What a subclass of a class of
-torch may use of its base, such as `_parameters` of a module, is not gathered here.
+Because of the substitutes, the package can be imported on a torch that lacks a name. A substitute is slower, or raises
+an error that names the missing feature. :data:`LACKING` lists the losses on the installed torch. Private members that
+subclasses may use, such as `_parameters` of a module, are not collected here.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from torch import Tensor
 
 OnLists = Callable[..., Any]
 
-# The private names that this torch does not have, each with what is slower or missing without it.
+# The private names that the installed torch lacks, each with the feature that is slower or missing.
 LACKING: dict[str, str] = {}
 
 _HAVE_ALL = "torch 2.11 to 2.15 have it"
 
 
 def _take(path: str, instead: Any, lost: str) -> Any:
-    """Return the object at a dotted path in torch, or `instead` where torch lacks it; `LACKING` then has the loss."""
+    """Return the object at a dotted path in torch. If torch lacks it, record the loss and return `instead`."""
     found: Any = torch
     prefix = "torch"
     for name in path.split(".")[1:]:
@@ -55,9 +55,9 @@ def _need(path: str, feature: str) -> Any:
 
 
 def _on_lists(name: str) -> OnLists:
-    """Torch's call for lists of tensors; without it, a function that refuses, so that leaves are called one by one.
+    """Return `torch._foreach_NAME`. If torch lacks it, return a function that raises a `TypeError`.
 
-    `foreach.results` and `foreach.write` catch the `TypeError`, as they do for lists that torch refuses.
+    `foreach.results` and `foreach.write` catch this error, and call the leaves one by one.
     """
 
     def refuse(*args: object, **kwargs: object) -> Any:
@@ -80,7 +80,7 @@ def _zero_each(leaves: Sequence[Tensor]) -> None:
         leaf.zero_()
 
 
-# Torch 2.11 lacks it.
+# Torch 2.11 lacks this call.
 foreach_clone: OnLists = _take("torch._foreach_clone", _clone_each, "slower: cloning takes 1.2 us a leaf, not 0.9")
 foreach_copy_: OnLists = _take("torch._foreach_copy_", _copy_each, "slower: copying is a call for each leaf")
 foreach_zero_: OnLists = _take("torch._foreach_zero_", _zero_each, "slower: zeroing gradients is a call for each leaf")
@@ -169,13 +169,13 @@ foreach_tanh_: OnLists = _on_lists("tanh_")
 foreach_trunc: OnLists = _on_lists("trunc")
 foreach_trunc_: OnLists = _on_lists("trunc_")
 
-# One tensor of the elements of all tensors in a list.
+# Concatenates the elements of all tensors in a list.
 flatten_dense_tensors: Callable[[list[Tensor]], Tensor] = _take(
     "torch._C._nn.flatten_dense_tensors",
     lambda leaves: torch.cat([leaf.flatten() for leaf in leaves]),
     "slower: reductions to one number over all leaves",
 )
-# Takes the tensors, whether the batch dim is to be the first, and the padding. The public function checks them again.
+# Takes the tensors, batch_first and the padding. torch.nn.utils.rnn.pad_sequence would check them again.
 pad_sequence: Callable[[list[Tensor], bool, float], Tensor] = _take(
     "torch._C._nn.pad_sequence", torch.nn.utils.rnn.pad_sequence, "slower: pad_sequence of containers"
 )
@@ -194,7 +194,7 @@ any_requires_grad: Callable[..., bool] = _take(
 
 
 def base_of(tensor: Tensor) -> Tensor | None:
-    """The tensor that a view was taken of. Without `_base`, writes into views of graph leaves are refused late."""
+    """Return the tensor that a view was made from. Without `_base`, writes into views of graph leaves fail late."""
     return getattr(tensor, "_base", None)
 
 
@@ -204,11 +204,11 @@ is_view: Callable[[Tensor], bool] = _take(
 
 
 def version_of(tensor: Tensor) -> object:
-    """A number that changes with each write into a tensor. Without `_version`, an object that equals no other one."""
+    """Return a number that changes with each write into a tensor. Without `_version`, an object equal to no other."""
     return getattr(tensor, "_version", object())
 
 
-# 1 where several elements of a tensor lie in one place, 0 where none do, 2 where that is not known.
+# Returns 1 if several elements of a tensor share memory, 0 if none do, 2 if torch cannot tell.
 internal_overlap: Callable[[Tensor], int] = _take(
     "torch._debug_has_internal_overlap", lambda tensor: 2, "missing: errors of overlapping leaves name no entry"
 )
@@ -216,7 +216,7 @@ is_all_true: Callable[[Tensor], Any] = _take("torch._is_all_true", torch.all, "s
 
 # --- subclasses of tensors --------------------------------------------------------------------------------------------
 
-# A block in which torch's functions take subclasses of tensors for plain ones.
+# A block that treats tensor subclasses as plain tensors.
 as_plain: Callable[[], contextlib.AbstractContextManager[Any]] = _need(
     "torch._C.DisableTorchFunctionSubclass",
     "calling torch's functions on unbatched tensors, on tensors in stores or out=",
@@ -238,14 +238,14 @@ is_wrapper: Callable[[Tensor], bool] = _take(
     _has_dispatch,
     "missing: reports take every tensor with a dispatch of its own for one that consists of others",
 )
-# The operation by which tensors change their device and their dtype.
+# The operation by which tensors change their device and dtype.
 aten_to_copy: Any = _take(
     "torch.ops.aten._to_copy.default", None, "slower: tensors in stores are read to change device"
 )
 
 
 class _NoFakeTensor:
-    """Stands for the class of fake tensors where there are none."""
+    """Stands for the class of fake tensors if torch has none."""
 
 
 if TYPE_CHECKING:
@@ -260,8 +260,8 @@ else:
 # --- storages ---------------------------------------------------------------------------------------------------------
 
 
-def untyped(storage: torch.TypedStorage) -> torch.UntypedStorage:
-    """The storage behind a typed one. Without `_untyped_storage`, torch warns that typed storages are to go."""
+def untyped_storage(storage: torch.TypedStorage) -> torch.UntypedStorage:
+    """Return the untyped storage of a typed one. Without `_untyped_storage`, torch warns about typed storages."""
     found: torch.UntypedStorage | None = getattr(storage, "_untyped_storage", None)
     return storage.untyped() if found is None else found  # type: ignore[no-untyped-call]
 
@@ -276,11 +276,11 @@ new_shared_storage: Callable[[int], torch.UntypedStorage] = _take(
 new_shared_storage_over: Callable[[int, int], torch.UntypedStorage] = _need(
     "torch.UntypedStorage._new_shared_fd_cpu", "mapping a file that other processes are to share"
 )
-# The descriptor of a shared storage, which stays torch's, and its size in bytes.
+# Returns the file descriptor of a shared storage, which torch keeps, and its size in bytes.
 share_descriptor: Callable[[torch.UntypedStorage], tuple[int, int]] = _need(
     "torch.UntypedStorage._share_fd_cpu_", "handing shared memory to another process"
 )
-# A number that two Python objects for one storage share.
+# Returns a number that is equal for two Python objects of the same storage.
 storage_id: Callable[[torch.UntypedStorage], int] = (
     attrgetter("_cdata")
     if _take("torch.UntypedStorage._cdata", None, "missing: storages are told apart by their addresses")
@@ -301,18 +301,18 @@ def _nested_of_rows(buffer: Tensor, sizes: Tensor, strides: Tensor, offsets: Ten
     return torch.nested.as_nested_tensor(rows)
 
 
-# The shapes of the rows in the strided layout, as a table.
+# Returns the shapes of the rows of a strided nested tensor, as a table.
 nested_sizes: Callable[[Tensor], Tensor] = _take(
     "torch.Tensor._nested_tensor_size", _sizes_of_rows, "slower: shapes of ragged leaves of the strided layout"
 )
-# A nested tensor over the rows of a flat buffer; takes their sizes, strides and offsets.
+# Builds a nested tensor from a flat buffer, and the sizes, strides and offsets of its rows.
 nested_from_buffer: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor] = _take(
     "torch._nested_view_from_buffer", _nested_of_rows, "slower: ragged leaves of the strided layout are copied"
 )
 
 
 def jagged_dim(leaf: Tensor) -> int:
-    """The ragged dim in the jagged layout. Without `_ragged_idx`, the dim whose length is no number."""
+    """Return the ragged dim of a jagged tensor. Without `_ragged_idx`, the dim whose length is not an int."""
     found: int | None = getattr(leaf, "_ragged_idx", None)
     return [type(length) is int for length in leaf.shape].index(False) if found is None else found
 
@@ -326,15 +326,15 @@ is_transformed: Callable[[Tensor], bool] = _take(
     "torch._C._functorch.is_functorch_wrapped_tensor", lambda tensor: False, _UNSEEN
 )
 get_unwrapped: Callable[[Tensor], Tensor] = _take("torch._C._functorch.get_unwrapped", lambda tensor: tensor, _UNSEEN)
-# The dim of a batched tensor that `torch.vmap` maps.
+# Returns the dim of a batched tensor that `torch.vmap` maps over.
 get_mapped_dim: Callable[[Tensor], int] = _need(
     "torch._C._functorch.maybe_get_bdim", "the first call of stacked lazy modules"
 )
-# A block outside of the innermost transformation.
+# A block that suspends the innermost transformation.
 leave_transform: Callable[[], contextlib.AbstractContextManager[Any]] = _need(
     "torch._functorch.pyfunctorch.temporarily_pop_interpreter_stack", "the first call of stacked lazy modules"
 )
-# The innermost transformation at work. Dynamo does not know this function.
+# Returns the innermost active transformation. Dynamo does not support this function.
 innermost: Callable[[], object] = _take("torch._C._functorch.peek_interpreter_stack", lambda: None, _UNSEEN)
 
 
@@ -342,7 +342,7 @@ def _is_any_at_work() -> bool:
     return torch.compiler.is_compiling() or innermost() is not None
 
 
-# Whether a transformation of `torch.func` is at work: Dynamo knows this of the code that it traces.
+# Returns whether a transformation of `torch.func` is active. Dynamo knows this for the code that it traces.
 transforms_active: Callable[[], bool] = _take(
     "torch._C._are_functorch_transforms_active", _is_any_at_work, "slower: compiled code calls leaves one by one"
 )
@@ -352,7 +352,7 @@ remove_batch_dim: Callable[[Tensor, int, int, int], Any] = _need(
     "torch._functorch.vmap._remove_batch_dim", "torch.vmap"
 )
 
-# The functions of torch through which `vmap` takes its arguments apart and puts its results together.
+# `vmap` flattens its arguments and builds its results with these functions; their parameters follow.
 _VMAP: Mapping[str, Sequence[str]] = {
     "_process_batched_inputs": ("in_dims", "args", "func"),
     "_create_batched_inputs": ("flat_in_dims", "flat_args", "vmap_level", "args_spec"),
@@ -362,7 +362,7 @@ _NO_VMAP = "missing: torch.vmap over lazy stacks; slower: torch.vmap over other 
 
 
 def vmap_functions() -> list[Callable[..., Any]] | None:
-    """The three functions in `_VMAP`; `None` on a torch where one is absent or takes other parameters."""
+    """Return the three functions in `_VMAP`; `None` if torch lacks one, or its parameters differ."""
     found = []
     for name, parameters in _VMAP.items():
         function = _take(f"torch._functorch.vmap.{name}", None, _NO_VMAP)
@@ -376,7 +376,7 @@ def vmap_functions() -> list[Callable[..., Any]] | None:
 
 
 def replace_vmap_functions(*functions: Callable[..., Any]) -> None:
-    """Have `torch.vmap` call these in place of those that :func:`vmap_functions` gives: torch has no hook for it."""
+    """Replace the functions of :func:`vmap_functions` in `torch.vmap`, because torch offers no hook."""
     module = import_module("torch._functorch.vmap")
     for name, function in zip(_VMAP, functions, strict=True):
         setattr(module, name, function)
@@ -389,7 +389,7 @@ _PYTREE = "torch.utils._pytree"
 register_pytree_node: Callable[..., None] = _take(
     f"{_PYTREE}.register_pytree_node", lambda *args, **kwargs: None, "missing: containers are leaves of pytrees"
 )
-# What torch knows of each registered class.
+# The functions and names that torch has registered for each class.
 pytree_nodes: dict[Any, Any] = _take(
     f"{_PYTREE}.SUPPORTED_NODES", {}, "missing: classes that are registered as pytrees"
 )
@@ -410,7 +410,7 @@ _VMAP_NEEDS = (
 
 
 class _Decorator(contextlib.ContextDecorator):
-    """A block that decorates functions, too: each call enters a new one, which `clone` makes."""
+    """A context manager that also decorates functions: each call enters a new copy, made by `clone`."""
 
     def clone(self) -> Any:
         return type(self)()
@@ -428,23 +428,23 @@ else:
         "torch.utils._contextlib._DecoratorContextManager", _Decorator, "missing: settings around generator functions"
     )
 
-# What a `DataLoader` does with samples of each class, by torch's own documentation.
+# The functions that collate samples of each class in a `DataLoader`; torch documents this table.
 collate_functions: dict[Any, Any] = _take(
     "torch.utils.data._utils.collate.default_collate_fn_map", {}, "missing: DataLoader without collate_fn"
 )
-# The words of torch's older losses for `reduction`.
+# Converts the old arguments `size_average` and `reduce` of losses to `reduction`.
 reduction_of: Callable[[Any, Any], str] = _need(
     "torch.nn._reduction.legacy_get_string", "size_average and reduce of a loss, in place of reduction,"
 )
-# The module in which `torch.load(weights_only=True)` runs.
+# The module that runs `torch.load(weights_only=True)`.
 WEIGHTS_ONLY = "torch._weights_only_unpickler"
 
 
 def break_at_in_place_operator() -> None:
-    """Leave `td += tensor` to Python in code that Dynamo traces; outside of it, this does nothing.
+    """Make Dynamo leave `td += tensor` to Python. Outside of traced code, this does nothing.
 
-    Dynamo calls for `td += tensor` what it calls for `td + tensor`: only the bytecode tells them apart. Without
-    `torch._dynamo.comptime`, Dynamo refuses operators between a tensor and a container.
+    Dynamo makes the same call for `td += tensor` as for `td + tensor`, and only the bytecode tells them apart. Without
+    `torch._dynamo.comptime`, Dynamo rejects operators between a tensor and a container.
     """
     torch._dynamo.comptime.comptime(_break_if_in_place)
 
@@ -454,10 +454,10 @@ def _break_if_in_place(traced: Any) -> None:
     while os.path.dirname(frame.f_code.co_filename) in _OPERATORS:
         frame = frame.parent
     operation = frame.current_instruction
-    # The operators in place are those from 13 on; in Python 3.10 they have instructions of their own.
+    # From 13 on, the arguments of BINARY_OP are in-place operators. Python 3.10 has separate instructions for them.
     if not operation.opname.startswith("BINARY_") or (operation.opname == "BINARY_OP" and operation.arg >= 13):
         traced.graph_break("Dynamo does not tell td += tensor from td + tensor. Write td.add_(tensor)")
 
 
-# The folders whose code lies between an operator and this module.
+# Frames from these folders lie between the user's operator and this module.
 _OPERATORS = (os.path.dirname(__file__), os.path.join(os.path.dirname(os.path.dirname(__file__)), "ops"))

@@ -1,4 +1,4 @@
-"""Parameters and buffers of lazy modules in stacks, which get their sizes with the first call under `torch.vmap`."""
+"""Stacks of the uninitialized parameters of lazy modules, which get their sizes in the first call of `torch.vmap`."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from tensordict.core import torch_internals as internals
 
 
 class _Stack:
-    """The base of both kinds of stacks. Without a size, the data of a stack has shape `(number of modules, 0)`."""
+    """The base of both kinds of stacks. Until a stack has a size, its data has the shape `(number of modules, 0)`."""
 
     def materialize(self: Any, shape: Sequence[int], device: Any = None, dtype: Any = None) -> None:
-        """Allocate all of the stack; `shape` begins with the number of modules. This very object is the parameter then.
+        """Allocate the whole stack. `shape` begins with the number of modules. `self` becomes an ordinary parameter.
 
         Raises:
-            RuntimeError: `shape` belongs to a single module.
+            RuntimeError: `shape` is the shape for a single module.
         """
         count = self.size(0)
         if tuple(shape[:1]) != (count,):
@@ -33,7 +33,7 @@ class _Stack:
     def __deepcopy__(self: Any, memo: dict[int, Any]) -> Any:
         found = memo.get(id(self))
         if found is None:
-            found = memo[id(self)] = uninitialized_like(self, _data_of(self).clone())
+            found = memo[id(self)] = uninitialized_like(self, _get_data(self).clone())
         return found
 
     def __reduce_ex__(self: Any, protocol: object) -> Any:
@@ -41,21 +41,22 @@ class _Stack:
 
 
 class StackedUninitializedParameter(_Stack, UninitializedParameter):
-    """The parameters of several lazy modules, as one parameter that has no size yet."""
+    """The parameters of several lazy modules, stacked to one parameter without a size."""
 
 
 class StackedUninitializedBuffer(_Stack, UninitializedBuffer):
-    """The buffers of several lazy modules, as one buffer that has no size yet."""
+    """The buffers of several lazy modules, stacked to one buffer without a size."""
 
 
 class _Element:
-    """The base of stand-ins for one element of a `stack`, within `torch.vmap`, until the stack has its size.
+    """The base of stand-ins for one element of `stack` inside `torch.vmap`, until the stack has a size.
 
-    It allocates the whole stack, and shares its memory afterwards: what initializes the element initializes all.
+    Materializing it allocates the whole stack. Afterwards both share memory, so initializing the element initializes
+    all.
     """
 
     def materialize(self: Any, shape: Sequence[int], device: Any = None, dtype: Any = None) -> None:
-        """Allocate the stack. One element of it has this shape."""
+        """Allocate the stack for elements of this shape."""
         if is_lazy(self.stack):
             self.stack.materialize((self.stack.size(0), *shape), device, dtype)
         self.data = self.stack.data
@@ -74,24 +75,24 @@ _STACKS = (StackedUninitializedParameter, StackedUninitializedBuffer)
 _ELEMENTS = (_ParameterElement, _BufferElement)
 
 
-def stack_uninitialized(leaves: Sequence[Any]) -> Any:
-    """Stack the leaves of several lazy modules, as one leaf without a size."""
+def stack_lazy_leaves(leaves: Sequence[Any]) -> Any:
+    """Stack the uninitialized leaves of several lazy modules to one uninitialized leaf."""
     parameters = isinstance(leaves[0], UninitializedParameter)
-    data = torch.stack([_data_of(leaf) for leaf in leaves])
+    data = torch.stack([_get_data(leaf) for leaf in leaves])
     return _make(StackedUninitializedParameter if parameters else StackedUninitializedBuffer, data, leaves[0])
 
 
 def uninitialized_like(leaf: Any, data: Tensor) -> Any:
-    """A leaf without a size, of the kind of another one, with the device and dtype of `data`."""
+    """Make an uninitialized leaf of the same kind as `leaf`, with the device and dtype of `data`."""
     return _make(type(leaf), data, leaf)
 
 
 def enter_map(leaf: Any, dim: int, level: int) -> Any:
-    """A leaf in the function that `torch.vmap` maps at this level: without the dim."""
+    """Map a leaf for the function that `torch.vmap` calls at this level, without the dim."""
     if type(leaf) in _STACKS:
         kind = _ParameterElement if isinstance(leaf, nn.Parameter) else _BufferElement
-        with _outside_of_transforms():
-            element = _make(kind, _data_of(leaf)[0], leaf)
+        with _leave_transforms():
+            element = _make(kind, _get_data(leaf)[0], leaf)
         element.__dict__.update(stack=leaf, mapped_dim=dim, map_level=level)
         return element
     return internals.add_batch_dim(leaf, dim, level)
@@ -103,23 +104,25 @@ def is_element(leaf: object) -> bool:
 
 
 def initialize_with_first_call(module: nn.Module, places: list[tuple[list[Any], str, Any]]) -> Callable[[], None]:
-    """Have the next call of a lazy module initialize whole stacks first, and then use their elements.
+    """Initialize whole stacks before the next call of a lazy module, and let that call use their elements.
 
-    Torch would initialize within `torch.vmap`, which refuses random numbers for what is not mapped unless it is called
-    with `randomness="same"`, and would run the module on the whole stacks.
+    Torch would initialize inside `torch.vmap`, and run the module on the whole stacks. Inside `torch.vmap`, random
+    numbers for unmapped tensors raise an error, unless it was called with `randomness="same"`.
 
     Args:
         module: the module.
-        places: the dicts to put the mapped tensors into, the names there, and the elements that stand for them.
+        places: for each element: the dicts that receive the mapped tensor, its name in them, and the stand-in.
 
     Returns:
-        a function that calls this off.
+        A function that cancels the initialization.
     """
 
     def initialize(module: nn.Module, args: Any, kwargs: Any) -> None:
         leaves = [leaf for _, _, element in places for leaf in (element, element.stack)]
-        with _outside_of_transforms(), _restored_on_error(leaves), _unmapped_state(module):
-            module.initialize_parameters(*internals.tree_map(_one_of, args), **internals.tree_map(_one_of, kwargs))  # type: ignore[operator]
+        with _leave_transforms(), _restore_on_error(leaves), _unmap_state(module):
+            module.initialize_parameters(
+                *internals.tree_map(_take_first, args), **internals.tree_map(_take_first, kwargs)
+            )  # type: ignore[operator]
         for tables, name, element in places:
             mapped = internals.add_batch_dim(element.stack, element.mapped_dim, element.map_level)
             for table in tables:
@@ -131,7 +134,7 @@ def initialize_with_first_call(module: nn.Module, places: list[tuple[list[Any], 
 
 
 @contextmanager
-def _outside_of_transforms() -> Iterator[None]:
+def _leave_transforms() -> Iterator[None]:
     with ExitStack() as popped:
         while internals.innermost() is not None:
             popped.enter_context(internals.leave_transform())
@@ -139,8 +142,8 @@ def _outside_of_transforms() -> Iterator[None]:
 
 
 @contextmanager
-def _restored_on_error(leaves: list[Any]) -> Iterator[None]:
-    """Have leaves lose their sizes again where not all is initialized: nothing trains on memory that was not filled."""
+def _restore_on_error(leaves: list[Any]) -> Iterator[None]:
+    """Make all leaves uninitialized again if the block fails, so that nothing trains on unfilled memory."""
     before = [(leaf, type(leaf), leaf.data) for leaf in leaves]
     try:
         yield
@@ -153,8 +156,8 @@ def _restored_on_error(leaves: list[Any]) -> Iterator[None]:
 
 
 @contextmanager
-def _unmapped_state(module: nn.Module) -> Iterator[None]:
-    """Put whole tensors in the place of mapped ones, such as `num_batches_tracked`, and these back at the end."""
+def _unmap_state(module: nn.Module) -> Iterator[None]:
+    """Replace mapped tensors, such as `num_batches_tracked`, by whole ones for a block."""
     tables: list[dict[str, Any]] = [module._parameters, module._buffers]
     mapped = []
     for table in tables:
@@ -169,8 +172,8 @@ def _unmapped_state(module: nn.Module) -> Iterator[None]:
             table[name] = value
 
 
-def _one_of(value: Any) -> Any:
-    """Return the first element of a mapped tensor, and any other value as it is."""
+def _take_first(value: Any) -> Any:
+    """Return the first element of a mapped tensor; return any other value unchanged."""
     if not isinstance(value, Tensor):
         return value
     whole, dims = _unwrap(value)
@@ -180,7 +183,7 @@ def _one_of(value: Any) -> Any:
 
 
 def _unwrap(value: Any) -> tuple[Any, list[int]]:
-    """The tensor behind one that function transforms have wrapped, and the dims that they map, the last one first."""
+    """Return the tensor behind all function transforms, and the dims that they map, innermost level first."""
     dims = []
     while internals.is_transformed(value):
         if internals.is_batched(value):
@@ -189,8 +192,8 @@ def _unwrap(value: Any) -> tuple[Any, list[int]]:
     return value, dims
 
 
-def _data_of(leaf: Any) -> Any:
-    """Return the data of a leaf without a size as a plain tensor. It has the device and dtype of the leaf."""
+def _get_data(leaf: Any) -> Any:
+    """Return the data of an uninitialized leaf as a plain tensor, with the device and dtype of the leaf."""
     with internals.as_plain():
         return leaf.detach().as_subclass(Tensor)
 

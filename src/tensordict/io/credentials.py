@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
-from tensordict.core.redaction import redact, redacted_options, secrets_of_options, secrets_of_url
+from tensordict.core.redaction import redact, redact_options, secrets_of_options, secrets_of_url
 from tensordict.memory.mapped import PathLike
 from tensordict.memory.names import scheme_of
 
@@ -137,7 +137,7 @@ class GuardedOptions(_Constant, Mapping[str, Any]):
         return len(self._options)
 
     def __repr__(self) -> str:
-        return repr(redacted_options(self._options))
+        return repr(redact_options(self._options))
 
     def __reduce__(self) -> tuple[Any, ...]:
         if not self.allow_secrets and (found := secrets_of_options(self._options)):

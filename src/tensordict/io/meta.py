@@ -15,7 +15,7 @@ from torch import Tensor
 
 from tensordict.core.errors import SaveError, UnsupportedEntryError
 from tensordict.core.json_text import parse_json
-from tensordict.core.keys import Path, entry_of, find_doubled, joined
+from tensordict.core.keys import Path, entry_of, find_duplicate, joined
 from tensordict.io import checked
 from tensordict.io.source import FOLDERS, Folders, Source
 from tensordict.io.specification import DICT, KINDS, LAZY, UNBATCHED, VALUE_STACK, VALUES, Specification
@@ -337,7 +337,7 @@ def _node(meta: dict[str, Any]) -> tuple[FolderSpecification, list[tuple[str, An
         if len(apart := listed_apart(meta)) != len(listed):
             raise ValueError(f"{ENTRIES!r} is not a list of names and descriptions")
         entries += apart
-        if (twice := find_doubled(name for name, _ in entries)) is not None:
+        if (twice := find_duplicate(name for name, _ in entries)) is not None:
             raise ValueError(f"the entry {twice!r:.200} is there twice, and {ENTRIES!r} lists one of the two")
     return node, entries
 

@@ -1,4 +1,4 @@
-"""Containers for language models: scores of instruction following."""
+"""Score how well responses of language models follow instructions (IFEval)."""
 
 from tensordict.llm.scorer import IFEvalScorer
 from tensordict.llm.scores import IFEvalScoreData

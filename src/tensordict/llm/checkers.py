@@ -1,4 +1,4 @@
-"""The bridge to the instruction checkers of EleutherAI's lm-evaluation-harness, which are called as a library."""
+"""Call the instruction checkers of EleutherAI's lm-evaluation-harness; used by the scorer."""
 
 from __future__ import annotations
 
@@ -15,44 +15,44 @@ from tensordict.core.errors import InstructionError
 from tensordict.core.extras import require
 
 EXTRA = "ifeval"
-# The data of NLTK that checkers need, by the type of instruction, and where it lies.
+# The NLTK data that a type of instruction needs, and its folder in NLTK's data.
 _DATA = {"length_constraints:number_sentences": "punkt_tab", "change_case:capital_word_frequency": "punkt_tab"}
 _FOLDERS = {"punkt_tab": "tokenizers/punkt_tab/english/"}
-# What NLTK says of data that is not there.
+# Finds the name of missing data in the errors of NLTK.
 _RESOURCE = re.compile(r"nltk\.download\('(\w+)'\)")
 
 
 def judge(instruction_id: str, arguments: Mapping[str, Any], response: str) -> tuple[bool, bool]:
-    """Whether a response follows an instruction: strictly, and loosely.
+    """Return whether a response follows an instruction: strictly, and loosely.
 
     Args:
-        instruction_id: such as `"punctuation:no_comma"`.
-        arguments: what the checker of this type is told, such as `{"num_words": 40, "relation": "at least"}`.
-        response: the text to look at.
+        instruction_id: the type of instruction, such as `"punctuation:no_comma"`.
+        arguments: the arguments of the checker, such as `{"num_words": 40, "relation": "at least"}`.
+        response: the text to check.
 
     Raises:
-        InstructionError: the id is unknown, the arguments are not those of the type, or data is missing that the
-            checker needs.
+        InstructionError: the id is unknown, the arguments do not fit the type, or the checker lacks data.
         ModuleNotFoundError: the harness is not installed.
     """
-    checker = _checker(instruction_id, arguments)
-    texts = _readings(response)
+    checker = _make_checker(instruction_id, arguments)
+    texts = _loose_texts(response)
     strict = _follows(checker, texts[0])
     return strict, strict or any(_follows(checker, text) for text in texts[1:])
 
 
 @functools.cache
 def registry() -> Mapping[str, Any]:
-    """The checker classes of the harness by instruction id.
+    """Return the checker classes of the harness by instruction id.
 
     Raises:
-        ModuleNotFoundError: the harness, or what its checkers need, is not installed; says what to install.
+        ModuleNotFoundError: the harness, or a package that its checkers need, is not installed. The message says what
+            to install.
     """
     for module in ("nltk", "immutabledict", "lm_eval.tasks"):
         require(module, EXTRA)
     factory = require("langdetect", EXTRA).DetectorFactory
     if factory.seed is None:
-        # Or the same text is of another language now and then.
+        # Without a fixed seed, langdetect may find different languages in the same text.
         factory.seed = 0
     with _without_downloads():
         known: Mapping[str, Any] = require("lm_eval.tasks.ifeval.instructions_registry", EXTRA).INSTRUCTION_DICT
@@ -60,7 +60,7 @@ def registry() -> Mapping[str, Any]:
 
 
 def missing_data(instruction_ids: Iterable[str]) -> dict[str, int]:
-    """The data of NLTK that is not installed, and how many of these instructions cannot be checked without it.
+    """Return the missing NLTK data by name, each with the number of these instructions that need it.
 
     Raises:
         ModuleNotFoundError: NLTK is not installed.
@@ -78,7 +78,7 @@ def missing_data(instruction_ids: Iterable[str]) -> dict[str, int]:
 
 @contextlib.contextmanager
 def _without_downloads() -> Iterator[None]:
-    """Keep the checkers' module from fetching NLTK's data when it is imported: it does so in the process of rank 0."""
+    """Set another rank than 0 for the import of the checkers. With `LOCAL_RANK` 0, it would download NLTK data."""
     name = "LOCAL_RANK"
     rank = os.environ.get(name)
     os.environ[name] = "-1"
@@ -91,7 +91,7 @@ def _without_downloads() -> Iterator[None]:
             os.environ[name] = rank
 
 
-def _checker(instruction_id: str, arguments: Mapping[str, Any]) -> Any:
+def _make_checker(instruction_id: str, arguments: Mapping[str, Any]) -> Any:
     known = registry()
     if instruction_id not in known:
         close = difflib.get_close_matches(instruction_id, known, 1)
@@ -102,10 +102,10 @@ def _checker(instruction_id: str, arguments: Mapping[str, Any]) -> Any:
     try:
         checker.build_description(**arguments)
     except Exception as error:  # Foreign code over foreign data: whatever it raises says that it cannot take them.
-        raise InstructionError(f"its checker does not take {dict(arguments)}: {_told(error)}") from error
+        raise InstructionError(f"its checker does not take {dict(arguments)}: {_format_error(error)}") from error
     held = checker.get_instruction_args() or {}
     for name, value in arguments.items():
-        if _plain(held[name]) != _plain(value):
+        if _normalize(held[name]) != _normalize(value):
             raise InstructionError(
                 f"its checker does not take {name}={value!r}: it would check for a random value in its place"
             )
@@ -113,7 +113,7 @@ def _checker(instruction_id: str, arguments: Mapping[str, Any]) -> Any:
 
 
 def _check_names(arguments: Mapping[str, Any], taken: Sequence[str]) -> None:
-    """Refuse what would make a checker fail, or choose a value at random."""
+    """Refuse missing and unknown arguments. A checker would fail on them, or replace them by random values."""
     missing = [name for name in taken if name not in arguments]
     unknown = [name for name in arguments if name not in taken]
     if missing or unknown:
@@ -121,17 +121,17 @@ def _check_names(arguments: Mapping[str, Any], taken: Sequence[str]) -> None:
         raise InstructionError(f"its kwargs {' and '.join(problems)}: this type takes {list(taken)}")
 
 
-def _plain(value: object) -> object:
-    """An argument without the differences that the checkers make themselves, such as upper case."""
+def _normalize(value: object) -> object:
+    """Normalize an argument as the checkers do, for example to lower case."""
     if isinstance(value, str):
         return value.strip().lower()
     return sorted(set(value)) if isinstance(value, (list, tuple)) else value
 
 
-def _readings(response: str) -> list[str]:
-    """The response, and what the loose scores look at too: without its first and its last line, and without asterisks.
+def _loose_texts(response: str) -> list[str]:
+    """Return the distinct texts that the loose score accepts; the response itself comes first.
 
-    Those that are the same count once.
+    The others lack the first line, the last line, both, or the asterisks.
     """
     lines = response.split("\n")
     parts = [response, *("\n".join(part).strip() for part in (lines[1:], lines[:-1], lines[1:-1]))]
@@ -139,7 +139,7 @@ def _readings(response: str) -> list[str]:
 
 
 def _follows(checker: Any, text: str) -> bool:
-    """Whether a text follows the instruction; one that is empty follows none."""
+    """Return whether a text follows the instruction. An empty text follows none."""
     if not text.strip():
         return False
     try:
@@ -151,8 +151,8 @@ def _follows(checker: Any, text: str) -> bool:
                 f"its checker needs NLTK's {resource[1]!r}, which is not installed here: python -m nltk.downloader "
                 f"{resource[1]} (or put it into a folder that the variable NLTK_DATA names)"
             ) from None
-        raise InstructionError(f"its checker failed: {_told(error)}") from error
+        raise InstructionError(f"its checker failed: {_format_error(error)}") from error
 
 
-def _told(error: Exception) -> str:
+def _format_error(error: Exception) -> str:
     return f"{type(error).__name__}: {error}"

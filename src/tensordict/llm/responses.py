@@ -1,4 +1,4 @@
-"""Reading the public formats of IFEval: JSON lines with prompts, and JSON lines with the responses to them."""
+"""Read the public file formats of IFEval: prompts and responses as JSON lines; used by `tensordict ifeval`."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ def read_responses(
     """Read responses, each with the instructions of its prompt.
 
     Args:
-        responses: a file with one object per line, that has `prompt` and `response`.
-        prompts: a file with one object per line, that has `prompt`, `instruction_id_list`, `kwargs` and perhaps `key`.
-            Without it, each line of `responses` has these too.
+        responses: a file with one JSON object per line, which has `prompt` and `response`.
+        prompts: a file with one object per line, which has `prompt`, `instruction_id_list`, `kwargs` and perhaps `key`.
+            Without this file, each line of `responses` has these too.
 
     Returns:
-        a lazy stack of containers with these entries, one per response and then one per prompt that has none; and for
-        each, the file and the line that it is from. An entry that a line lacks is missing.
+        A lazy stack with one container per response, followed by one per prompt without a response; and for each of
+        them its file and line. An entry that a line lacks is missing in its container.
 
     Raises:
-        ValueError: a line is no JSON object, has no prompt, or its prompt is not among `prompts`; two lines of
-            `prompts` disagree about a prompt; there are no responses. The file and the line are named.
+        ValueError: a line is not a JSON object or has no prompt; its prompt is not among `prompts`; two lines of
+            `prompts` disagree about a prompt; the file of responses is empty. The message names the file and the line.
         OSError: a file cannot be read.
     """
-    known = None if prompts is None else _by_prompt(prompts)
+    known = None if prompts is None else _index_by_prompt(prompts)
     rows, places, answered = [], [], set()
-    for place, line in _lines(responses):
-        prompt = _prompt(line, place)
+    for place, line in _read_lines(responses):
+        prompt = _get_prompt(line, place)
         if known is not None:
             if prompt not in known:
                 raise ValueError(f"{place}: this prompt is not in {os.fspath(prompts or '')}: {prompt[:60]!r}")
@@ -51,20 +51,20 @@ def read_responses(
         if prompt not in answered:
             rows.append(line)
             places.append(place)
-    return lazy_stack([_held(row) for row in rows]), places
+    return lazy_stack([_to_container(row) for row in rows]), places
 
 
-def _held(row: Mapping[str, Any]) -> TensorDict:
-    """A row with its values as they are, whatever they are: judging them is the scorer's."""
+def _to_container(row: Mapping[str, Any]) -> TensorDict:
+    """Return a row as a container, with all values unchecked; the scorer judges them."""
     names = [name for name in (*_OF_A_PROMPT, "response") if row.get(name) is not None]
     return TensorDict({name: NonTensorData(row[name]) for name in names})
 
 
-def _by_prompt(path: str | os.PathLike[str]) -> dict[str, tuple[str, dict[str, Any]]]:
-    """The lines of a file of prompts, each with its place, by prompt."""
+def _index_by_prompt(path: str | os.PathLike[str]) -> dict[str, tuple[str, dict[str, Any]]]:
+    """Read a file of prompts. Returns a dict from each prompt to its place and its other entries."""
     known: dict[str, tuple[str, dict[str, Any]]] = {}
-    for place, line in _lines(path):
-        prompt = _prompt(line, place)
+    for place, line in _read_lines(path):
+        prompt = _get_prompt(line, place)
         asked = {name: line[name] for name in _OF_A_PROMPT if name in line}
         before, other = known.setdefault(prompt, (place, asked))
         if any(other.get(name) != asked.get(name) for name in ("instruction_id_list", "kwargs")):
@@ -72,15 +72,15 @@ def _by_prompt(path: str | os.PathLike[str]) -> dict[str, tuple[str, dict[str, A
     return known
 
 
-def _prompt(line: Mapping[str, Any], place: str) -> str:
+def _get_prompt(line: Mapping[str, Any], place: str) -> str:
     prompt = line.get("prompt")
     if not isinstance(prompt, str):
         raise ValueError(f"{place}: there is no text under 'prompt', only {sorted(line)}")
     return prompt
 
 
-def _lines(path: str | os.PathLike[str]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The objects of a file of JSON lines, each with its place; empty lines are passed over."""
+def _read_lines(path: str | os.PathLike[str]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the JSON objects of a file with their places. Empty lines are skipped."""
     with open(path, "rb") as file:
         for number, text in enumerate(file, 1):
             place = f"{os.fspath(path)}:{number}"

@@ -1,4 +1,4 @@
-"""IFEvalScorer: scores of instruction following for the responses in a container."""
+"""IFEvalScorer: write scores of instruction following next to the responses in a container."""
 
 from __future__ import annotations
 
@@ -27,27 +27,26 @@ _MISSING = object()
 
 
 class IFEvalScorer:
-    """Scores how well responses follow the instructions of their prompts, and writes the scores next to them.
+    """Score how well responses follow the instructions of their prompts, and write the scores next to them.
 
-    The checkers are those of EleutherAI's lm-evaluation-harness (the extra `ifeval`). Scoring uses no network: an
-    instruction whose checker needs data that is not installed is an error that says what to install.
+    The extra `ifeval` brings the checkers, from EleutherAI's lm-evaluation-harness. Scoring uses no network: when a
+    checker lacks data, the error says what to install.
 
     Args:
-        prompt_key, response_key, instruction_ids_key, keyword_args_key: where a container has the prompt and the
-            response (text), the ids of the instructions (a list of them per response) and what the checkers are told (a
-            list of as many dicts; `None` stands for what is not given). The defaults are the names of the public data
-            set.
-        score_key: where the scores go, an :class:`IFEvalScoreData` with the batch size of the container.
-        reward_key: where a reward goes, float32 of shape `[*batch, 1]`; `None` for no reward.
-        weights: the weight in the reward of each score, those of instructions being averaged first. One that is left
-            out weighs nothing; by default, each of the four weighs 1/4.
-        errors: `"raise"` at the first row that cannot be scored, or `"collect"`: scores that cannot be had are NaN, and
-            so is the reward; all others are written, and `errors_key` tells what is wrong.
-        errors_key: where the problems of each row go, as a list of lines, when they are collected.
-        num_workers: the number of processes that a batch is spread over, with `map`; 0 for this process alone.
+        prompt_key, response_key, instruction_ids_key, keyword_args_key: the keys of the prompt and the response (text),
+            of the instruction ids (a list for each response), and of the arguments of the checkers (a list of as many
+            dicts; `None` stands for an omitted argument). The defaults are the names of the public data set.
+        score_key: the key for the scores, an :class:`IFEvalScoreData` with the batch size of the container.
+        reward_key: the key for a reward, float32 of shape `[*batch, 1]`; `None` writes no reward.
+        weights: the weight of each score in the reward. Scores of instructions are averaged before they are weighted. A
+            score that is left out weighs 0. By default, each of the four weighs 1/4.
+        errors: `"raise"` stops at the first row that cannot be scored. `"collect"` writes NaN for such scores and
+            rewards, writes all others, and lists the problems under `errors_key`.
+        errors_key: the key for the collected problems: a list of lines for each row.
+        num_workers: the number of processes that share a batch, with `map`; 0 uses this process alone.
 
     Raises:
-        ValueError: two of the keys are the same, or a weight is of no score.
+        ValueError: two of the keys are equal, or a weight names an unknown score.
 
     Example:
         >>> from tensordict import TensorDict
@@ -88,7 +87,7 @@ class IFEvalScorer:
         self.errors = errors
         self.num_workers = num_workers
         if unknown := sorted(self.weights.keys() - set(FIELDS)):
-            raise ValueError(f"weights of {unknown}, which are no scores; the scores are {list(FIELDS)}")
+            raise ValueError(f"weights of {unknown}, which are not scores; the scores are {list(FIELDS)}")
         if errors not in ("raise", "collect"):
             raise ValueError(f"errors must be 'raise' or 'collect', got {errors!r}")
         keys = [*self._inputs(), self.score_key, self.reward_key, self.errors_key]
@@ -96,17 +95,17 @@ class IFEvalScorer:
             raise ValueError(f"each key needs a place of its own, got {', '.join(twice)} twice")
 
     def __call__(self, data: T) -> T:
-        """Score the responses of a container: one of them, or a batch of any dims.
+        """Score the responses of a container: a single one, or a batch of any dims.
 
         Args:
-            data: a container with the four inputs; anything else in it stays as it is.
+            data: a container with the four inputs. Its other entries stay unchanged.
 
         Returns:
-            `data` itself, with the scores, the reward and the collected errors written into it.
+            `data` itself, with the scores, the reward and the collected errors.
 
         Raises:
-            InstructionError: a row cannot be scored; the row and the field are named, and nothing was written.
-            ContainerExpected: `data` is no container.
+            InstructionError: a row cannot be scored. The message names the row and the field, and nothing was written.
+            ContainerExpected: `data` is not a container.
             LockedError: `data` is locked.
             ModuleNotFoundError: the extra `ifeval` is not installed.
         """
@@ -115,19 +114,19 @@ class IFEvalScorer:
         if data.is_locked:
             raise_locked(f"write {self.score_key!r}")
         registry()
-        results = self._results(list(self._accepted(data)), data.batch_size)
-        # A copy of the structure takes them first: a key that is refused leaves nothing half written.
+        results = self._build_results(list(self._iter_verdicts(data)), data.batch_size)
+        # Write into a shallow copy first: if that fails for one key, `data` keeps its old entries.
         for target in (data.copy(), data):
             for key, value in results.items():
                 target.set(key, value)
         return data
 
-    def _results(self, verdicts: list[_Verdict], size: torch.Size) -> dict[Key, TensorCollection | torch.Tensor]:
-        """What is written for a batch of this size, by key."""
+    def _build_results(self, verdicts: list[_Verdict], size: torch.Size) -> dict[Key, TensorCollection | torch.Tensor]:
+        """Build the entries to write for a batch of this size, by key."""
         results: dict[Key, TensorCollection | torch.Tensor] = {}
         if verdicts:
             scores = (verdict.scores() for verdict in verdicts)
-            results[self.score_key] = _joined(scores, size, maybe_dense_stack)
+            results[self.score_key] = _stack_batch(scores, size, maybe_dense_stack)
         else:
             results[self.score_key] = IFEvalScoreData(batch_size=size)
         if self.reward_key is not None:
@@ -137,43 +136,43 @@ class IFEvalScorer:
             problems = (NonTensorData(verdict.problems) for verdict in verdicts)
             none = NonTensorData([], batch_size=size)
             results[self.errors_key] = (
-                _joined(problems, size, lambda items: NonTensorStack(*items)) if verdicts else none
+                _stack_batch(problems, size, lambda items: NonTensorStack(*items)) if verdicts else none
             )
         return results
 
     def _inputs(self) -> list[Key]:
         return [self.prompt_key, self.response_key, self.instruction_ids_key, self.keyword_args_key]
 
-    def _accepted(self, data: TensorCollection) -> Iterator[_Verdict]:
-        """The verdicts of all rows, in order.
+    def _iter_verdicts(self, data: TensorCollection) -> Iterator[_Verdict]:
+        """Yield the verdicts of all rows, in order.
 
         Raises:
-            InstructionError: a row has a problem, and they are not collected.
+            InstructionError: a row has a problem, and `errors` is "raise".
         """
         indices = product(*map(range, data.batch_size))
-        for index, verdict in zip(indices, self._verdicts(data)):
+        for index, verdict in zip(indices, self._judge_all(data)):
             if verdict.problems and self.errors == "raise":
                 place = f"row {index[0] if len(index) == 1 else index}: " if index else ""
                 raise InstructionError(place + verdict.problems[0])
             yield verdict
 
-    def _verdicts(self, data: TensorCollection) -> Iterable[_Verdict]:
-        elements = rows(data)
+    def _judge_all(self, data: TensorCollection) -> Iterable[_Verdict]:
+        elements = flatten_rows(data)
         if not self.num_workers or len(elements) < 2:
-            return map(self._verdict, elements)
+            return map(self._judge_row, elements)
         inputs = lazy_stack([row.select(*self._inputs(), strict=False) for row in elements])
-        judged = inputs.map(self._judged, 0, num_workers=self.num_workers)
+        judged = inputs.map(self._judge_part, 0, num_workers=self.num_workers)
         return [_Verdict(*parts) for parts in judged["verdict"]]
 
-    def _judged(self, part: TensorCollection) -> TensorDict:
-        """What a process makes of its part of a batch."""
-        verdicts = map(self._verdict, rows(part))
+    def _judge_part(self, part: TensorCollection) -> TensorDict:
+        """Judge one part of a batch, in a worker process."""
+        verdicts = map(self._judge_row, flatten_rows(part))
         held = [NonTensorData((verdict.strict, verdict.loose, verdict.problems)) for verdict in verdicts]
         return TensorDict({"verdict": NonTensorStack(*held)}, part.batch_size)
 
     # --- one row ------------------------------------------------------------------------------------------------------
 
-    def _verdict(self, row: TensorCollection) -> _Verdict:
+    def _judge_row(self, row: TensorCollection) -> _Verdict:
         verdict = _Verdict([], [], [])
         ids: Any = None
         try:
@@ -198,7 +197,7 @@ class IFEvalScorer:
 
     def _ids(self, row: TensorCollection) -> list[str]:
         key = self.instruction_ids_key
-        ids = _listed(self._value(row, key), key, "of ids")
+        ids = _to_list(self._value(row, key), key, "of ids")
         if not ids:
             raise InstructionError(f"{key!r} is empty: there is no instruction to follow")
         for position, instruction_id in enumerate(ids):
@@ -207,18 +206,18 @@ class IFEvalScorer:
         return ids
 
     def _arguments(self, row: TensorCollection, count: int) -> list[dict[str, Any]]:
-        """What the checkers are told, without what stands for nothing."""
+        """Return the arguments of the checkers, without None and NaN."""
         key = self.keyword_args_key
-        given = _listed(self._value(row, key), key, "of dicts")
+        given = _to_list(self._value(row, key), key, "of dicts")
         if len(given) != count:
             raise InstructionError(
                 f"{key!r} has {len(given)} dicts for the {count} instructions in {self.instruction_ids_key!r}; each "
-                "instruction needs its own, empty where there is nothing to say"
+                "instruction needs its own, which may be empty"
             )
         for position, item in enumerate(given):
             if item is not None and not isinstance(item, Mapping):
                 raise InstructionError(f"{key!r}[{position}] is no dict, but a {type(item).__name__}")
-        return [{name: value for name, value in (item or {}).items() if _says_something(value)} for item in given]
+        return [{name: value for name, value in (item or {}).items() if _is_given(value)} for item in given]
 
     def _value(self, row: TensorCollection, key: Key) -> object:
         value = unwrap(row.get(key, _MISSING))
@@ -229,7 +228,7 @@ class IFEvalScorer:
 
 @dataclass(slots=True)
 class _Verdict:
-    """The scores of the instructions of one row, NaN where there is none, and what was wrong."""
+    """The scores of the instructions of one row, NaN for unscored ones, and the problems of the row."""
 
     strict: list[float]
     loose: list[float]
@@ -246,9 +245,9 @@ class _Verdict:
 
     def values(self) -> dict[str, list[float]]:
         return {
-            "prompt_level_strict_acc": [_all(self.strict)],
+            "prompt_level_strict_acc": [_prompt_score(self.strict)],
             "inst_level_strict_acc": self.strict,
-            "prompt_level_loose_acc": [_all(self.loose)],
+            "prompt_level_loose_acc": [_prompt_score(self.loose)],
             "inst_level_loose_acc": self.loose,
         }
 
@@ -261,29 +260,29 @@ class _Verdict:
         return sum(weight * sum(values[name]) / len(values[name]) for name, weight in weights.items())
 
 
-def _all(scores: Sequence[float]) -> float:
-    """The score of a prompt: none unless that of every instruction is known."""
+def _prompt_score(scores: Sequence[float]) -> float:
+    """Return the score of a prompt: the least score of its instructions, or NaN if one of them is NaN."""
     return math.nan if any(map(math.isnan, scores)) else min(scores)
 
 
-def _says_something(value: object) -> bool:
-    # Tables fill what is not given with None, or NaN where the column holds numbers.
+def _is_given(value: object) -> bool:
+    # Tables store a missing argument as None, or as NaN in a column of numbers.
     return not (value is None or (isinstance(value, float) and math.isnan(value)))
 
 
-def _listed(value: object, key: object, what: str) -> list[Any]:
+def _to_list(value: object, key: object, what: str) -> list[Any]:
     if not isinstance(value, (list, tuple)):
         raise InstructionError(f"{key!r} is no list {what}, but a {type(value).__name__}")
     return list(value)
 
 
-def rows(data: TensorCollection) -> list[TensorCollection]:
-    """The elements of a batch of any dims, in order."""
-    return [row for part in data.unbind(0) for row in rows(part)] if data.batch_dims else [data]
+def flatten_rows(data: TensorCollection) -> list[TensorCollection]:
+    """Return the elements of a batch of any dims, in order."""
+    return [row for part in data.unbind(0) for row in flatten_rows(part)] if data.batch_dims else [data]
 
 
-def _joined(items: Iterator[V], size: Sequence[int], stack: Callable[[Sequence[V]], Any]) -> Any:
-    """A batch of this size of items, in order."""
+def _stack_batch(items: Iterator[V], size: Sequence[int], stack: Callable[[Sequence[V]], Any]) -> Any:
+    """Stack items, in order, to a batch of this size."""
     if not size:
         return next(items)
-    return stack([_joined(items, size[1:], stack) for _ in range(size[0])])
+    return stack([_stack_batch(items, size[1:], stack) for _ in range(size[0])])

@@ -1,4 +1,4 @@
-"""The score record of instruction-following evaluation (IFEval)."""
+"""The record of the IFEval scores of a response, which the scorer writes."""
 
 from __future__ import annotations
 
@@ -8,20 +8,21 @@ from tensordict.containers.tensorclass import TensorClass
 
 
 class IFEvalScoreData(TensorClass):
-    """How well responses follow the instructions of their prompts, as IFEval (arXiv 2311.07911) measures it.
+    """Scores of how well responses follow the instructions of their prompts, as IFEval (arXiv 2311.07911) defines them.
 
-    Scores are 1 for what is followed, 0 for what is not, and NaN for what could not be checked. "Strict" looks at the
-    response as it is; "loose" also without markdown asterisks, and without its first or last line, and takes the best.
+    A score is 1 if the instruction is followed, 0 if not, and NaN if it could not be checked. The strict score checks
+    the unchanged response. The loose score also accepts the response without markdown asterisks, and without its first
+    or last line.
 
     Args:
         prompt_level_strict_acc: whether all instructions of a prompt are followed, of shape `[*batch, 1]`.
-        inst_level_strict_acc: whether each instruction is, of shape `[*batch, instructions]`.
-        prompt_level_loose_acc: as `prompt_level_strict_acc`, judged loosely.
-        inst_level_loose_acc: as `inst_level_strict_acc`, judged loosely.
-        batch_size: one record per element; none for the record of one response.
+        inst_level_strict_acc: whether each instruction is followed, of shape `[*batch, instructions]`.
+        prompt_level_loose_acc: like `prompt_level_strict_acc`, judged loosely.
+        inst_level_loose_acc: like `inst_level_strict_acc`, judged loosely.
+        batch_size: one element per response; empty for the record of one response.
 
-    A field that is left out is zeros of shape `[*batch, 1]`, and one of the shape of the batch gains a trailing dim of
-    size 1. Records with different numbers of instructions stack lazily, see :func:`~tensordict.maybe_dense_stack`; read
+    An omitted field becomes zeros of shape `[*batch, 1]`. A field of the shape of the batch gains a trailing dim of
+    size 1. Records with different numbers of instructions stack lazily (:func:`~tensordict.maybe_dense_stack`). Read
     them padded with `get(..., as_padded_tensor=True, padding_value=...)`.
 
     Example:
@@ -42,7 +43,7 @@ class IFEvalScoreData(TensorClass):
     prompt_level_loose_acc: torch.Tensor | None = None
     inst_level_loose_acc: torch.Tensor | None = None
 
-    # Type checkers take the arguments that every constructor has for ones that this method is given.
+    # Type checkers would read the constructor's arguments as arguments of this method.
     def __post_init__(self) -> None:
         present = set(self.keys())
         for name in FIELDS:

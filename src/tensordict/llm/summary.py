@@ -1,4 +1,4 @@
-"""What the scores of a data set come to: accuracies over prompts, over instructions, and per type of instruction."""
+"""Summarize the scores of a data set: accuracies over prompts, over instructions, and per type of instruction."""
 
 from __future__ import annotations
 
@@ -11,20 +11,19 @@ from tensordict.containers.dense import TensorDict
 from tensordict.containers.nontensor import unwrap
 from tensordict.containers.tensorclass import TensorClass
 from tensordict.core.keys import Key, canonical
-from tensordict.llm.scorer import rows
+from tensordict.llm.scorer import flatten_rows
 from tensordict.ops.collection import TensorCollection
 
 
 class IFEvalSummary(TensorClass):
-    """The accuracies of a data set, as fractions; NaN where there is nothing to average.
+    """The accuracies of a data set as fractions; NaN when there is nothing to average.
 
     Args:
-        prompt_level_strict_acc, prompt_level_loose_acc: over prompts, each of which counts when all is followed.
-        inst_level_strict_acc, inst_level_loose_acc: over instructions, whatever prompt they are of.
+        prompt_level_strict_acc, prompt_level_loose_acc: the share of prompts whose instructions are all followed.
+        inst_level_strict_acc, inst_level_loose_acc: the share of followed instructions, over all prompts.
         prompts, instructions: how many were scored.
-        prompt_errors, inst_errors: how many could not be scored; they are in no accuracy.
-        types: for every type of instruction, by its id, a container of `strict_acc`, `loose_acc`, `instructions` and
-            `inst_errors`.
+        prompt_errors, inst_errors: how many could not be scored; no accuracy includes them.
+        types: for every instruction id, a container of `strict_acc`, `loose_acc`, `instructions` and `inst_errors`.
     """
 
     prompt_level_strict_acc: torch.Tensor
@@ -38,16 +37,19 @@ class IFEvalSummary(TensorClass):
     types: TensorDict
 
     def table(self) -> list[tuple[str, str, str, str]]:
-        """The scores in words: what they are of, the strict and the loose accuracy, and over how many."""
+        """Return the accuracies as rows of text: name, strict accuracy, loose accuracy, count."""
         rows = [
             ("prompts", self.prompt_level_strict_acc, self.prompt_level_loose_acc, self.prompts),
             ("instructions", self.inst_level_strict_acc, self.inst_level_loose_acc, self.instructions),
             *((name, of["strict_acc"], of["loose_acc"], of["instructions"]) for name, of in self.types.items()),
         ]
-        return [(name, percent(strict), percent(loose), str(int(count))) for name, strict, loose, count in rows]
+        return [
+            (name, format_percent(strict), format_percent(loose), str(int(count)))
+            for name, strict, loose, count in rows
+        ]
 
     def __repr__(self) -> str:
-        """The scores as a table; of several summaries, what any container shows."""
+        """Show the accuracies as a table; several summaries print like any container."""
         if self.batch_size:
             return super().__repr__()
         rows = [("", "strict", "loose", "number"), *self.table()]
@@ -57,8 +59,8 @@ class IFEvalSummary(TensorClass):
         return "\n    ".join([f"IFEvalSummary({int(self.prompts)} prompts{failed}", *lines]) + ")"
 
 
-def percent(fraction: torch.Tensor) -> str:
-    """A fraction in percent, `-` for NaN."""
+def format_percent(fraction: torch.Tensor) -> str:
+    """Format a fraction in percent; `-` for NaN."""
     value = float(fraction)
     return "-" if math.isnan(value) else f"{100 * value:.1f}%"
 
@@ -66,15 +68,15 @@ def percent(fraction: torch.Tensor) -> str:
 def ifeval_summary(
     data: TensorCollection, *, score_key: Key = "ifeval_score", instruction_ids_key: Key = "instruction_id_list"
 ) -> IFEvalSummary:
-    """Summarize what :class:`IFEvalScorer` wrote.
+    """Summarize the scores that :class:`IFEvalScorer` wrote.
 
     Args:
-        data: a container with scores, of one response or of a batch of any dims.
-        score_key: where the scores are.
-        instruction_ids_key: where the ids of the instructions are.
+        data: a container with scores, of a single response or of a batch of any dims.
+        score_key: the key of the scores.
+        instruction_ids_key: the key of the instruction ids.
 
     Returns:
-        a new container; its accuracies are float64, its counts int64, without batch dims.
+        A new container without batch dims. Accuracies are float64, counts int64.
 
     Raises:
         KeyError: a key is missing.
@@ -99,13 +101,13 @@ def ifeval_summary(
     """
     scores_of, ids_of = canonical(score_key), canonical(instruction_ids_key)
     prompts, instructions, types = _Tally(), _Tally(), dict[str, _Tally]()
-    for row in rows(data):
+    for row in flatten_rows(data):
         scores = row[scores_of]
         strict, loose = (scores.get(name).tolist() for name in ("inst_level_strict_acc", "inst_level_loose_acc"))
         prompts.add(*(scores.get(name).item() for name in ("prompt_level_strict_acc", "prompt_level_loose_acc")))
         for pair in zip(strict, loose):
             instructions.add(*pair)
-        for name, pair in zip(_ids(row, ids_of, strict), zip(strict, loose)):
+        for name, pair in zip(_read_ids(row, ids_of, strict), zip(strict, loose)):
             types.setdefault(name, _Tally()).add(*pair)
     return IFEvalSummary(
         prompt_level_strict_acc=prompts.accuracy("strict"),
@@ -123,7 +125,7 @@ def ifeval_summary(
 
 @dataclass(slots=True)
 class _Tally:
-    """How many followed, of how many that were scored, and how many were not."""
+    """Counts of scored and unscored items, and of followed ones."""
 
     scored: int = 0
     errors: int = 0
@@ -149,8 +151,8 @@ class _Tally:
         }
 
 
-def _ids(row: TensorCollection, key: Key, scores: list[float]) -> list[str]:
-    """The ids of the instructions of a row; none when they were found to be unreadable."""
+def _read_ids(row: TensorCollection, key: Key, scores: list[float]) -> list[str]:
+    """Return the instruction ids of a row; [] when the scorer could not read them."""
     ids = unwrap(row.get(key, None))
     readable = isinstance(ids, (list, tuple)) and all(isinstance(name, str) for name in ids)
     if readable and len(ids) == len(scores):

@@ -1,1 +1,1 @@
-"""Looking at data: trees for notebooks, reports of saves, plots."""
+"""Trees for notebooks, reports of saves, and plots; used by `ops/printing.py`, `ops/plotting.py` and the CLI."""

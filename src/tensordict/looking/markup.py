@@ -1,4 +1,4 @@
-"""Pieces of HTML: text that is escaped, sizes and numbers as people read them, and the style of trees and tables."""
+"""Build pieces of HTML: escaped text, readable sizes and numbers, and the style sheet; used by trees and reports."""
 
 from __future__ import annotations
 
@@ -6,40 +6,40 @@ import html
 from collections.abc import Iterable, Sequence
 
 
-def escaped(value: object) -> str:
-    """The text of a value, which a browser shows as it is."""
+def escape(value: object) -> str:
+    """Escape the text of a value for HTML."""
     return html.escape(printable(str(value)))
 
 
 def printable(text: str) -> str:
-    """Text without the characters that XML and terminals have no form for; lines and tabs stay."""
+    """Escape the characters that XML and terminals cannot hold; line breaks and tabs stay."""
     return "".join(c if c.isprintable() or c in "\n\t" else c.encode("unicode_escape").decode() for c in text)
 
 
 def span(name: str, text: object) -> str:
-    """A piece of text of the class `td-name`."""
-    return f'<span class="td-{name}">{escaped(text)}</span>'
+    """Return a `<span>` of the class `td-name` with this text."""
+    return f'<span class="td-{name}">{escape(text)}</span>'
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]], name: str = "") -> str:
-    """A table of cells, which are text."""
-    cells = "".join(f"<th>{escaped(title)}</th>" for title in head)
-    body = "".join("<tr>" + "".join(f"<td>{escaped(cell)}</td>" for cell in row) + "</tr>" for row in rows)
+    """Return an HTML table of text cells."""
+    cells = "".join(f"<th>{escape(title)}</th>" for title in head)
+    body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
     return f'<table class="td-table {name}"><thead><tr>{cells}</tr></thead><tbody>{body}</tbody></table>'
 
 
 def picture(url: str, title: str) -> str:
-    """A picture at a data URL."""
-    return f'<img src="{html.escape(url)}" alt="{escaped(title)}" title="{escaped(title)}"/>'
+    """Return an `<img>` for a data URL."""
+    return f'<img src="{html.escape(url)}" alt="{escape(title)}" title="{escape(title)}"/>'
 
 
-def shortened(text: str, most: int) -> str:
-    """A text without its end, where it is longer."""
+def shorten(text: str, most: int) -> str:
+    """Cut a text after `most` characters, and say how many were cut."""
     return text if len(text) <= most else f"{text[:most]}… ({len(text) - most:,} more characters)"
 
 
 def size_text(nbytes: float) -> str:
-    """A number of bytes as people read it."""
+    """Format a number of bytes with its unit."""
     if nbytes < 1024:
         return f"{nbytes:.0f} B"
     for unit in ("KiB", "MiB", "GiB"):
@@ -50,19 +50,20 @@ def size_text(nbytes: float) -> str:
 
 
 def count_text(count: int, what: str) -> str:
-    """A number with its noun."""
+    """Format a count with its noun, which gets a plural "s" unless the count is 1."""
     return f"{count:,} {what}" if count == 1 else f"{count:,} {what}s"
 
 
 def number_text(value: object) -> str:
-    """A number in at most five digits, unless it is an integer."""
+    """Format a number with at most five digits; integers keep all of theirs."""
     if isinstance(value, complex):
         return f"{value:.4g}"
     return f"{value:.5g}" if isinstance(value, float) else str(value)
 
 
-# Every name begins with `td-`, as pages of notebooks have names of their own. The colours are those of the notebook;
-# where there is none, those of light or dark pages, as the system asks for.
+# Every class begins with `td-`, so that it cannot clash with the classes of the notebook. The colors come from the
+# theme
+# of the notebook. Without one, they are light or dark, as the system prefers.
 _LIGHT = "--td-blue: #0b5cad; --td-green: #1a6b35; --td-red: #b3261e; --td-bar: #3b7dd8;"
 _DARK = "--td-blue: #79b8ff; --td-green: #7bd88f; --td-red: #ff8a80; --td-bar: #5a9bf0;"
 STYLE = f"""

@@ -1,4 +1,4 @@
-"""What a report says of the leaves of a save, which are read piece by piece."""
+"""Compute the figures, samples and images of saved leaves for a report, piece by piece; used by `report.py`."""
 
 from __future__ import annotations
 
@@ -15,29 +15,29 @@ from tensordict.io.columns import taken
 from tensordict.io.comparing import pieces, read_piece, source_of
 from tensordict.io.progress import Progress
 from tensordict.io.specification import LAZY, WRAPPED, LeafSpec, Specification, specified
-from tensordict.looking.images import first_images, image_form
+from tensordict.looking.images import find_image_form, first_images
 from tensordict.looking.markup import number_text
-from tensordict.looking.plots import finite
-from tensordict.looking.reading import first_index, first_numbers
-from tensordict.looking.tally import Numbers, Tally, numbers_of
+from tensordict.looking.plots import select_finite
+from tensordict.looking.read_limits import first_index, first_numbers
+from tensordict.looking.tally import Numbers, Tally, to_numbers
 from tensordict.memory.system import give_back_memory
 
-# So many elements of a leaf, drawn at random, are in its histogram.
+# A histogram uses at most this many elements of its leaf, chosen at random.
 _SAMPLE = 1 << 16
-# Rows of at most so many elements are looked at element by element, as columns of a table.
+# Rows with at most this many elements get figures for each column.
 _MOST_COLUMNS = 4096
-# The bytes of a leaf that is read in many pieces.
+# Leaves above this size return freed memory to the system between pieces.
 _LARGE = 32 << 20
 _MOST_IMAGES, ROWS, _IN_A_CELL = 6, 5, 4
-# Stands in the key of a leaf for the members of a lazy stack, which are looked at together.
+# In keys, this name stands for all members of a lazy stack, which are measured together.
 MEMBER = "*"
 
 
 @dataclass
 class LeafGroup:
-    """A leaf of a save, or the leaf of this key in all members of a lazy stack.
+    """A leaf of a save, or the leaves of the same key in all members of a lazy stack.
 
-    batch_dims: of the container that it is in.
+    batch_dims: the number of batch dims of the container that holds it.
     """
 
     key: Path
@@ -46,12 +46,12 @@ class LeafGroup:
 
     @property
     def dtype(self) -> str:
-        """Its dtype without the name of torch; those of the members, where they differ."""
+        """The dtype without `torch.`; all dtypes, when the members differ."""
         return ", ".join(dict.fromkeys(str(spec.dtype).removeprefix("torch.") for spec in self.specs))
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Its shape, or that of a member, with -1 for the dims in which members or rows differ."""
+        """The shape of the leaf or of each member, with -1 for dims that differ between members or rows."""
         shapes = [spec.shape for spec in self.specs]
         if len({len(shape) for shape in shapes}) > 1:
             return (-1,)
@@ -59,28 +59,28 @@ class LeafGroup:
 
     @property
     def nbytes(self) -> int:
-        """The bytes of its elements."""
+        """The bytes of all elements."""
         return sum(spec.nbytes for spec in self.specs)
 
     @property
     def is_table(self) -> bool:
-        """Whether its first dim is that of the rows of a batch."""
+        """True when the first dim counts the rows of a batch."""
         return len(self.specs) == 1 and self.batch_dims > 0 and not self.specs[0].ragged
 
     @property
     def has_columns(self) -> bool:
-        """Whether each element of its rows is looked at by itself, as those of images are not."""
+        """True when each column of the rows gets its own figures. Columns of images do not."""
         row = self.shape[1:]
         return (
             self.is_table
             and len(row) > 0
             and math.prod(row) <= _MOST_COLUMNS
-            and not image_form(self.shape[self.batch_dims :], self.specs[0].dtype)
+            and not find_image_form(self.shape[self.batch_dims :], self.specs[0].dtype)
         )
 
 
-def groups_of(root: Specification) -> tuple[dict[Path, LeafGroup], dict[Path, list[Specification]]]:
-    """The leaves of a save by their keys, and the values that are no tensors."""
+def collect_groups(root: Specification) -> tuple[dict[Path, LeafGroup], dict[Path, list[Specification]]]:
+    """Collect the leaves of a save by key, and the values that are not tensors."""
     leaves: dict[Path, LeafGroup] = {}
     values: dict[Path, list[Specification]] = {}
     _collect(root, (), leaves, values)
@@ -106,7 +106,7 @@ def _collect(
 
 
 class ColumnFigures:
-    """Of each element of the rows of a table, its least and greatest value and how often it is NaN."""
+    """Least value, greatest value and number of NaNs for each column of a table."""
 
     def __init__(self, shape: tuple[int, ...]) -> None:
         self.shape = shape
@@ -123,11 +123,11 @@ class ColumnFigures:
             self._nan += np.isnan(rows).sum(0)
 
     def constant(self) -> list[tuple[int, ...]]:
-        """The positions at which all rows have one number."""
+        """Return the positions of the columns that hold one number in all rows."""
         return self._at((self._least == self._greatest) & (self._nan == 0))
 
     def with_nan(self) -> list[tuple[int, ...]]:
-        """The positions at which a row has NaN."""
+        """Return the positions of the columns that hold a NaN in any row."""
         return self._at(self._nan > 0)
 
     def _at(self, which: Any) -> list[tuple[int, ...]]:
@@ -135,14 +135,14 @@ class ColumnFigures:
 
 
 @dataclass
-class Measured:
-    """What was found out of a leaf.
+class LeafFigures:
+    """The results of measuring one leaf.
 
-    read: how many of its elements were read for the figures; all, unless a limit was set.
-    sample: finite elements for the histogram, all or drawn at random.
+    total: the number of its elements. Fewer are read when a limit is set.
+    sample: finite elements for the histogram: all of them, or a random choice.
     rows: the text of the first rows of a table.
-    is_drawn: whether the sample is not of all elements that were read.
-    problem: why it could not be read.
+    is_drawn: the sample is a random choice.
+    problem: the reason why the leaf could not be read.
     """
 
     group: LeafGroup
@@ -159,30 +159,30 @@ class Measured:
 
     @property
     def is_sampled(self) -> bool:
-        """Whether not all elements were read."""
+        """True when only part of the elements was read."""
         return self.tally.count < self.total
 
 
-def measured(group: LeafGroup, limit: int, bar: Progress | None) -> Measured:
-    """Read a leaf piece by piece; no more than a piece of 8 MiB, and what is shown, is in memory at a time.
+def measure_leaf(group: LeafGroup, limit: int, bar: Progress | None) -> LeafFigures:
+    """Measure a leaf piece by piece. Only one piece of 8 MiB, and the displayed elements, are in memory at a time.
 
     Compressed entries of archives, ragged leaves of data sets and leaves behind URLs are fetched whole, one at a time.
 
     Args:
         group: the leaf.
-        limit: about how many bytes of it to read, in pieces at equal distances; 0 for all.
-        bar: is told of the bytes that were read.
+        limit: about how many bytes of it to read, in pieces at equal distances; 0 reads everything.
+        bar: a progress bar that counts the bytes read.
     """
-    found = Measured(group, total=sum(spec.nbytes // spec.dtype.itemsize for spec in group.specs))
+    found = LeafFigures(group, total=sum(spec.nbytes // spec.dtype.itemsize for spec in group.specs))
     try:
         _measure(found, max(1, math.ceil(group.nbytes / limit)) if limit else 1, bar)
     except (OSError, RuntimeError, TypeError, ValueError) as error:
-        # What is broken, or has no numbers, is told, and the rest of the report is made.
+        # A broken leaf, or a dtype without numbers, is reported, and the other leaves are measured all the same.
         found.problem = f"{error}"
     return found
 
 
-def _measure(found: Measured, every: int, bar: Progress | None) -> None:
+def _measure(found: LeafFigures, every: int, bar: Progress | None) -> None:
     group, random = found.group, np.random.default_rng(0)
     drawn, count = np.empty(2 * _SAMPLE), 0
     if group.has_columns:
@@ -190,16 +190,16 @@ def _measure(found: Measured, every: int, bar: Progress | None) -> None:
     for spec in group.specs:
         source = source_of(spec)
         elements = taken(source)[0] if spec.ragged else source
-        # Of what is ragged in a file, the size is known by now.
+        # Opening a ragged leaf tells its number of elements, which the specification does not know.
         found.total += elements.numel() - spec.nbytes // spec.dtype.itemsize
-        _look(found, spec, elements)
+        _read_display(found, spec, elements)
         for index in islice(pieces(tuple(elements.shape), elements.dtype.itemsize), 0, None, every):
             piece = read_piece(elements, index)
-            numbers = numbers_of(piece)
+            numbers = to_numbers(piece)
             found.tally.add(numbers)
             if numbers.dtype.kind != "c":
                 found.is_drawn = found.total // every > _SAMPLE
-                sample = finite(_drawn(numbers, found.total // every, random))[: drawn.size - count]
+                sample = select_finite(_draw_sample(numbers, found.total // every, random))[: drawn.size - count]
                 drawn[count : count + sample.size] = sample
                 count += sample.size
                 del sample
@@ -209,43 +209,44 @@ def _measure(found: Measured, every: int, bar: Progress | None) -> None:
                 bar.add(piece.numel() * piece.itemsize)
             del piece, numbers
             if spec.nbytes > _LARGE:
-                # What opening a shard of a data set leaves between two pieces keeps the C library from using their
-                # memory again: 160 MiB grew out of 288 that were read.
+                # Opening a shard of a data set between two pieces keeps the C library from reusing their memory.
+                # Without this call,
+                # reading 288 MiB grew the process by 160 MiB.
                 give_back_memory()
     if found.columns is not None and not found.tally.count:
         found.columns = None
     found.sample = drawn[:count].copy()
 
 
-def _drawn(numbers: Numbers, total: int, random: np.random.Generator) -> Numbers:
-    """All of a piece of few elements, else as many at random as are its share."""
+def _draw_sample(numbers: Numbers, total: int, random: np.random.Generator) -> Numbers:
+    """Return all elements if there are few in total, else a random choice in proportion to the size of the piece."""
     if total <= _SAMPLE or not numbers.size:
         return numbers
-    # Rounded at random, as a piece may be of one element.
+    # Random rounding: a piece may have one element, and would never or always be chosen.
     wanted = int(_SAMPLE * numbers.size / total + random.random())
     return numbers[random.integers(0, numbers.size, wanted)]
 
 
-def _look(found: Measured, spec: LeafSpec, elements: Tensor) -> None:
-    """Take the first elements, images and rows."""
+def _read_display(found: LeafFigures, spec: LeafSpec, elements: Tensor) -> None:
+    """Keep the first elements, images and rows for display."""
     group = found.group
-    reader: Any = _OnIndex(elements)
+    reader: Any = _LazyReader(elements)
     known = sum(piece.size for piece in found.first)
     if known < 8:
         found.first += first_numbers([reader], 8 - known)
     if spec.ragged:
         return
-    if form := image_form(spec.shape[group.batch_dims :], spec.dtype):
+    if form := find_image_form(spec.shape[group.batch_dims :], spec.dtype):
         count = math.prod(spec.shape[: len(spec.shape) - len(form)])
         urls = first_images([reader], form, _MOST_IMAGES - len(found.images))
         found.images += urls
         found.more_images += count - len(urls)
     if group.is_table:
-        found.rows = [_cell(row) for row in _heads(elements)]
+        found.rows = [_format_cell(row) for row in _read_first_rows(elements)]
 
 
-class _OnIndex:
-    """A tensor of which what is indexed is read, and nothing else."""
+class _LazyReader:
+    """A tensor that reads only the elements that an index selects."""
 
     def __init__(self, tensor: Tensor) -> None:
         self._tensor, self.shape, self.ndim = tensor, tensor.shape, tensor.ndim
@@ -254,12 +255,12 @@ class _OnIndex:
         return read_piece(self._tensor, index)
 
 
-def _heads(elements: Tensor) -> list[Numbers]:
-    """The first elements of the first rows, read at once."""
+def _read_first_rows(elements: Tensor) -> list[Numbers]:
+    """Return the first elements of the first rows, in one read."""
     read = read_piece(elements, (slice(ROWS), *first_index(elements.shape[1:], _IN_A_CELL + 1)))
-    return [numbers_of(row)[: _IN_A_CELL + 1] for row in read]
+    return [to_numbers(row)[: _IN_A_CELL + 1] for row in read]
 
 
-def _cell(numbers: Numbers) -> str:
+def _format_cell(numbers: Numbers) -> str:
     more = ", …" if numbers.size > _IN_A_CELL else ""
     return ", ".join(map(number_text, numbers[:_IN_A_CELL].tolist())) + more

@@ -1,4 +1,4 @@
-"""Plots of leaves by Matplotlib: histograms, and lines along a dim."""
+"""Plot leaves with Matplotlib as histograms or lines; used by `TensorDict.plot` and by reports."""
 
 from __future__ import annotations
 
@@ -15,31 +15,33 @@ from tensordict.core import ragged
 from tensordict.core.contract import Contract, is_node
 from tensordict.core.extras import require
 from tensordict.core.keys import Path
-from tensordict.looking.reading import why_unreadable
-from tensordict.looking.tally import Numbers, numbers_of
+from tensordict.looking.read_limits import why_unreadable
+from tensordict.looking.tally import Numbers, to_numbers
 from tensordict.memory.stored_tensors import in_memory
 
 BINS = 40
-# Matplotlib adds up what it draws.
+# Matplotlib adds coordinates, which overflows for larger values.
 _FARTHEST = 1e300
-# The most elements that are read of a leaf for a histogram, points along a line, and lines that are told apart.
+# Limits of a plot: elements read for a histogram, points of a line, and lines with a color of their own.
 _MOST, _POINTS, _LINES = 1 << 20, 2000, 8
 
 
-def figure_of(
+def draw_figure(
     container: Any, dim: int | None, bins: int, most: int, ax: Any, figsize: tuple[float, float] | None
 ) -> Any:
-    """The figure of `TensorDict.plot`, which has checked the arguments."""
-    leaves = [(path, node, name) for path, node, name in _leaves(container, ()) if dim is None or _has_dim(node, name)]
+    """Draw the figure for `TensorDict.plot`, which has checked the arguments."""
+    leaves = [
+        (path, node, name) for path, node, name in _iter_leaves(container, ()) if dim is None or _has_dim(node, name)
+    ]
     if not leaves:
         raise ValueError(f"there is no leaf of numbers to plot; the keys are {list(container.keys(True))!r:.200}")
     shown = leaves[:most]
-    axes = _axes(ax, len(shown), figsize)
+    axes = _make_axes(ax, len(shown), figsize)
     for place, (path, node, name) in zip(axes, shown):
         if dim is None:
-            _histogram(place, path, node, name, bins)
+            _draw_histogram(place, path, node, name, bins)
         else:
-            _lines(place, path, node, name, dim)
+            _draw_lines(place, path, node, name, dim)
     for place in axes[len(shown) :]:
         place.set_axis_off()
     figure = axes[0].figure
@@ -50,12 +52,12 @@ def figure_of(
     return figure
 
 
-def _leaves(node: Contract, path: Path) -> Iterator[tuple[Path, Any, str]]:
-    """The nested key of each leaf of numbers, the container that it is in, and its name there."""
+def _iter_leaves(node: Contract, path: Path) -> Iterator[tuple[Path, Any, str]]:
+    """Yield for each numeric leaf its nested key, its container, and its name in that container."""
     for name, value in node._structure().items():
         if is_node(value):
             if not value._is_non_tensor:
-                yield from _leaves(value, (*path, name))
+                yield from _iter_leaves(value, (*path, name))
         elif isinstance(value, Tensor) and not why_unreadable(value) and not value.dtype.is_complex:
             yield (*path, name), node, name
 
@@ -64,7 +66,7 @@ def _has_dim(node: Contract, name: str) -> bool:
     return all(type(size) is int and size >= 0 for size in node._shape_of(name))
 
 
-def _axes(ax: Any, count: int, figsize: tuple[float, float] | None) -> Sequence[Any]:
+def _make_axes(ax: Any, count: int, figsize: tuple[float, float] | None) -> Sequence[Any]:
     if ax is not None:
         places = np.atleast_1d(np.asarray(ax, dtype=object)).reshape(-1).tolist()
         if len(places) < count:
@@ -75,12 +77,12 @@ def _axes(ax: Any, count: int, figsize: tuple[float, float] | None) -> Sequence[
     columns = min(count, math.ceil(math.sqrt(count)), 4)
     rows = math.ceil(count / columns)
     figure = require("matplotlib.figure", "report").Figure(figsize or (3.2 * columns, 2.4 * rows), layout="constrained")
-    # What notebooks show, whether or not they have been told of Matplotlib.
-    figure._repr_png_ = partial(_png, figure)
+    # Notebooks call this method to display the figure, even without `%matplotlib inline`.
+    figure._repr_png_ = partial(_encode_png, figure)
     return np.atleast_1d(figure.subplots(rows, columns)).reshape(-1).tolist()  # type: ignore[no-any-return]
 
 
-def _png(figure: Any) -> bytes:
+def _encode_png(figure: Any) -> bytes:
     content = io.BytesIO()
     figure.savefig(content, format="png")
     return content.getvalue()
@@ -90,9 +92,10 @@ def _png(figure: Any) -> bytes:
 
 
 def bin_edges(samples: Sequence[Numbers], bins: int = BINS) -> Numbers | None:
-    """The edges of bins for all of some samples: of integers, each bin has as many numbers, one where these are few.
+    """Return the edges of histogram bins that cover all samples.
 
-    `None` where there are no elements, and where they are too far apart for Matplotlib.
+    For integers, every bin covers the same number of integers. Returns `None` when there are no elements, or when
+    they are too far apart for Matplotlib.
     """
     filled = [sample for sample in samples if sample.size]
     if not filled:
@@ -100,29 +103,29 @@ def bin_edges(samples: Sequence[Numbers], bins: int = BINS) -> Numbers | None:
     low, high = float(min(sample.min() for sample in filled)), float(max(sample.max() for sample in filled))
     if max(-low, high) > _FARTHEST:
         return None
-    # Larger ones have no halves between them.
+    # Above 2**52, float64 has no halves, so edges between integers cannot be expressed.
     if max(-low, high) < 1 << 52 and all((sample == np.round(sample)).all() for sample in filled):
         width = math.ceil((high - low + 1) / bins)
         return np.arange(low - 0.5, high + width, width)
     return np.linspace(low, high, bins + 1) if low < high else np.array([low - 0.5, low + 0.5])
 
 
-def finite(numbers: Numbers) -> Numbers:
-    """The finite ones of some elements, in float64."""
+def select_finite(numbers: Numbers) -> Numbers:
+    """Return the finite elements as float64."""
     wide = numbers.astype(np.float64)
     return wide[np.isfinite(wide)]
 
 
-def _histogram(place: Any, path: Path, node: Any, name: str, bins: int) -> None:
+def _draw_histogram(place: Any, path: Path, node: Any, name: str, bins: int) -> None:
     rows = len(node) if node._batch_size else 1
     shape = node._shape_of(name)
-    # The size of a ragged dim is -1, or a symbol of torch's.
+    # A ragged dim has the size -1 or a symbolic size.
     count = math.prod(size for size in shape if type(size) is int and size > 0)
     step = max(1, math.ceil(count / _MOST)) if rows > 1 else 1
     taken = node._index(slice(None, None, step)) if step > 1 else node
     parts = [ragged.elements(in_memory(leaf)) for leaf in taken._leaves_of(name)]
-    numbers = np.concatenate([numbers_of(part) for part in parts]) if parts else np.zeros(0)
-    sample = finite(numbers)
+    numbers = np.concatenate([to_numbers(part) for part in parts]) if parts else np.zeros(0)
+    sample = select_finite(numbers)
     notes = [f"1 of {step:,} rows"] if step > 1 else []
     if missing := numbers.size - sample.size:
         notes.append(f"{missing:,} not finite")
@@ -131,11 +134,11 @@ def _histogram(place: Any, path: Path, node: Any, name: str, bins: int) -> None:
         notes.append("no numbers" if not sample.size else "too far apart")
     else:
         place.stairs(np.histogram(sample, edges)[0], edges, fill=True)
-    _titled(place, path, notes)
+    _set_title(place, path, notes)
 
 
-def _titled(place: Any, path: Path, notes: Sequence[str]) -> None:
-    # Dollars would begin a formula.
+def _set_title(place: Any, path: Path, notes: Sequence[str]) -> None:
+    # Matplotlib reads text between dollar signs as a formula.
     place.set_title(".".join(path).replace("$", r"\$"), fontsize="medium", loc="left")
     if notes:
         place.set_title(", ".join(notes), fontsize="x-small", loc="right")
@@ -145,12 +148,12 @@ def _titled(place: Any, path: Path, notes: Sequence[str]) -> None:
 # --- lines ------------------------------------------------------------------------------------------------------------
 
 
-def _lines(place: Any, path: Path, node: Any, name: str, dim: int) -> None:
+def _draw_lines(place: Any, path: Path, node: Any, name: str, dim: int) -> None:
     length = node._batch_size[dim]
     step = max(1, math.ceil(length / _POINTS))
     taken = node._index((slice(None),) * dim + (slice(None, None, step),)) if step > 1 else node
     leaf = in_memory(taken._entries[name])
-    table = numbers_of(leaf.movedim(dim, 0)).reshape(leaf.shape[dim], -1).astype(np.float64)
+    table = to_numbers(leaf.movedim(dim, 0)).reshape(leaf.shape[dim], -1).astype(np.float64)
     at = np.arange(0, length, step)
     notes = [f"1 of {step:,} points"] if step > 1 else []
     lines = table.shape[1]
@@ -166,4 +169,4 @@ def _lines(place: Any, path: Path, node: Any, name: str, dim: int) -> None:
             place.fill_between(at, table.min(1), table.max(1), alpha=0.25, linewidth=0)
     label = None if node._names is None else node._names[dim]
     place.set_xlabel(label or f"dim {dim}", fontsize="small")
-    _titled(place, path, notes)
+    _set_title(place, path, notes)

@@ -1,4 +1,4 @@
-"""The report of a save, or of two side by side: one page of HTML that needs nothing else."""
+"""Build the report of one save, or of two side by side: one page of HTML without other files."""
 
 from __future__ import annotations
 
@@ -23,33 +23,33 @@ from tensordict.io.specification import Broken, LeafSpec, Specification, Unread,
 from tensordict.looking.markup import (
     STYLE,
     count_text,
-    escaped,
+    escape,
     number_text,
     picture,
-    shortened,
+    shorten,
     size_text,
     span,
     table,
 )
-from tensordict.looking.measuring import MEMBER, ROWS, LeafGroup, Measured, groups_of, measured
+from tensordict.looking.measuring import MEMBER, ROWS, LeafFigures, LeafGroup, collect_groups, measure_leaf
 from tensordict.looking.plots import bin_edges
-from tensordict.looking.tally import Numbers, figures_html, figures_of
+from tensordict.looking.tally import Numbers, figures_html, list_figures
 from tensordict.memory.mapped import PathLike
 from tensordict.memory.names import without_scheme
 
-# So many leaves and values are shown, positions listed, columns in the table of rows, characters of a value.
+# Limits of a page: leaves and values, listed positions, columns in the table of rows, characters of a value.
 _MOST_LEAVES, _MOST_POSITIONS, _MOST_CELLS, _MOST_TEXT = 300, 20, 12, 200
-# The colours of the first and the second save, which are seen on light and on dark pages.
+# The colors of the first and the second save; both are visible on light and on dark pages.
 _COLOURS = ("#3b7dd8", "#e0872b")
-# What Matplotlib draws in the colour of the text of the page.
+# A placeholder for the text color: Matplotlib draws in it, and the page replaces it by `currentColor`.
 _INK = "#010203"
-# Every report begins so, and nothing else does.
+# The first bytes of every report, by which the CLI recognizes a report that it may replace.
 MARK = "<!doctype html>\n<!-- a report of tensordict -->\n"
 
 
 @dataclass
-class _Reported:
-    """A save that is reported on."""
+class _ReportedSave:
+    """One of the reported saves, with its leaves, values and problems."""
 
     path: str
     format: str
@@ -57,7 +57,7 @@ class _Reported:
     leaves: dict[Path, LeafGroup]
     values: dict[Path, list[Specification]]
     problems: list[str]
-    measured: dict[Path, Measured] = field(default_factory=dict)
+    measured: dict[Path, LeafFigures] = field(default_factory=dict)
 
     @property
     def nbytes(self) -> int:
@@ -65,8 +65,8 @@ class _Reported:
         return sum(group.nbytes for group in self.leaves.values())
 
     @staticmethod
-    def at(path: PathLike) -> _Reported:
-        """The save at a path or URL, described and not read."""
+    def at(path: PathLike) -> _ReportedSave:
+        """Describe the save at a path or URL, without reading its tensors."""
         problems: list[str] = []
 
         def complain(error: OSError) -> Specification:
@@ -75,19 +75,19 @@ class _Reported:
 
         place = without_scheme(path)
         format, root = describe_save(place, complain)
-        return _Reported(os.fspath(path), format, root, *groups_of(root), problems)
+        return _ReportedSave(os.fspath(path), format, root, *collect_groups(root), problems)
 
     def measure(self, limit: int, bar: Progress | None) -> None:
-        """Read the leaves."""
+        """Read the leaves and compute their figures."""
         for key, group in islice(self.leaves.items(), _MOST_LEAVES):
-            self.measured[key] = measured(group, limit, bar)
+            self.measured[key] = measure_leaf(group, limit, bar)
 
 
 class Page(NamedTuple):
-    """A report.
+    """A finished report.
 
     html: the page.
-    problems: what is broken in the saves, a line each.
+    problems: one line for each broken entry of the saves.
     """
 
     html: str
@@ -95,23 +95,25 @@ class Page(NamedTuple):
 
 
 def report(path: PathLike, other: PathLike | None = None, *, limit: int = 0, progress: Wanted = None) -> Page:
-    """A page on what a save holds, or on how two compare, in HTML that needs no other file and runs no script.
+    """Build a page of HTML on the content of a save, or on the differences of two.
 
-    It has the structure, the sizes, a histogram and figures of each leaf, what is NaN or constant, the first values and
-    rows, and thumbnails of what looks like images; of two saves, where they differ. Tensors are read piece by piece, so
-    that memory does not limit their size. Nothing is unpickled, and the tensorclasses need not be known.
+    The page needs no other file and runs no script. It shows the structure, sizes, a histogram and figures of each
+    leaf, NaN and constant elements, the first values and rows, and thumbnails of leaves that look like images. For two
+    saves, it lists the differences. Tensors are read piece by piece, so that memory does not limit their size. Nothing
+    is unpickled, and tensorclasses need not be known.
 
     Args:
-        path: a folder or a file, a data set, or the URL of one, of any format that `load` and `open_dataset` take.
-        other: another one, to be compared with it.
-        limit: about how many bytes of each leaf to read, in pieces of 8 MiB at equal distances; 0 for all. The page
-            says of which figures this is true. Elements are then not compared.
-        progress: `True` shows bars, `False` none; by default they are shown where somebody watches, after a second.
+        path: a folder, a file or a data set, or the URL of one, in any format that `load` and `open_dataset` take.
+        other: a second save, to compare with the first.
+        limit: about how many bytes of each leaf to read, in pieces of 8 MiB at equal distances; 0 reads everything.
+            With a limit, the page says which figures are from a part only, and elements are not compared.
+        progress: `True` shows progress bars, `False` hides them. By default, they show on a terminal, after a second.
 
     Raises:
-        FileNotFoundError: there is nothing at a path.
-        SaveError: a save is of no format that is known, or broken as a whole; a broken entry is reported.
-        ModuleNotFoundError: Matplotlib is not installed: the extra `report` has it.
+        FileNotFoundError: a path does not exist.
+        SaveError: a save has no known format, or cannot be opened at all. The page reports a single broken entry
+            instead.
+        ModuleNotFoundError: Matplotlib is not installed; the extra `report` installs it.
 
     Example:
         >>> import tempfile
@@ -126,24 +128,24 @@ def report(path: PathLike, other: PathLike | None = None, *, limit: int = 0, pro
     """
     require("matplotlib", "report")
     with quiet(progress):
-        saves = [_Reported.at(place) for place in (path, other) if place is not None]
+        saves = [_ReportedSave.at(place) for place in (path, other) if place is not None]
     with progress_bar(progress, "reading", None if limit else sum(save.nbytes for save in saves)) as bar:
         for save in saves:
             save.measure(limit, bar)
     found = None
     if len(saves) == 2:
         with progress_bar(progress, "comparing", None) as bar:
-            found = list(_differences(saves[0].root, saves[1].root, not limit, bar))
+            found = list(_iter_differences(saves[0].root, saves[1].root, not limit, bar))
     drawn = len({key for save in saves for key in save.measured})
     with progress_bar(progress, "drawing", drawn, unit=" leaves") as bar:
-        html = "".join([MARK, *_page(saves, found, limit, bar)])
+        html = "".join([MARK, *_build_page(saves, found, limit, bar)])
     return Page(html, [line for save in saves for line in save.problems])
 
 
-def _differences(
+def _iter_differences(
     one: Specification, other: Specification, elements: bool, bar: Progress | None
 ) -> Iterator[Difference]:
-    """Where two saves differ in structure, and then in values and elements."""
+    """Yield the differences in structure, then the differences in values and elements."""
     yield from differences(one, other, None)
     others = dict(walk(other))
     for key, node in walk(one):
@@ -178,47 +180,47 @@ body.tensordict { max-width: 75em; margin: 0 auto; padding: 1em 1.5em 4em; }
 )
 
 
-def _page(
-    saves: Sequence[_Reported], found: list[Difference] | None, limit: int, bar: Progress | None
+def _build_page(
+    saves: Sequence[_ReportedSave], found: list[Difference] | None, limit: int, bar: Progress | None
 ) -> Iterator[str]:
     title = " and ".join(save.path for save in saves)
-    yield f'<html lang="en"><head><meta charset="utf-8"><title>{escaped(title)}</title>'
+    yield f'<html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>'
     yield f'<meta name="viewport" content="width=device-width"><style>{STYLE}{_PAGE_STYLE}</style></head>'
     yield '<body class="tensordict">'
-    yield f"<h1>{' and '.join(_name(saves, number) for number in range(len(saves)))}</h1>"
-    yield "".join(f"<div>{_headline(saves, number)}</div>" for number in range(len(saves)))
+    yield f"<h1>{' and '.join(_path_html(saves, number) for number in range(len(saves)))}</h1>"
+    yield "".join(f"<div>{_headline_html(saves, number)}</div>" for number in range(len(saves)))
     sections: list[tuple[str, Iterable[str]]] = [
-        *([("Differences", _difference_rows(found, bool(limit)))] if found is not None else []),
-        ("Findings", _findings(saves)),
-        ("Structure", _structure(saves)),
-        ("Tensors", _cards(saves, bar)),
-        ("Values", _values(saves)),
-        ("First rows", _first_rows(saves)),
+        *([("Differences", _differences_html(found, bool(limit)))] if found is not None else []),
+        ("Findings", _findings_html(saves)),
+        ("Structure", _structure_html(saves)),
+        ("Tensors", _cards_html(saves, bar)),
+        ("Values", _values_html(saves)),
+        ("First rows", _first_rows_html(saves)),
     ]
     made = [(name, "".join(content)) for name, content in sections]
     there = [(name, content) for name, content in made if content]
-    links = " ".join(f'<a href="#{_anchor(name)}">{name}</a>' for name, _ in there)
+    links = " ".join(f'<a href="#{_make_anchor(name)}">{name}</a>' for name, _ in there)
     yield f"<nav>{links}</nav>"
     for name, content in there:
-        yield f'<section><h2 id="{_anchor(name)}">{name}</h2>{content}</section>'
+        yield f'<section><h2 id="{_make_anchor(name)}">{name}</h2>{content}</section>'
     yield "</body></html>\n"
 
 
-def _anchor(name: str) -> str:
+def _make_anchor(name: str) -> str:
     return name.lower().replace(" ", "-")
 
 
-def _name(saves: Sequence[_Reported], number: int) -> str:
-    """The path of a save, in its colour where there are two."""
-    path = escaped(saves[number].path)
+def _path_html(saves: Sequence[_ReportedSave], number: int) -> str:
+    """Return the path of a save as HTML, colored when there are two saves."""
+    path = escape(saves[number].path)
     return f'<span class="td-{("first", "second")[number]}">{path}</span>' if len(saves) > 1 else path
 
 
-def _letter(saves: Sequence[_Reported], number: int) -> list[str]:
+def _save_letter(saves: Sequence[_ReportedSave], number: int) -> list[str]:
     return ["AB"[number]] if len(saves) > 1 else []
 
 
-def _headline(saves: Sequence[_Reported], number: int) -> str:
+def _headline_html(saves: Sequence[_ReportedSave], number: int) -> str:
     save = saves[number]
     values = sum(map(len, save.values.values()))
     on_disk = remote_bytes(save.path) if is_url(save.path) else bytes_on_disk(without_scheme(save.path))
@@ -231,23 +233,23 @@ def _headline(saves: Sequence[_Reported], number: int) -> str:
         *([f"{size_text(on_disk)} of files"] if on_disk is not None else []),
         *([] if is_url(save.path) else [f"{size_text(bytes_allocated(without_scheme(save.path)))} on disk"]),
     ]
-    letter = "".join(f"{text}: " for text in _letter(saves, number))
+    letter = "".join(f"{text}: " for text in _save_letter(saves, number))
     return span("note", f"{letter}{', '.join(facts)}")
 
 
-def _key(key: Path) -> str:
+def _key_text(key: Path) -> str:
     return ".".join(key)
 
 
-def _all_keys(saves: Sequence[_Reported]) -> list[Path]:
+def _list_keys(saves: Sequence[_ReportedSave]) -> list[Path]:
     return list(dict.fromkeys(key for save in saves for key in save.leaves))
 
 
-def _shape(shape: Iterable[int]) -> str:
+def _format_shape(shape: Iterable[int]) -> str:
     return f"[{', '.join('*' if size == -1 else str(size) for size in shape)}]"
 
 
-def _difference_rows(found: list[Difference], is_limited: bool) -> Iterator[str]:
+def _differences_html(found: list[Difference], is_limited: bool) -> Iterator[str]:
     if is_limited:
         yield '<div class="td-note">Elements were not compared, as not all of them were read.</div>'
     if not found:
@@ -257,43 +259,43 @@ def _difference_rows(found: list[Difference], is_limited: bool) -> Iterator[str]
         return
     rows = []
     for item in islice(found, _MOST_LEAVES):
-        what = [_text(value) for value in (item.one, item.other)]
+        what = [_format_value(value) for value in (item.one, item.other)]
         if item.what == "elements":
             by = "" if math.isnan(item.max_abs) else f", by at most {number_text(item.max_abs)}"
             what = [f"{item.differing:,} of {item.count:,} differ{by}", ""]
-        rows.append([_key(item.key) or "(the root)", item.what, *what])
+        rows.append([_key_text(item.key) or "(the root)", item.what, *what])
     yield table(["key", "what", "A", "B"], rows)
-    yield _more(len(found), len(rows), "difference")
+    yield _more_html(len(found), len(rows), "difference")
 
 
-def _text(value: object) -> str:
-    return "" if value is None else shortened(value if isinstance(value, str) else repr(value), _MOST_TEXT)
+def _format_value(value: object) -> str:
+    return "" if value is None else shorten(value if isinstance(value, str) else repr(value), _MOST_TEXT)
 
 
-def _more(count: int, shown: int, what: str) -> str:
+def _more_html(count: int, shown: int, what: str) -> str:
     return f'<div class="td-note">… {count_text(count - shown, f"more {what}")}</div>' if count > shown else ""
 
 
-# --- what strikes -----------------------------------------------------------------------------------------------------
+# --- findings ---------------------------------------------------------------------------------------------------------
 
 
-def _findings(saves: Sequence[_Reported]) -> Iterator[str]:
+def _findings_html(saves: Sequence[_ReportedSave]) -> Iterator[str]:
     lines = [
-        "".join([*(f"{letter}: " for letter in _letter(saves, number)), line])
+        "".join([*(f"{letter}: " for letter in _save_letter(saves, number)), line])
         for number, save in enumerate(saves)
-        for line in _found_in(save)
+        for line in _find_problems(save)
     ]
     if not lines:
         yield "<div>Nothing is broken, NaN, infinite or constant.</div>"
         return
-    yield f"<ul>{''.join(f'<li>{escaped(line)}</li>' for line in islice(lines, _MOST_LEAVES))}</ul>"
-    yield _more(len(lines), min(len(lines), _MOST_LEAVES), "finding")
+    yield f"<ul>{''.join(f'<li>{escape(line)}</li>' for line in islice(lines, _MOST_LEAVES))}</ul>"
+    yield _more_html(len(lines), min(len(lines), _MOST_LEAVES), "finding")
 
 
-def _found_in(save: _Reported) -> Iterator[str]:
+def _find_problems(save: _ReportedSave) -> Iterator[str]:
     yield from save.problems
     for key, found in save.measured.items():
-        name, tally = _key(key), found.tally
+        name, tally = _key_text(key), found.tally
         if found.problem:
             yield f"{name}: its elements cannot be read: {found.problem}"
         for what, count in (("NaN", tally.nan), ("infinite", tally.infinite)):
@@ -315,8 +317,8 @@ def _found_in(save: _Reported) -> Iterator[str]:
 # --- structure, and a card for each leaf ------------------------------------------------------------------------------
 
 
-def _structure(saves: Sequence[_Reported]) -> Iterator[str]:
-    keys = _all_keys(saves)
+def _structure_html(saves: Sequence[_ReportedSave]) -> Iterator[str]:
+    keys = _list_keys(saves)
     head = ["key", *(["save"] if len(saves) > 1 else []), "dtype", "shape", "tensors", "size"]
     head += ["min", "mean", "std", "max", "NaN", "zero"]
     rows = []
@@ -324,17 +326,19 @@ def _structure(saves: Sequence[_Reported]) -> Iterator[str]:
         for number, save in enumerate(saves):
             group = save.leaves.get(key)
             if group is None:
-                rows.append([_key(key), *_letter(saves, number), "missing", *[""] * (len(head) - 3)])
+                rows.append([_key_text(key), *_save_letter(saves, number), "missing", *[""] * (len(head) - 3)])
                 continue
-            facts = [group.dtype, _shape(group.shape), f"{len(group.specs):,}", size_text(group.nbytes)]
-            rows.append([_key(key), *_letter(saves, number), *facts, *_numbers(save.measured.get(key))])
+            facts = [group.dtype, _format_shape(group.shape), f"{len(group.specs):,}", size_text(group.nbytes)]
+            rows.append(
+                [_key_text(key), *_save_letter(saves, number), *facts, *_format_figures(save.measured.get(key))]
+            )
     yield f'<div class="td-wide">{table(head, rows, "td-numbers")}</div>'
     if any(MEMBER in key for key in keys):
-        yield _note(f"{MEMBER} stands for the members of a lazy stack, which are looked at together.")
-    yield _more(len(keys), min(len(keys), 5 * _MOST_LEAVES), "key")
+        yield _note_html(f"{MEMBER} stands for the members of a lazy stack, which are looked at together.")
+    yield _more_html(len(keys), min(len(keys), 5 * _MOST_LEAVES), "key")
 
 
-def _numbers(found: Measured | None) -> list[str]:
+def _format_figures(found: LeafFigures | None) -> list[str]:
     if found is None or found.problem or not found.tally.count:
         return []
     tally = found.tally
@@ -342,41 +346,41 @@ def _numbers(found: Measured | None) -> list[str]:
     return [least, number_text(tally.mean), number_text(tally.std), greatest, f"{tally.nan:,}", f"{tally.zero:,}"]
 
 
-def _cards(saves: Sequence[_Reported], bar: Progress | None) -> Iterator[str]:
-    keys = [key for key in _all_keys(saves) if any(key in save.measured for save in saves)]
+def _cards_html(saves: Sequence[_ReportedSave], bar: Progress | None) -> Iterator[str]:
+    keys = [key for key in _list_keys(saves) if any(key in save.measured for save in saves)]
     yield '<div class="td-cards">'
     for key in keys:
-        yield _card([save.measured.get(key) for save in saves], key)
+        yield _card_html([save.measured.get(key) for save in saves], key)
         if bar is not None:
             bar.add(1)
     yield "</div>"
-    hidden = len(_all_keys(saves)) - len(keys)
+    hidden = len(_list_keys(saves)) - len(keys)
     if hidden:
         yield f'<div class="td-note">{count_text(hidden, "more leaf")} in the table above were not read.</div>'
 
 
-def _card(both: Sequence[Measured | None], key: Path) -> str:
-    pieces = [f"<h3>{escaped(_key(key))}</h3>"]
+def _card_html(both: Sequence[LeafFigures | None], key: Path) -> str:
+    pieces = [f"<h3>{escape(_key_text(key))}</h3>"]
     samples = [np.zeros(0) if found is None else found.sample for found in both]
     if (edges := bin_edges(samples)) is not None:
-        pieces.append(_svg(samples, edges))
+        pieces.append(_draw_svg(samples, edges))
     for number, found in enumerate(both):
         if found is not None:
             mark = "" if len(both) == 1 else f'<span class="td-{("first", "second")[number]}">{"AB"[number]}</span> '
-            head = " · ".join([found.group.dtype, _shape(found.group.shape), size_text(found.group.nbytes)])
-            pieces.append(f"<div>{mark}{span('note', head)}</div>{_about(found)}")
+            head = " · ".join([found.group.dtype, _format_shape(found.group.shape), size_text(found.group.nbytes)])
+            pieces.append(f"<div>{mark}{span('note', head)}</div>{_figures_html(found)}")
     return f'<div class="td-card">{"".join(pieces)}</div>'
 
 
-def _about(found: Measured) -> str:
+def _figures_html(found: LeafFigures) -> str:
     if found.problem:
-        return f'<div class="td-bad">{escaped(found.problem)}</div>'
+        return f'<div class="td-bad">{escape(found.problem)}</div>'
     pieces = []
     if found.is_sampled:
         share = found.tally.count / max(found.total, 1)
-        pieces.append(_note(f"Of {share:.2%} of the elements, in pieces at equal distances:"))
+        pieces.append(_note_html(f"Of {share:.2%} of the elements, in pieces at equal distances:"))
     zero = {"zero": f"{found.tally.zero / found.tally.count:.1%}"} if found.tally.zero and found.tally.count > 1 else {}
-    pieces.append(figures_html({**figures_of(found.tally), **zero}))
+    pieces.append(figures_html({**list_figures(found.tally), **zero}))
     numbers = [number for piece in found.first for number in piece.tolist()][:8]
     if found.total > 1 and numbers:
         more = ", …" if found.total > len(numbers) else ""
@@ -384,7 +388,7 @@ def _about(found: Measured) -> str:
             f"<div>{span('name', 'first')} {span('values', ', '.join(map(number_text, numbers)) + more)}</div>"
         )
     if found.is_drawn:
-        pieces.append(_note(f"The histogram is of {found.sample.size:,} elements drawn at random."))
+        pieces.append(_note_html(f"The histogram is of {found.sample.size:,} elements drawn at random."))
     if found.images:
         cut = span("more", f" … {count_text(found.more_images, 'more image')}") if found.more_images > 0 else ""
         pictures = "".join(picture(url, f"image {number}") for number, url in enumerate(found.images))
@@ -392,19 +396,19 @@ def _about(found: Measured) -> str:
     return "".join(pieces)
 
 
-def _note(text: str) -> str:
-    return f'<div class="td-note">{escaped(text)}</div>'
+def _note_html(text: str) -> str:
+    return f'<div class="td-note">{escape(text)}</div>'
 
 
-def _svg(samples: Sequence[Numbers], edges: Numbers) -> str:
-    """The histograms of one or two samples over each other, as a drawing that stands in the page itself."""
+def _draw_svg(samples: Sequence[Numbers], edges: Numbers) -> str:
+    """Draw the histograms of one or two samples over each other, as SVG inside the page."""
     matplotlib = require("matplotlib", "report")
     figure = require("matplotlib.figure", "report").Figure(figsize=(5, 1.7))
-    # A layout that is looked for would take as long again.
+    # A fixed layout: automatic layout would double the time.
     axes = figure.add_axes((0.03, 0.16, 0.94, 0.82))
     for sample, colour in zip(samples, _COLOURS):
         if sample.size:
-            # In shares, as samples may be of different lengths.
+            # Heights are shares of the sample, because the two samples may differ in size.
             heights = np.histogram(sample, edges)[0] / sample.size
             axes.stairs(heights, edges, fill=True, color=colour, alpha=0.85 if len(samples) == 1 else 0.5)
     axes.yaxis.set_visible(False)
@@ -414,7 +418,7 @@ def _svg(samples: Sequence[Numbers], edges: Numbers) -> str:
         axes.spines[side].set_visible(False)
     axes.spines["bottom"].set_color(_INK)
     content = io.StringIO()
-    # Texts stay texts, and the names inside the same from one time to the next.
+    # Keep text as text, and keep the generated ids equal between runs.
     with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "tensordict", "svg.id": None}):
         figure.savefig(content, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
     drawing = content.getvalue()
@@ -424,44 +428,46 @@ def _svg(samples: Sequence[Numbers], edges: Numbers) -> str:
 # --- values and rows --------------------------------------------------------------------------------------------------
 
 
-def _values(saves: Sequence[_Reported]) -> Iterator[str]:
+def _values_html(saves: Sequence[_ReportedSave]) -> Iterator[str]:
     keys = list(dict.fromkeys(key for save in saves for key in save.values))
     rows = []
     for key in islice(keys, _MOST_LEAVES):
         for number, save in enumerate(saves):
             for node in islice(save.values.get(key, []), 1):
                 more = len(save.values[key]) - 1
-                text = _value_text(node.value) + (f" (and {count_text(more, 'more member')})" if more else "")
-                rows.append([_key(key), *_letter(saves, number), node.kind, _shape(node.batch_size), text])
+                text = _format_saved_value(node.value) + (f" (and {count_text(more, 'more member')})" if more else "")
+                rows.append(
+                    [_key_text(key), *_save_letter(saves, number), node.kind, _format_shape(node.batch_size), text]
+                )
     if rows:
         yield table(["key", *(["save"] if len(saves) > 1 else []), "kind", "batch size", "value"], rows)
-        yield _more(len(keys), min(len(keys), _MOST_LEAVES), "key")
+        yield _more_html(len(keys), min(len(keys), _MOST_LEAVES), "key")
 
 
-def _value_text(value: Any) -> str:
+def _format_saved_value(value: Any) -> str:
     if isinstance(value, Broken):
         return f"broken: {value.why}"
     if isinstance(value, list) and len(value) > ROWS:
-        return f"{_text(value[:ROWS])[:-1]}, …], {len(value):,} in all"
-    return _text(value)
+        return f"{_format_value(value[:ROWS])[:-1]}, …], {len(value):,} in all"
+    return _format_value(value)
 
 
-def _first_rows(saves: Sequence[_Reported]) -> Iterator[str]:
+def _first_rows_html(saves: Sequence[_ReportedSave]) -> Iterator[str]:
     for number, save in enumerate(saves):
         size = save.root.batch_size
         columns: dict[str, list[str]] = {}
         for key, found in save.measured.items():
             if found.rows and size and found.group.shape[0] == size[0]:
-                columns[_key(key)] = found.rows
+                columns[_key_text(key)] = found.rows
         for key, nodes in save.values.items():
             value, rows_of = nodes[0].value, nodes[0].batch_size[:1]
             if len(nodes) == 1 and size and rows_of == size[:1] and isinstance(value, (list, Unread)):
                 first = value.read(ROWS) if isinstance(value, Unread) else value
-                columns[_key(key)] = [_text(item) for item in first[:ROWS]]
+                columns[_key_text(key)] = [_format_value(item) for item in first[:ROWS]]
         if columns and size[0]:
             shown = dict(islice(columns.items(), _MOST_CELLS))
             rows = [[str(row), *(cells[row] for cells in shown.values())] for row in range(min(ROWS, size[0]))]
             if len(saves) > 1:
-                yield f"<div>{_name(saves, number)}</div>"
+                yield f"<div>{_path_html(saves, number)}</div>"
             yield f'<div class="td-wide">{table(["row", *shown], rows)}</div>'
-            yield _more(len(columns), len(shown), "column")
+            yield _more_html(len(columns), len(shown), "column")

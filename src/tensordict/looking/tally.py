@@ -1,4 +1,4 @@
-"""Figures of the elements of a tensor that is read piece by piece."""
+"""Count and summarize the elements of a tensor that is read piece by piece; used by `inspect`, reports and trees."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from tensordict.looking.markup import number_text, span
 
 Numbers = np.ndarray[Any, np.dtype[Any]]
 
-# How many elements are converted to float64 at a time: so many are in the cache of a processor.
+# Elements are converted to float64 in pieces that fit into the cache of the processor.
 _PIECE = 1 << 15
-# Of other floating point dtypes, NumPy has the elements as float32, which has all of them.
+# NumPy lacks the other floating point dtypes. float32 holds each of their values exactly.
 _FLOATS = (torch.float16, torch.float32, torch.float64)
 
 
-def numbers_of(tensor: Tensor) -> Numbers:
-    """The elements in an array of one dim, of the memory of the tensor where that can be had.
+def to_numbers(tensor: Tensor) -> Numbers:
+    """Return the elements as a one-dimensional NumPy array, which shares the memory of the tensor if possible.
 
     Raises:
-        TypeError: torch has no numbers of this dtype.
+        TypeError: torch cannot compute with this dtype.
     """
     plain = tensor.detach().as_subclass(Tensor)
     if plain.dtype in OPAQUE:
@@ -38,14 +38,14 @@ def numbers_of(tensor: Tensor) -> Numbers:
 
 
 class Tally:
-    """Figures of elements, some of which are added at a time.
+    """Figures of elements that are added piece by piece.
 
-    NaN and infinite ones are counted, and in none of the other figures. Complex ones have no least and greatest.
+    NaN and infinite elements are counted, and left out of all other figures. Complex numbers have no least or greatest.
 
     Attributes:
-        count, nan, infinite, zero: how many elements there are in all, and of these kinds.
-        least, greatest: `None` where there is none.
-        mean: of the finite ones, as a share of `True` for truth values; NaN where there is none.
+        count, nan, infinite, zero: the number of all elements, and of these kinds.
+        least, greatest: `None` without finite elements.
+        mean: the mean of the finite elements; for bool, the share of `True`; NaN without finite elements.
     """
 
     def __init__(self) -> None:
@@ -58,16 +58,16 @@ class Tally:
 
     @property
     def std(self) -> float:
-        """The standard deviation with Bessel's correction; NaN of less than two elements."""
+        """The standard deviation with Bessel's correction; NaN for fewer than two elements."""
         return math.sqrt(self._squares / (self._finite - 1)) if self._finite > 1 else math.nan
 
     @property
     def is_constant(self) -> bool:
-        """Whether all elements are one number."""
+        """True when all elements are the same number."""
         return self.count > 0 and self.count == self._finite and self.least is not None and self.least == self.greatest
 
     def add(self, numbers: Numbers) -> None:
-        """Add what :func:`numbers_of` gave."""
+        """Add elements from :func:`to_numbers`."""
         for start in range(0, numbers.size, _PIECE):
             self._add(numbers[start : start + _PIECE])
 
@@ -92,15 +92,16 @@ class Tally:
             mean = wide.mean().item()
             wide -= mean
             squares = float(np.vdot(wide, wide).real)
-        # Of two parts, see https://en.wikipedia.org/wiki/Algorithms_for_calculating_variance#Parallel_algorithm.
+        # Merge two means and variances:
+        # https://en.wikipedia.org/wiki/Algorithms_for_calculating_variance#Parallel_algorithm.
         before, self._finite = self._finite, self._finite + wide.size
         gap = mean - self.mean if before else mean
         self.mean = self.mean + gap * (wide.size / self._finite) if before else mean
         self._squares += squares + (abs(gap) ** 2 * before * wide.size / self._finite if before else 0.0)
 
 
-def figures_of(tally: Tally) -> dict[str, str]:
-    """The figures of a tally with their names, those that say something."""
+def list_figures(tally: Tally) -> dict[str, str]:
+    """Return the figures of a tally as text by name, without figures that do not apply."""
     found: dict[str, str] = {}
     if tally.count == 1 and tally.least is not None:
         return {"value": number_text(tally.least)}
@@ -115,7 +116,7 @@ def figures_of(tally: Tally) -> dict[str, str]:
 
 
 def figures_html(figures: Mapping[str, str]) -> str:
-    """Figures with their names, in HTML."""
+    """Return figures with their names as HTML."""
     shown = (
         f'<span class="td-figure">{span("name", name)}'
         f"{span('bad' if name in ('NaN', 'infinite') else 'values', text)}</span>"

@@ -420,7 +420,7 @@ class MemoryMappedTensor(Tensor):
             RuntimeError: when the storage is known to map another file than `filename`.
         """
         _check_device(device)
-        untyped = internals.untyped(storage) if isinstance(storage, torch.TypedStorage) else storage
+        untyped = internals.untyped_storage(storage) if isinstance(storage, torch.TypedStorage) else storage
         dtype = dtype or torch.get_default_dtype()
         size = _flat_size((untyped.nbytes() // dtype.itemsize,) if shape is None else shape)
         if math.prod(size) * dtype.itemsize > untyped.nbytes():

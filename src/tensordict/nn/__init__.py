@@ -1,4 +1,4 @@
-"""Modules that read and write containers, distributions for them, and containers as modules."""
+"""Public names: modules that read and write containers, distributions for them, and containers as modules."""
 
 from tensordict.containers.api import make_tensordict
 from tensordict.nn.cudagraphs import CudaGraphModule

@@ -1,4 +1,4 @@
-"""Names of several rooms for programs, and pickles of the reference, that look for them here: TorchRL does."""
+"""Re-export names that TorchRL, and pickles of the reference, import from here."""
 
 from tensordict.nn.dispatch import dispatch
 from tensordict.nn.module import (

@@ -1,4 +1,4 @@
-"""`CudaGraphModule`: a function whose GPU work is recorded once and replayed at each call."""
+"""`CudaGraphModule`: record the GPU work of a function once, and replay it at each call."""
 
 from __future__ import annotations
 
@@ -24,42 +24,41 @@ from tensordict.ops.collection import TensorCollection
 if TYPE_CHECKING:
     from torch.nn.modules.module import _IncompatibleKeys
 
-# How many forms of the input are kept. One that does not come again, such as a number that counts, is not recorded.
+# The number of input forms to keep. A form that never comes again, such as a counter, gets no recording.
 _KEPT = 32
 
 
 class CudaGraphModule:
-    """A function or module that is recorded in a CUDA graph, and replayed at each call without the cost of Python.
+    """Record a function or module in a CUDA graph, and replay the graph at each call without the cost of Python.
 
-    The first `warmup` calls run as they are, on a stream of their own. The next one records: the work is put on the
-    GPU's list instead of being done, and then, as in all later calls, the list is run on the inputs, which are copied
-    to where those of the recording were. What comes out is a copy. So the function must do the same work each time:
-    no decisions on values, no reading of values on the CPU, no dependence on what changes outside. Parameters that it
-    uses are read where they were; optimizers must be `capturable=True`.
+    The first `warmup` calls run normally, on their own stream. The next call records: the GPU work is written to a list
+    instead of being executed. From then on, each call copies its inputs to the recorded inputs, runs the list on the
+    GPU, and returns a copy of the outputs. So the function must do the same work each time: it must not branch on
+    values, read values on the CPU, or depend on outside state that changes. Parameters are read from the memory that
+    they had during recording. Optimizers must be `capturable=True`.
 
-    A recording is made for each form of the input: keys, shapes, dtypes, and the values of what is no tensor; and
-    anew where the module goes from training to evaluation, or the interaction type changes. Only the last 32 forms
-    are kept.
+    Each form of the input (keys, shapes, dtypes, non-tensor values) gets its own recording. So do training and
+    evaluation mode, and each interaction type. The last 32 forms are kept.
 
     A module with in-keys, or a function with `in_keys`, takes a container (or, by :class:`dispatch`, its entries) and
-    returns one. If that is the container it was given, then so it is here. Anything else takes and returns tensors and
+    returns one. If it returns the given container, so does this object. Anything else takes and returns tensors and
     containers, alone or in tuples, lists and dicts.
 
-    Without a GPU, calls go straight to the function, of which a warning tells when the object is made. This is no
-    `nn.Module`: `module` has the parameters.
+    Without a GPU, a warning is given when the object is made, and calls go straight to the function. This object is not
+    an `nn.Module`; its attribute `module` has the parameters.
 
     Args:
         module: the function or module.
-        warmup: the number of calls before the recording, at least 1; a compiled function needs some.
-        in_keys: the entries that are read. An empty list stands for the whole container. Those of `module` by default.
-        out_keys: the entries that are written. An empty list stands for all. Those of `module` by default.
+        warmup: the number of calls before the recording, at least 1. Compiled functions need some.
+        in_keys: the entries to read. An empty list means the whole container. By default, the in-keys of `module`.
+        out_keys: the entries to write. An empty list means all. By default, the out-keys of `module`.
         device: the GPU; the current one by default.
 
     Raises:
-        TypeError: `module` cannot be called; or, when called, what should be a container is none.
-        ValueError: `warmup` is no positive integer, or `device` no GPU.
-        RuntimeError: (when called) an input is not on a GPU or requires gradients, or an output of the recording
-            requires gradients.
+        TypeError: `module` cannot be called; or, when called, an argument should be a container and is not.
+        ValueError: `warmup` is not a positive integer, or `device` is not a GPU.
+        RuntimeError: (when called) an input is not on a GPU or requires gradients, or a recorded output requires
+            gradients.
 
     Example:
         >>> import warnings
@@ -89,8 +88,8 @@ class CudaGraphModule:
         if type(warmup) is not int or warmup < 1:
             raise ValueError(f"warmup must be an integer greater than 0, got {warmup!r}")
         self.module = module
-        self.in_keys = _keys(in_keys, module, "in_keys")
-        self.out_keys = _keys(out_keys, module, "out_keys")
+        self.in_keys = _resolve_keys(in_keys, module, "in_keys")
+        self.out_keys = _resolve_keys(out_keys, module, "out_keys")
         self.device = None if device is None else torch.device(device)
         self.counter = 0
         self._warmup = warmup
@@ -118,7 +117,7 @@ class CudaGraphModule:
         _check_no_gradients(values)
         if not self._has_cuda:
             return self.module(*args, **kwargs)
-        recording = self._recording_of(values, spec)
+        recording = self._find_recording(values, spec)
         if recording.calls < self._warmup:
             return self._warm_up(recording, args, kwargs)
         if recording.graph is None:
@@ -128,13 +127,13 @@ class CudaGraphModule:
                 return self.module(*args, **kwargs)
 
             self._record(recording, values, call)
-        return internals.tree_map(_copied, recording.replayed(values), is_leaf=is_node)
+        return internals.tree_map(_copy, recording.replay(values), is_leaf=is_node)
 
     @dispatch(auto_batch_size=False)
     def _call_on_container(self, tensordict: TensorCollection, tensordict_out: TensorCollection | None = None) -> Any:
         read = tensordict.select(*self.in_keys, strict=False) if self.in_keys else tensordict
         _check_no_gradients([read])
-        recording = self._recording_of([read], None) if self._has_cuda else None
+        recording = self._find_recording([read], None) if self._has_cuda else None
         if recording is None or recording.calls < self._warmup:
             options = {} if tensordict_out is None else {"tensordict_out": tensordict_out}
             if recording is None:
@@ -142,7 +141,7 @@ class CudaGraphModule:
             return self._warm_up(recording, (tensordict,), options)
         if recording.graph is None:
             self._record(recording, [read], lambda values: self.module(*values))
-        output = recording.replayed([read])
+        output = recording.replay([read])
         if output is recording.inputs[0] and tensordict_out is None:
             tensordict_out = tensordict
         elif tensordict_out is None:
@@ -152,17 +151,22 @@ class CudaGraphModule:
 
     # --- recordings ---------------------------------------------------------------------------------------------------
 
-    def _recording_of(self, values: Sequence[object], spec: object) -> _Recording:
-        """The recording for values of this form, or a new one, which has recorded nothing yet."""
-        form = (spec, getattr(self.module, "training", None), interaction_type(), [_form_of(value) for value in values])
+    def _find_recording(self, values: Sequence[object], spec: object) -> _Recording:
+        """Return the recording for inputs of this form. A new one is still empty."""
+        form = (
+            spec,
+            getattr(self.module, "training", None),
+            interaction_type(),
+            [_describe_form(value) for value in values],
+        )
         for recording in self._recordings:
             if recording.form == form:
                 return recording
-        for tensor in _tensors_of(values):
+        for tensor in _collect_tensors(values):
             if not _is_on_gpu(tensor):
                 raise RuntimeError(
                     f"CudaGraphModule got a tensor of shape {list(tensor.shape)} on {tensor.device}: all inputs must "
-                    "be on the GPU, as others would keep the values that they have in the recording"
+                    "be on the GPU, because other tensors would keep their values from the recording"
                 )
         if len(self._recordings) == _KEPT:
             self._recordings.pop(0)
@@ -170,7 +174,7 @@ class CudaGraphModule:
         return recording
 
     def _warm_up(self, recording: _Recording, args: tuple[object, ...], kwargs: Mapping[str, object]) -> Any:
-        """Call the function on a side stream, as torch asks for before a recording."""
+        """Call the function on a side stream, as torch requires before a recording."""
         with torch.cuda.device(self.device):
             if self._stream is None:
                 self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
@@ -183,9 +187,9 @@ class CudaGraphModule:
         return result
 
     def _record(self, recording: _Recording, values: Sequence[object], call: Callable[[list[Any]], object]) -> None:
-        inputs = [_copied(value) for value in values]
-        # Before the call, which may put others in their places.
-        buffers = _tensors_of(inputs)
+        inputs = [_copy(value) for value in values]
+        # Collect the buffers before the call, which may replace entries of the inputs.
+        buffers = _collect_tensors(inputs)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.device(self.device), torch.cuda.graph(graph):
             output = call(inputs)
@@ -194,14 +198,14 @@ class CudaGraphModule:
         recording.graph = graph
 
     def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        """That of the module; empty for a function."""
+        """Return the state of the module; an empty dict for a function."""
         return self.module.state_dict(*args, **kwargs) if isinstance(self.module, nn.Module) else {}
 
     def load_state_dict(self, state_dict: Mapping[str, object], *args: Any, **kwargs: Any) -> _IncompatibleKeys | None:
-        """Load the state of the module, in place, which recordings see.
+        """Load the state of the module in place, so that recordings use it.
 
         Raises:
-            ValueError: there is a state, but the function has none.
+            ValueError: `module` is a function, and the state is not empty.
         """
         if isinstance(self.module, nn.Module):
             return self.module.load_state_dict(state_dict, *args, **kwargs)  # type: ignore[no-any-return]
@@ -215,30 +219,30 @@ class CudaGraphModule:
 
 
 class _Recording:
-    """What was recorded for one form of the input."""
+    """The recording for one form of the input."""
 
     inputs: list[object]
-    # The tensors of the inputs, to be overwritten by those of a call.
+    # The tensors in `inputs`, which each call overwrites.
     buffers: list[Tensor]
     output: Any
     graph: Any = None
-    # How many calls there were before the recording.
+    # The number of calls before the recording.
     calls: int = 0
 
     def __init__(self, form: object) -> None:
         self.form = form
 
-    def replayed(self, values: Sequence[object]) -> Any:
-        """The output for these values, which the next call overwrites."""
+    def replay(self, values: Sequence[object]) -> Any:
+        """Return the output for these inputs. The next call overwrites it."""
         if self.buffers:
             with torch.no_grad():
-                internals.foreach_copy_(self.buffers, _tensors_of(values))
+                internals.foreach_copy_(self.buffers, _collect_tensors(values))
         self.graph.replay()
         return self.output
 
 
 class _RecordedValue:
-    """A value that is no tensor; a recording holds for one that is equal."""
+    """A non-tensor value in the form of an input. A recording is reused for an equal value."""
 
     def __init__(self, value: object) -> None:
         self.value = value
@@ -253,19 +257,19 @@ class _RecordedValue:
     __hash__ = None  # type: ignore[assignment]
 
 
-def _form_of(value: Any) -> object:
-    """All that a recording depends on but the content of tensors."""
+def _describe_form(value: Any) -> object:
+    """Return everything that a recording depends on, except the content of tensors."""
     if not is_node(value):
         return (value.shape, value.dtype, value.device) if isinstance(value, Tensor) else _RecordedValue(value)
     if value._is_non_tensor:
-        return type(value), value._batch_size, _RecordedValue(value._unwrapped())
+        return type(value), value._batch_size, _RecordedValue(value._unwrap_value())
     bare = value._wrapped_container()
     children, context = flatten_stack(bare) if isinstance(bare, LazyCore) else flatten_container(bare)
-    return type(value), value._batch_size, context, [_form_of(child) for child in children]
+    return type(value), value._batch_size, context, [_describe_form(child) for child in children]
 
 
-def _tensors_of(values: Sequence[object]) -> list[Tensor]:
-    """The tensors among the values and in the containers among them, in one order for all values of a form."""
+def _collect_tensors(values: Sequence[object]) -> list[Tensor]:
+    """Return all tensors among the values and in their containers. Values of the same form give the same order."""
     found: list[Tensor] = []
     for value in values:
         if isinstance(value, TensorCollection):
@@ -275,8 +279,8 @@ def _tensors_of(values: Sequence[object]) -> list[Tensor]:
     return found
 
 
-def _copied(value: object) -> object:
-    """A copy of a tensor or a container; anything else itself."""
+def _copy(value: object) -> object:
+    """Copy a tensor or a container; return anything else unchanged."""
     return value.clone() if isinstance(value, (Tensor, TensorCollection)) else value
 
 
@@ -285,14 +289,14 @@ def _is_on_gpu(tensor: Tensor) -> bool:
 
 
 def _check_no_gradients(values: Sequence[object], verb: str = "take") -> None:
-    if any(tensor.requires_grad for tensor in _tensors_of(values)):
+    if any(tensor.requires_grad for tensor in _collect_tensors(values)):
         raise RuntimeError(
-            f"CudaGraphModule cannot {verb} tensors that require gradients: autograd does not see what is recorded. "
+            f"CudaGraphModule cannot {verb} tensors that require gradients: autograd does not see the recorded work. "
             "Let the function use parameters from outside, call backward() itself, and return detached tensors"
         )
 
 
-def _keys(keys: Sequence[Key] | None, module: object, name: str) -> list[Key] | None:
-    """The keys that were given, or those of the module; `None` if it has none."""
+def _resolve_keys(keys: Sequence[Key] | None, module: object, name: str) -> list[Key] | None:
+    """Return the given keys, or the keys of the module; `None` if there are neither."""
     keys = getattr(module, name, None) if keys is None else keys
     return None if keys is None else unravel_key_list(list(keys))

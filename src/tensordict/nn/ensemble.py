@@ -1,4 +1,4 @@
-"""`EnsembleModule`: copies of one module, each with parameters of its own, that run at once."""
+"""`EnsembleModule`: copies of a module with different parameters, which run at once."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ __all__ = ["EnsembleModule"]
 
 
 class EnsembleModule(TensorDictModuleBase):
-    """Copies of a module that differ in their parameters and run as one, by :func:`torch.vmap`.
+    """Copies of a module with different parameters, which run at once with :func:`torch.vmap`.
 
-    The parameters and buffers of the copies are stacked in `params_td`, a :class:`~tensordict.TensorDictParams` of
-    batch size `[num_copies]`; those are to be trained. They start as the parameters of `module`, and are reset where
-    the modules below it have a `reset_parameters`. Random operations, such as dropout, differ between the copies.
+    `params_td` holds the stacked parameters and buffers of the copies, as a :class:`~tensordict.TensorDictParams` of
+    batch size `[num_copies]`. Train these. They start as copies of the parameters of `module`; modules with a
+    `reset_parameters` then reset theirs. Random operations, such as dropout, differ between copies.
 
     Args:
-        module: a module with in-keys and out-keys. It is held as the template and its own parameters are not used.
+        module: a module with in-keys and out-keys, used as a template. Its own parameters are not used.
         num_copies: the number of copies, at least 1.
-        expand_input: give the same input to each copy. `False` gives each its part of the input along the first batch
-            dim, as for an ensemble that follows another one in a sequence.
+        expand_input: pass the same input to each copy. `False` splits the input along its first batch dim, one part for
+            each copy, as for an ensemble that follows another one in a sequence.
 
     Raises:
         TypeError: `module` has no in-keys and out-keys.
-        ValueError: `num_copies` is no positive integer; or, when called with `expand_input=False`, the input does not
-            have `num_copies` elements along its first dim.
-        RuntimeError: a parameter has no size yet.
+        ValueError: `num_copies` is not a positive integer; or, when called with `expand_input=False`, the first dim of
+            the input does not have `num_copies` elements.
+        RuntimeError: a parameter of a lazy module has no size yet.
 
     Example:
         >>> import torch
@@ -64,28 +64,28 @@ class EnsembleModule(TensorDictModuleBase):
         self.module = module
         self.num_copies = num_copies
         self.expand_input = expand_input
-        self.params_td = TensorDictParams(_stacked(module, num_copies), no_convert="buffer")
+        self.params_td = TensorDictParams(_stack_parameters(module, num_copies), no_convert="buffer")
         self.reset_parameters()
 
     @dispatch(auto_batch_size=False)
     def forward(self, tensordict: Any) -> Any:
-        """Run the copies.
+        """Run all copies.
 
         Args:
             tensordict: the input, a container of batch size `[...]`, or `[num_copies, ...]` with `expand_input=False`;
-                or (by :class:`dispatch`) the entries at the in-keys. It is not written to.
+                or (by :class:`dispatch`) the entries at the in-keys. It is not changed.
 
         Returns:
-            a new container of batch size `[num_copies, ...]`.
+            A new container of batch size `[num_copies, ...]`.
         """
         if not self.expand_input:
-            tensordict = self._divided(tensordict)
-        # What is not mapped is expanded when it leaves, without a pass over the input in advance.
+            tensordict = self._divide_input(tensordict)
+        # `vmap` expands unmapped entries in its results, so the input need not be expanded in advance.
         dims = (0, None if self.expand_input else 0)
         return torch.vmap(self._run_copy, dims, randomness="different")(self.params_td, tensordict)
 
-    def _divided(self, tensordict: C) -> C:
-        """The input, with the copies as its first batch dim."""
+    def _divide_input(self, tensordict: C) -> C:
+        """Return the input with the copies as its first batch dim."""
         size = tensordict.batch_size
         if not size:
             tensordict = tensordict.copy()
@@ -106,17 +106,17 @@ class EnsembleModule(TensorDictModuleBase):
         self.reset_parameters_recursive(self.params_td)
 
     def reset_parameters_recursive(self, parameters: C | None = None) -> C:  # type: ignore[override]
-        """Call `reset_parameters` of the modules below the template once for each copy, on the parameters of the copy.
+        """Call `reset_parameters` of the modules in the template, once for the parameters of each copy.
 
         Args:
-            parameters: a container structured as the template (see :meth:`TensorDict.from_module`), with any batch
-                dims, each of whose elements is a copy. It is reset in place.
+            parameters: a container with the structure of the template (see :meth:`TensorDict.from_module`). Each
+                element of its batch, of any dims, is a copy. It is reset in place.
 
         Returns:
             `parameters`.
 
         Raises:
-            ValueError: no parameters are given; :meth:`reset_parameters` resets those of the ensemble.
+            ValueError: no parameters are given; :meth:`reset_parameters` resets the ensemble's own.
             KeyError: the parameters do not fit the template.
         """
         if parameters is None:
@@ -134,11 +134,11 @@ class EnsembleModule(TensorDictModuleBase):
         return parameters
 
 
-def _stacked(module: nn.Module, count: int) -> TensorDict:
-    """The parameters and buffers of a module, `count` times; those that are tied stay so."""
+def _stack_parameters(module: nn.Module, count: int) -> TensorDict:
+    """Repeat the parameters and buffers of a module `count` times. Tied parameters stay tied."""
     made: dict[int, Tensor] = {}
 
-    def repeated(leaf: Tensor) -> Tensor:
+    def repeat(leaf: Tensor) -> Tensor:
         if is_lazy(leaf):
             raise RuntimeError(
                 "a parameter of a lazy module has no size yet: run it once, on an input of the right size"
@@ -151,4 +151,4 @@ def _stacked(module: nn.Module, count: int) -> TensorDict:
             made[id(leaf)] = found
         return found
 
-    return TensorDict.from_module(module)._map(repeated, torch.Size((count,)), 0, None)
+    return TensorDict.from_module(module)._map(repeat, torch.Size((count,)), 0, None)

@@ -1,4 +1,4 @@
-"""What is left of stateless modules: names that say what to use, and a switch that has pytrees end at containers."""
+"""Removed functions for stateless modules, which raise errors, and a switch that makes containers pytree leaves."""
 
 from __future__ import annotations
 
@@ -24,58 +24,58 @@ def make_functional(
     keep_params: bool = False,
     return_params: bool = True,
 ) -> NoReturn:
-    """Refused: modules are not made stateless any more.
+    """Raise an error: the function was removed.
 
     Raises:
-        RuntimeError: always; :meth:`TensorDict.from_module` and :meth:`TensorDict.to_module` do it.
+        RuntimeError: always. Use :meth:`TensorDict.from_module` and :meth:`TensorDict.to_module`.
     """
-    raise _removed("make_functional")
+    raise _removal_error("make_functional")
 
 
 def get_functional(module: nn.Module, funs_to_decorate: Iterable[str] | None = None) -> NoReturn:
-    """Refused, as :func:`make_functional`.
+    """Raise an error, like :func:`make_functional`.
 
     Raises:
         RuntimeError: always.
     """
-    raise _removed("get_functional")
+    raise _removal_error("get_functional")
 
 
 def is_functional(module: nn.Module) -> NoReturn:
-    """Refused, as :func:`make_functional`: no module is stateless.
+    """Raise an error, like :func:`make_functional`.
 
     Raises:
         RuntimeError: always.
     """
-    raise _removed("is_functional")
+    raise _removal_error("is_functional")
 
 
 def repopulate_module(model: nn.Module, tensordict: object) -> NoReturn:
-    """Refused, as :func:`make_functional`.
+    """Raise an error, like :func:`make_functional`.
 
     Raises:
-        RuntimeError: always; `tensordict.to_module(model)` puts the parameters in.
+        RuntimeError: always. `tensordict.to_module(model)` inserts the parameters.
     """
-    raise _removed("repopulate_module")
+    raise _removal_error("repopulate_module")
 
 
 def extract_weights_and_buffers(model: nn.Module, *args: object, **kwargs: object) -> NoReturn:
-    """Refused, as :func:`make_functional`.
+    """Raise an error, like :func:`make_functional`.
 
     Raises:
-        RuntimeError: always; :meth:`TensorDict.from_module` gives them.
+        RuntimeError: always. :meth:`TensorDict.from_module` returns the parameters and buffers.
     """
-    raise _removed("extract_weights_and_buffers")
+    raise _removal_error("extract_weights_and_buffers")
 
 
-def _removed(name: str) -> RuntimeError:
+def _removal_error(name: str) -> RuntimeError:
     return RuntimeError(f"{name} has been removed from tensordict: {_INSTEAD}")
 
 
 class _exclude_td_from_pytree:
-    """Make containers leaves for the functions of `torch.utils._pytree`, from `set` to `unset`, or in a block.
+    """Make containers leaves for `torch.utils._pytree`, from `set` to `unset`, or in a `with` block.
 
-    `torch.vmap` maps over them all the same. One that is set while another one is changes nothing.
+    `torch.vmap` still maps over them. Setting it a second time, while it is set, has no effect.
 
     Example:
         >>> import torch

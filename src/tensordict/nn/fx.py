@@ -1,4 +1,4 @@
-"""Modules over containers as graphs of `torch.fx`, in which what goes from step to step is no entry of a container."""
+"""Trace modules over containers to graphs of `torch.fx`, whose intermediate results bypass the container."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from tensordict.ops.together import set_all
 
 
 class TDGraphModule(TensorDictModuleBase):
-    """A graph that takes a container and returns tensors, as a module that writes these into the container.
+    """A module that runs a graph on a container, and writes the tensors that it returns into the container.
 
-    Attributes that it does not have, such as `graph` and `code`, are those of the graph module.
+    Attributes that it lacks, such as `graph` and `code`, are looked up in the graph module.
 
     Args:
-        graph_module: the graph module; what it returns is one tensor, or a tuple of as many as there are `out_keys`.
-        out_keys: the entries that the tensors are written to.
-        in_keys: the entries that the graph reads.
-        inplace: where results are written, as for :class:`~tensordict.nn.TensorDictModule`.
+        graph_module: the graph module. It returns one tensor, or a tuple of as many tensors as `out_keys` has.
+        out_keys: the keys for the tensors.
+        in_keys: the keys that the graph reads.
+        inplace: the container for the results, as for :class:`~tensordict.nn.TensorDictModule`.
     """
 
     def __init__(
@@ -41,14 +41,14 @@ class TDGraphModule(TensorDictModuleBase):
 
     @dispatch(auto_batch_size=False)
     def forward(self, tensordict: Any, tensordict_out: Any = None) -> Any:
-        """Run the graph and write what it returns.
+        """Run the graph and write its results.
 
         Args:
             tensordict: a container, or (by :class:`dispatch`) the entries at the in-keys.
-            tensordict_out: a container to write into, in the place of the one that is read.
+            tensordict_out: a container to write into, instead of the one that is read.
 
         Returns:
-            the container that was written into.
+            The container that was written into.
         """
         results = self._gm(tensordict)
         if tensordict_out is None:
@@ -71,21 +71,21 @@ class TDGraphModule(TensorDictModuleBase):
 
 
 def symbolic_trace(td_module: TensorDictModuleBase) -> TDGraphModule:
-    """Trace a module over containers, or a sequence of them, into one graph of `torch.fx`.
+    """Trace a module over containers, or a sequence of modules, to one graph of `torch.fx`.
 
-    Sequences in sequences become one; an entry that one step writes and another reads is a value of the graph. The
-    container is read at the in-keys, and written at the out-keys when all is computed.
+    Nested sequences become one graph. Entries that one step writes and another reads become values of the graph. The
+    container is read at the in-keys, and written at the out-keys after everything is computed.
 
     Args:
-        td_module: a :class:`~tensordict.nn.TensorDictModule`, or a sequence of such. Its parameters are shared.
+        td_module: a :class:`~tensordict.nn.TensorDictModule`, or a sequence of them. The graph shares its parameters.
 
     Returns:
-        a module that takes and returns containers, with the attributes of a `torch.fx.GraphModule`.
+        A module that takes and returns containers, with the attributes of a `torch.fx.GraphModule`.
 
     Raises:
-        TypeError: a module is of another kind, or a sequence runs only what it has the entries for.
+        TypeError: a module has another type, or a sequence is `partial_tolerant`.
         ValueError: a step reads a container that an earlier step writes into.
-        torch.fx.proxy.TraceError: the code of a step cannot be traced, as where it depends on values.
+        torch.fx.proxy.TraceError: the code of a step cannot be traced, for example because it depends on values.
 
     Example:
         >>> import torch
@@ -106,7 +106,7 @@ def symbolic_trace(td_module: TensorDictModuleBase) -> TDGraphModule:
     root = _Steps(td_module)
     graph = fx.Tracer().trace(root)
     for node in graph.nodes:
-        # The annotation of the container, which the code of the graph could not name.
+        # Drop the annotation of the container, because the code of the graph could not name it.
         node.type = None
     out_keys = [key for key in td_module.out_keys if key != "_"]
     return TDGraphModule(
@@ -115,36 +115,38 @@ def symbolic_trace(td_module: TensorDictModuleBase) -> TDGraphModule:
 
 
 class _Steps(nn.Module):
-    """The steps of a module, as one function from a container to a tuple of tensors."""
+    """All steps of a module, as one function from a container to a tuple of tensors."""
 
     def __init__(self, td_module: TensorDictModuleBase) -> None:
         super().__init__()
-        self.steps = list(_steps_of(td_module))
+        self.steps = list(_iter_steps(td_module))
         self.out_keys = [key for key in td_module.out_keys if key != "_"]
         self.inplace: Inplace | None = td_module.inplace  # type: ignore[assignment]
-        # The names of parameters are those within the module.
+        # Keep the parameter names that the modules have inside the traced module.
         holder = td_module.module if isinstance(td_module, TensorDictSequential) else td_module
         self._modules.update(holder._modules)
 
     def forward(self, tensordict: Any) -> object:
         written: dict[Key, Any] = {}
         for step in self.steps:
-            results: Any = step._call_module([_read(tensordict, key, written) for key in step.in_keys])
+            results: Any = step._call_module([_find_value(tensordict, key, written) for key in step.in_keys])
             keys = step._out_keys
             parts = type(results) is fx.Proxy and len(keys) > 1
             values = [results[i] for i in range(len(keys))] if parts else step._as_results(results)
             written.update((key, value) for key, value in zip(keys, values) if key in step.out_keys)
-        values = tuple(_read(tensordict, key, written) for key in self.out_keys)
+        values = tuple(_find_value(tensordict, key, written) for key in self.out_keys)
         return values[0] if len(values) == 1 else values
 
 
-def _steps_of(module: object) -> Iterator[TensorDictModule]:
-    """The modules that call something, in their order."""
+def _iter_steps(module: object) -> Iterator[TensorDictModule]:
+    """Yield the modules that call something, in order."""
     if isinstance(module, TensorDictSequential) and type(module).forward is TensorDictSequential.forward:
         if module.partial_tolerant:
-            raise TypeError(f"{type(module).__name__} cannot be traced: it is partial_tolerant, so what runs depends")
+            raise TypeError(
+                f"{type(module).__name__} cannot be traced: it is partial_tolerant, and its entries decide what runs"
+            )
         for step in module:
-            yield from _steps_of(step)
+            yield from _iter_steps(step)
     elif isinstance(module, TensorDictModule) and type(module).forward is TensorDictModule.forward:
         yield module
     else:
@@ -154,8 +156,8 @@ def _steps_of(module: object) -> Iterator[TensorDictModule]:
         )
 
 
-def _read(tensordict: Any, key: Key, written: dict[Key, Any]) -> Any:
-    """The value at a key: as it was written, part of what was written, or an entry of the container."""
+def _find_value(tensordict: Any, key: Key, written: dict[Key, Any]) -> Any:
+    """Return the value at a key: a written value, a part of one, or an entry of the container."""
     if key in written:
         return written[key]
     path = path_of(key)

@@ -1,4 +1,4 @@
-"""Random numbers of a generator for code that draws from torch's global one, as distributions do."""
+"""Use a separate generator for code that draws from torch's global one, as distributions do."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from tensordict.ops.indexing import given
 
 Source: TypeAlias = "torch.Generator | int | Key | None"
 
-# Seeds that a container hands on are below this.
+# Seeds that are written back to a container are smaller.
 _SEEDS = 2**62
 
 
 def as_source(generator: object) -> torch.Generator | Key | None:
-    """Where a module gets its generator from: a generator, or the key of an entry of the container."""
+    """Convert the argument `generator` of a module to a generator, or to the key of an entry that provides one."""
     if isinstance(generator, int) and not isinstance(generator, bool):
         return torch.Generator().manual_seed(generator)
     if generator is None or isinstance(generator, torch.Generator):
@@ -32,9 +32,9 @@ def as_source(generator: object) -> torch.Generator | Key | None:
 def resolve(
     source: torch.Generator | Key | None, tensordict: TensorCollection, device: torch.device
 ) -> tuple[torch.Generator | None, Callable[[torch.Generator], None] | None]:
-    """The generator for one call, and what hands the next seed on to the container afterwards.
+    """Return the generator for one call, and a function that writes the next seed to the container afterwards.
 
-    An entry may be a generator, which advances in place, or a seed: an int or an integer tensor without dims.
+    The entry may be a generator, which advances in place, or a seed: an int or an integer tensor without dims.
     """
     if source is None or isinstance(source, torch.Generator):
         return source, None
@@ -57,15 +57,15 @@ def resolve(
 
 @contextlib.contextmanager
 def use_generator(generator: torch.Generator | None) -> Iterator[None]:
-    """Have torch's global generator of a device give the numbers of another one, which advances, for a block.
+    """Replace the state of torch's global generator by another generator's for a block, and advance that generator.
 
-    Compiled code cannot exchange states; there the global generator is used.
+    Compiled code cannot exchange states, and uses the global generator.
     """
     if generator is None or torch.compiler.is_compiling():
         yield
         return
     device = generator.device
-    glob = torch.default_generator if device.type == "cpu" else _global_generator(device)
+    glob = torch.default_generator if device.type == "cpu" else _get_global_generator(device)
     before = glob.get_state()
     glob.set_state(generator.get_state())
     try:
@@ -75,7 +75,7 @@ def use_generator(generator: torch.Generator | None) -> Iterator[None]:
         glob.set_state(before)
 
 
-def _global_generator(device: torch.device) -> torch.Generator:
+def _get_global_generator(device: torch.device) -> torch.Generator:
     module: Any = torch.get_device_module(device)
     index: int | None = device.index
     if index is None:

@@ -1,4 +1,4 @@
-"""How a value is taken from a distribution: `InteractionType`, and the type that holds for a block."""
+"""`InteractionType`: the ways to take a value from a distribution, and how to choose one for a block of code."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from tensordict.ops.collection import TensorCollection
 class InteractionType(str, enum.Enum):
     """How a probabilistic module takes a value from its distribution.
 
-    `MODE`, `MEDIAN` and `MEAN` read the property of that name; `RANDOM` draws a sample, by `rsample` where the
-    distribution has it. `DETERMINISTIC` reads `deterministic_sample` where there is one, otherwise the mode of
-    distributions with finitely many values and the mean of others.
+    `MODE`, `MEDIAN` and `MEAN` read the property of that name. `RANDOM` draws a sample, with `rsample` if the
+    distribution has it. `DETERMINISTIC` reads `deterministic_sample` if it exists; else the mode of distributions with
+    finitely many values, and the mean of all others.
 
     A member equals its value: `InteractionType.MEAN == "mean"`.
 
@@ -40,12 +40,16 @@ class InteractionType(str, enum.Enum):
         return self.value
 
     @classmethod
+    def _missing_(cls, value: object) -> None:
+        raise ValueError(f"{value!r} is not a valid InteractionType; choose one of {[kind.value for kind in cls]}")
+
+    @classmethod
     def from_str(cls, type_str: str) -> InteractionType:
-        """The member of this name, in any case; `ValueError` for another."""
+        """Return the member with this name, in any case; raises a `ValueError` for other names."""
         return cls(type_str.lower())
 
 
-# What distributions give: a tensor, a container (composite ones) or a tuple of tensors.
+# A value of a distribution: a tensor, a container (composite distributions) or a tuple of tensors.
 Sample: TypeAlias = "Tensor | TensorCollection | tuple[Tensor, ...]"
 
 _current: InteractionType | None = None
@@ -57,13 +61,13 @@ _RANDOM = InteractionType.RANDOM
 class set_interaction_type(internals.Decorator):  # a function to its callers, as in the public API
     """Choose how all probabilistic modules take their values, for a `with` block or a decorated function.
 
-    The choice holds for all threads.
+    The choice affects all threads.
 
     Args:
         type: the type or its name; `None` leaves the choice to each module's `default_interaction_type`.
 
     Raises:
-        ValueError: there is no such type.
+        ValueError: the type is unknown.
 
     Example:
         >>> from tensordict.nn import InteractionType, set_interaction_type
@@ -75,7 +79,7 @@ class set_interaction_type(internals.Decorator):  # a function to its callers, a
 
     def __init__(self, type: InteractionType | str | None = InteractionType.DETERMINISTIC) -> None:
         super().__init__()
-        # A member is a string as well; torch.compile cannot take one for a string.
+        # Members are strings, too, but torch.compile cannot call string methods on them, so test for members first.
         self.type = type if type is None or isinstance(type, InteractionType) else InteractionType.from_str(type)
 
     def clone(self) -> set_interaction_type:
@@ -92,18 +96,18 @@ class set_interaction_type(internals.Decorator):  # a function to its callers, a
 
 
 def interaction_type() -> InteractionType | None:
-    """The type that the surrounding :class:`set_interaction_type` asks for; `None` outside of one."""
+    """Return the type that the surrounding :class:`set_interaction_type` chooses; `None` without one."""
     return _current
 
 
-def value_of(dist: D.Distribution, kind: InteractionType, sample_shape: torch.Size | None, samples: int) -> Sample:
-    """A value of a distribution.
+def take_value(dist: D.Distribution, kind: InteractionType, sample_shape: torch.Size | None, samples: int) -> Sample:
+    """Take a value from a distribution.
 
     Args:
         dist: the distribution.
-        kind: how the value is taken.
-        sample_shape: leading dims of the value, over which samples differ and other values are the same.
-        samples: the number of samples that a mean is estimated from, if the distribution has none.
+        kind: the way to take the value.
+        sample_shape: leading dims of the value. Samples differ along them; other values are repeated.
+        samples: the number of samples for an estimate of the mean, if the distribution has no mean.
     """
     if kind is _RANDOM:
         return (dist.rsample if dist.has_rsample else dist.sample)(_ONE if sample_shape is None else sample_shape)
@@ -116,7 +120,7 @@ def _mode(dist: D.Distribution, samples: int) -> Any:
 
 
 def _mean(dist: D.Distribution, samples: int) -> Any:
-    """The mean, or an estimate of it from samples where there is no closed form."""
+    """Return the mean, or an estimate from samples if it has no closed form."""
     if hasattr(dist, "get_mean"):
         return dist.get_mean()
     try:
@@ -128,13 +132,13 @@ def _mean(dist: D.Distribution, samples: int) -> Any:
 
 
 def _median(dist: D.Distribution, samples: int) -> Any:
-    """The median, from the inverse of the distribution function if need be."""
+    """Return the median, from the inverse cumulative distribution function if necessary."""
     if hasattr(dist, "get_median"):
         return dist.get_median()
     if hasattr(dist, "median"):
         return dist.median
     try:
-        half = torch.full((), 0.5, device=_device_of(dist))
+        half = torch.full((), 0.5, device=_find_device(dist))
         return dist.icdf(half)
     except (NotImplementedError, AttributeError):  # guarded: the class decides
         raise NotImplementedError(
@@ -143,7 +147,7 @@ def _median(dist: D.Distribution, samples: int) -> Any:
 
 
 def _deterministic(dist: D.Distribution, samples: int) -> Any:
-    """What the distribution says, or its mode where there are finitely many values, or its mean."""
+    """Return the distribution's `deterministic_sample`, or its mode if it has finitely many values, or its mean."""
     value = getattr(dist, "deterministic_sample", None)
     if value is not None:
         return value
@@ -164,13 +168,13 @@ def _deterministic(dist: D.Distribution, samples: int) -> Any:
     return _mode(dist, samples) if isinstance(support, _FINITE) else _mean(dist, samples)
 
 
-def _device_of(dist: object) -> torch.device | None:
-    """The device of the first parameter that is a tensor."""
+def _find_device(dist: object) -> torch.device | None:
+    """Return the device of the first parameter that is a tensor."""
     values = (getattr(dist, name, None) for name in getattr(dist, "arg_constraints", {}))
     return next((value.device for value in values if isinstance(value, Tensor)), None)
 
 
-# What has finitely many values: its mode is one of them, which its mean is not.
+# Supports with finitely many values. The mode is one of the values; the mean need not be.
 _FINITE = (type(constraints.boolean), constraints.integer_interval, type(constraints.one_hot))
 
 _PROPERTIES: dict[InteractionType, Callable[[D.Distribution, int], Sample]] = {

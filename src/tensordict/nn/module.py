@@ -1,4 +1,4 @@
-"""Modules that read entries of a container and write others: the base class, and the wrappers of any callable."""
+"""Modules that read entries of a container and write others: the base class, and wrappers for any callable."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tensordict.core.extras import require
 from tensordict.core.keys import Key, is_nested_key, path_of, unravel_key
 from tensordict.nn import pickled
 from tensordict.nn.dispatch import entries_as_container
-from tensordict.nn.skipping import is_skipped
+from tensordict.nn.skipping import must_skip
 from tensordict.ops.collection import TensorCollection
 from tensordict.ops.indexing import given
 from tensordict.ops.together import set_all
@@ -36,7 +36,7 @@ Out = TypeVar("Out", bound=TensorCollection)
 
 
 class OnContainers(Protocol):
-    """The type of a call of a module: what it is given, or is to write to, comes back; entries give entries."""
+    """The type of a module call: a container gives the container that was written to; entries give entries."""
 
     @overload
     def __call__(self, tensordict: C, *args: Any, tensordict_out: None = None, **kwargs: Any) -> C: ...
@@ -47,10 +47,10 @@ class OnContainers(Protocol):
 
 
 class TensorDictModuleBase(nn.Module):
-    """The parent class of the modules that read and write containers.
+    """The base class of modules that read and write containers.
 
-    A subclass declares `in_keys`, the entries that it reads, and `out_keys`, those that it writes, in the class or in
-    its `__init__`, and has a `forward` that takes a container and returns one.
+    A subclass declares `in_keys`, the entries that it reads, and `out_keys`, the entries that it writes, in the class
+    or in its `__init__`. Its `forward` takes a container and returns one.
 
     Example:
         >>> import torch
@@ -67,9 +67,9 @@ class TensorDictModuleBase(nn.Module):
 
     _in_keys: list[Key]
     _out_keys: list[Key]
-    # Those of the out-keys that were selected.
+    # The selected out-keys, or `None`.
     _out_keys_apparent: list[Key] | None = None
-    # The out-keys before a selection, for classes whose own `out_keys` property is set to the selected ones.
+    # The out-keys before a selection, for subclasses that override the `out_keys` property with a setter.
     _out_keys_unselected: list[Key] | None = None
     _selecting: RemovableHandle | None = None
 
@@ -78,13 +78,13 @@ class TensorDictModuleBase(nn.Module):
         for name in ("in_keys", "out_keys"):
             keys = cls.__dict__.get(name)
             if isinstance(keys, (list, tuple, str)):
-                # The properties of this class read it there.
+                # The properties of this class read the keys from there.
                 setattr(cls, f"_{name}", as_keys(keys, name))
                 delattr(cls, name)
 
     @property
     def in_keys(self) -> list[Key]:
-        """The keys of the entries that are read."""
+        """The keys of the entries that the module reads."""
         return self._in_keys
 
     @in_keys.setter
@@ -93,11 +93,11 @@ class TensorDictModuleBase(nn.Module):
 
     @property
     def out_keys(self) -> list[Key]:
-        """The keys of the entries that are found in the result: all that are written, unless some were selected."""
+        """The keys of the entries in the result: all that the module writes, or the selected ones."""
         selected = self._out_keys_apparent
         keys: Any = self._out_keys if selected is None else selected
         if keys is None:
-            # Losses of TorchRL that declare their keys in the class set those of the instance to `None`.
+            # Losses of TorchRL that declare keys in the class set the keys of the instance to `None`.
             keys = type(self)._out_keys
         return keys  # type: ignore[no-any-return]
 
@@ -107,29 +107,29 @@ class TensorDictModuleBase(nn.Module):
         self._stop_selecting()
 
     if TYPE_CHECKING:
-        # Subclasses declare them in their body, where pyright lets no property be replaced.
+        # Subclasses declare these in their body, and pyright does not allow a property to be replaced.
         in_keys: list[Key]  # type: ignore[no-redef]
         out_keys: list[Key]  # type: ignore[no-redef]
 
     @property
     def out_keys_source(self) -> list[Key]:
-        """The keys of all entries that are written, whichever were selected."""
+        """The keys of all entries that the module writes, selected or not."""
         return self._out_keys
 
     def select_out_keys(self, *out_keys: Key) -> Self:
-        """Keep only some of the entries that the module writes; the others are removed from the result.
+        """Keep only some of the entries that the module writes. The others are removed from the result.
 
-        An entry that is read as well is kept. :meth:`reset_out_keys` undoes it. A class that defines `out_keys` as a
-        property of its own gets the selected keys through the setter of that property.
+        An entry that the module also reads is kept. :meth:`reset_out_keys` undoes the selection. A class that overrides
+        `out_keys` as a property gets the selected keys through its setter.
 
         Args:
             *out_keys: some of the out-keys.
 
         Returns:
-            the module itself.
+            The module itself.
 
         Raises:
-            ValueError: a key is none of the out-keys.
+            ValueError: a key is not among the out-keys.
             RuntimeError: the class defines `out_keys` as a property without a setter.
 
         Example:
@@ -155,7 +155,7 @@ class TensorDictModuleBase(nn.Module):
         return self
 
     def _selectable(self, out_keys: Sequence[Key]) -> list[Key]:
-        """The keys that were selected, which must be among the out-keys."""
+        """Return the selected keys, after checking that they are out-keys."""
         selected = [unravel_key(key) for key in out_keys]
         for key in selected:
             if key not in self.out_keys:
@@ -163,7 +163,7 @@ class TensorDictModuleBase(nn.Module):
         return selected
 
     def reset_out_keys(self) -> Self:
-        """Undo :meth:`select_out_keys`; returns the module itself."""
+        """Undo :meth:`select_out_keys`. Returns the module itself."""
         before = self._out_keys_unselected
         self._stop_selecting()
         if before is not None:
@@ -180,7 +180,7 @@ class TensorDictModuleBase(nn.Module):
 
     @staticmethod
     def is_tdmodule_compatible(module: object) -> bool:
-        """Whether a module has in-keys and out-keys."""
+        """Return whether a module has in-keys and out-keys."""
         return hasattr(module, "in_keys") and hasattr(module, "out_keys")
 
     @overload
@@ -188,14 +188,15 @@ class TensorDictModuleBase(nn.Module):
     @overload
     def reset_parameters_recursive(self, parameters: C) -> C: ...
     def reset_parameters_recursive(self, parameters: C | None = None) -> C | None:
-        """Call `reset_parameters` of all submodules that have it, those within before the one that holds them.
+        """Call `reset_parameters` of all submodules that have it, inner modules first.
 
         Args:
-            parameters: a container of parameters without batch dims, structured as the module (see
-                :meth:`TensorDict.from_module`). Given, these are reset in place, and the module keeps its own.
+            parameters: a container of parameters without batch dims, with the structure of the module (see
+                :meth:`TensorDict.from_module`). If given, these are reset in place, and the module's own stay
+                unchanged.
 
         Returns:
-            if `parameters` was given, a new container on the same memory, otherwise `None`.
+            `None`; if `parameters` was given, a new container that shares its memory.
 
         Raises:
             RuntimeError: `parameters` has batch dims.
@@ -224,12 +225,12 @@ class TensorDictModuleBase(nn.Module):
         return parameters.apply(lambda leaf: leaf.detach().requires_grad_(leaf.requires_grad))
 
     def _assign(self, **attributes: object) -> None:
-        """Set attributes that are neither modules nor parameters, which takes torch 3 us each to find out."""
+        """Set attributes that are neither modules nor parameters. Torch's check for these would take 3 us each."""
         for name, value in attributes.items():
             object.__setattr__(self, name, value)
 
     def _reset_parameters(self, module: nn.Module) -> None:
-        """Reset the parameters of a module and of those below it; a warning says if none of them can be reset."""
+        """Reset the parameters of a module and its submodules; warn if none of them can be reset."""
         if not reset_modules(module):
             warnings.warn(f"no module below {type(module).__name__} has reset_parameters", stacklevel=3)
 
@@ -240,7 +241,7 @@ class TensorDictModuleBase(nn.Module):
             self._selecting = self.register_forward_hook(_drop_unselected)
 
     def _shown(self) -> dict[str, object]:
-        """What `repr` shows."""
+        """Return the fields for `repr`."""
         return {**self._modules, "in_keys": self.in_keys, "out_keys": self.out_keys}
 
     def __repr__(self) -> str:
@@ -248,16 +249,16 @@ class TensorDictModuleBase(nn.Module):
 
 
 def repr_of_fields(module: object, fields: Mapping[str, object]) -> str:
-    """The `repr` of an object, with a field on each line."""
+    """Return the `repr` of an object, with one field per line."""
     lines = ",\n".join(f"{name}={value!r}" for name, value in fields.items())
     return f"{type(module).__name__}(\n    " + lines.replace("\n", "\n    ") + ")"
 
 
 def reset_modules(module: nn.Module) -> bool:
-    """Call `reset_parameters` of all modules below a module; returns whether there are any.
+    """Call `reset_parameters` of all submodules. Returns whether any has it.
 
-    The order decides which random numbers a parameter gets for a seed: children come before their parent. A
-    `TensorDictModule` finds the method in the module that it wraps, which is therefore reset twice.
+    For a given seed, the order decides which random numbers a parameter gets: children come before their parent. A
+    `TensorDictModule` forwards the method to the module that it wraps, which is therefore reset twice.
     """
     found = False
     for child in module.children():
@@ -269,7 +270,7 @@ def reset_modules(module: nn.Module) -> bool:
 
 
 def as_keys(keys: object, what: str) -> list[Key]:
-    """A list of keys, each of them flat; `ValueError` for what is no list of keys, nor a name."""
+    """Convert keys, or a single name, to a list of canonical keys; raises a `ValueError` for anything else."""
     if isinstance(keys, str):
         keys = [keys]
     if not isinstance(keys, Sequence) or not all(map(is_nested_key, keys)):
@@ -278,12 +279,12 @@ def as_keys(keys: object, what: str) -> list[Key]:
 
 
 def _one_or_more(keys: object) -> object:
-    """A list of keys where there may be a single one, which can be a tuple."""
+    """Wrap a single key, which may be a tuple, in a list."""
     return [keys] if is_nested_key(keys) else keys
 
 
 def _drop_unselected(module: TensorDictModuleBase, args: object, output: object) -> None:
-    """The hook of `select_out_keys`; what `dispatch` returns has been selected already."""
+    """Implement `select_out_keys` as a forward hook. Results of `dispatch` contain only selected entries already."""
     if isinstance(output, TensorCollection):
         kept = (*module.out_keys, *module.in_keys)
         for key in module._out_keys_unselected or module.out_keys_source:
@@ -292,30 +293,30 @@ def _drop_unselected(module: TensorDictModuleBase, args: object, output: object)
 
 
 class TensorDictModule(TensorDictModuleBase):
-    """A function or module that reads its arguments from a container and writes what it returns into it.
+    """A function or module that reads its arguments from a container, and writes its results into it.
 
-    Besides a container it takes the arguments themselves, by position or by name; see :class:`dispatch`. An attribute
-    that it does not have is looked up in what it wraps.
+    It can also be called with the arguments themselves, by position or by name; see :class:`dispatch`. Attributes that
+    it lacks are looked up in the wrapped object.
 
     Args:
         module: a function, an `nn.Module` or any other callable.
-        in_keys: the key, or the list of keys, of the entries that are the arguments, in their order. Or a mapping from
-            the name of an argument to the key of its entry.
-        out_keys: the key, or the list of keys, that the results are written to. What is written to `"_"` is thrown
-            away. A dict or container among whose keys are all the out-keys is read at these; any other is a result.
-        out_to_in_map: `False` reads a mapping in `in_keys` the other way round, from keys to names.
-        inplace: `True` writes into the container that was given, `False` into a new one without batch size, `"empty"`
-            into an empty one of its kind. `forward(..., tensordict_out=)` has precedence.
+        in_keys: the key, or the list of keys, of the entries to pass as arguments, in order. Or a mapping from argument
+            names to keys.
+        out_keys: the key, or the list of keys, for the results. Results for `"_"` are discarded. If the call returns a
+            dict or container that has all out-keys, these entries are the results.
+        out_to_in_map: `False` reads a mapping in `in_keys` in the other direction, from keys to argument names.
+        inplace: `True` writes into the given container, `False` into a new one without batch size, `"empty"` into an
+            empty one of its kind. `forward(..., tensordict_out=)` takes precedence.
         method: the method to call, instead of the object itself.
         method_kwargs: keyword arguments for it.
-        strict: raise for an entry that is missing, instead of passing `None`.
+        strict: raise an error for a missing entry, instead of passing `None`.
         get_kwargs: keyword arguments for :meth:`TensorDict.get`, for ragged entries.
 
     Raises:
-        ValueError: keys that are no keys, an `inplace` that is none of the above, or a `module` that is not callable.
+        ValueError: invalid keys, an unknown `inplace`, or a `module` that is not callable.
         AttributeError: `module` has no such `method`.
-        KeyError: (when called) an entry is missing: under `strict`, or if the call fails without it.
-        RuntimeError: (when called) the number of results is not that of the out-keys.
+        KeyError: (when called) an entry is missing, and `strict` is set or the call fails without the entry.
+        RuntimeError: (when called) the number of results differs from the number of out-keys.
 
     Example:
         >>> import torch
@@ -332,7 +333,7 @@ class TensorDictModule(TensorDictModuleBase):
     if TYPE_CHECKING:
         __call__: OnContainers
 
-    # The names of the arguments, when `in_keys` maps them.
+    # The names of the arguments, if `in_keys` is a mapping.
     _kwargs: list[str] | None = None
     _get_kwargs: dict[str, Any] | None = None
 
@@ -379,21 +380,21 @@ class TensorDictModule(TensorDictModuleBase):
         Args:
             tensordict: a container, or (as by :class:`dispatch`) the entry at the first in-key.
             *args: the entries at the other in-keys.
-            tensordict_out: a container to write into, in the place of the one that is read.
+            tensordict_out: a container to write into, instead of the one that is read.
             **kwargs: entries by name, and further arguments of the call.
 
         Returns:
-            the container that was written into, or what was written.
+            The container that was written into, or the entries.
         """
-        # `dispatch` and `set_skip_existing` as decorators would cost two calls with arguments of any number, 0.8 us.
+        # The decorators `dispatch` and `set_skip_existing` would add two calls with `*args, **kwargs`, 0.8 us.
         if not isinstance(tensordict, TensorCollection):
             return entries_as_container(self, TensorDictModule.forward, (tensordict, *args), tensordict_out, kwargs)
         if args:
             raise TypeError(f"{type(self).__name__} takes one container, or entries, got {len(args)} values more")
-        if is_skipped(self, tensordict):
+        if must_skip(self, tensordict):
             return tensordict
-        # `own` skips the second look-up of `Module.__getattr__`: 8 ns for a name, not 20. Names that a subclass may
-        # define as properties are read as attributes.
+        # Read `__dict__` directly: attribute access takes 20 ns here, because the class defines `__getattr__`; a dict
+        # takes 8. Names that a subclass may define as properties are read as attributes.
         own = self.__dict__
         reading: dict[str, Any] | None = own.get("_get_kwargs")
         entries, arguments = tensordict._entries, []
@@ -426,7 +427,7 @@ class TensorDictModule(TensorDictModuleBase):
             tensordict_out = tensordict if inplace is True else output_of(tensordict, inplace)
         keys = self._out_keys
         if type(results) is Tensor and len(keys) == 1:
-            # A third of what `_write_to_tensordict` takes for what nearly all modules do: 1 us less.
+            # A single tensor result is the usual case. This takes a third of `_write_to_tensordict`, 1 us less.
             key = keys[0]
             if type(key) is not str:
                 tensordict_out._write(key, results)
@@ -437,8 +438,8 @@ class TensorDictModule(TensorDictModuleBase):
 
     @property
     def module(self) -> Any:
-        """What is wrapped."""
-        # Without the property, two calls of `__getattr__` would find the module after an error: 3 us.
+        """The wrapped object."""
+        # A property, because attribute access would fail first, and then call `__getattr__` twice: 3 us.
         own = self.__dict__
         module = own["_modules"].get("module")
         if module is None:
@@ -454,7 +455,7 @@ class TensorDictModule(TensorDictModuleBase):
         self.__dict__["_callable"] = value
 
     def _call_module(self, tensors: Sequence[object], **kwargs: object) -> Any:
-        """Call the method that is asked for, with its arguments by name where they have names."""
+        """Call the chosen method, and pass arguments by name if `in_keys` is a mapping."""
         module = self.module
         if self.method is not None:
             module = getattr(module, self.method)
@@ -471,13 +472,13 @@ class TensorDictModule(TensorDictModuleBase):
         )
 
     def _described(self) -> str:
-        """The module for an error message."""
+        """Describe the module for an error message."""
         module = self.module
         name = getattr(module, "__name__", type(module).__name__)
         return f"{type(self).__name__}({name}, in_keys={self.in_keys}, out_keys={self._out_keys})"
 
     def _as_results(self, results: object) -> Sequence[object]:
-        """One result per out-key."""
+        """Return one result per out-key."""
         keys = self._out_keys
         if type(results) is not Tensor:
             if type(results) is tuple or (isinstance(results, (tuple, list)) and len(keys) > 1):
@@ -507,7 +508,7 @@ class TensorDictModule(TensorDictModuleBase):
         tensordict_out: TensorCollection | None = None,
         out_keys: Sequence[Key] | None = None,
     ) -> TensorCollection:
-        """Write results to the out-keys, all or none, and return the container that has them."""
+        """Write all results to the out-keys, or none if one fails. Returns the container that was written into."""
         if tensordict_out is None:
             tensordict_out = output_of(tensordict, self.inplace)
         keys = self._out_keys if out_keys is None else out_keys
@@ -522,12 +523,12 @@ class TensorDictModule(TensorDictModuleBase):
 
     @property
     def is_functional(self) -> bool:
-        """Whether the parameters were taken out of the module; kept for programs that ask, always `False`."""
+        """Always `False`; kept for programs that ask whether the module was made stateless."""
         return False
 
     @property
     def device(self) -> torch.device:
-        """The device of the first parameter; the CPU for a module without."""
+        """The device of the first parameter; the CPU for a module without parameters."""
         for parameter in self.parameters():
             return parameter.device
         return torch.device("cpu")
@@ -560,7 +561,7 @@ class TensorDictModule(TensorDictModuleBase):
 
 
 def _found(results: Any, keys: Sequence[Key]) -> list[Any] | None:
-    """What a dict or container of results has at the keys, a dict of dicts too; `None` unless it has all of them."""
+    """Return the results at the keys of a dict (of dicts) or container; `None` unless it has all of them."""
     found = []
     for key in keys:
         value = results.get(key, None)
@@ -575,14 +576,14 @@ def _found(results: Any, keys: Sequence[Key]) -> list[Any] | None:
 
 
 def output_of(tensordict: TensorCollection, inplace: Inplace | None) -> TensorCollection:
-    """The container that results are written into."""
+    """Return the container for the results."""
     if inplace is True or inplace is None:
         return tensordict
     return TensorDict() if inplace is False else tensordict.empty()
 
 
 class _PickledFunction:
-    """A function that is pickled by name or, if it has none that can be imported, by value with cloudpickle."""
+    """A function that is pickled by name or, if it cannot be imported by name, by value with cloudpickle."""
 
     def __init__(self, function: FunctionType) -> None:
         self.function = function
@@ -604,10 +605,10 @@ def _same(value: FunctionType) -> FunctionType:
 
 
 class TensorDictModuleWrapper(TensorDictModuleBase):
-    """A module that behaves as the one it wraps, for subclasses that change some of it.
+    """A module that behaves like the module it wraps. Subclasses change parts of it.
 
     Args:
-        td_module: the module.
+        td_module: the wrapped module.
 
     Example:
         >>> import torch
@@ -633,16 +634,16 @@ class TensorDictModuleWrapper(TensorDictModuleBase):
 
     @property
     def out_keys_source(self) -> list[Key]:
-        """All that the wrapped module writes."""
+        """All keys that the wrapped module writes."""
         return self.td_module.out_keys_source
 
     def select_out_keys(self, *out_keys: Key) -> Self:
-        """As the wrapped module's; returns the wrapper."""
+        """Select out-keys of the wrapped module. Returns the wrapper."""
         self.td_module.select_out_keys(*out_keys)
         return self
 
     def reset_out_keys(self) -> Self:
-        """As the wrapped module's; returns the wrapper."""
+        """Undo :meth:`select_out_keys` of the wrapped module. Returns the wrapper."""
         self.td_module.reset_out_keys()
         return self
 
@@ -660,13 +661,13 @@ class TensorDictModuleWrapper(TensorDictModuleBase):
 
 
 class WrapModule(TensorDictModuleBase):
-    """A function from containers to containers as a module, for :class:`TensorDictSequential`.
+    """Turn a function from containers to containers into a module, for :class:`TensorDictSequential`.
 
     Args:
         func: takes a container and returns one.
-        inplace: update the container that was given with the result, and return it.
-        in_keys: the keys that `func` reads, for those who ask; none by default.
-        out_keys: the same for those that it writes.
+        inplace: update the given container with the result, and return it.
+        in_keys: the keys that `func` reads. Only other code asks for them; none by default.
+        out_keys: the keys that `func` writes, likewise.
 
     Example:
         >>> import torch
@@ -677,7 +678,7 @@ class WrapModule(TensorDictModuleBase):
         torch.Size([6])
     """
 
-    # Of one that the reference pickled, which keeps none.
+    # Pickles of the reference contain no keys.
     _in_keys: list[Key] = []  # noqa: RUF012 (replaced, never changed)
     _out_keys: list[Key] = []  # noqa: RUF012
 
@@ -702,11 +703,11 @@ class WrapModule(TensorDictModuleBase):
 
 
 class as_tensordict_module:  # a function to its callers, as in the public API
-    """Decorate a function, or a method, to be called with a container.
+    """Decorate a function or a method, so that it is called with a container.
 
     Args:
-        in_keys: the entries that are its arguments; see :class:`TensorDictModule`.
-        out_keys: the entries that its results are written to.
+        in_keys: the keys of its arguments; see :class:`TensorDictModule`.
+        out_keys: the keys for its results.
 
     Example:
         >>> import torch
@@ -726,7 +727,7 @@ class as_tensordict_module:  # a function to its callers, as in the public API
     def __call__(self, func: Callable[..., Any]) -> Callable[..., Any]:
         """Decorate a function."""
         as_function = TensorDictModule(func, self.in_keys, self.out_keys)
-        # A method gets its object first, and is bound only when it is called.
+        # A method gets its object as the first argument, and is bound at the call.
         is_method = "." in func.__qualname__.rpartition("<locals>.")[2]
 
         @functools.wraps(func)

@@ -1,4 +1,4 @@
-"""Modules in pickles of the reference: their attributes in the terms of ours. What they hold unpickles by itself."""
+"""Convert the attributes of modules that the reference package pickled; used by `__setstate__` of the modules."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from tensordict.core import torch_internals as internals
 from tensordict.core.errors import SaveError
 from tensordict.core.extras import require
 
-# What is not kept: it follows from the rest, or holds a part of the modules a second time.
+# Attributes of the reference that are dropped, because they follow from others, or hold modules a second time.
 _FOLLOWING = ("_complete_out_keys", "_ordered_dict", "_det_part", "_dist", "_generator_key")
 _ONLY_THERE = (*_FOLLOWING, "_trigger_warning_lpk")
 
 
 class _OutKeysSelect:
-    """The hook of the reference that `select_out_keys` registers; only its place is looked at."""
+    """Unpickles the hook that the reference registers in `select_out_keys`. Only its presence matters."""
 
 
 def as_ours(state: dict[str, Any]) -> tuple[dict[str, Any], bool]:
-    """The state of a module that reads and writes containers, which the reference may have written; ours is given back.
+    """Convert a pickled state of a module of the reference. A state that this package pickled stays unchanged.
 
     Returns:
-        the state, and whether out-keys are selected by a hook that is still to be registered.
+        The state, and whether out-keys were selected, so that the hook must be registered.
     """
     state = {name: value for name, value in state.items() if name not in _ONLY_THERE}
     hooks = state.get("_forward_hooks") or {}
@@ -32,7 +32,7 @@ def as_ours(state: dict[str, Any]) -> tuple[dict[str, Any], bool]:
         for name in ("_forward_hooks", "_forward_hooks_with_kwargs", "_forward_hooks_always_called"):
             state.get(name, {}).pop(number, None)
     if "_selecting" not in state and state.get("_out_keys_apparent") == state.get("_out_keys"):
-        # There the keys that are selected are all of them where none were.
+        # In the reference, this attribute lists all keys if none were selected.
         state.pop("_out_keys_apparent", None)
     if state.get("_get_kwargs") == {}:
         state["_get_kwargs"] = None
@@ -41,17 +41,17 @@ def as_ours(state: dict[str, Any]) -> tuple[dict[str, Any], bool]:
         if not state.get("_composite_lp_aggreate_at_init"):
             state["_log_prob_key"] = None
     if type(state.get("module")) is bytes:
-        state["module"] = _function(state["module"])
+        state["module"] = _load_function(state["module"])
     return state, bool(selecting)
 
 
-def _function(content: bytes) -> object:
-    """The function that is wrapped, of which the reference keeps a pickle by cloudpickle."""
+def _load_function(content: bytes) -> object:
+    """Unpickle the wrapped function, which the reference stores as a nested pickle of cloudpickle."""
     frame: Any = sys._getframe()
     while frame is not None:
         if frame.f_globals.get("__name__") == internals.WEIGHTS_ONLY:
             raise SaveError(
-                "the module wraps a function, which is kept as a pickle of its own: this needs weights_only=False"
+                "the module wraps a function, which is stored as a separate pickle: loading it needs weights_only=False"
             )
         frame = frame.f_back
     try:

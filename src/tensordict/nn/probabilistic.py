@@ -1,4 +1,4 @@
-"""Modules that build a distribution from entries of a container and write a value of it."""
+"""Modules that build a distribution from entries of a container, and write a value of the distribution."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from tensordict.nn.distributions.composite import (
 )
 from tensordict.nn.distributions.continuous import Delta
 from tensordict.nn.generators import use_generator as _use_generator
-from tensordict.nn.interaction import InteractionType, Sample, interaction_type, set_interaction_type, value_of
+from tensordict.nn.interaction import InteractionType, Sample, interaction_type, set_interaction_type, take_value
 from tensordict.nn.module import C, TensorDictModuleBase
 from tensordict.nn.sequence import TensorDictSequential, run_where_possible
-from tensordict.nn.skipping import is_skipped
+from tensordict.nn.skipping import must_skip
 from tensordict.ops.collection import TensorCollection
 from tensordict.ops.together import set_all
 
@@ -41,31 +41,31 @@ __all__ = [
 
 
 class ProbabilisticTensorDictModule(TensorDictModuleBase):
-    """A module that reads the parameters of a distribution and writes a value of it: a sample, its mean, or the like.
+    """A module that reads the parameters of a distribution, and writes a value of it: a sample, its mean, or another.
 
     Args:
-        in_keys: the key, or the list of keys, of the parameters; the last part of each is the name of the argument of
-            `distribution_class`. Or a mapping from the names of arguments to keys.
-        out_keys: the key, or the list of keys, that the value is written to. For a `CompositeDistribution` they can be
-            left out: they are then those of its parts.
-        default_interaction_type: how the value is taken, where no :class:`set_interaction_type` says otherwise.
+        in_keys: the key, or the list of keys, of the parameters. The last name of each key is the name of the argument
+            of `distribution_class`. Or a mapping from argument names to keys.
+        out_keys: the key, or the list of keys, for the value. For a `CompositeDistribution`, the default is the keys of
+            its parts.
+        default_interaction_type: the way to take the value, if no :class:`set_interaction_type` chooses one.
         distribution_class: called with the parameters as keyword arguments; returns a distribution.
-        distribution_kwargs: further keyword arguments. In a :class:`~tensordict.TensorDictParams` they follow the
-            module to devices and dtypes.
-        return_log_prob: write the log-probability of the value as well.
-        log_prob_keys: where to, one key per out-key; `<out-key>_log_prob` by default.
-        log_prob_key: where to, if there is one log-probability. `"sample_log_prob"` by default under
-            `set_composite_lp_aggregate(True)`, where it is the sum over all values.
-        cache_dist: accepted for compatibility: the parameters stay in the container in any case.
-        n_empirical_estimate: the number of samples that a mean is estimated from, if the distribution has none.
-        num_samples: the number of samples, or the shape of the array of them: leading dims of the result.
-        generator: draws the samples: a generator, which advances with every call; an int, which seeds one; or the key
-            of an entry that holds a generator, or a seed that is replaced by the next one at every call. Ignored in
-            compiled code.
+        distribution_kwargs: further keyword arguments. In a :class:`~tensordict.TensorDictParams`, they follow the
+            module to other devices and dtypes.
+        return_log_prob: also write the log-probability of the value.
+        log_prob_keys: the keys for it, one per out-key; `<out-key>_log_prob` by default.
+        log_prob_key: the key for a single log-probability. Under `set_composite_lp_aggregate(True)`, it is the sum over
+            all values, with the default key `"sample_log_prob"`.
+        cache_dist: accepted for compatibility; the parameters stay in the container in any case.
+        n_empirical_estimate: the number of samples for an estimate of the mean, if the distribution has no mean.
+        num_samples: the number of samples, or their shape: leading dims of the result.
+        generator: the source of random numbers: a generator, which advances with every call; an int, which seeds one;
+            or the key of an entry that holds a generator or a seed. Each call replaces the seed by the next one.
+            Compiled code ignores it.
 
     Raises:
-        KeyError: (when called) a parameter is missing; names the module and what the container has.
-        TypeError: (when called) `distribution_class` does not take the parameters; names them.
+        KeyError: (when called) a parameter is missing. The message names the module and the existing keys.
+        TypeError: (when called) `distribution_class` does not accept the parameters. The message names them.
 
     Example:
         >>> import torch
@@ -119,7 +119,7 @@ class ProbabilisticTensorDictModule(TensorDictModuleBase):
             in_keys = [in_keys] if is_nested_key(in_keys) else list(in_keys)
             names = [path_of(key)[-1] for key in in_keys]
         if out_keys is None:
-            out_keys = _keys_of_composite(distribution_class, distribution_kwargs)
+            out_keys = _find_composite_keys(distribution_class, distribution_kwargs)
         self._assign(
             in_keys=in_keys,
             _out_keys=unravel_key_list([out_keys] if is_nested_key(out_keys) else out_keys),
@@ -132,14 +132,14 @@ class ProbabilisticTensorDictModule(TensorDictModuleBase):
             _generator=generators.as_source(generator),
             _composite_lp_aggreate_at_init=composite_lp_aggregate(nowarn=True),
         )
-        # These may be modules, or containers of parameters.
+        # Set as module attributes, because they may be modules or containers of parameters.
         self.distribution_class = distribution_class
         self.distribution_kwargs = {} if distribution_kwargs is None else distribution_kwargs
         scores, score = self._as_log_prob_keys(log_prob_keys, log_prob_key)
         self._assign(_log_prob_keys=scores, _log_prob_key=score)
 
     def _as_log_prob_keys(self, keys: Sequence[Key] | None, key: Key | None) -> tuple[list[Key], Key | None]:
-        """The keys of the log-probabilities of the parts, and that of their sum where they are summed."""
+        """Return the keys of the log-probabilities of the parts, and the key of their sum (`None` if it is unused)."""
         samples = self._out_keys
         if keys is None:
             keys = [_add_suffix(sample, "_log_prob") for sample in samples]
@@ -163,15 +163,15 @@ class ProbabilisticTensorDictModule(TensorDictModuleBase):
 
     @property
     def out_keys_source(self) -> list[Key]:
-        """As :attr:`out_keys`."""
+        """The same keys as :attr:`out_keys`."""
         return self.out_keys
 
     @property
     def log_prob_keys(self) -> list[Key]:
-        """The keys of the log-probabilities: one per value, or that of their sum.
+        """The keys of the log-probabilities: one per value, or the key of their sum.
 
         Raises:
-            RuntimeError: `composite_lp_aggregate()` is not what it was when the module was made.
+            RuntimeError: `composite_lp_aggregate()` has changed since the module was made.
         """
         self._check_aggregate()
         return self._log_prob_keys if self._log_prob_key is None else [self._log_prob_key]
@@ -181,7 +181,7 @@ class ProbabilisticTensorDictModule(TensorDictModuleBase):
         """The key of the log-probability.
 
         Raises:
-            RuntimeError: there are several, or `composite_lp_aggregate()` is not what it was when the module was made.
+            RuntimeError: there are several keys, or `composite_lp_aggregate()` has changed since the module was made.
         """
         keys = self.log_prob_keys
         if len(keys) != 1:
@@ -200,7 +200,7 @@ class ProbabilisticTensorDictModule(TensorDictModuleBase):
 
     @property
     def SAMPLE_LOG_PROB_KEY(self) -> Key:
-        """Replaced by :attr:`log_prob_key`; raises."""
+        """Raises an error: use :attr:`log_prob_key`."""
         raise RuntimeError("SAMPLE_LOG_PROB_KEY is fully deprecated. Use `obj.log_prob_key` instead.")
 
     @property
@@ -216,11 +216,11 @@ class ProbabilisticTensorDictModule(TensorDictModuleBase):
     # --- distributions ------------------------------------------------------------------------------------------------
 
     def get_dist(self, tensordict: Any) -> Distribution:
-        """The distribution that the parameters in a container make.
+        """Build the distribution from the parameters in a container.
 
         Raises:
             KeyError: a parameter is missing.
-            TypeError: the distribution does not take the parameters.
+            TypeError: the distribution does not accept the parameters.
         """
         parameters: dict[str, Any] = {}
         for name, key in zip(self.dist_keys, self.in_keys):
@@ -244,18 +244,19 @@ class ProbabilisticTensorDictModule(TensorDictModuleBase):
             raise
 
     def build_dist_from_params(self, tensordict: Any) -> Distribution:
-        """As :meth:`get_dist`."""
+        """Call :meth:`get_dist`."""
         return self.get_dist(tensordict)
 
     def log_prob(self, tensordict: Any, *, dist: Any = None) -> Any:
-        """The log-probability of the value in a container.
+        """Return the log-probability of the value in a container.
 
         Args:
             tensordict: has the value, and the parameters unless `dist` is given.
             dist: the distribution.
 
         Returns:
-            a tensor; of a `CompositeDistribution`, unless log-probabilities are summed, a container with one per part.
+            A tensor. For a `CompositeDistribution` whose log-probabilities are not summed, a container with one per
+            part.
 
         Raises:
             KeyError: a value is missing.
@@ -271,7 +272,7 @@ class ProbabilisticTensorDictModule(TensorDictModuleBase):
         return dist.log_prob(*self._values(tensordict))
 
     def _values(self, tensordict: TensorCollection) -> tuple[Any, ...]:
-        """The values that a container has at the keys of the samples."""
+        """Return the values that a container has at the keys of the samples."""
         values = tuple(tensordict.get(key, None) for key in self._out_keys)
         for key, value in zip(self._out_keys, values):
             if value is None:
@@ -282,7 +283,7 @@ class ProbabilisticTensorDictModule(TensorDictModuleBase):
         return values
 
     def _update_td_lp(self, lp: TensorCollection) -> None:
-        """Rename the log-probabilities of the parts, in a container of a composite distribution, to `log_prob_keys`."""
+        """Rename the log-probabilities of the parts of a composite distribution to `log_prob_keys`."""
         for sample, key in zip(self._out_keys, self._log_prob_keys):
             default = _add_suffix(sample, "_log_prob")
             if default != key and default in lp.keys(True):
@@ -292,18 +293,18 @@ class ProbabilisticTensorDictModule(TensorDictModuleBase):
 
     @dispatch(auto_batch_size=False)
     def forward(self, tensordict: Any, tensordict_out: Any = None, _requires_sample: bool = True) -> Any:
-        """Read the parameters and write a value of the distribution.
+        """Read the parameters, and write a value of the distribution.
 
         Args:
             tensordict: a container, or (by :class:`dispatch`) the parameters.
-            tensordict_out: a container to write into, in the place of the one that is read.
-            _requires_sample: `False` keeps the value that the container has, and writes only its log-probability. A
+            tensordict_out: a container to write into, instead of the one that is read.
+            _requires_sample: `False` keeps the value in the container, and writes only its log-probability. A
                 :class:`ProbabilisticTensorDictSequential` passes it to its last module.
 
         Returns:
-            the container that was written into; with `num_samples` an expanded one.
+            The container that was written into; an expanded one with `num_samples`.
         """
-        if is_skipped(self, tensordict):
+        if must_skip(self, tensordict):
             return tensordict
         if tensordict_out is None:
             tensordict_out = tensordict
@@ -326,7 +327,7 @@ class ProbabilisticTensorDictModule(TensorDictModuleBase):
         return self._write(tensordict_out, dist, value)
 
     def _write(self, tensordict: TensorCollection, dist: Any, value: Sample) -> TensorCollection:
-        """Write a value, and its log-probability if it is asked for; all or nothing."""
+        """Write a value, and its log-probability if requested; all or nothing."""
         if isinstance(value, TensorCollection):
             if self.return_log_prob:
                 self._check_aggregate()
@@ -336,7 +337,7 @@ class ProbabilisticTensorDictModule(TensorDictModuleBase):
                     total = parts.sum(dim="feature", reduce=True)
                     value.update(parts).set(self._log_prob_key, total)
                 elif isinstance(dist, CompositeDistribution):
-                    # Straight into the value: 6 us less for three parts than by way of a container of their own.
+                    # Write directly into the value: 6 us less for three parts than through a separate container.
                     named = dict(zip(self._out_keys, self._log_prob_keys))
                     keys = [named.get(key) or _add_suffix(key, "_log_prob") for key in dist.dists]
                     set_all(value, keys, dist._log_probs(value))
@@ -361,7 +362,7 @@ class ProbabilisticTensorDictModule(TensorDictModuleBase):
     def _resolve_generator(
         self, tensordict: TensorCollection
     ) -> tuple[Generator | None, Callable[[Generator], None] | None]:
-        """The generator of this call, and what is to be called with it afterwards."""
+        """Return the generator of this call, and a function to call with it afterwards, or `None`."""
         for key in self.in_keys:
             value = tensordict.get(key, None)
             if value is not None and value.device is not None:
@@ -371,12 +372,12 @@ class ProbabilisticTensorDictModule(TensorDictModuleBase):
     def _dist_sample(
         self, dist: Distribution, interaction_type: InteractionType | None = None, *, generator: Generator | None = None
     ) -> Sample:
-        """A value of a distribution, taken as the interaction type says; the module's own by default."""
+        """Take a value from a distribution, with this interaction type, or the module's default if it is `None`."""
         kind = self.default_interaction_type if interaction_type is None else interaction_type
         if generator is None:
-            return value_of(dist, kind, self.num_samples, self.n_empirical_estimate)
+            return take_value(dist, kind, self.num_samples, self.n_empirical_estimate)
         with _use_generator(generator):
-            return value_of(dist, kind, self.num_samples, self.n_empirical_estimate)
+            return take_value(dist, kind, self.num_samples, self.n_empirical_estimate)
 
     def _shown(self) -> dict[str, object]:
         return {
@@ -388,8 +389,8 @@ class ProbabilisticTensorDictModule(TensorDictModuleBase):
         }
 
 
-def _keys_of_composite(distribution_class: object, kwargs: Mapping[str, Any] | TensorCollection | None) -> list[Key]:
-    """The keys of the values of a composite distribution; those of others have to be given."""
+def _find_composite_keys(distribution_class: object, kwargs: Mapping[str, Any] | TensorCollection | None) -> list[Key]:
+    """Return the keys of the values of a composite distribution; other distributions need explicit keys."""
     if not (isinstance(distribution_class, type) and issubclass(distribution_class, CompositeDistribution)):
         return ["_"]
     options = kwargs or {}
@@ -407,22 +408,22 @@ def _as_sample_shape(num_samples: int | Sequence[int] | None) -> torch.Size | No
 
 
 class ProbabilisticTensorDictSequential(TensorDictSequential):
-    """A sequence of modules of which some write values of distributions, usually the last one.
+    """A sequence of modules, some of which write values of distributions; usually the last one does.
 
-    A value that earlier modules have written is kept: if they write all values of the last probabilistic module, which
-    is the last module, it draws none, and only writes the log-probability of what is there.
+    Values that earlier modules have written are kept. If they write all values of the last module, and it is
+    probabilistic, it draws no value, and only writes the log-probability of the existing one.
 
     Args:
         *modules: as for :class:`TensorDictSequential`.
-        partial_tolerant: as there.
-        return_composite: what :meth:`get_dist` gives: `False`, the distribution of the last module, which is then a
-            probabilistic one, the others running as any module does; `True`, a `CompositeDistribution` of all. `None`
-            means `True` if there are several probabilistic modules, or the last one is none.
-        selected_out_keys: as there.
-        inplace: as there.
+        partial_tolerant: as for :class:`TensorDictSequential`.
+        return_composite: the result of :meth:`get_dist`. `False` gives the distribution of the last module, which must
+            be probabilistic; all others run as ordinary modules. `True` gives a `CompositeDistribution` of all. `None`
+            means `True` if there are several probabilistic modules, or the last one is not probabilistic.
+        selected_out_keys: as for :class:`TensorDictSequential`.
+        inplace: as for :class:`TensorDictSequential`.
 
     Raises:
-        ValueError: there are no modules.
+        ValueError: no modules are given.
         TypeError: `return_composite=False`, and the last module is not probabilistic.
 
     Example:
@@ -445,7 +446,7 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
         (torch.Size([5, 2]), torch.Size([5, 2]))
     """
 
-    # `False` where the modules before the last one write all of its values.
+    # `False` if modules before the last one write all of its values.
     _requires_sample: bool = True
 
     def __init__(
@@ -458,7 +459,7 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
     ) -> None:
         if not modules:
             raise ValueError("a ProbabilisticTensorDictSequential is made of modules, the last one a probabilistic one")
-        # A class of TorchRL stands between this one and its base, and takes fewer arguments.
+        # A class of TorchRL overrides the base's `__init__` with fewer arguments, so pass only the ones that are set.
         options: dict[str, Any] = {} if inplace is None else {"inplace": inplace}
         super().__init__(*modules, partial_tolerant=partial_tolerant, **options)
         ends_in_one = len(self) > 0 and isinstance(self._last_module, _PROBABILISTIC)
@@ -476,15 +477,15 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
 
     @property
     def _last_module(self) -> Any:
-        return self._held()[-1]
+        return self._list_modules()[-1]
 
     @property
     def _probabilistic(self) -> list[_Probabilistic]:
-        """The probabilistic modules, the last one first."""
-        return [module for module in reversed(self._held()) if isinstance(module, _PROBABILISTIC)]
+        """The probabilistic modules, last one first."""
+        return [module for module in reversed(self._list_modules()) if isinstance(module, _PROBABILISTIC)]
 
     def _last_probabilistic(self) -> _Probabilistic:
-        for module in reversed(self._held()):
+        for module in reversed(self._list_modules()):
             if isinstance(module, _PROBABILISTIC):
                 return module
         raise TypeError(f"none of the modules of this {type(self).__name__} is probabilistic")
@@ -494,12 +495,12 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
 
     @property
     def det_part(self) -> TensorDictSequential:
-        """All modules but the last."""
-        return TensorDictSequential(*self._held()[:-1], partial_tolerant=self.partial_tolerant)
+        """All modules except the last one."""
+        return TensorDictSequential(*self._list_modules()[:-1], partial_tolerant=self.partial_tolerant)
 
     @property
     def log_prob_keys(self) -> list[Key]:
-        """The keys of the log-probabilities of all probabilistic modules, the last one first."""
+        """The keys of the log-probabilities of all probabilistic modules, last module first."""
         return [key for module in self._probabilistic for key in module.log_prob_keys]
 
     @property
@@ -509,49 +510,49 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
 
     @property
     def dist_params_keys(self) -> list[Key]:
-        """The keys of the parameters of all distributions, the last one first."""
+        """The keys of the parameters of all distributions, last module first."""
         return [key for module in self._probabilistic for key in module.dist_params_keys]
 
     @property
     def dist_sample_keys(self) -> list[Key]:
-        """The keys of the values of all distributions, the last one first."""
+        """The keys of the values of all distributions, last module first."""
         return [key for module in self._probabilistic for key in module.dist_sample_keys]
 
     @property
     def num_samples(self) -> torch.Size:
-        """The leading dims that the probabilistic modules add, the last one's first."""
+        """The leading dims that the probabilistic modules add, last module first."""
         return torch.Size([n for module in self._probabilistic for n in module.num_samples or ()])
 
     @property
     def default_interaction_type(self) -> InteractionType:
-        """That of the last probabilistic module."""
+        """The default interaction type of the last probabilistic module."""
         return self._last_probabilistic().default_interaction_type
 
     # --- distributions ------------------------------------------------------------------------------------------------
 
     def get_dist_params(self, tensordict: C, tensordict_out: C | None = None, **kwargs: Any) -> C:
-        """Run all modules but the last; returns the container that then has the parameters."""
+        """Run all modules except the last one. Returns the container, which then has the parameters."""
         with set_interaction_type(interaction_type() or self.default_interaction_type):
             if tensordict_out is None and isinstance(tensordict, Contract):
-                # Without a module that is made for one call: 90 us.
-                return super()._through(tensordict, self._held()[:-1])
+                # Building `det_part` for a single call would take 90 us.
+                return super()._through(tensordict, self._list_modules()[:-1])
             return self.det_part(tensordict, tensordict_out=tensordict_out, **kwargs)
 
     def get_dist(self, tensordict: Any, tensordict_out: Any = None, **kwargs: Any) -> Distribution:
-        """The distribution that the modules make of a container.
+        """Run the modules on a container, and return the distribution.
 
-        What the modules write on the way reaches the container, unless the distribution is a composite one.
+        The modules write their results into the container, unless the distribution is a composite one.
 
         Args:
             tensordict: the container.
-            tensordict_out: a container that gets what the modules write.
+            tensordict_out: a container that receives the results of the modules.
         """
         if self.return_composite:
             return self._composite(tensordict.copy(), scored=False)
         return self._last_module.get_dist(self.get_dist_params(tensordict, tensordict_out, **kwargs))  # type: ignore[no-any-return]
 
     def build_dist_from_params(self, tensordict: Any) -> Distribution:
-        """The distribution of parameters that a container has already; no module runs."""
+        """Build the distribution from parameters that a container has already. Runs no module."""
         if not self.return_composite:
             return self._last_module.build_dist_from_params(tensordict)  # type: ignore[no-any-return]
         dists: dict[Key, Distribution] = {}
@@ -560,7 +561,7 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
         return CompositeDistribution.from_distributions(tensordict, dists)
 
     def _composite(self, tensordict: TensorCollection, scored: bool) -> CompositeDistribution:
-        """The distributions of all modules; those in `tensordict` are conditions of later ones if they are `scored`."""
+        """Return the distributions of all modules. With `scored`, later ones are conditioned on the values."""
         dists: dict[Key, Distribution] = {}
         for module in self:
             if isinstance(module, _PROBABILISTIC):
@@ -573,18 +574,18 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
         return CompositeDistribution.from_distributions(tensordict, dists)
 
     def log_prob(self, tensordict: Any, tensordict_out: Any = None, *, dist: Any = None, **kwargs: Any) -> Any:
-        """The log-probability of the values in a container.
+        """Return the log-probability of the values in a container.
 
-        Of several values that depend on one another, those of later ones are conditional: the distributions are made of
-        the values that the container has.
+        If values depend on earlier ones, their log-probabilities are conditional: the distributions are built from the
+        values in the container.
 
         Args:
             tensordict: has the values.
-            tensordict_out: a container that gets what the modules write.
-            dist: the distribution, which is made by :meth:`get_dist` by default.
+            tensordict_out: a container that receives the results of the modules.
+            dist: the distribution; by default the result of :meth:`get_dist`.
 
         Returns:
-            a tensor; with `return_composite`, unless log-probabilities are summed, a container with one per value.
+            A tensor. With `return_composite`, unless log-probabilities are summed, a container with one per value.
         """
         if not self.return_composite:
             if dist is None:
@@ -603,8 +604,8 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
         """Run modules one after the other.
 
         With `return_composite=False`, the modules before the last one see the `default_interaction_type` of the
-        sequence, unless the caller has set a type. The last module sees the type of the caller, and has a default of
-        its own. It draws no value if the modules before it have written one.
+        sequence, unless the caller has set a type. The last module sees the type of the caller, or else its own
+        default. It draws no value if an earlier module has written one.
         """
         if self.return_composite or interaction_type() is not None:
             tensordict = super()._through(tensordict, modules[:-1])
@@ -616,7 +617,7 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
             return super()._through(tensordict, modules[-1:])
         if self.partial_tolerant:
             return run_where_possible(last, tensordict, _requires_sample=False)  # type: ignore[no-any-return]
-        # A module whose out-keys were selected after this sequence was made may leave the value to be drawn.
+        # If out-keys were selected on a module after this sequence was made, the value may be missing. Draw it then.
         kept = all(tensordict._has(path_of(key)) for key in last.dist_sample_keys)
         return last(tensordict, _requires_sample=not kept)
 
@@ -625,8 +626,8 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
         self._requires_sample = self._find_whether_to_draw()
 
     def _find_whether_to_draw(self) -> bool:
-        """Whether the modules before the last one leave any of its values to be drawn."""
-        *before, last = self._held() or [None]
+        """Return whether the last module has to draw any of its values, because no earlier module writes it."""
+        *before, last = self._list_modules() or [None]
         if not isinstance(last, _PROBABILISTIC):
             return True
         _, written = self._compute_in_and_out_keys(before)
@@ -645,6 +646,6 @@ def _add_parts(dists: dict[Key, Distribution], module: _Probabilistic, dist: Dis
     keys = module.dist_sample_keys
     if len(keys) != 1:
         raise RuntimeError(
-            f"a composite distribution has one value a part, and {type(dist).__name__} has the values {keys}"
+            f"each part of a composite distribution has one value, but {type(dist).__name__} has the values {keys}"
         )
     dists[keys[0]] = dist

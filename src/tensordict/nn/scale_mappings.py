@@ -1,4 +1,4 @@
-"""Maps from the real numbers to the positive ones, by name: what a network puts out becomes a scale."""
+"""Mappings from real to positive numbers, by name; they turn the output of a network into a scale."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 Mapping = Callable[[Tensor], Tensor]
 
-_SMALLEST = 1e-6  # what `inv_softplus` takes in place of anything below
+_SMALLEST = 1e-6  # `inv_softplus` replaces smaller values by this one
 
 
 @overload
@@ -24,13 +24,13 @@ def inv_softplus(bias: Tensor) -> Tensor: ...
 
 
 def inv_softplus(bias: float | Tensor) -> float | Tensor:
-    """The inverse of softplus, `log(exp(bias) - 1)`, in a form that does not overflow.
+    """Return the inverse of softplus, `log(exp(bias) - 1)`, without overflow.
 
     Args:
         bias: a number, or a floating-point tensor of any shape; values below 1e-6 count as 1e-6.
 
     Returns:
-        a number for a number, a new tensor of the same shape for a tensor.
+        A number for a number, a new tensor of the same shape for a tensor.
 
     Example:
         >>> import torch
@@ -46,10 +46,10 @@ def inv_softplus(bias: float | Tensor) -> float | Tensor:
 
 
 class biased_softplus(nn.Module):  # a function to its callers, as in the public API
-    """Softplus, shifted so that 0 becomes `bias`, and no value is below `min_val`: `softplus(x + shift) + min_val`.
+    """Softplus, shifted so that 0 maps to `bias` and all values are above `min_val`: `softplus(x + shift) + min_val`.
 
     Args:
-        bias: what 0 is mapped to; greater than `min_val`.
+        bias: the value at 0; greater than `min_val`.
         min_val: the lower bound of the result.
 
     Example:
@@ -65,12 +65,12 @@ class biased_softplus(nn.Module):  # a function to its callers, as in the public
         self.min_val = min_val
 
     def forward(self, x: Tensor) -> Tensor:
-        """The mapped tensor, of the shape of `x`."""
+        """Return the mapped tensor, with the shape of `x`."""
         return F.softplus(x + self.bias) + self.min_val
 
 
 def expln(x: Tensor) -> Tensor:
-    """`exp(x)` up to 0 and `log(x + 1) + 1` beyond: positive and smooth, and it grows slowly.
+    """Return `exp(x)` up to 0 and `log(x + 1) + 1` above: positive, smooth and slowly growing.
 
     From Rückstieß, Felder and Schmidhuber, State-Dependent Exploration for Policy Gradient Methods, ECML 2008.
 
@@ -78,7 +78,7 @@ def expln(x: Tensor) -> Tensor:
         x: a floating-point tensor of any shape.
 
     Returns:
-        a new tensor of the same shape.
+        A new tensor of the same shape.
 
     Example:
         >>> import torch
@@ -86,11 +86,11 @@ def expln(x: Tensor) -> Tensor:
         >>> expln(torch.tensor([0.0, 9.0]))
         tensor([1.0000, 3.3026])
     """
-    # Each branch sees its own half only, so that none gives an infinite gradient where the other one is taken.
+    # Clamp each branch to its own half. Otherwise the unused branch could give an infinite gradient.
     return torch.where(x > 0, x.clamp_min(0).log1p() + 1, x.clamp_max(0).exp())
 
 
-def _unchanged(x: Tensor) -> Tensor:
+def _identity(x: Tensor) -> Tensor:
     return x
 
 
@@ -100,15 +100,15 @@ _MAPPINGS: dict[str, Mapping] = {
     "relu": torch.relu,
     "expln": expln,
     "biased_softplus": biased_softplus(1.0),
-    "none": _unchanged,
+    "none": _identity,
 }
 
 
 def add_custom_mapping(name: str, mapping: Mapping) -> None:
-    """Register a mapping under a name, for :func:`mappings` and whatever takes such names.
+    """Register a mapping under a name, for :func:`mappings` and all arguments that take such names.
 
     Args:
-        name: the name; one that is registered already is replaced.
+        name: the name. A mapping of this name is replaced.
         mapping: takes a tensor and returns one of the same shape.
 
     Raises:
@@ -127,19 +127,19 @@ def add_custom_mapping(name: str, mapping: Mapping) -> None:
 
 
 def mappings(key: str) -> Mapping:
-    """The mapping of a name.
+    """Return the mapping with a name.
 
     Args:
-        key: `"softplus"`, `"exp"`, `"relu"`, `"expln"`, `"none"` (nothing is done), a name given to
-            :func:`add_custom_mapping`, or `"biased_softplus"`, which may be followed by the arguments of
-            :class:`biased_softplus`: `"biased_softplus_1.0"`, `"biased_softplus_1.0_0.1"`.
+        key: `"softplus"`, `"exp"`, `"relu"`, `"expln"`, `"none"` (no change), a name from :func:`add_custom_mapping`,
+            or `"biased_softplus"`, optionally with the arguments of :class:`biased_softplus`: `"biased_softplus_1.0"`,
+            `"biased_softplus_1.0_0.1"`.
 
     Returns:
-        a function from a tensor to a tensor of the same shape.
+        A function from a tensor to a tensor of the same shape.
 
     Raises:
-        NotImplementedError: there is no mapping of that name.
-        ValueError: `"biased_softplus_..."` is followed by something other than one or two numbers.
+        NotImplementedError: the mapping is unknown.
+        ValueError: `"biased_softplus_..."` is not followed by one or two numbers.
 
     Example:
         >>> import torch

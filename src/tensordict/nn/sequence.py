@@ -1,4 +1,4 @@
-"""`TensorDictSequential`: modules that run one after the other on one container."""
+"""`TensorDictSequential`: run modules one after the other on a container."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tensordict.core.contract import Contract
 from tensordict.core.keys import Key, path_of, unravel_key_list
 from tensordict.nn.dispatch import entries_as_container
 from tensordict.nn.module import C, Inplace, TensorDictModule, TensorDictModuleBase, WrapModule, output_of
-from tensordict.nn.skipping import is_skipped
+from tensordict.nn.skipping import must_skip
 from tensordict.ops.collection import TensorCollection
 
 if TYPE_CHECKING:
@@ -23,23 +23,24 @@ __all__ = ["TensorDictSequential"]
 class TensorDictSequential(TensorDictModule):
     """Modules that read and write containers, run one after the other.
 
-    Its in-keys are those that no earlier module writes, its out-keys all that are written. It is indexed, sliced and
-    changed as an `nn.Sequential` or, made from a mapping, by name; the keys follow. When a module raises, what earlier
-    ones wrote stays in the container; with `inplace=False` or `"empty"` nothing reaches it.
+    Its in-keys are the keys that are read and that no earlier module writes. Its out-keys are all keys that are
+    written. It is indexed, sliced and changed like an `nn.Sequential` or, if made from a mapping, by name; its keys are
+    updated. If a module raises an error, the container keeps what earlier modules wrote; with `inplace=False` or
+    `"empty"` it stays unchanged.
 
     Args:
         *modules: modules or functions that take a container and return one, a list of them, or a mapping from names to
-            them. Of functions the keys are not known.
-        partial_tolerant: run only the modules whose in-keys are all found; on a lazy stack, on those of its members
-            that have them.
-        selected_out_keys: the out-keys to be written, all by default; see :meth:`select_out_keys`.
-        inplace: `True` writes the result into the container that was given, `False` into a new one without batch size,
-            `"empty"` into an empty one of its kind; the container that was given then stays as it is. `None` leaves it
-            to the modules. `forward(..., tensordict_out=)` has precedence.
+            them. The keys of functions are unknown.
+        partial_tolerant: run only modules whose in-keys all exist. On a lazy stack, run them on the members that have
+            the keys.
+        selected_out_keys: the out-keys to write; all by default. See :meth:`select_out_keys`.
+        inplace: `True` writes the result into the given container, `False` into a new one without batch size, `"empty"`
+            into an empty one of its kind; the given container then stays unchanged. `None` leaves the choice to the
+            modules. `forward(..., tensordict_out=)` takes precedence.
 
     Raises:
-        TypeError: something that cannot be called is among the modules.
-        ValueError: a selected key that none of the modules writes.
+        TypeError: one of the modules cannot be called.
+        ValueError: none of the modules writes a selected key.
 
     Example:
         >>> import torch
@@ -73,7 +74,7 @@ class TensorDictSequential(TensorDictModule):
             self.select_out_keys(*unravel_key_list(selected_out_keys))
 
     def _compute_in_and_out_keys(self, modules: Sequence[Any]) -> tuple[list[Key], list[Key]]:
-        """The keys that no earlier module writes, and all that are written, in the order of the last write."""
+        """Return the keys that no earlier module writes, and all written keys in the order of their last writes."""
         in_keys: dict[Key, None] = {}
         out_keys: dict[Key, None] = {}
         for module in modules:
@@ -86,20 +87,20 @@ class TensorDictSequential(TensorDictModule):
         return list(in_keys), list(out_keys)
 
     def _update_keys(self) -> None:
-        """Compute the keys again, after a change of the modules."""
-        in_keys, out_keys = self._compute_in_and_out_keys(self._held())
+        """Compute the keys again after the modules changed."""
+        in_keys, out_keys = self._compute_in_and_out_keys(self._list_modules())
         self.in_keys, self.out_keys = in_keys, out_keys
 
     # --- selection ----------------------------------------------------------------------------------------------------
 
     def select_out_keys(self, *selected_out_keys: Key) -> Self:
-        """Write only some of the out-keys: what else the modules write does not reach the container.
+        """Write only some of the out-keys. Other results of the modules do not reach the container.
 
         Args:
             *selected_out_keys: some of the out-keys.
 
         Returns:
-            the module itself.
+            The module itself.
 
         Raises:
             ValueError: none of the modules writes a key.
@@ -110,15 +111,15 @@ class TensorDictSequential(TensorDictModule):
     def select_subsequence(
         self, in_keys: Sequence[Key] | None = None, out_keys: Sequence[Key] | None = None
     ) -> TensorDictSequential:
-        """The modules that can run given some keys, and that others are computed from.
+        """Select the modules that can run on given keys, and that are needed to compute wanted keys.
 
         Args:
-            in_keys: what is given; all of :attr:`in_keys` by default.
-            out_keys: what is wanted; all of :attr:`out_keys` by default.
+            in_keys: the given keys; all of :attr:`in_keys` by default.
+            out_keys: the wanted keys; all of :attr:`out_keys` by default.
 
         Returns:
-            a new sequence of the same modules; sequences among them are cut in the same way, those of a subclass kept
-            whole: its constructor may ask for more than modules.
+            A new sequence of the same modules. Nested sequences are cut in the same way. Nested sequences of a subclass
+            are kept whole, because its constructor may need other arguments.
 
         Raises:
             ValueError: no module is left.
@@ -135,7 +136,7 @@ class TensorDictSequential(TensorDictModule):
         known = dict.fromkeys(unravel_key_list(self.in_keys if in_keys is None else in_keys))
         wanted = dict.fromkeys(unravel_key_list(self.out_keys_source if out_keys is None else out_keys))
         kept: list[tuple[str, Any]] = []
-        for name, module in _named(self.module):
+        for name, module in _list_items(self.module):
             if type(module) is TensorDictSequential:
                 try:
                     module = module.select_subsequence(in_keys=list(known))
@@ -146,7 +147,7 @@ class TensorDictSequential(TensorDictModule):
                 known.update(dict.fromkeys(module.out_keys))
         needed: list[tuple[str, Any]] = []
         for name, module in reversed(kept):
-            useful = [key for key in module.out_keys if any(_touch(key, other) for other in wanted)]
+            useful = [key for key in module.out_keys if any(_overlaps(key, other) for other in wanted)]
             if useful:
                 if type(module) is TensorDictSequential:
                     module = module.select_subsequence(out_keys=useful)
@@ -160,7 +161,7 @@ class TensorDictSequential(TensorDictModule):
         return self._part(needed[::-1])
 
     def _part(self, modules: Sequence[tuple[str, nn.Module]]) -> TensorDictSequential:
-        """A sequence of some of the modules, by name where these have names."""
+        """Return a sequence of some of the modules; they keep their names, if they have names."""
         values = [module for _, module in modules]
         options: dict[str, Any] = {"partial_tolerant": True} if self.partial_tolerant else {}
         if self.inplace is not None:
@@ -187,15 +188,15 @@ class TensorDictSequential(TensorDictModule):
         Args:
             tensordict: a container, or (as by :class:`dispatch`) the entry at the first in-key.
             *args: the entries at the other in-keys; after a container, `tensordict_out`.
-            tensordict_out: a container to write the out-keys into; `tensordict` stays as it is.
+            tensordict_out: a container that receives the out-keys. `tensordict` then stays unchanged.
             **kwargs: entries by name.
 
         Returns:
-            the container with the results, or the results.
+            The container with the results, or the results.
         """
         if not isinstance(tensordict, TensorCollection):
             return entries_as_container(self, TensorDictSequential.forward, (tensordict, *args), tensordict_out, kwargs)
-        if is_skipped(self, tensordict):
+        if must_skip(self, tensordict):
             return tensordict
         if args:
             (tensordict_out,) = args
@@ -207,15 +208,15 @@ class TensorDictSequential(TensorDictModule):
         own = self.__dict__
         inplace = self.inplace
         if tensordict_out is None and own.get("_out_keys_apparent") is None and (inplace is None or inplace is True):
-            result = self._through(tensordict, self._held(), _requires_sample)
+            result = self._through(tensordict, self._list_modules(), _requires_sample)
             return result if result is tensordict or inplace is None else tensordict.update(result)
-        result = self._through(tensordict.copy(), self._held(), _requires_sample)
+        result = self._through(tensordict.copy(), self._list_modules(), _requires_sample)
         if tensordict_out is None:
             tensordict_out = output_of(tensordict, inplace)
         return tensordict_out.update(result.select(*self.out_keys, strict=False))
 
     def _through(self, tensordict: C, modules: Sequence[Callable[[C], C]], _requires_sample: bool = True) -> C:
-        """Run modules one after the other; what the last one returns."""
+        """Run modules one after the other, and return the result of the last one."""
         if self.partial_tolerant:
             for module in modules:
                 tensordict = run_where_possible(module, tensordict)
@@ -224,18 +225,18 @@ class TensorDictSequential(TensorDictModule):
             tensordict = module(tensordict)
         return tensordict
 
-    def _held(self) -> list[Any]:
-        """The modules."""
+    def _list_modules(self) -> list[Any]:
+        """Return the modules as a list."""
         held: Any = self._modules["module"]
         return list(held._modules.values())
 
-    # --- the modules, as those of a `nn.Sequential` or a `nn.ModuleDict` ----------------------------------------------
+    # --- access to the modules, as in `nn.Sequential` or `nn.ModuleDict` ----------------------------------------------
 
     def __len__(self) -> int:
         return len(self.module)
 
     def __iter__(self) -> Iterator[Any]:
-        return iter(self._held())
+        return iter(self._list_modules())
 
     def __contains__(self, item: Any) -> bool:
         if isinstance(self.module, nn.ModuleDict):
@@ -248,12 +249,12 @@ class TensorDictSequential(TensorDictModule):
     def __getitem__(self, index: int | str) -> Any: ...
     def __getitem__(self, index: int | slice | str) -> Any:
         if isinstance(index, slice):
-            return self._part(_named(self.module)[index])
+            return self._part(_list_items(self.module)[index])
         return self.module[self._place(index)]
 
     def __setitem__(self, index: int | slice | str, tensordict_module: Any) -> None:
         if isinstance(index, slice):
-            modules = _named(self.module)
+            modules = _list_items(self.module)
             modules[index] = [("", _as_module(module)) for module in tensordict_module]
             self._replace(modules)
         elif isinstance(self.module, nn.ModuleDict) and isinstance(index, str):
@@ -264,7 +265,7 @@ class TensorDictSequential(TensorDictModule):
 
     def __delitem__(self, index: int | slice | str) -> None:
         if isinstance(index, slice):
-            modules = _named(self.module)
+            modules = _list_items(self.module)
             del modules[index]
             self._replace(modules)
         else:
@@ -272,17 +273,17 @@ class TensorDictSequential(TensorDictModule):
         self._update_keys()
 
     def append(self, module: object) -> Self:
-        """Add a module at the end; returns the sequence. Sequences made from a mapping take `net[name] = module`."""
+        """Append a module, and return the sequence. If it was made from a mapping, use `net[name] = module` instead."""
         return self.insert(len(self), module)
 
     def extend(self, modules: Iterable[object]) -> Self:
-        """Add several modules at the end; returns the sequence."""
+        """Append several modules, and return the sequence."""
         for module in modules:
             self.append(module)
         return self
 
     def insert(self, index: int, module: object) -> Self:
-        """Insert a module before the one at `index`; returns the sequence."""
+        """Insert a module before position `index`, and return the sequence."""
         if isinstance(self.module, nn.ModuleDict):
             raise TypeError("the modules of this sequence have names: add one with net[name] = module")
         self.module.insert(index, _as_module(module))
@@ -296,7 +297,7 @@ class TensorDictSequential(TensorDictModule):
         return module
 
     def _place(self, index: Any) -> Any:
-        """The name of a module where the modules have names, its non-negative number where not."""
+        """Return the name of a module if the modules have names, else its non-negative position."""
         if isinstance(self.module, nn.ModuleDict):
             return index if isinstance(index, str) else list(self.module)[index]
         return range(len(self.module))[index]
@@ -327,19 +328,19 @@ def _as_module(module: object) -> nn.Module:
     return WrapModule(module)
 
 
-def _named(modules: nn.ModuleList | nn.ModuleDict) -> list[tuple[str, Any]]:
+def _list_items(modules: nn.ModuleList | nn.ModuleDict) -> list[tuple[str, Any]]:
     return list(modules._modules.items())
 
 
 def _is_within(key: Key, written: Container[Key]) -> bool:
-    """Whether an entry is written, or is part of a container that is."""
+    """Return whether an entry, or a container that holds it, is written."""
     if key in written or type(key) is str:
         return key in written
     return key[0] in written or any(key[:end] in written for end in range(2, len(key)))
 
 
-def _touch(one: Key, other: Key) -> bool:
-    """Whether two keys are equal, or one is that of a container that holds the other."""
+def _overlaps(one: Key, other: Key) -> bool:
+    """Return whether two keys are equal, or one of them is a container that holds the other."""
     if one == other:
         return True
     left, right = path_of(one), path_of(other)
@@ -348,7 +349,7 @@ def _touch(one: Key, other: Key) -> bool:
 
 
 def run_where_possible(module: Any, tensordict: C, **options: object) -> Any:
-    """Run a module on a container, or on those members of a lazy stack, that have its in-keys."""
+    """Run a module on a container that has its in-keys, or on those members of a lazy stack that have them."""
     paths = [path_of(key) for key in module.in_keys]
     if all(map(tensordict._has, paths)):
         return module(tensordict, **options)

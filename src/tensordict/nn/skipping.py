@@ -1,4 +1,4 @@
-"""`set_skip_existing`: modules that leave alone what a container has already."""
+"""`set_skip_existing`: skip modules whose results a container has already."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ _skip = False
 
 
 class set_skip_existing(internals.Decorator):  # a function to its callers, as in the public API
-    """Have modules not run when the container has all of their out-keys; for a `with` block or as a decorator.
+    """Skip modules when the container has all of their out-keys; for a `with` block or as a decorator.
 
-    As a decorator of a method that takes a container, it returns the container at once if the mode is on and the
-    container has all out-keys; methods whose out-keys are among the in-keys always run. All modules of this package
-    are decorated with the mode `None`. The mode holds for all threads.
+    A decorated method that takes a container returns the container at once if the mode is on and the container has all
+    out-keys. Methods with a key among both in-keys and out-keys always run. All modules of this package behave as if
+    decorated with the mode `None`. A `with` block affects all threads.
 
     Args:
-        mode: whether modules skip what exists. `None`, for decorators only: as the block says that the call is in.
-        in_key_attr: the attribute of the decorated method's object that holds the in-keys.
-        out_key_attr: the same for the out-keys.
+        mode: whether to skip modules. `None`, for decorators only, follows the surrounding block.
+        in_key_attr: the attribute that holds the in-keys, on the object of the decorated method.
+        out_key_attr: the attribute that holds the out-keys.
 
     Raises:
-        RuntimeError: `None` is given to a `with` block.
+        RuntimeError: a `with` block gets `None`.
 
     Example:
         >>> import torch
@@ -57,7 +57,7 @@ class set_skip_existing(internals.Decorator):  # a function to its callers, as i
 
         @functools.wraps(func)
         def skipping(_self: object, tensordict: Contract, *args: object, **kwargs: object) -> Any:
-            if (_skip if mode is None else mode) and _exists(
+            if (_skip if mode is None else mode) and _has_results(
                 tensordict, getattr(_self, in_key_attr), getattr(_self, out_key_attr)
             ):
                 return tensordict
@@ -81,7 +81,7 @@ class set_skip_existing(internals.Decorator):  # a function to its callers, as i
 
 
 def skip_existing() -> bool:
-    """Whether modules leave entries alone that exist already; see :class:`set_skip_existing`.
+    """Return whether modules are skipped when their results exist; see :class:`set_skip_existing`.
 
     Example:
         >>> from tensordict.nn import set_skip_existing, skip_existing
@@ -93,17 +93,17 @@ def skip_existing() -> bool:
 
 
 class _set_skip_existing_None(set_skip_existing):
-    """`set_skip_existing(None)`, under the name that clients import."""
+    """`set_skip_existing(None)`, under a name that client programs import."""
 
     def __init__(self) -> None:
         super().__init__(None)
 
 
-def is_skipped(module: TensorDictModuleBase, tensordict: Contract) -> bool:
-    """Whether a module is not to run on a container, since it has all the out-keys."""
-    return _skip and _exists(tensordict, module.in_keys, module.out_keys)
+def must_skip(module: TensorDictModuleBase, tensordict: Contract) -> bool:
+    """Return whether to skip a module, because the container has all of its out-keys."""
+    return _skip and _has_results(tensordict, module.in_keys, module.out_keys)
 
 
-def _exists(tensordict: Contract, in_keys: Sequence[Key], out_keys: Sequence[Key]) -> bool:
-    """Whether the container has all the out-keys, none of which is read."""
+def _has_results(tensordict: Contract, in_keys: Sequence[Key], out_keys: Sequence[Key]) -> bool:
+    """Return whether the container has all out-keys, and none of them is an in-key."""
     return not any(key in in_keys for key in out_keys) and all(tensordict._has(path_of(key)) for key in out_keys)

@@ -1,4 +1,4 @@
-"""Modules from one tensorclass to another, and these as modules that read and write containers."""
+"""Modules from one tensorclass to another, and their conversion to modules that read and write containers."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ Out = TypeVar("Out")
 
 
 class TensorClassModuleBase(Generic[In, Out], ABC, nn.Module):
-    """The parent class of modules that take an instance of one class and return one of another.
+    """The base class of modules that take an instance of one class and return an instance of another.
 
-    `TensorClassModuleBase[In, Out]` says which: tensorclasses, or `torch.Tensor`. They are found as `input_type` and
-    `output_type`, and tell type checkers what the module takes and returns; a call does not check them.
+    `TensorClassModuleBase[In, Out]` declares the classes: tensorclasses, or `torch.Tensor`. They are stored as
+    `input_type` and `output_type`, and type checkers use them for calls. A call does not check them.
 
     Example:
         >>> import torch
@@ -52,7 +52,7 @@ class TensorClassModuleBase(Generic[In, Out], ABC, nn.Module):
             if isinstance(origin, type) and issubclass(origin, TensorClassModuleBase):
                 kinds: Any = get_args(base)
                 if origin is not TensorClassModuleBase:
-                    # A generic class in between has type variables of its own.
+                    # A generic class in between has its own type variables.
                     given = dict(zip(origin.__parameters__, kinds))  # type: ignore[attr-defined]
                     kinds = [given.get(kind, kind) for kind in (origin.input_type, origin.output_type)]
                 cls.input_type, cls.output_type = kinds
@@ -69,31 +69,31 @@ class TensorClassModuleBase(Generic[In, Out], ABC, nn.Module):
             x: an instance of `input_type`.
 
         Returns:
-            an instance of `output_type`.
+            An instance of `output_type`.
         """
 
     def as_td_module(self) -> TensorClassModuleWrapper:
-        """This module as one that reads and writes containers.
+        """Convert this module to one that reads and writes containers.
 
         Raises:
-            ValueError: `input_type` or `output_type` is no tensorclass.
+            ValueError: `input_type` or `output_type` is not a tensorclass.
         """
         return TensorClassModuleWrapper(self)
 
 
 class TensorClassModuleWrapper(TensorDictModuleBase):
-    """A module from one tensorclass to another as a module that reads and writes containers.
+    """A module from one tensorclass to another, as a module that reads and writes containers.
 
-    Its in-keys are the fields of the one, its out-keys those of the other; the fields of a field that is a tensorclass
-    are nested keys. A field with a default may be missing.
+    Its in-keys are the fields of the input class, its out-keys the fields of the output class. Fields of a nested
+    tensorclass become nested keys. A field with a default may be missing.
 
     Args:
-        module: the module, found as `tc_module`.
+        module: the module, stored as `tc_module`.
 
     Raises:
-        TypeError: `module` is no :class:`TensorClassModuleBase`; or, when called, what it returns is of another class
-            than its `output_type`.
-        ValueError: its `input_type` or `output_type` is no tensorclass.
+        TypeError: `module` is not a :class:`TensorClassModuleBase`; or, when called, its result is not an instance of
+            its `output_type`.
+        ValueError: its `input_type` or `output_type` is not a tensorclass.
         KeyError: (when called) an entry is missing.
 
     Example:
@@ -121,8 +121,8 @@ class TensorClassModuleWrapper(TensorDictModuleBase):
                     f"the {name} of {type(module).__name__} must be a tensorclass for it to read and write containers, "
                     f"got {kind!r}: derive it from TensorClassModuleBase[In, Out]"
                 )
-        self.in_keys = _keys_of(module.input_type)
-        self.out_keys = _keys_of(module.output_type)
+        self.in_keys = _list_field_keys(module.input_type)
+        self.out_keys = _list_field_keys(module.output_type)
         self.tc_module = module
 
     @dispatch(auto_batch_size=False)
@@ -131,10 +131,10 @@ class TensorClassModuleWrapper(TensorDictModuleBase):
 
         Args:
             tensordict: a container with the in-keys, or an instance of `input_type`; or (by :class:`dispatch`) the
-                entries at the in-keys. It is not written to.
+                entries at the in-keys. It is not changed.
 
         Returns:
-            a new container with the out-keys only.
+            A new container that has only the out-keys.
         """
         module = self.tc_module
         kind = module.input_type
@@ -145,10 +145,10 @@ class TensorClassModuleWrapper(TensorDictModuleBase):
                 f"{type(module).__name__} returned a {type(result).__name__}, but its output_type is "
                 f"{module.output_type.__name__}"
             )
-        return _plain(result)
+        return _unwrap_copy(result)
 
     def _instance(self, kind: Any, container: TensorCollection, path: tuple[str, ...]) -> Any:
-        """An instance of a tensorclass over a shallow copy of the entries that are fields."""
+        """Make an instance of a tensorclass over a shallow copy of the entries that are fields."""
         container = container._wrapped_container().select(*kind._layout.names, strict=False)
         present = container.keys()
         defaults = {
@@ -163,35 +163,35 @@ class TensorClassModuleWrapper(TensorDictModuleBase):
                     f"{type(self.tc_module).__name__} reads {key!r}, a field of {kind.__name__}, not found in the "
                     f"container, which has the keys {list(container.keys(True, True))} of its fields"
                 )
-            field, node = _class_in(kind._layout.hint_of(name)), container._node(name)
+            field, node = _find_tensorclass(kind._layout.hint_of(name)), container._node(name)
             if node is not None and field is not None and type(node) is not field:
                 container.set(name, self._instance(field, node, (*path, name)))
         return kind.from_tensordict(container, defaults)
 
 
-def _keys_of(kind: Any) -> list[Key]:
-    """The keys of the fields of a tensorclass."""
+def _list_field_keys(kind: Any) -> list[Key]:
+    """Return the keys of the fields of a tensorclass."""
     keys: list[Key] = []
     for name in kind._layout.names:
         hint = kind._layout.hint_of(name)
-        if _class_in(hint) is hint:
-            keys += [(name, *path_of(key)) for key in _keys_of(hint)]
+        if _find_tensorclass(hint) is hint:
+            keys += [(name, *path_of(key)) for key in _list_field_keys(hint)]
         else:
             keys.append(name)
     return keys
 
 
-def _class_in(hint: object) -> Any:
-    """The tensorclass that an annotation names, alone or besides `None`; `None` if it names another type."""
+def _find_tensorclass(hint: object) -> Any:
+    """Return the tensorclass in an annotation, alone or together with `None`; `None` for other annotations."""
     kinds = get_args(hint) if get_origin(hint) in UNION else (hint,)
     found = [kind for kind in kinds if isinstance(kind, type) and is_tensorclass(kind)]
     return found[0] if len(found) == 1 else None
 
 
-def _plain(container: TensorCollection) -> TensorCollection:
-    """A shallow copy of the container behind a tensorclass, also behind those in it."""
+def _unwrap_copy(container: TensorCollection) -> TensorCollection:
+    """Return a shallow copy of the container inside a tensorclass; nested tensorclasses are unwrapped, too."""
     container = container._wrapped_container().copy()
     for name, node in container._structure().items():
         if isinstance(node, TensorCollection) and not node._is_non_tensor:
-            container.set(name, _plain(node))
+            container.set(name, _unwrap_copy(node))
     return container

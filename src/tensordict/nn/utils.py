@@ -1,4 +1,4 @@
-"""Names of several rooms for programs that import them from here: TorchRL and its tests do."""
+"""Re-export names that TorchRL and its tests import from here."""
 
 from torch.nn import Buffer
 

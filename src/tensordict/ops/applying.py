@@ -307,7 +307,7 @@ class Applying(Writing):
         if all(result is None for result in results):
             return None
         pairs = zip(members, results, strict=True)
-        out = self._restacked([member.empty() if result is None else result for member, result in pairs])
+        out = self._restack([member.empty() if result is None else result for member, result in pairs])
         if call.names is not NO_DEFAULT:
             out.names = call.names  # type: ignore[attr-defined]
         return out

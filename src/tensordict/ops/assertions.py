@@ -78,7 +78,7 @@ def _compare(
     differences: list[str],
 ) -> None:
     """Append a line for every pair of leaves that differ."""
-    if actual._batch_size == expected._batch_size and (pairs := actual._paired(expected)) is not None:
+    if actual._batch_size == expected._batch_size and (pairs := actual._pair_members(expected)) is not None:
         for left, right in pairs:
             _compare(left, right, options, intersection, prefix, differences)
         return

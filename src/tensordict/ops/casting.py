@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from tensordict.core.context import remember
-from tensordict.core.contract import Contract, unchanged
+from tensordict.core.contract import Contract, identity
 from tensordict.core.devices import as_device, place_of, put_on, wait_for
 from tensordict.core.shapes import as_size
 from tensordict.ops.describing import fitted, is_description
@@ -197,7 +197,7 @@ class Casting(Leaves):
             # A compiled function cannot wait for a stream: its copies wait for themselves.
             options = {"device": place_of(device), "non_blocking": request.non_blocking}
             return source._map_or_name(_formatted(request, options), device)
-        here = unchanged if request.plain else _formatted(request, {})
+        here = identity if request.plain else _formatted(request, {})
         if device.type == "cpu" and all([leaf.is_cpu for leaf in source._leaves()]):  # noqa: C419 (half the time)
             return source._map_or_name(here, device)
         fn = _formatted(request, {"device": place_of(device), "non_blocking": True})
@@ -223,23 +223,23 @@ class Casting(Leaves):
     def _map_or_name(self, fn: Callable[[Any], Any], device: Any = "kept") -> Self:
         """`_map`, with the device of every node set; an error of torch's names the entry."""
         try:
-            return self._map(fn) if device == "kept" else self._placed(fn, device)
+            return self._map(fn) if device == "kept" else self._place_on(fn, device)
         except (RuntimeError, NotImplementedError, TypeError) as error:
             raise naming_entry(error, _walk(self), fn) from error
 
-    def _placed(self, fn: Callable[[Any], object], device: torch.device) -> Self:
+    def _place_on(self, fn: Callable[[Any], object], device: torch.device) -> Self:
         """The same structure with leaves `fn(leaf)`, on `device` at every level."""
         mapping: Mapping[str, Any] = self._entries
         if type(mapping) is not dict:
             if (members := self._members(or_template=True)) is not None:
-                return self._restacked([member._placed(fn, device) for member in members])
+                return self._restack([member._place_on(fn, device) for member in members])
             # A tensor in a file that only changes its device stays there, and is moved when it is read.
             mapping = self._writable()
         entries = dict(mapping.items())
         for name, value in entries.items():
             if type(value) is not Tensor and isinstance(value, Casting):
-                entries[name] = value._placed(fn, device)
-            elif fn is not unchanged:
+                entries[name] = value._place_on(fn, device)
+            elif fn is not identity:
                 entries[name] = fn(value)
         if type(mapping) is not dict:
             return self._subset(entries, device)
@@ -473,7 +473,7 @@ def _formatted(request: _Request, options: dict[str, Any]) -> Callable[[Any], ob
     dims = _FORMAT_DIMS.get(request.memory_format)
     if dims is None:
         return formatted
-    unformatted = cast if options else unchanged
+    unformatted = cast if options else identity
     return lambda leaf: formatted(leaf) if leaf.ndim == dims else unformatted(leaf)
 
 
@@ -513,8 +513,8 @@ def _restored(source: object, result: object) -> Any:
 
 def _back(result: Any, source: Any) -> Any:
     """The entries of `result` as `source` stores them, copied into its leaves where there are any."""
-    if result._batch_size == source._batch_size and (pairs := source._paired(result)) is not None:
-        return source._restacked([_back(piece, own) for own, piece in pairs])
+    if result._batch_size == source._batch_size and (pairs := source._pair_members(result)) is not None:
+        return source._restack([_back(piece, own) for own, piece in pairs])
     current = source._entries
     device = source._device
     entries: dict[str, Any] = {}
@@ -524,7 +524,7 @@ def _back(result: Any, source: Any) -> Any:
             if isinstance(old, Contract):
                 value = _back(value, old)
             elif device is not None:
-                value = value._placed(partial(put_on, device=device), device)
+                value = value._place_on(partial(put_on, device=device), device)
         elif isinstance(old, Tensor):
             value = _leaf_back(value, old)
         elif device is not None:

@@ -210,7 +210,7 @@ class ClientMembers(Indexing, Applying, Naming):
         """
         source = self._wrapped_container()
         if (members := source._members(or_template=True)) is not None:
-            return source._restacked([member._transform_keys(key_transform) for member in members])
+            return source._restack([member._transform_keys(key_transform) for member in members])
         result = source.empty()
         for name, value in source.items():
             key = key_transform(name)

@@ -138,15 +138,15 @@ class Comparison(Leaves):
         own, theirs = self._device, other._device
         if own is not None and result._device is None and (theirs is None or place_of(theirs) == place_of(own)):
             # What is on the left decides: tensors that met one another are on its device.
-            return result._placed(lambda leaf: leaf, own)
+            return result._place_on(lambda leaf: leaf, own)
         return result
 
     def _compared_by_leaf(self, other: Contract, op: BinaryOp) -> Self:
         size, theirs = self._batch_size, other._batch_size
         on_node = partial(_compared_pair, op)
         if size == theirs:
-            if (pairs := self._paired(other)) is not None:
-                return self._restacked([left._compared_with_container(right, op) for left, right in pairs])
+            if (pairs := self._pair_members(other)) is not None:
+                return self._restack([left._compared_with_container(right, op) for left, right in pairs])
             # With one batch dim at most, no alignment of leaves can change it: they can be compared as they
             # are.
             fn = partial(_pairwise, op, size) if len(size) > 1 else lambda pair: op(pair[0], pair[1])

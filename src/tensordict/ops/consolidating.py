@@ -207,7 +207,7 @@ class Consolidating(Leaves):
         if device is None:
             result = self._rebuilt(found)
         else:
-            result = self._placed(
+            result = self._place_on(
                 lambda leaf: leaf._rebuilt(found) if isinstance(leaf, Contract) else next(found), device
             )
         if inplace:

@@ -72,9 +72,9 @@ class Copying(Leaves):
         if type(mapping) is not dict:
             if (members := self._members(or_template=True)) is not None:
                 with self._at_once():
-                    return self._restacked([member.copy() for member in members])
+                    return self._restack([member.copy() for member in members])
             # What is in a file stays there.
-            kept = self._shared().items()
+            kept = self._share_entries().items()
             entries = {k: value.copy() if isinstance(value, Contract) else value for k, value in kept}
             return self._subset(entries, self._device)
         # Not `mapping.copy()`: compiled code guards the order of the entries here, and does not there.

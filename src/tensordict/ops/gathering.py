@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from tensordict.core import foreach, ragged
-from tensordict.core.contract import ByNdim, Contract, LeafFn, named_error, unchanged
+from tensordict.core.contract import ByNdim, Contract, LeafFn, identity, named_error
 from tensordict.core.errors import KeyMismatchError, ShapeError
 from tensordict.core.keys import Path, joined
-from tensordict.core.shapes import as_dim, broadcasts_to, expanded
+from tensordict.core.shapes import as_dim, broadcasts_to, expand_size
 from tensordict.ops.sizing import replace_leaves
 
 if TYPE_CHECKING:
@@ -67,8 +67,8 @@ class Gathering(Contract):
             return v.gather(dim, indices.make(v.shape) if torch.compiler.is_compiling() else indices[v.shape])
 
         if inplace:
-            return replace_leaves(self, fn, index.shape, batch_dims, unchanged)
-        result = self._map(fn, index.shape, batch_dims, unchanged)
+            return replace_leaves(self, fn, index.shape, batch_dims, identity)
+        result = self._map(fn, index.shape, batch_dims, identity)
         return result if out is None else written(out, result)
 
     # --- masks ------------------------------------------------------------------------------------------------------
@@ -123,7 +123,7 @@ class Gathering(Contract):
         if any(leaf.is_nested or isinstance(leaf, Contract) for leaf in leaves):
             # A ragged leaf or an UnbatchedTensor may refuse the mask: before anything is written.
             self._map_with(_check_mask, checked)
-        with self._at_once(unchanged):
+        with self._at_once(identity):
             self._map_with(lambda v, part: _fill_masked(v, part, value), checked)
         return self
 
@@ -137,7 +137,7 @@ class Gathering(Contract):
         """Refuse a tensor that does not broadcast to the batch size (its first dims, when it has fewer)."""
         part = self._batch_size[: tensor.ndim]
         try:
-            fits = tensor.ndim == len(part) and expanded(tuple(part), tensor.shape) == part
+            fits = tensor.ndim == len(part) and expand_size(tuple(part), tensor.shape) == part
         except RuntimeError:
             fits = False
         if not fits:
@@ -206,7 +206,7 @@ class Gathering(Contract):
             else:
                 pieces = self._parts(other) if isinstance(other, Tensor) and other.ndim else [other] * len(members)
             columns = zip(members, map(ByNdim, self._parts(masks.tensor)), pieces, strict=True)
-            return self._restacked([member._chosen(part, piece, pad, path) for member, part, piece in columns])
+            return self._restack([member._chosen(part, piece, pad, path) for member, part, piece in columns])
         if isinstance(other, Contract):
             return _chosen(self, other, masks, pad, path)  # type: ignore[no-any-return]
         if isinstance(other, Tensor) and other.ndim:

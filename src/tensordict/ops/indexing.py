@@ -65,7 +65,7 @@ class Indexing(Writing):
             # As `given`, without its call.
             if type(value) is Tensor or not isinstance(value, Contract) or not value._is_non_tensor:
                 return value
-            return value._unwrapped()
+            return value._unwrap_value()
         if kind is tuple and index and type(index[0]) in _KEY_KINDS:
             try:
                 value = self._find(index)
@@ -95,8 +95,8 @@ class Indexing(Writing):
         new_size = checked_size(at, size) if unchecked else result_size(at, size)
         rename = None
         if self._names is not None:
-            named = indexing.named(index, at)
-            rename = lambda names: indexing.renamed(names, named, len(new_size))  # noqa: E731
+            named = indexing.index_for_names(index, at)
+            rename = lambda names: indexing.rename_dims(names, named, len(new_size))  # noqa: E731
         fn = rows.reader(at) if rows.maps else itemgetter(at)
         try:
             out = self._map(fn, new_size, len(size), rename, fn)
@@ -331,7 +331,7 @@ class Indexing(Writing):
 
 def given(value: object) -> Any:
     """What `td[key]` gives for an entry: the value of a holder, anything else as it is."""
-    return value._unwrapped() if isinstance(value, Contract) and value._is_non_tensor else value
+    return value._unwrap_value() if isinstance(value, Contract) and value._is_non_tensor else value
 
 
 def _all_but_first(names: Names) -> Names:

@@ -45,7 +45,7 @@ class Leaves(Locking):
                 if self._is_non_tensor or all(result is None for result in found):
                     return None
                 pairs = zip(members, found, strict=True)
-                return self._restacked([member.empty() if result is None else result for member, result in pairs])
+                return self._restack([member.empty() if result is None else result for member, result in pairs])
             mapping, on_leaf = self._writable(), self._on_read(fn)
         entries: dict[str, Any] = {}
         for name, value in mapping.items():
@@ -237,7 +237,7 @@ def _plan_replacement(
     devices: list[tuple[Contract, torch.device | None]],
 ) -> None:
     """List what differs between a container and one of the same structure."""
-    if (pairs := node._paired(source)) is not None:
+    if (pairs := node._pair_members(source)) is not None:
         for own, piece in pairs:
             _plan_replacement(own, piece, writes, devices)
         return

@@ -14,7 +14,7 @@ from tensordict.core import makers, registry
 from tensordict.core import torch_internals as internals
 from tensordict.core.contract import Contract
 from tensordict.core.errors import KeyMismatchError, ModuleError, OptionError
-from tensordict.core.uninitialized import initialize_with_first_call, is_element, stack_uninitialized
+from tensordict.core.uninitialized import initialize_with_first_call, is_element, stack_lazy_leaves
 
 if TYPE_CHECKING:
     from typing_extensions import Self, TypedDict, Unpack
@@ -311,7 +311,7 @@ def _stacked(leaves: list[Any], expand_identical: bool) -> Any:
     if len(kinds) > 1 or len(grads) > 1:
         raise RuntimeError("it is a parameter, or requires gradients, in some of the modules only")
     if lazy:
-        return stack_uninitialized(leaves)
+        return stack_lazy_leaves(leaves)
     if expand_identical and all(leaf is first for leaf in leaves):
         return first.expand(len(leaves), *first.shape)
     with torch.no_grad():

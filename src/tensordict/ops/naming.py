@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from tensordict.core.contract import Contract, Names, unchanged
+from tensordict.core.contract import Contract, Names, identity
 from tensordict.core.errors import DimError, NamesError
 from tensordict.core.keys import Path, joined
 from tensordict.core.shapes import as_dim
@@ -104,7 +104,7 @@ class Naming(Contract):
             (['batch', 'frame', 'step'], ['b', 'time', 'step'])
         """
         wanted = self._renaming("rename", names, rename_map)
-        renamed = self._map(unchanged)
+        renamed = self._map(identity)
         renamed._name_tree(wanted)
         return renamed
 

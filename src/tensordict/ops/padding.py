@@ -12,7 +12,7 @@ from torch import Tensor
 
 from tensordict.core import makers, ragged
 from tensordict.core import torch_internals as internals
-from tensordict.core.contract import Contract, LeafFn, merged_device, named_error, raise_key_mismatch, unchanged
+from tensordict.core.contract import Contract, LeafFn, identity, merged_device, named_error, raise_key_mismatch
 from tensordict.core.errors import DimError, ShapeError
 from tensordict.core.keys import Path, entry_of, joined
 from tensordict.core.shapes import PerNdim
@@ -62,11 +62,11 @@ class Padding(Sizing):
         for dim, extra in enumerate(zip(pads[::2], pads[1::2], strict=True)):
             new[dim] += sum(extra)
         if not inplace:
-            return retried(self, self._map, fn, torch.Size(new), len(size), unchanged)
+            return retried(self, self._map, fn, torch.Size(new), len(size), identity)
         for path, leaf in self._walk():
             if leaf.is_nested and any(pads[2:]):
                 raise named_error(_only_rows(leaf, pads), path)
-        return replace_leaves(self, fn, torch.Size(new), len(size), unchanged)
+        return replace_leaves(self, fn, torch.Size(new), len(size), identity)
 
     def to_padded_tensor(self, padding: float = 0.0, mask_key: object = None) -> Self:
         """Make ragged entries dense: their rows become as long as the longest, with `padding` behind the shorter ones.
@@ -184,7 +184,7 @@ def _is_open(size: torch.Size) -> bool:
 
 
 def _dense(leaf: Any, padding: float) -> Any:
-    return ragged.padded(leaf, padding) if leaf.is_nested else leaf
+    return ragged.pad(leaf, padding) if leaf.is_nested else leaf
 
 
 def _closed(node: Any, padding: float, path: Path) -> Any:
@@ -320,7 +320,7 @@ def _longer(node: Contract, size: list[int]) -> Contract:
     own = node._batch_size
     pads = [n for length, longest in zip(own, size, strict=False) for n in (0, longest - length)]
     new = torch.Size([*size, *own[len(size) :]])
-    return node if new == own else node._map(_padder(pads, 0.0), new, len(own), unchanged)
+    return node if new == own else node._map(_padder(pads, 0.0), new, len(own), identity)
 
 
 def pad_and_stack(containers: Any, dim: int, value: float, out: object, return_mask: object) -> Any:

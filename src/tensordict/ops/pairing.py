@@ -69,7 +69,7 @@ def pair_up(
 ) -> tuple[ContainerT, list[Any], list[Any]]:
     """The leaves of two containers side by side, in the order of `_leaves`.
 
-    A container that consists of others (a lazy stack) is taken part by part, as its `_paired` says.
+    A container that consists of others (a lazy stack) is taken part by part, as its `_pair_members` says.
 
     Args:
         node: the left container, which gives the result its structure.
@@ -141,7 +141,7 @@ def _pair_with_default(node: Any, other: Any, default: Any, path: Path, left: li
     """Append the leaves of two containers whose keys may differ; returns the structure that they make up."""
     parts = _parts(node, other, path)
     if parts is not None:
-        return node._restacked([_pair_with_default(one, two, default, path, left, right) for one, two in parts])
+        return node._restack([_pair_with_default(one, two, default, path, left, right) for one, two in parts])
     others = other._entries
     entries: dict[str, Any] = {}
     for name, value in node._entries.items():
@@ -236,20 +236,20 @@ def _second(leaf: object, part: Tensor) -> Tensor:
 
 
 def _parts(node: Any, other: Contract, path: Path) -> Any:
-    """What `_paired` gives, once `other` has the batch size that it asks for; `None` for a container without parts."""
+    """Call `_pair_members` after giving `other` the batch size it needs; `None` for a container without members."""
     if type(node._entries) is dict:
         return None
     size = node._batch_size
     if other._batch_size == size:
-        return node._paired(other)
-    if node._paired(node) is None:
+        return node._pair_members(other)
+    if node._pair_members(node) is None:
         return None
     theirs = other._batch_size
     batch_dims = len(theirs)
     if batch_dims == len(size) and grown(other, size)._batch_size == size:
-        return node._paired(grown(other, size))
+        return node._pair_members(grown(other, size))
     if all(leaf.shape[: len(size)] == size for leaf in other._leaves()):
-        return node._paired(other._map(lambda leaf: leaf, size, batch_dims))
+        return node._pair_members(other._map(lambda leaf: leaf, size, batch_dims))
     raise RuntimeError(
         f"{entry_of(path)}a container of batch size {list(theirs)} cannot be split among the members of a lazy stack "
         f"of batch size {list(size)}: give it that batch size first"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from tensordict.looking.plots import BINS, figure_of
+from tensordict.looking.plots import BINS, draw_figure
 from tensordict.ops.naming import Naming
 
 if TYPE_CHECKING:
@@ -73,4 +73,4 @@ class Plotting(Naming):
         if keys is not None:
             chosen = keys if isinstance(keys, (list, set)) else [keys]
             container = self.select(*chosen)
-        return figure_of(container, place, bins, most, ax, figsize)  # type: ignore[no-any-return]
+        return draw_figure(container, place, bins, most, ax, figsize)  # type: ignore[no-any-return]

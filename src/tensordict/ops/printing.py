@@ -12,8 +12,8 @@ from torch import Tensor
 
 from tensordict.core import torch_internals as internals
 from tensordict.core.contract import Contract
-from tensordict.looking.entries import ShownLeaf, shown
-from tensordict.looking.tree import tree_html
+from tensordict.looking.notebook_tree import tree_html
+from tensordict.looking.shown_entries import ShownLeaf, list_entries
 
 _DEFAULTS: dict[str, Any] = {
     "show_batch_size": True,
@@ -115,7 +115,7 @@ class Printing(Contract):
 
     def __repr__(self) -> str:
         """The class, the entries sorted by key with their shapes and dtypes, the batch size and the device."""
-        return container_repr(type(self).__name__, {"fields": shown(self)}, self._facts())
+        return container_repr(type(self).__name__, {"fields": list_entries(self)}, self._facts())
 
     def _repr_html_(self) -> str:
         """What notebooks show: a tree that folds, with what is in the leaves; see docs/guides/looking-at-data.md."""
@@ -138,7 +138,7 @@ def container_repr(name: str, groups: dict[str, Any], facts: Iterable[str]) -> s
 
     Args:
         name: the class name.
-        groups: what `fields={...}` and its like are called, each with what :func:`shown` gives.
+        groups: what `fields={...}` and its like are called, each with what :func:`list_entries` gives.
         facts: the closing lines, as `"device=cpu"`.
     """
     sections = [f"{group}={{{fields_text(entries)}}}" for group, entries in groups.items()]
@@ -175,13 +175,13 @@ def leaf_repr(leaf: ShownLeaf) -> str:
 
 
 def fields_text(entries: Mapping[str, Any]) -> str:
-    """The entries of one group as :func:`shown` gives them, a line each."""
+    """The entries of one group as :func:`list_entries` gives them, a line each."""
     lines = in_order(f"{name}: {entry_text(value, '        ')}" for name, value in entries.items())
     return "\n        " + ",\n        ".join(lines) if lines else "\n    "
 
 
 def entry_text(value: object, indent: str) -> str:
-    """The text of one of the entries that :func:`shown` gives, `indent` before all lines of it but the first."""
+    """The text of one of the entries that :func:`list_entries` gives, `indent` before all lines of it but the first."""
     return leaf_repr(value) if isinstance(value, ShownLeaf) else repr(value).replace("\n", f"\n{indent}")
 
 

@@ -182,7 +182,7 @@ class ReductionBase(Leaves, Naming):
         Raises:
             StackError: the reduction runs along the stack dim, or the entry is not a tensor in every member.
         """
-        members = [member for member, _ in self._paired(self) or ()]
+        members = [member for member, _ in self._pair_members(self) or ()]
         at: int = self.stack_dim
         if at in plan.dims or (plan.along is None and any(_is_mixed(members, name) for name in self._structure())):
             # Reading says what is wrong.
@@ -246,7 +246,7 @@ class ReductionBase(Leaves, Naming):
         try:
             row = self._side_by_side()
         except StackError:
-            if (pairs := self._paired(self)) is None:
+            if (pairs := self._pair_members(self)) is None:
                 raise
             at: int = self.stack_dim
             return torch.stack([one._over_all_features(how) for one, _ in pairs], at + (how.added is not None))
@@ -353,7 +353,7 @@ def _apply_whole(how: Reduction, keepdim: bool, leaves: list[Any], batch_dims: i
     leaves = _dense(leaves)
     if how.many is not None and foreach.usable(leaves):
         try:
-            return foreach.as_recorded(how.many(leaves), leaves)
+            return foreach.detach_constants(how.many(leaves), leaves)
         except (RuntimeError, TypeError):
             # Integers beside leaves that require grad are refused in one call, and fine in calls of their own. A torch
             # without the call refuses, too.
@@ -527,8 +527,8 @@ def with_keys(node: TreeT, key_transform: KeyTransform | None) -> TreeT:
     """The same entries under the keys that `key_transform` gives for the name of each, level by level."""
     if key_transform is None:
         return node
-    if (pairs := node._paired(node)) is not None:
-        return node._restacked([with_keys(member, key_transform) for member, _ in pairs])
+    if (pairs := node._pair_members(node)) is not None:
+        return node._restack([with_keys(member, key_transform) for member, _ in pairs])
     result = node._build({}, node._batch_size, node._device, node._names)
     for name, value in node._entries.items():
         *parents, last = path_of(key_transform(name))
@@ -570,7 +570,7 @@ def _naming_entry(node: Contract, plan: ReductionPlan, error: Exception, path: P
         entries = dict(node._entries)
     except StackError:
         inner = plan.inside(node.stack_dim)
-        named = [_naming_entry(member, inner, error, path) for member, _ in node._paired(node) or ()]
+        named = [_naming_entry(member, inner, error, path) for member, _ in node._pair_members(node) or ()]
         return next((found for found in named if found is not error), error)
     for name, value in entries.items():
         inside = (*path, name)

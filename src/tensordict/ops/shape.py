@@ -18,9 +18,9 @@ from tensordict.core.shapes import (
     as_ints,
     as_new_dim,
     as_size,
-    expanded,
-    inferred,
-    moved,
+    expand_size,
+    infer_shape,
+    move_dims,
     permutation,
     swapped_pair,
 )
@@ -106,7 +106,7 @@ class Shape(Sizing):
         if len(shape) == 1 and isinstance(shape[0], torch.dtype):
             return self._view_dtype(shape[0], batch_size)
         old = self._batch_size
-        new = inferred(as_ints(shape, size), old)
+        new = infer_shape(as_ints(shape, size), old)
         if new == old:
             return self._unchanged()
         return self._on_batch(batch_ops.Reshape(old, new, "view"), True)
@@ -137,7 +137,7 @@ class Shape(Sizing):
             torch.Size([12, 5])
         """
         old = self._batch_size
-        new = inferred(as_ints(args, size if shape is None else shape), old)
+        new = infer_shape(as_ints(args, size if shape is None else shape), old)
         if new == old:
             return self
         op = batch_ops.Reshape(old, new)
@@ -195,7 +195,7 @@ class Shape(Sizing):
         """
         old = self._batch_size
         dim = as_dim(dim, len(old))
-        parts = inferred(as_ints((unflattened_size,)), old[dim : dim + 1])
+        parts = infer_shape(as_ints((unflattened_size,)), old[dim : dim + 1])
         if not parts:
             raise ShapeError("unflatten needs at least one size")
         op = batch_ops.Unflatten(old, dim, parts)
@@ -264,7 +264,7 @@ class Shape(Sizing):
             >>> TensorDict({"a": torch.zeros(2, 3, 4, 5)}, batch_size=[2, 3, 4]).movedim(0, -1)["a"].shape
             torch.Size([3, 4, 2, 5])
         """
-        return self._permuted(moved(source, destination, len(self._batch_size)))
+        return self._permuted(move_dims(source, destination, len(self._batch_size)))
 
     def moveaxis(self, source: int | tuple[int, ...], destination: int | tuple[int, ...]) -> Self:
         """The same as :meth:`movedim`."""
@@ -334,7 +334,7 @@ class Shape(Sizing):
             torch.Size([2, 3, 4, 5])
         """
         old = self._batch_size
-        return self._on_batch(batch_ops.Expand(old, expanded(as_ints(args, shape if size is None else size), old)))
+        return self._on_batch(batch_ops.Expand(old, expand_size(as_ints(args, shape if size is None else size), old)))
 
     def expand_as(self, other: object) -> Self:
         """Expand to the shape of a tensor, or entry by entry to the shapes of another container.

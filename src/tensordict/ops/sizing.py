@@ -157,7 +157,7 @@ def replace_leaves(
                     node._entries[name] = value._map(fn, size, batch_dims, rename)
                 del value
             if node._names is not None:
-                node._names = node._renamed(len(size), batch_dims, rename)
+                node._names = node._rename_dims(len(size), batch_dims, rename)
             node._batch_size = size + node._batch_size[batch_dims:]
     return root
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from tensordict.core import foreach, makers, ragged, settings
 from tensordict.core import torch_internals as internals
-from tensordict.core.contract import Contract, Names, Rename, named_error, raise_key_mismatch, unchanged
+from tensordict.core.contract import Contract, Names, Rename, identity, named_error, raise_key_mismatch
 from tensordict.core.errors import KeyMismatchError, ShapeError
 from tensordict.core.keys import Path, entry_of, joined, path_of
 from tensordict.core.ragged import REFUSALS
@@ -499,18 +499,18 @@ def cat_containers(input: Iterable[Any], dim: int = 0, out: object = None) -> An
         return joint
     fn = torch.cat if dim == 0 else _along(torch.cat, dim)
     try:
-        return first._merge(items, fn, new, len(size), unchanged, (), partial(cat_containers, dim=dim))
+        return first._merge(items, fn, new, len(size), identity, (), partial(cat_containers, dim=dim))
     except REFUSALS:
         if not has_ragged(*items):
             raise
-    return first._merge(items, ragged.Cat(dim), new, len(size), unchanged, (), partial(cat_containers, dim=dim))
+    return first._merge(items, ragged.Cat(dim), new, len(size), identity, (), partial(cat_containers, dim=dim))
 
 
 def _stacked_as_wholes(items: Sequence[Any], dim: int) -> Any:
     """The stack of values, or of lazy stacks of one form, which is one too; `None` for other containers."""
     first = items[0]
     if first._is_non_tensor or not first._members():
-        return first._joined(items, dim, stacked=True)
+        return first._join(items, dim, stacked=True)
     stacks = [item._wrapped_container() for item in items]
     at, size, name = stacks[0].stack_dim, first._batch_size, stacks[0].stack_dim_name
     for stack in stacks:
@@ -518,7 +518,7 @@ def _stacked_as_wholes(items: Sequence[Any], dim: int) -> Any:
             return None
     inner, after = (dim, at + 1) if dim <= at else (dim - 1, at)
     columns = zip(*[_read(item)._members() for item in items], strict=True)
-    out = first._restacked([stack_containers(list(column), inner) for column in columns], after)
+    out = first._restack([stack_containers(list(column), inner) for column in columns], after)
     if any(stack.stack_dim_name != name for stack in stacks):
         out._wrapped_container().stack_dim_name = None
     return out
@@ -530,7 +530,7 @@ def _concatenated_as_wholes(items: Sequence[Contract], dim: int) -> Any:
     for kind in dict.fromkeys(kinds):
         other: Any = items[kinds.index(kind)]
         plain = other._is_non_tensor or other._members() is None
-        joint = other._joined(items, dim, stacked=False) if plain else _members_concatenated(other, items, dim)
+        joint = other._join(items, dim, stacked=False) if plain else _members_concatenated(other, items, dim)
         if joint is not None:
             return joint
     return None
@@ -547,7 +547,7 @@ def _members_concatenated(stack: Any, items: Sequence[Contract], dim: int) -> An
     if dim == at and any(columns):
         members = [member for column in columns for member in column]
         if stack._members():
-            return stack._restacked(members)
+            return stack._restack(members)
         name = stack._wrapped_container().stack_dim_name
         return stack._rewrap(makers.lazy_stack(*members, stack_dim=at, stack_dim_name=name))
     if not stack._members():
@@ -556,7 +556,7 @@ def _members_concatenated(stack: Any, items: Sequence[Contract], dim: int) -> An
         shown = ", ".join(str(list(item._batch_size)) for item in items)
         raise ShapeError(f"cat along dim {dim} needs lazy stacks of the same number of members, got {shown}")
     inner = dim - (dim > at)
-    return stack._restacked([cat_containers(list(row), inner) for row in zip(*columns, strict=True)])
+    return stack._restack([cat_containers(list(row), inner) for row in zip(*columns, strict=True)])
 
 
 def _read(item: Any) -> Any:
@@ -631,7 +631,7 @@ def _plan_join(
     A lazy stack has no tensors to write into: what goes to `stacks` is split among its members.
     """
     _check_one_class(items, join.__name__, prefix)
-    if out._paired(out) is not None:
+    if out._pair_members(out) is not None:
         stacks.append((out, _joined(join, list(items), dim, prefix)))
         return
     mappings = [item._entries for item in items]

@@ -86,8 +86,8 @@ class Structure(Writing):
         mapping: Mapping[str, Any] = self._entries
         if type(mapping) is not dict:
             if (members := self._members(or_template=True)) is not None:
-                return self._restacked([member._selected(_known(member, wanted)) for member in members])
-            mapping = self._shared()
+                return self._restack([member._selected(_known(member, wanted)) for member in members])
+            mapping = self._share_entries()
         entries: dict[str, Any] = {}
         for name, below in wanted.items():
             entries[name] = mapping[name] if below is None else mapping[name]._selected(below)
@@ -139,9 +139,9 @@ class Structure(Writing):
             entries = dict(mapping)
         else:
             if (members := self._members(or_template=True)) is not None:
-                return self._restacked([member._excluding(paths) for member in members])
+                return self._restack([member._excluding(paths) for member in members])
             # What goes is not looked at: it may be what a file has and torch has not.
-            mapping = self._shared()
+            mapping = self._share_entries()
             entries = {name: mapping[name] for name in mapping if (name,) not in paths}
         below: dict[str, list[Path]] = {}
         for path in paths:
@@ -182,7 +182,7 @@ class Structure(Writing):
             return self._build({}, self._batch_size, self._device, self._names)
         size = None if batch_size is None else as_size(batch_size)
         if type(self._entries) is not dict and (members := self._members(or_template=True)) is not None:
-            stack = self._restacked([member.empty(recurse, device=device) for member in members])
+            stack = self._restack([member.empty(recurse, device=device) for member in members])
             if size is not None and size != self._batch_size:
                 return stack._dense().empty(recurse, batch_size=size, device=device, names=names)
             if names is not None:
@@ -256,7 +256,7 @@ class Structure(Writing):
     def _flat(self, separator: str, is_leaf: IsLeaf | None, keys: list[Any]) -> Self:
         """One level of entries; `keys` gets the nested keys that they had."""
         if (members := self._members(or_template=True)) is not None:
-            return self._restacked([member._flat(separator, is_leaf, keys) for member in members])
+            return self._restack([member._flat(separator, is_leaf, keys) for member in members])
         items = _all_leaves(self) if is_leaf is None else list(self.items(True, True, is_leaf))
         entries = {}
         for key, value in items:
@@ -294,7 +294,7 @@ class Structure(Writing):
     def _tree(self, separator: str, places: Mapping[str, Path] | None = None) -> Self:
         """The entries by the parts of their names, or where `places` says; containers that meet are merged."""
         if (members := self._members(or_template=True)) is not None:
-            return self._restacked([member._tree(separator, places) for member in members])
+            return self._restack([member._tree(separator, places) for member in members])
         root: Any = self._build({}, self._batch_size, self._device, self._names)
         # The entries of the containers that are new here, by path, and by the joined names of it, which are at hand.
         levels: dict[Any, Any] = {(): root._entries}
@@ -353,7 +353,7 @@ class Structure(Writing):
             [('b', 'c')]
         """
         if (members := self._members(or_template=True)) is not None:
-            return self._restacked([member.rename_keys(mapping, safe=safe) for member in members])
+            return self._restack([member.rename_keys(mapping, safe=safe) for member in members])
         out = self.copy()
         moved = {path_of(new): out.pop(old) for old, new in mapping.items()}
         for path, value in moved.items():
@@ -402,7 +402,7 @@ class Structure(Writing):
         """A container for each list of (old key, new key), and one with what is left."""
         if (members := self._members(or_template=True)) is not None:
             columns = [member._split_by(moves, default, reproduce_struct) for member in members]
-            return [self._restacked(column) for column in zip(*columns, strict=True)]
+            return [self._restack(column) for column in zip(*columns, strict=True)]
         last = self.copy()
         kept: dict[str, Any] = last._entries if type(last._entries) is dict else {}
         outs: list[Any] = []
@@ -484,7 +484,7 @@ class _Flatten:
 
     def __call__(self, tree: Any) -> Any:
         if (members := tree._members(or_template=True)) is not None:
-            return tree._restacked(list(map(self, members)))  # members may have different entries
+            return tree._restack(list(map(self, members)))  # members may have different entries
         entries: dict[str, Any] = {}
         for name, value in tree._entries.items():
             for new, item in self._flat(name, value):

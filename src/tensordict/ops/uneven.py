@@ -51,11 +51,11 @@ def as_padded(stack: Any, path: Path, side: str, value: Any, return_mask: bool) 
     leaves = stack._leaves_of(path[-1])
     if not leaves:
         return stack._entries.read(path[-1])
-    tensor = _restacked(stack, iter(padded(leaves, side, value, path)))
+    tensor = _restack(stack, iter(padded(leaves, side, value, path)))
     if not return_mask:
         return tensor
     there = [torch.ones_like(leaf, dtype=torch.bool) for leaf in leaves]
-    return tensor, _restacked(stack, iter(padded(there, side, False, path)))
+    return tensor, _restack(stack, iter(padded(there, side, False, path)))
 
 
 def padded(column: Sequence[Tensor], side: str, value: Any, path: Path) -> list[Tensor]:
@@ -124,12 +124,10 @@ def _shown(shapes: list[torch.Size]) -> str:
     return ", ".join(distinct[:4]) + (", ..." if len(distinct) > 4 else "")
 
 
-def _restacked(stack: Any, leaves: Iterator[Tensor]) -> Tensor:
+def _restack(stack: Any, leaves: Iterator[Tensor]) -> Tensor:
     """One tensor of leaves of the same shape, one for each innermost member."""
     store = stack._entries
-    parts = [
-        _restacked(member, leaves) if member._members() is not None else next(leaves) for member in store.containers
-    ]
+    parts = [_restack(member, leaves) if member._members() is not None else next(leaves) for member in store.containers]
     return torch.stack(parts, store.dim)
 
 

@@ -65,7 +65,7 @@ class Values(Writing):
             raise self._missing(key)
         if type(value) is Tensor or not isinstance(value, Contract) or not value._is_non_tensor:
             return value
-        return value._unwrapped()
+        return value._unwrap_value()
 
     def is_non_tensor(self, key: object) -> bool:
         """Whether the entry at a nested key holds a value that is no tensor; raises `KeyError` when there is none.

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from tensordict.core import makers, ragged
-from tensordict.core.contract import Contract, EntryStore, distinct, is_node, unchanged
+from tensordict.core.contract import Contract, EntryStore, distinct, identity, is_node
 from tensordict.core.devices import put_on, wait_for
 from tensordict.core.errors import ShapeError, StackError
 from tensordict.core.foreach import refuse_graph_leaves
@@ -126,7 +126,7 @@ class Writing(Reading, Locking):
         node: Any = self
         if self._holds_parameters and len(path) > 1:
             # A nested container knows of no parameters.
-            item = self._admitted(item, path, non_blocking)  # type: ignore[attr-defined]
+            item = self._admit_item(item, path, non_blocking)  # type: ignore[attr-defined]
             self._wrapped_container()._write(path, item, non_blocking)
             return
         for name in path[:-1]:
@@ -552,7 +552,7 @@ class Writing(Reading, Locking):
                 self._check_field(new[0])
                 for member in members:
                     check_way(member, new, new)
-                with self._at_once(unchanged):
+                with self._at_once(identity):
                     for member in distinct(members):
                         member.rename_key_(old, new)
                 return self

@@ -1,6 +1,6 @@
-"""What the commands of `tensordict` do: they look into saves of every format, check, convert and compare them.
+"""Implement the commands of `tensordict`: inspect, check, convert and compare saves of every format.
 
-Their arguments are in the package `tensordict_cli`, which needs no torch.
+The package `tensordict_cli` parses their arguments, and does so without torch.
 """
 
 from tensordict_cli import main

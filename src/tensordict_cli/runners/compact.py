@@ -1,4 +1,4 @@
-"""`tensordict compact`: larger shards."""
+"""`tensordict compact`: merge the small shards of a data set into larger ones."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tensordict_cli.text import printable
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the command: 0 when it is done."""
+    """Run the command and return 0."""
     before, after = compact(
         args.path, rows_per_shard=args.rows, format=args.format, durable=args.durable, keep=args.keep
     )

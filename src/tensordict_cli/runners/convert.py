@@ -1,4 +1,4 @@
-"""`tensordict convert`: a save in another format."""
+"""`tensordict convert`: write a save in another format."""
 
 from __future__ import annotations
 
@@ -23,26 +23,26 @@ from tensordict_cli.runners import tables
 from tensordict_cli.runners.terminal import GOOD, has_tqdm, key_text, show, size_text
 from tensordict_cli.text import printable
 
-# Where Linux counts what this process reads and writes.
+# Linux counts here the bytes that this process reads and writes.
 _COUNTS = "/proc/self/io"
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the command; always 0."""
+    """Run the command and return 0."""
     source, target = without_scheme(args.source), without_scheme(args.target)
     if args.fill or args.nulls or tables.kind_of(source) or (tables.kind_of(target) and not args.to):
         if not is_url(source):
             _check_apart(source, target)
         _import_all(args.modules)
         return tables.run(args)
-    to = args.to or _format_of_target(target)
+    to = args.to or _guess_format(target)
     if not is_url(source) and not os.path.lexists(source):
         raise FileNotFoundError(2, "no such file or folder", source)
     _check_target(source, target, to, args.force)
     _import_all(args.modules)
     outline = describe_save(source)[1]
     _check_known(outline, args.allow_pickle)
-    with _progress(sum(node.nbytes for _, node in walk(outline) if isinstance(node, LeafSpec))):
+    with _show_progress(sum(node.nbytes for _, node in walk(outline) if isinstance(node, LeafSpec))):
         saved = write_save(
             open_save(source, allow_pickle=args.allow_pickle),
             target,
@@ -60,11 +60,11 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _format_of_target(path: str) -> str:
-    """The format that the suffix of a path stands for.
+def _guess_format(path: str) -> str:
+    """Return the format that belongs to the suffix of a path.
 
     Raises:
-        SaveError: it stands for none.
+        SaveError: no format has this suffix.
     """
     if (found := format_of_name(path)) is None:
         known = ", ".join(f"{suffix or 'none'} ({name})" for suffix, name in SUFFIXES.items())
@@ -74,7 +74,7 @@ def _format_of_target(path: str) -> str:
 
 
 def _check_target(source: str, target: str, to: str, force: bool) -> None:
-    """Refuse what would destroy something that nobody wanted to be replaced."""
+    """Refuse to replace anything that the user may not want to lose."""
     if is_url(target):
         if not force and is_saved_at(target):
             raise SaveError(f"{target!r} exists already; use --force to replace it")
@@ -99,19 +99,19 @@ def _check_target(source: str, target: str, to: str, force: bool) -> None:
 def _check_apart(source: str, target: str) -> None:
     mine, theirs = os.path.realpath(source), os.path.realpath(target)
     if os.path.commonpath((mine, theirs)) in (mine, theirs):
-        raise SaveError(f"{source!r} and {target!r} are one, or one is in the other; choose another target")
+        raise SaveError(f"{source!r} and {target!r} are the same, or one is in the other; choose another target")
 
 
 def _import_all(modules: list[str]) -> None:
     if modules and "" not in sys.path:
-        # As `python -m` does: a project is used from its own folder.
+        # `python -m` does the same, so that modules of the project in the current folder can be imported.
         sys.path.insert(0, "")
     for module in modules:
         importlib.import_module(module)
 
 
 def _check_known(root: Specification, allow_pickle: bool) -> None:
-    """Say which option is missing for what only it allows to load."""
+    """Raise an error for entries that only a missing option would load, and name that option."""
     for key, node in walk(root):
         if not isinstance(node, Specification):
             continue
@@ -129,10 +129,10 @@ def _check_known(root: Specification, allow_pickle: bool) -> None:
 
 
 @contextlib.contextmanager
-def _progress(total: int) -> Iterator[None]:
-    """On a terminal, a bar that follows how much this process writes: so it is the same for all formats.
+def _show_progress(total: int) -> Iterator[None]:
+    """Show a progress bar on a terminal. It follows the bytes that this process writes, so it works for every format.
 
-    total: the bytes of all tensors; compressed, they come to less.
+    total: the bytes of all tensors. A compressed save writes fewer.
     """
     if not (sys.stderr.isatty() and has_tqdm() and os.path.exists(_COUNTS)):
         yield
@@ -150,12 +150,12 @@ def _progress(total: int) -> Iterator[None]:
 
 
 def _follow(bar: Progress, total: int, done: threading.Event) -> None:
-    start = _written()
+    start = _count_written_bytes()
     while not done.wait(0.1):
-        bar.add(max(0, min(_written() - start, total) - bar.done))
+        bar.add(max(0, min(_count_written_bytes() - start, total) - bar.done))
 
 
-def _written() -> int:
-    """How many bytes this process has written so far, to files of any kind."""
+def _count_written_bytes() -> int:
+    """Return the number of bytes that this process has written so far, to files of any kind."""
     with open(_COUNTS, encoding="ascii") as file:
         return next(int(line.split()[1]) for line in file if line.startswith("wchar"))

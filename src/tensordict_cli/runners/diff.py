@@ -1,4 +1,4 @@
-"""`tensordict diff`: where two saves differ."""
+"""`tensordict diff`: print the differences between two saves."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from tensordict_cli.runners.terminal import (
     GOOD,
     NAME,
     QUIET,
-    aligned,
+    align,
     count_text,
     json_value,
     key_text,
-    shortened,
+    shorten,
     show,
 )
 from tensordict_cli.text import printable
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the command: 0 when the saves are the same, else 1."""
+    """Run the command. Return 0 when the saves are the same, else 1."""
     found = diff(args.a, args.b, rtol=args.rtol, atol=args.atol, equal_nan=args.equal_nan)
     if args.json:
         print(json.dumps({"same": not found, "differences": [_as_json(difference) for difference in found]}))
     elif found:
-        show(aligned([_row(difference) for difference in found]))
+        show(align([_format_row(difference) for difference in found]))
         show([[(count_text(len(found), "difference"), QUIET)]])
     else:
         leaves = sum(isinstance(node, LeafSpec) for _, node in walk(describe_save(args.a)[1]))
@@ -39,21 +39,21 @@ def run(args: argparse.Namespace) -> int:
     return 1 if found else 0
 
 
-def _row(difference: Difference) -> list[tuple[str, str]]:
-    return [(key_text(difference.key), NAME), (difference.what, BAD), (_text(difference), "")]
+def _format_row(difference: Difference) -> list[tuple[str, str]]:
+    return [(key_text(difference.key), NAME), (difference.what, BAD), (_format_difference(difference), "")]
 
 
-def _text(difference: Difference) -> str:
+def _format_difference(difference: Difference) -> str:
     if difference.what == "elements":
         by = "" if math.isnan(difference.max_abs) else f", by at most {difference.max_abs:.6g}"
         return f"{difference.differing:,} of {difference.count:,} differ{by}"
     if difference.what in ("missing", "additional"):
         return printable(difference.one or difference.other)
-    return f"{_shown(difference.one, difference.what)} and {_shown(difference.other, difference.what)}"
+    return f"{_format_value(difference.one, difference.what)} and {_format_value(difference.other, difference.what)}"
 
 
-def _shown(value: object, what: str) -> str:
-    return printable(value) if isinstance(value, str) and what != "value" else shortened(value)
+def _format_value(value: object, what: str) -> str:
+    return printable(value) if isinstance(value, str) and what != "value" else shorten(value)
 
 
 def _as_json(difference: Difference) -> dict[str, object]:

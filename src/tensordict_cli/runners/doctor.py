@@ -1,4 +1,4 @@
-"""`tensordict doctor`: what this machine, its file systems and this installation can do for the package."""
+"""`tensordict doctor`: report what works on this machine, its file systems and this installation."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ from tensordict.core.settings import kernel_memory_info
 from tensordict.io.remote import is_url
 from tensordict.memory import files, kernel, system
 from tensordict.memory.names import without_scheme
-from tensordict_cli.runners.terminal import BAD, GOOD, NAME, QUIET, Line, aligned, count_text, show, size_text
+from tensordict_cli.runners.terminal import BAD, GOOD, NAME, QUIET, Line, align, count_text, show, size_text
 from tensordict_cli.text import printable
 
-# For those who work on the package, not with it.
+# Extras for developers of this package; the report leaves them out.
 _OWN = ("dev", "demo", "clients", "docs")
 _LIMITS = {"NOFILE": "open files", "NPROC": "processes", "MEMLOCK": "locked memory", "AS": "address space"}
 _BYTES = 1 << 16
-_PUNCH = 3  # of fallocate: keep the size, and punch a hole
+_PUNCH = 3  # FALLOC_FL_KEEP_SIZE | FALLOC_FL_PUNCH_HOLE
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the command: 0 when all that the package promises can work here, else 1."""
+    """Run the command. Return 0 when everything works that the package promises, else 1."""
     path = without_scheme(args.path)
     if is_url(path):
         raise SaveError(f"{path!r} is a URL, and this looks at a file system: inspect or verify what is there")
@@ -45,48 +45,48 @@ def run(args: argparse.Namespace) -> int:
         raise NotADirectoryError(20, "no such folder", path)
     problems: list[str] = []
     report = {
-        "versions": _versions(problems),
-        "extras": _extras(),
-        "gpus": _gpus(),
-        "path": _file_system(os.path.abspath(path), problems),
-        "environment": _environment(problems),
+        "versions": _check_versions(problems),
+        "extras": _list_extras(),
+        "gpus": _list_gpus(),
+        "path": _try_file_system(os.path.abspath(path), problems),
+        "environment": _describe_environment(problems),
         "problems": problems,
     }
     if args.json:
         print(json.dumps(report))
     else:
-        show(_lines(report), paged=not args.no_pager)
+        show(_format_report(report), paged=not args.no_pager)
     return 1 if problems else 0
 
 
 # --- what is installed ------------------------------------------------------------------------------------------------
 
 
-def _versions(problems: list[str]) -> dict[str, str | None]:
-    found: dict[str, str | None] = {"tensordict": _installed("tensordict"), "python": platform.python_version()}
-    for name, at_least, extra in _requirements():
+def _check_versions(problems: list[str]) -> dict[str, str | None]:
+    found: dict[str, str | None] = {"tensordict": _find_version("tensordict"), "python": platform.python_version()}
+    for name, at_least, extra in _iter_requirements():
         if extra is None:
-            version = found[name] = _installed(name)
+            version = found[name] = _find_version(name)
             if version is None or not _reaches(version, at_least):
                 problems.append(f"{name} {at_least or ''} or newer is needed, and {version or 'none'} is installed")
     return {**found, "cuda": torch.version.cuda, "platform": platform.platform()}
 
 
-def _extras() -> dict[str, dict[str, Any]]:
-    """What is there of each extra: the versions of its packages, and how to install what is missing."""
+def _list_extras() -> dict[str, dict[str, Any]]:
+    """Return the installed packages of each extra with their versions, and the command to install the missing ones."""
     found: dict[str, dict[str, Any]] = {}
-    for name, at_least, extra in _requirements():
+    for name, at_least, extra in _iter_requirements():
         if extra is None or extra in _OWN:
             continue
         about = found.setdefault(extra, {"packages": {}, "install": None})
-        version = about["packages"][name] = _installed(name)
+        version = about["packages"][name] = _find_version(name)
         if version is None or not _reaches(version, at_least):
             about["install"] = f"pip install 'tensordict[{extra}]'"
     return found
 
 
-def _requirements() -> Iterator[tuple[str, str | None, str | None]]:
-    """Of each requirement of the package for this Python: its name, the oldest version, and the extra it is of."""
+def _iter_requirements() -> Iterator[tuple[str, str | None, str | None]]:
+    """Yield each requirement of the package for this Python: its name, the oldest version, and its extra."""
     for line in metadata.requires("tensordict") or ():
         needed, _, marker = line.partition(";")
         python = re.search(r"python_version >= ['\"]([\d.]+)", marker)
@@ -98,7 +98,7 @@ def _requirements() -> Iterator[tuple[str, str | None, str | None]]:
             yield name[0], oldest and oldest[1], extra and extra[1]
 
 
-def _installed(name: str) -> str | None:
+def _find_version(name: str) -> str | None:
     try:
         return metadata.version(name)
     except metadata.PackageNotFoundError:
@@ -106,14 +106,14 @@ def _installed(name: str) -> str | None:
 
 
 def _reaches(version: str, oldest: str | None) -> bool:
-    return oldest is None or _numbers(version) >= _numbers(oldest)
+    return oldest is None or _parse_version(version) >= _parse_version(oldest)
 
 
-def _numbers(version: str) -> list[int]:
+def _parse_version(version: str) -> list[int]:
     return [int(number) for number in re.findall(r"\d+", version.partition("+")[0])[:3]]
 
 
-def _gpus() -> list[dict[str, Any]]:
+def _list_gpus() -> list[dict[str, Any]]:
     found = [
         {"device": f"cuda:{index}", "name": properties.name, "nbytes": properties.total_memory}
         for index in range(torch.cuda.device_count())
@@ -148,31 +148,34 @@ def _link(folder: str) -> None:
 
 
 def _share(folder: str) -> None:
-    with open(_zeros(folder), "r+b") as file, mmap.mmap(file.fileno(), _BYTES) as shared:
+    with open(_write_zeros(folder), "r+b") as file, mmap.mmap(file.fileno(), _BYTES) as shared:
         shared[:4] = b"here"
         shared.flush()
         _check(system.pread(file.fileno(), 4, 0) == b"here", "what is written to the map does not reach the file")
 
 
 def _map_privately(folder: str) -> None:
-    with open(_zeros(folder), "r+b") as file, system.map_privately(file.fileno(), _BYTES, kind=mmap.mmap) as private:
+    with (
+        open(_write_zeros(folder), "r+b") as file,
+        system.map_privately(file.fileno(), _BYTES, kind=mmap.mmap) as private,
+    ):
         private[:4] = b"here"
         _check(system.pread(file.fileno(), 4, 0) == bytes(4), "what is written to the map reaches the file")
 
 
 def _lock(folder: str) -> None:
-    _check(system.HAS_LOCKS, "this system has none")
-    path = _zeros(folder)
+    _check(system.HAS_LOCKS, "this system has no file locks")
+    path = _write_zeros(folder)
     with open(path, "rb") as one, open(path, "rb") as other:
         system.lock(one.fileno())
         try:
             system.lock(other.fileno())
         except BlockingIOError:
             return
-    raise OSError("two hold the same lock")
+    raise OSError("two file handles hold the same lock")
 
 
-def _holes(folder: str) -> None:
+def _punch_hole(folder: str) -> None:
     path = f"{folder}/holes"
     with open(path, "wb") as file:
         file.truncate(1 << 24)
@@ -180,13 +183,13 @@ def _holes(folder: str) -> None:
         file.flush()
         os.fsync(file.fileno())
         _check(os.fstat(file.fileno()).st_blocks * 512 < 1 << 23, "they take room on the disk")
-        _check(hasattr(system.libc, "fallocate"), "this system punches none")
+        _check(hasattr(system.libc, "fallocate"), "this system cannot punch holes")
         size = ctypes.c_int64(_BYTES)
         if system.libc.fallocate(file.fileno(), _PUNCH, ctypes.c_int64(0), size):
-            raise OSError(ctypes.get_errno(), f"none is punched: {os.strerror(ctypes.get_errno())}")
+            raise OSError(ctypes.get_errno(), f"no hole was punched: {os.strerror(ctypes.get_errno())}")
 
 
-def _zeros(folder: str) -> str:
+def _write_zeros(folder: str) -> str:
     with tempfile.NamedTemporaryFile(dir=folder, delete=False) as file:
         file.truncate(_BYTES)
     return file.name
@@ -197,7 +200,7 @@ def _check(holds: bool, otherwise: str) -> None:
         raise OSError(otherwise)
 
 
-# What is tried, what for, and whether something that the package promises fails without it.
+# For each feature: the function that tries it, its purpose, and whether the package breaks a promise without it.
 _FEATURES: dict[str, tuple[Callable[[str], None], str, bool]] = {
     "rename over": (_rename_over, "saves that appear at once", True),
     "shared maps": (_share, "memmap, tensors in files that processes share", True),
@@ -205,13 +208,13 @@ _FEATURES: dict[str, tuple[Callable[[str], None], str, bool]] = {
     "fsync": (_sync, "durable=True", True),
     "hard links": (_link, "existsok=False, saves that share files", True),
     "locks": (_lock, "savers and compactions that keep out of each other's way", False),
-    "holes": (_holes, "files that take less room than they are long", False),
+    "holes": (_punch_hole, "files that take less room than they are long", False),
 }
 
 
-def _file_system(path: str, problems: list[str]) -> dict[str, Any]:
+def _try_file_system(path: str, problems: list[str]) -> dict[str, Any]:
     usage = shutil.disk_usage(path)
-    found: dict[str, Any] = {"path": path, "kind": _kind(path), "nbytes": usage.total, "free": usage.free}
+    found: dict[str, Any] = {"path": path, "kind": _file_system_kind(path), "nbytes": usage.total, "free": usage.free}
     features: dict[str, str | None] = {}
     try:
         folder = tempfile.mkdtemp(prefix=".tensordict-doctor-", dir=path)
@@ -232,8 +235,8 @@ def _file_system(path: str, problems: list[str]) -> dict[str, Any]:
     return {**found, "features": features}
 
 
-def _kind(path: str) -> str | None:
-    """The kind of file system that a path is on, where Linux says."""
+def _file_system_kind(path: str) -> str | None:
+    """Return the kind of file system that a path is on; `None` on systems other than Linux."""
     try:
         with open("/proc/self/mounts", encoding="utf-8", errors="surrogateescape") as file:
             mounts = [line.split()[1:3] for line in file]
@@ -247,8 +250,8 @@ def _kind(path: str) -> str | None:
 # --- the environment --------------------------------------------------------------------------------------------------
 
 
-def _environment(problems: list[str]) -> dict[str, Any]:
-    starts = {method: _starts(method) for method in multiprocessing.get_all_start_methods()}
+def _describe_environment(problems: list[str]) -> dict[str, Any]:
+    starts = {method: _try_start(method) for method in multiprocessing.get_all_start_methods()}
     if all(starts.values()):
         problems.append(f"no process can be started, which map needs: {'; '.join(filter(None, starts.values()))}")
     shared = shutil.disk_usage("/dev/shm") if os.path.isdir("/dev/shm") else None
@@ -256,9 +259,9 @@ def _environment(problems: list[str]) -> dict[str, Any]:
         "cpus": os.cpu_count(),
         "cpus_allowed": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "torch_threads": torch.get_num_threads(),
-        "memory_limit": _memory_limit(),
+        "memory_limit": _read_memory_limit(),
         "dev_shm": None if shared is None else {"nbytes": shared.total, "free": shared.free},
-        "limits": _limits(),
+        "limits": _read_limits(),
         "start_methods": starts,
         "kernel_memory_info": {
             "asked": kernel_memory_info(),
@@ -268,27 +271,27 @@ def _environment(problems: list[str]) -> dict[str, Any]:
     }
 
 
-def _starts(method: str) -> str | None:
-    """Why processes cannot be started so; `None` when they can."""
+def _try_start(method: str) -> str | None:
+    """Return the reason why processes cannot be started with this method; `None` when they can."""
     try:
         if method == "fork":
-            process = multiprocessing.get_context("fork").Process(target=_nothing)
+            process = multiprocessing.get_context("fork").Process(target=_do_nothing)
             process.start()
             process.join()
             return None if process.exitcode == 0 else f"fork: a process ended with {process.exitcode}"
-        # What the others come to, without importing torch once more.
+        # The other methods start a fresh interpreter. An empty one is enough, and does not import torch again.
         subprocess.run([sys.executable, "-c", ""], check=True, capture_output=True)
     except (OSError, subprocess.CalledProcessError) as error:
         return f"{method}: {error}"
     return None
 
 
-def _nothing() -> None:
-    """What the process does."""
+def _do_nothing() -> None:
+    """Do nothing; the target of a trial process."""
 
 
-def _limits() -> dict[str, int | None]:
-    """The limits of this process; `None` for no limit."""
+def _read_limits() -> dict[str, int | None]:
+    """Return the resource limits of this process; `None` stands for no limit."""
     if not hasattr(os, "fork"):
         return {}
     resource = importlib.import_module("resource")
@@ -299,8 +302,8 @@ def _limits() -> dict[str, int | None]:
     return found
 
 
-def _memory_limit() -> int | None:
-    """The memory that the control group of this process may have; `None` for all there is, or where nobody says."""
+def _read_memory_limit() -> int | None:
+    """Return the memory limit of the control group of this process; `None` when it has no limit or Linux names none."""
     try:
         with open("/sys/fs/cgroup/memory.max", encoding="ascii") as file:
             text = file.read().strip()
@@ -317,25 +320,25 @@ def _knows_pages() -> bool:
 # --- for people -------------------------------------------------------------------------------------------------------
 
 
-def _lines(report: dict[str, Any]) -> list[Line]:
+def _format_report(report: dict[str, Any]) -> list[Line]:
     path, environment = report["path"], report["environment"]
-    lines: list[Line] = aligned([[(name, NAME), (text or "none", "")] for name, text in report["versions"].items()])
+    lines: list[Line] = align([[(name, NAME), (text or "none", "")] for name, text in report["versions"].items()])
     lines += [[], [("extras", NAME)]]
     rows: list[Line] = []
     for name, extra in report["extras"].items():
         there = [f"{package} {version or '-'}" for package, version in extra["packages"].items()]
         missing = (extra["install"], QUIET) if extra["install"] else ("", "")
         rows.append([(f"  {name}", "" if extra["install"] else GOOD), (", ".join(there), ""), missing])
-    lines += [*aligned(rows), [], [("GPUs", NAME)]]
+    lines += [*align(rows), [], [("GPUs", NAME)]]
     gpus = [
         [(f"  {gpu['device']}", GOOD), (gpu["name"], ""), (size_text(gpu["nbytes"]) if gpu["nbytes"] else "", "")]
         for gpu in report["gpus"]
     ]
-    lines += aligned(gpus) or [[("  none that torch finds", "")]]
+    lines += align(gpus) or [[("  none that torch finds", "")]]
     room = f": {path['kind'] or 'unknown'}, {size_text(path['free'])} free of {size_text(path['nbytes'])}"
     lines += [[], [(printable(path["path"]), NAME), (room, "")]]
     if path["features"] is not None:
-        lines += aligned(
+        lines += align(
             [
                 [
                     (f"  {name}", ""),
@@ -346,12 +349,12 @@ def _lines(report: dict[str, Any]) -> list[Line]:
                 for name, why in path["features"].items()
             ]
         )
-    lines += [[], [("environment", NAME)], *aligned(list(_facts(environment)))]
+    lines += [[], [("environment", NAME)], *align(list(_format_environment(environment)))]
     lines += [[], [(count_text(len(report["problems"]), "problem") if report["problems"] else "no problems", NAME)]]
     return [*lines, *([("  " + printable(problem), BAD)] for problem in report["problems"])]
 
 
-def _facts(environment: dict[str, Any]) -> Iterator[Line]:
+def _format_environment(environment: dict[str, Any]) -> Iterator[Line]:
     threads = count_text(environment["torch_threads"], "thread")
     yield [("  processors", ""), (f"{environment['cpus_allowed']} of {environment['cpus']}, torch has {threads}", "")]
     limit = environment["memory_limit"]

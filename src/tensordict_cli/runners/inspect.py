@@ -1,4 +1,4 @@
-"""`tensordict inspect`: the tree of a save, and on request statistics and first rows of its tensors."""
+"""`tensordict inspect`: print the tree of a save, and on request statistics and first rows of its tensors."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from tensordict.io.progress import Progress, bytes_allocated, bytes_on_disk, pro
 from tensordict.io.remote import is_url
 from tensordict.io.remote_saves import remote_bytes
 from tensordict.io.specification import Broken, LeafSpec, Pickled, Specification, broken, walk
-from tensordict.looking.tally import Tally, numbers_of
+from tensordict.looking.tally import Tally, to_numbers
 from tensordict.memory.names import without_scheme
-from tensordict_cli.runners.heads import head_json, head_lines, head_of
+from tensordict_cli.runners.heads import format_head, head_to_json, read_head
 from tensordict_cli.runners.terminal import (
     BAD,
     KIND,
@@ -35,12 +35,12 @@ from tensordict_cli.runners.terminal import (
     SHAPE,
     VALUE,
     Line,
-    aligned,
+    align,
     count_text,
     json_number,
     json_value,
     number_text,
-    shortened,
+    shorten,
     show,
     size_text,
 )
@@ -52,7 +52,7 @@ _STATISTICS = ("count", "mean", "std", "min", "max", "nan", "infinite", "zero")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the command: 0 when all could be read, else 1."""
+    """Run the command. Return 0 when everything could be read, else 1."""
     problems: list[str] = []
 
     def complain(error: OSError) -> Specification:
@@ -61,7 +61,7 @@ def run(args: argparse.Namespace) -> int:
 
     path = without_scheme(args.path)
     name, whole = describe_save(path, complain)
-    view = _Shown.of(whole, args.key or "", args.depth)
+    view = _TreeSelection.of(whole, args.key or "", args.depth)
     nodes = [node for _, node in view.nodes()]
     leaves = [node for node in nodes if isinstance(node, LeafSpec)]
     values = [node for node in nodes if isinstance(node, Specification) and node.is_value and not _is_broken(node)]
@@ -76,7 +76,7 @@ def run(args: argparse.Namespace) -> int:
         "containers": sum(isinstance(node, Specification) and not node.is_value for node in nodes),
         "problems": problems,
     }
-    content = _FromTensors(complain)
+    content = _TensorContents(complain)
     if args.stats:
         content.read_statistics(view)
     if args.head is not None:
@@ -84,8 +84,8 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps({**report, "root": _as_json(view, view.root, (), content)}))
     else:
-        lines = [_headline(report), *aligned(_rows(view, view.root, (), view.name, "", None))]
-        show([*lines, *_content_lines(view, content)], paged=not args.no_pager)
+        lines = [_format_headline(report), *align(_format_rows(view, view.root, (), view.name, "", None))]
+        show([*lines, *_format_content(view, content)], paged=not args.no_pager)
         for problem in problems:
             print(printable(" ".join(problem.split())), file=sys.stderr)
     return 1 if problems else 0
@@ -95,8 +95,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 @dataclass(slots=True)
-class _Shown:
-    """A node and what is shown of it: down to `depth`, and of `shown` keys only, relative to the node."""
+class _TreeSelection:
+    """The printed part of a save: a node, down to `depth`, and only the keys in `shown`, relative to that node."""
 
     root: Node
     name: str
@@ -104,14 +104,14 @@ class _Shown:
     shown: Collection[Path] | None = None
 
     @classmethod
-    def of(cls, whole: Specification, key: str, depth: int | None) -> _Shown:
-        """What is at a key, written with dots, or at all keys that a pattern matches.
+    def of(cls, whole: Specification, key: str, depth: int | None) -> _TreeSelection:
+        """Select the node at a key, written with dots, or all keys that match a pattern.
 
         Raises:
-            SaveError: there is nothing.
+            SaveError: no key matches.
         """
         try:
-            return cls(_found(whole, key), printable(key or "."), depth)
+            return cls(_find_node(whole, key), printable(key or "."), depth)
         except SaveError:
             if not any(sign in key for sign in "*?["):
                 raise
@@ -128,35 +128,35 @@ class _Shown:
         return cls(whole, ".", depth, shown)
 
     def entries(self, node: Node, path: Path) -> dict[str, Node]:
-        """The entries of a node that are shown."""
-        if not isinstance(node, Specification) or node.is_value or self.is_folded(path):
+        """Return the entries of a node that are printed."""
+        if not isinstance(node, Specification) or node.is_value or self.hides_entries(path):
             return {}
         found = node.fields()
         return {name: entry for name, entry in found.items() if self.shown is None or (*path, name) in self.shown}
 
-    def is_folded(self, path: Path) -> bool:
-        """Whether what is in the node at a key is not shown."""
+    def hides_entries(self, path: Path) -> bool:
+        """Return whether `depth` hides the entries of the node at this path."""
         return self.depth is not None and len(path) >= self.depth
 
     def nodes(self) -> Iterator[tuple[Path, Node]]:
-        """All nodes, folded or not."""
+        """Yield all nodes, also those deeper than `depth`."""
         every = walk(self.root) if isinstance(self.root, Specification) else [((), self.root)]
         return ((path, node) for path, node in every if self.shown is None or path in self.shown)
 
-    def unfolded(self) -> Iterator[tuple[Path, Node]]:
-        """All nodes with a line of their own."""
+    def visible_nodes(self) -> Iterator[tuple[Path, Node]]:
+        """Yield the nodes that get a line of their own."""
         return ((path, node) for path, node in self.nodes() if self.depth is None or len(path) <= self.depth)
 
     def key_text(self, path: Path) -> str:
-        """A key of a node as it is written after `--key`."""
+        """Return the key of a node in the form that `--key` takes."""
         return ".".join([*([self.name] if self.name != "." else []), *map(printable, path)]) or "."
 
 
-def _found(node: Node, key: str, above: str = "") -> Node:
-    """What is at a nested key that is written with dots, which names may have too.
+def _find_node(node: Node, key: str, above: str = "") -> Node:
+    """Find the node at a nested key written with dots. Names may contain dots themselves, so every split is tried.
 
     Raises:
-        SaveError: there is nothing.
+        SaveError: the key does not exist.
     """
     if not key:
         return node
@@ -165,7 +165,7 @@ def _found(node: Node, key: str, above: str = "") -> Node:
     for name, entry in entries.items():
         if key == name or key.startswith(f"{name}."):
             try:
-                return _found(entry, key[len(name) + 1 :], f"{above}{name}.")
+                return _find_node(entry, key[len(name) + 1 :], f"{above}{name}.")
             except SaveError as error:
                 missing = error
     if missing is not None:
@@ -177,28 +177,28 @@ def _found(node: Node, key: str, above: str = "") -> Node:
     raise SaveError(f"there is nothing at the key {above + key!r}; {hint}")
 
 
-class _FromTensors:
-    """What was read of tensors and values, by key."""
+class _TensorContents:
+    """The statistics and first rows that were read, by key."""
 
     def __init__(self, complain: Callable[[OSError], object]) -> None:
         self._complain = complain
         self.statistics: dict[Path, dict[str, Any] | None] | None = None
         self.heads: dict[Path, list[Any]] | None = None
 
-    def read_statistics(self, view: _Shown) -> None:
-        """Read all of the tensors that are shown, in pieces."""
+    def read_statistics(self, view: _TreeSelection) -> None:
+        """Read all printed tensors, piece by piece, and compute their statistics."""
         self.statistics = {}
-        leaves = {path: node for path, node in view.unfolded() if isinstance(node, LeafSpec)}
+        leaves = {path: node for path, node in view.visible_nodes() if isinstance(node, LeafSpec)}
         with progress_bar(None, "reading", sum(leaf.nbytes for leaf in leaves.values())) as shown:
             for path, leaf in leaves.items():
-                self.statistics[path] = self._read(path, partial(_statistics, leaf, shown))
+                self.statistics[path] = self._read(path, partial(_compute_statistics, leaf, shown))
 
-    def read_heads(self, view: _Shown, count: int, whole: bool) -> None:
-        """Read the first rows of the tensors, and the first values, that are shown."""
+    def read_heads(self, view: _TreeSelection, count: int, whole: bool) -> None:
+        """Read the first rows of the printed tensors and the first printed values."""
         self.heads = {}
-        for path, node in view.unfolded():
+        for path, node in view.visible_nodes():
             if isinstance(node, LeafSpec) or (node.is_value and not _is_broken(node)):
-                self.heads[path] = self._read(path, partial(head_of, node, count, whole)) or []
+                self.heads[path] = self._read(path, partial(read_head, node, count, whole)) or []
 
     def _read(self, path: Path, read: Callable[[], T]) -> T | None:
         try:
@@ -208,8 +208,8 @@ class _FromTensors:
             return None
 
 
-def _statistics(leaf: LeafSpec, progress: Progress | None) -> dict[str, Any] | None:
-    """The figures of a tensor, read in pieces; `None` where torch has no numbers of its dtype."""
+def _compute_statistics(leaf: LeafSpec, progress: Progress | None) -> dict[str, Any] | None:
+    """Compute the statistics of a tensor, piece by piece; `None` when torch cannot compute with its dtype."""
     if leaf.dtype in OPAQUE:
         return None
     source = source_of(leaf)
@@ -218,7 +218,7 @@ def _statistics(leaf: LeafSpec, progress: Progress | None) -> dict[str, Any] | N
     tally = Tally()
     for index in pieces(tuple(source.shape), leaf.dtype.itemsize):
         piece = read_piece(source, index)
-        tally.add(numbers_of(piece))
+        tally.add(to_numbers(piece))
         if progress is not None:
             progress.add(piece.nbytes)
     found = {"count": tally.count, "mean": tally.mean, "std": tally.std, "min": tally.least, "max": tally.greatest}
@@ -228,7 +228,7 @@ def _statistics(leaf: LeafSpec, progress: Progress | None) -> dict[str, Any] | N
 # --- for people -------------------------------------------------------------------------------------------------------
 
 
-def _headline(report: dict[str, Any]) -> Line:
+def _format_headline(report: dict[str, Any]) -> Line:
     counts = [
         count_text(report["tensors"], "tensor"),
         *([count_text(report["values"], "value")] if report["values"] else []),
@@ -240,44 +240,51 @@ def _headline(report: dict[str, Any]) -> Line:
     return [(printable(report["path"]), NAME), (f": {report['format']}, {', '.join(counts)}", "")]
 
 
-def _rows(
-    view: _Shown, node: Node, path: Path, branch: str, below: str, outer: Names | None
+def _format_rows(
+    view: _TreeSelection, node: Node, path: Path, branch: str, below: str, outer: Names | None
 ) -> list[list[tuple[str, str]]]:
-    """The cells of a node and of all in it: name, what it is, shape, size, and the rest.
+    """Return the cells of a node and of everything in it: name, kind, shape, size, and notes.
 
-    branch: the lines of the tree and the name; `below` begins the lines of what is in the node. `outer` are the names
-    of the dims of the container that it is in, which are not shown again.
+    branch: the tree lines and the name. `below` is the prefix of the lines of its entries. `outer` holds the dim names
+    of
+        the parent container, which are not printed again.
     """
     if isinstance(node, LeafSpec):
         kind = str(node.dtype).removeprefix("torch.") + (", ragged" if node.ragged else "")
-        return [[(branch, NAME), (kind, ""), (_shape(node.shape), SHAPE), (size_text(node.nbytes), QUIET)]]
+        return [[(branch, NAME), (kind, ""), (_format_shape(node.shape), SHAPE), (size_text(node.nbytes), QUIET)]]
     if _is_broken(node):
         return [[(branch, NAME), ("broken", BAD)]]
     rows = [
-        [(branch, NAME), (printable(node.kind), KIND), (_shape(node.batch_size), SHAPE), ("", ""), _note(node, outer)]
+        [
+            (branch, NAME),
+            (printable(node.kind), KIND),
+            (_format_shape(node.batch_size), SHAPE),
+            ("", ""),
+            _describe_container(node, outer),
+        ]
     ]
-    if view.is_folded(path) and node.fields():
+    if view.hides_entries(path) and node.fields():
         rows[0][3] = (size_text(sum(leaf.nbytes for _, leaf in walk(node) if isinstance(leaf, LeafSpec))), QUIET)
     entries = view.entries(node, path)
     for position, (name, entry) in enumerate(entries.items(), 1):
         last = position == len(entries)
         branch = below + ("└─ " if last else "├─ ") + printable(name)
-        rows += _rows(view, entry, (*path, name), branch, below + ("   " if last else "│  "), node.names)
+        rows += _format_rows(view, entry, (*path, name), branch, below + ("   " if last else "│  "), node.names)
     return rows
 
 
-def _content_lines(view: _Shown, content: _FromTensors) -> list[Line]:
-    """The statistics and the first rows, which follow the tree."""
+def _format_content(view: _TreeSelection, content: _TensorContents) -> list[Line]:
+    """Return the lines with statistics and first rows, which are printed below the tree."""
     lines: list[Line] = []
     if content.statistics:
         rows: list[list[tuple[str, str]]] = [[("", ""), *((title, QUIET) for title in _STATISTICS)]]
         for path, found in content.statistics.items():
             cells = [("" if found is None else number_text(found[title]), "") for title in _STATISTICS]
             rows.append([(view.key_text(path), NAME), *cells])
-        lines += [[], *aligned(rows)]
-    for path, node in view.unfolded():
+        lines += [[], *align(rows)]
+    for path, node in view.visible_nodes():
         if content.heads is not None and path in content.heads:
-            lines += [[], [(view.key_text(path), NAME)], *aligned(head_lines(node, content.heads[path]))]
+            lines += [[], [(view.key_text(path), NAME)], *align(format_head(node, content.heads[path]))]
     return lines
 
 
@@ -285,9 +292,9 @@ def _is_broken(node: Node) -> bool:
     return isinstance(node, Specification) and isinstance(node.value, Broken)
 
 
-def _note(form: Specification, outer: Names | None) -> tuple[str, str]:
+def _describe_container(form: Specification, outer: Names | None) -> tuple[str, str]:
     if form.is_value:
-        return shortened(form.value), VALUE
+        return shorten(form.value), VALUE
     notes = [] if form.stack_dim is None else [f"stack dim {form.stack_dim}"]
     if form.missing:
         notes.append("None: " + ", ".join(map(printable, form.missing)))
@@ -296,20 +303,20 @@ def _note(form: Specification, outer: Names | None) -> tuple[str, str]:
     return ", ".join(notes), QUIET
 
 
-def _shape(shape: Iterable[int]) -> str:
+def _format_shape(shape: Iterable[int]) -> str:
     return f"[{', '.join('*' if size == -1 else str(size) for size in shape)}]"
 
 
 # --- for programs -----------------------------------------------------------------------------------------------------
 
 
-def _as_json(view: _Shown, node: Node, path: Path, content: _FromTensors) -> dict[str, Any]:
+def _as_json(view: _TreeSelection, node: Node, path: Path, content: _TensorContents) -> dict[str, Any]:
     read: dict[str, Any] = {}
     if content.statistics is not None and isinstance(node, LeafSpec) and path in content.statistics:
         found = content.statistics[path]
         read["stats"] = found and {name: json_number(value) for name, value in found.items()}
     if content.heads is not None and path in content.heads:
-        read["head"] = head_json(node, content.heads[path])
+        read["head"] = head_to_json(node, content.heads[path])
     if isinstance(node, LeafSpec):
         return {
             "type": "tensor",
@@ -329,16 +336,16 @@ def _as_json(view: _Shown, node: Node, path: Path, content: _FromTensors) -> dic
         "stack_dim": node.stack_dim,
     }
     if not node.is_value:
-        if view.is_folded(path):
+        if view.hides_entries(path):
             return form
         entries = view.entries(node, path)
         return {
             **form,
             "entries": {name: _as_json(view, entry, (*path, name), content) for name, entry in entries.items()},
         }
-    return {**form, "value": json_value(node.value), "pickled": _holds_pickled(node.value), **read}
+    return {**form, "value": json_value(node.value), "pickled": _contains_pickle(node.value), **read}
 
 
-def _holds_pickled(value: object) -> bool:
-    """Whether a value, or one in the lists of a stack of values, was pickled."""
-    return isinstance(value, Pickled) or (isinstance(value, list) and any(map(_holds_pickled, value)))
+def _contains_pickle(value: object) -> bool:
+    """Return whether a value is pickled, or one of the values in its nested lists."""
+    return isinstance(value, Pickled) or (isinstance(value, list) and any(map(_contains_pickle, value)))

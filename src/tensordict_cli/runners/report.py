@@ -1,4 +1,4 @@
-"""`tensordict report`: a page with pictures of what a save holds, or of how two compare."""
+"""`tensordict report`: write a page with pictures of the content of one save, or of the differences of two."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tensordict_cli.text import printable
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the command: 0 when all could be read, else 1."""
+    """Run the command. Return 0 when everything could be read, else 1."""
     _refuse_other(args.output, args.force)
     page = report(args.path, args.other, limit=args.sample << 20)
     content = page.html.encode()
@@ -26,11 +26,11 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _refuse_other(target: str, force: bool) -> None:
-    """Refuse to replace what is no report."""
+    """Refuse to replace a file that is not a report."""
     if os.path.isdir(target):
         raise SaveError(f"{target!r} is a folder: -o takes the name of the page")
     if force or not os.path.lexists(target):
         return
     with open(target, "rb") as file:
         if file.read(len(MARK)) != MARK.encode():
-            raise SaveError(f"{target!r} exists already and is no report; use --force to replace it")
+            raise SaveError(f"{target!r} exists already and is not a report; use --force to replace it")

@@ -1,4 +1,4 @@
-"""Tables (Parquet, CSV, JSON lines) to data sets and back, some rows at a time; a part of `tensordict convert`."""
+"""Convert tables (Parquet, CSV, JSON lines) to data sets and back, piece by piece; used by `tensordict convert`."""
 
 from __future__ import annotations
 
@@ -28,51 +28,51 @@ from tensordict.memory.names import without_scheme
 from tensordict_cli.runners.terminal import GOOD, count_text, has_tqdm, show
 from tensordict_cli.text import printable
 
-# About what is in memory at a time: rows of a Parquet file, bytes of a save.
+# Limits of one piece in memory: rows of a Parquet file, bytes of a save.
 _ROWS, _NBYTES = 1 << 16, 16 << 20
 _SEPARATOR = "."
 
 
 def kind_of(path: str) -> str:
-    """The kind of table that a suffix stands for; "" for any other suffix, and for a folder."""
+    """Return the kind of table that the suffix of a path names; "" for any other suffix and for a folder."""
     return "" if os.path.isdir(path) else TABLES.get(os.path.splitext(path)[1].lower(), "")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Convert from or to a table; always 0."""
+    """Convert from or to a table, and return 0."""
     source, target = without_scheme(args.source), without_scheme(args.target)
     shown = sys.stderr.isatty() and has_tqdm()
     with_metadata = bool(kind_of(target)) and not args.to
-    fill, nulls = _fill_of(args.fill), args.nulls
+    fill, nulls = _parse_fill(args.fill), args.nulls
     if fill is not None and not kind_of(source):
-        raise SaveError(f"--fill is for tables, of which {source!r} is none: the numbers of a save are all there")
+        raise SaveError(f"--fill is for tables, but {source!r} is a save, which has all of its numbers")
     if nulls and not kind_of(source) and not with_metadata:
         raise SaveError(f"--nulls is for tables, and neither {source!r} nor {target!r} is one")
     if kind_of(source):
-        parts = _of_table(source, TableOptions(_SEPARATOR, None, nulls, fill, with_metadata))
+        parts = _read_table(source, TableOptions(_SEPARATOR, None, nulls, fill, with_metadata))
     else:
-        parts = _of_save(source, args.allow_pickle, shown)
+        parts = _read_save(source, args.allow_pickle, shown)
     if not with_metadata and (args.to not in (None, "dataset") or os.path.splitext(target.rstrip("/"))[1]):
         raise SaveError(
-            f"a table becomes a data set, which is a folder, or another table, and {target!r} is none: convert the "
-            "data set to that then"
+            f"a table can be converted to a data set, which is a folder, or to another table, but {target!r} is "
+            "neither: convert it to a data set first, and then convert that"
         )
     try:
         if with_metadata:
-            rows = _to_table(parts, target, args.force, nulls)
+            rows = _write_table(parts, target, args.force, nulls)
         else:
-            rows = _to_dataset(parts, target.rstrip("/"), shown)
+            rows = _write_dataset(parts, target.rstrip("/"), shown)
     except ValueError as error:
-        # As they are called here.
+        # The error names Python arguments. Name the options of the command line.
         text = str(error).replace("fill=0 ", "--fill 0 ").replace("nulls='mask' ", "--nulls mask ")
         raise SaveError(text) from error
     show([[(f"{printable(target)}: {count_text(rows, 'row')}", GOOD)]])
     return 0
 
 
-def _fill_of(given: list[str]) -> Fill:
-    """What `--fill` says: a number for all columns, or one for each of some."""
-    numbers = {name: _number(text) for name, _, text in (each.rpartition("=") for each in given)}
+def _parse_fill(given: list[str]) -> Fill:
+    """Parse `--fill`: one number for all columns, or a dict with a number for each named column."""
+    numbers = {name: _parse_number(text) for name, _, text in (each.rpartition("=") for each in given)}
     if "" not in numbers:
         return numbers or None
     if len(given) > 1:
@@ -80,15 +80,15 @@ def _fill_of(given: list[str]) -> Fill:
     return numbers[""]
 
 
-def _number(text: str) -> float:
+def _parse_number(text: str) -> float:
     try:
         return int(text) if text.lstrip("+-").isdecimal() else float(text)
     except ValueError:
         raise SaveError(f"--fill is a number, as 0, 0.5 or nan, or COLUMN=NUMBER, got {text!r}") from None
 
 
-def _of_table(path: str, reading: TableOptions) -> Iterator[Any]:
-    """Containers of some rows each."""
+def _read_table(path: str, reading: TableOptions) -> Iterator[Any]:
+    """Yield containers with some rows each."""
     kind, access = kind_of(path), Access.of(None)
     if kind == PARQUET:
         is_empty = True
@@ -96,7 +96,7 @@ def _of_table(path: str, reading: TableOptions) -> Iterator[Any]:
             yield part
             is_empty = False
         if is_empty:
-            raise SaveError(f"{path!r}: there are no rows, so that there is nothing to write")
+            raise SaveError(f"{path!r}: the table has no rows, so there is nothing to write")
         return
     found, may_lack = files_of(path, access), reading.nulls is not None or reading.fill is not None
     tables = (
@@ -105,15 +105,15 @@ def _of_table(path: str, reading: TableOptions) -> Iterator[Any]:
     try:
         yield from tables.containers(reading)
     except ValueError as error:
-        # Errors about cells name the file, those about columns do not.
+        # Errors about cells name the file already; errors about columns do not.
         raise error if any(file.path in str(error) for file in found) else SaveError(f"{path!r}: {error}") from error
 
 
-def _of_save(path: str, allow_pickle: bool, shown: bool) -> Iterator[Any]:
-    # Opened again for each part: pages of a mapped file that were read count as memory until it is closed.
+def _read_save(path: str, allow_pickle: bool, shown: bool) -> Iterator[Any]:
+    # Open the save again for each part: pages read from a mapped file count as memory until the map is closed.
     container = open_save(path, allow_pickle=allow_pickle)
     if not container.batch_dims:
-        raise SaveError(f"{path!r} has no batch dims, and the rows of a table are the elements of the first")
+        raise SaveError(f"{path!r} has no batch dims, but a table needs the first one as its rows")
     rows, nbytes = container.batch_size[0], container.bytes()
     step = max(1, _NBYTES * rows // max(nbytes, 1)) if nbytes else _ROWS
     with progress_bar(shown, "converting", nbytes) as bar:
@@ -124,8 +124,8 @@ def _of_save(path: str, allow_pickle: bool, shown: bool) -> Iterator[Any]:
                 bar.add(part.bytes())
 
 
-def _to_dataset(parts: Iterator[Any], target: str, shown: bool) -> int:
-    """Write a data set that appears when it is whole, at a URL as it is written; how many rows it has."""
+def _write_dataset(parts: Iterator[Any], target: str, shown: bool) -> int:
+    """Write a data set and return its number of rows. A local folder appears only when it is complete."""
     if not is_url(target) and os.path.lexists(target) and not (os.path.isdir(target) and not os.listdir(target)):
         raise SaveError(f"{target!r} exists already: choose another folder, or remove it first")
     made = target if is_url(target) else files.temporary_name(os.path.dirname(os.path.abspath(target)))
@@ -142,8 +142,8 @@ def _to_dataset(parts: Iterator[Any], target: str, shown: bool) -> int:
     return writer.rows
 
 
-def _to_table(parts: Iterator[Any], target: str, overwrite: bool, nulls: Nulls) -> int:
-    """Write a table; how many rows it has."""
+def _write_table(parts: Iterator[Any], target: str, overwrite: bool, nulls: Nulls) -> int:
+    """Write a table and return its number of rows."""
     kind = kind_of(target)
     if not overwrite and (is_saved_at(target) if is_url(target) else os.path.lexists(target)):
         raise SaveError(f"{target!r} exists already; use --force to replace it")

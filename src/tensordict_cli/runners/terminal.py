@@ -1,4 +1,4 @@
-"""Lines of text for people: styled by rich on a terminal, plain everywhere else."""
+"""Print lines of text for people, styled by rich on a terminal and plain elsewhere; used by all commands."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tensordict.looking.markup import count_text as count_text
 from tensordict.looking.markup import size_text as size_text
 from tensordict_cli.text import printable
 
-# Pieces of text with the style that rich gives them; "" for none.
+# Pieces of text, each with its style for rich; "" for no style.
 Line = Sequence[tuple[str, str]]
 
 NAME, KIND, SHAPE, QUIET, VALUE, GOOD, BAD = "bold", "magenta", "cyan", "dim", "green", "green", "red"
@@ -33,44 +33,44 @@ def show(lines: Iterable[Line], paged: bool = False) -> None:
 
     Args:
         lines: what to print.
-        paged: through a pager where they are more than the terminal has.
+        paged: use a pager when the lines do not fit on the terminal.
     """
     if paged and sys.stdout.isatty():
         kept = list(lines)
         size = shutil.get_terminal_size()
-        if sum(1 + _length(line) // size.columns for line in kept) >= size.lines and (command := pager()):
+        if sum(1 + _measure_line(line) // size.columns for line in kept) >= size.lines and (command := find_pager()):
             _page(kept, command)
             return
         lines = kept
     _print(lines, sys.stdout)
 
 
-def pager() -> str:
-    """The command that shows long output, as git chooses it: `$PAGER`, or less where there is one; "" for none."""
+def find_pager() -> str:
+    """Return the command that pages long output, as git does: `$PAGER`, else less if installed, else ""."""
     command = os.environ.get("PAGER", "less" if shutil.which("less") else "")
     return "" if command.strip() in ("", "cat") or os.environ.get("TERM") == "dumb" else command
 
 
 def _page(lines: Iterable[Line], command: str) -> None:
-    # As git: less shows colors, and leaves what was shown on the screen.
+    # Git's settings: less shows colors, and leaves its text on the screen when it ends.
     environment = {"LESS": "FRX", "LV": "-c", **os.environ}
     text = io.StringIO()
     _print(lines, text)
     with subprocess.Popen(command, shell=True, stdin=subprocess.PIPE, encoding="utf-8", env=environment) as process:
         given: str | None = text.getvalue()
         while process.poll() is None:
-            # Ctrl-C is for the pager.
+            # Ctrl-C is meant for the pager, which shares the terminal.
             with contextlib.suppress(KeyboardInterrupt):
                 process.communicate(given)
             given = None
 
 
-def _length(line: Line) -> int:
+def _measure_line(line: Line) -> int:
     return sum(len(text) for text, _ in line)
 
 
 def _print(lines: Iterable[Line], file: IO[str]) -> None:
-    console = _console(file)
+    console = _make_console(file)
     if console is None:
         for line in lines:
             print("".join(text for text, _ in line).rstrip(), file=file)
@@ -80,8 +80,8 @@ def _print(lines: Iterable[Line], file: IO[str]) -> None:
         console.print(text.assemble(*line))
 
 
-def aligned(rows: Sequence[Line]) -> list[Line]:
-    """The rows with their cells padded to columns; a column that is empty in every row is left out."""
+def align(rows: Sequence[Line]) -> list[Line]:
+    """Pad the cells of all rows to columns. A column that is empty in every row is left out."""
     columns = max(map(len, rows), default=0)
     widths = [max(len(row[column][0]) for row in rows if column < len(row)) for column in range(columns)]
     lines: list[Line] = []
@@ -92,13 +92,13 @@ def aligned(rows: Sequence[Line]) -> list[Line]:
     return lines
 
 
-def shortened(value: object) -> str:
-    """A value in a few words."""
+def shorten(value: object) -> str:
+    """Return a short text for a value."""
     return printable(_shorten.repr(value))
 
 
 def json_value(value: object) -> object:
-    """A value for JSON; `None` when it has no form there, as one that is pickled."""
+    """Convert a value to JSON; `None` when JSON cannot hold it, as for a pickled value."""
     try:
         return plain(value)
     except NotJson:
@@ -106,29 +106,29 @@ def json_value(value: object) -> object:
 
 
 def key_text(key: Sequence[str]) -> str:
-    """A nested key as it is written in Python."""
+    """Return a nested key in Python syntax."""
     return printable(repr(key[0] if len(key) == 1 else tuple(key))) if key else "the root"
 
 
 def has_tqdm() -> bool:
-    """Whether progress can be shown."""
+    """Return whether tqdm is installed, which progress bars need."""
     return importlib.util.find_spec("tqdm") is not None
 
 
 def number_text(value: object) -> str:
-    """A number in a few digits; nothing for `None`."""
+    """Format a number with a few digits; "" for `None`."""
     return "" if value is None else f"{value:.6g}" if isinstance(value, (float, complex)) else str(value)
 
 
 def json_number(value: Any) -> Any:
-    """A number for JSON: `None` when it is not finite, the two parts of a complex one."""
+    """Convert a number to JSON: `None` when it is not finite, a list of two parts when it is complex."""
     if isinstance(value, complex):
         return [json_number(value.real), json_number(value.imag)]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _console(file: IO[str]) -> Any:
-    """What prints styled text; `None` unless somebody watches, wants it, and has rich installed."""
+def _make_console(file: IO[str]) -> Any:
+    """Return a rich console, or `None` when the output is no terminal, color is switched off, or rich is missing."""
     if not sys.stdout.isatty() or os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
         return None
     try:

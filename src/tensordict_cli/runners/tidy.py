@@ -1,4 +1,4 @@
-"""`tensordict tidy`: no leftovers."""
+"""`tensordict tidy`: remove the leftovers of killed writers from a data set."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tensordict_cli.text import printable
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the command: 0 when it is done."""
+    """Run the command and return 0."""
     sweep = tidy(args.path, older_than=args.older_than, shards=args.remove)
     show([[(printable(path), "")] for path in sweep.removed])
     for path, reason in sweep.left.items():

@@ -1,4 +1,4 @@
-"""`tensordict verify`: whether a save is whole."""
+"""`tensordict verify`: check whether a save is complete."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from tensordict_cli.text import printable
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the command: 0 when the save is sound, else 1.
+    """Run the command. Return 0 when the save is sound, else 1.
 
     Raises:
-        SaveError: it is of no format that is known.
+        SaveError: the save has no known format.
     """
     watched = sys.stderr.isatty() and has_tqdm()
     report = verify(args.path, raises=False, num_threads=args.num_threads, progress=watched)
@@ -27,7 +27,7 @@ def run(args: argparse.Namespace) -> int:
     elif report.ok:
         what = f"{count_text(report.leaves, 'tensor')}, {size_text(report.nbytes)}"
         summed = f", {report.checksummed:,} with checksums" if report.checksummed else ""
-        # Without them nothing is known of the content of the files.
+        # Without checksums, only the structure and the lengths of the files were checked.
         sound = "sound" if report.checksummed or not report.leaves else "sound, no checksums recorded"
         show([[(printable(report.path), NAME), (f": {report.format}, {what}{summed}: ", ""), (sound, GOOD)]])
     else:

@@ -1,6 +1,6 @@
-"""The place where programs look for what the reference has compiled: the functions that take keys apart."""
+"""The key functions that the reference implements in C++, for programs that import them from here."""
 
-from tensordict.compat.keys import _unravel_key_to_tuple, unravel_keys
+from tensordict.compat.nested_keys import _unravel_key_to_tuple, unravel_keys
 from tensordict.core.keys import unravel_key, unravel_key_list
 
 __all__ = ["_unravel_key_to_tuple", "unravel_key", "unravel_key_list", "unravel_keys"]

@@ -1,1 +1,1 @@
-"""Modules that are found under `tensordict` too: paths that pickles and a few programs know."""
+"""Modules that can also be imported as `tensordict.NAME`, for pickles and for programs that use these paths."""

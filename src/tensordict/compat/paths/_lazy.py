@@ -1,4 +1,4 @@
-"""The place where pickles of the reference look for `LazyStackedTensorDict`."""
+"""The module that pickles of the reference name for `LazyStackedTensorDict`."""
 
 from tensordict.containers.lazy import LazyStackedTensorDict
 

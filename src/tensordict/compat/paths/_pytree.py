@@ -1,11 +1,11 @@
-"""The public place of `core/pytree.py` for programs that know it under this name."""
+"""The path under which client programs import `core/pytree.py`."""
 
 from tensordict.containers.dense import TensorDict
 from tensordict.containers.lazy import LazyStackedTensorDict
 from tensordict.containers.persistent import PersistentTensorDict
 from tensordict.core.pytree import Context, flatten_container, register, unflatten_container
 
-# The classes that torch takes apart. TorchRL's storages, with versions of torch before 2.4.
+# The classes registered with torch's pytree. TorchRL's storages read these names with torch before 2.4.
 PYTREE_REGISTERED_TDS = (TensorDict, PersistentTensorDict)
 PYTREE_REGISTERED_LAZY_TDS = (LazyStackedTensorDict,)
 

@@ -1,4 +1,4 @@
-"""The place where pickles of the reference look for `TensorDict`."""
+"""The module that pickles of the reference name for `TensorDict`."""
 
 from tensordict.containers.dense import TensorDict
 

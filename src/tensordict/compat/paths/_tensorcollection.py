@@ -1,4 +1,4 @@
-"""The place where TorchRL's trainers look for `TensorCollection`."""
+"""TorchRL's trainers import `TensorCollection` from this module."""
 
 from tensordict.ops.collection import TensorCollection
 

@@ -1,4 +1,4 @@
-"""The place where pickles of the reference look for `UnbatchedTensor`."""
+"""The module that pickles of the reference name for `UnbatchedTensor`."""
 
 from tensordict.containers.unbatched import UnbatchedTensor
 

@@ -1,4 +1,4 @@
-"""The errors that this package raises besides those of Python, under the path that programs import them from."""
+"""The exception classes of this package, under the path that client programs import them from."""
 
 from tensordict.core.errors import (
     BatchIndexError,

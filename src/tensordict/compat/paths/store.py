@@ -1,4 +1,4 @@
-"""The public place of containers on servers."""
+"""The public path of containers on servers (Redis and its relatives)."""
 
 from typing import Literal
 

@@ -52,7 +52,7 @@ class LazyCore(TensorDictBase):
 
     def _each(self, fn: Callable[[Any], Any], dim: int | None = None) -> Self:
         """The stack of `fn` of every member."""
-        return self._restacked([fn(member) for member in self._entries.sample], dim)
+        return self._restack([fn(member) for member in self._entries.sample], dim)
 
     def _dense(self, hooked: bool = False) -> Any:
         """The stack as a `TensorDict`, every leaf of all members being stacked; `hooked` calls `hook_out` on them."""
@@ -175,13 +175,13 @@ class LazyCore(TensorDictBase):
 
     # --- what there is ----------------------------------------------------------------------------------------------
 
-    def _restacked(self, members: Sequence[Any], dim: int | None = None) -> Self:
+    def _restack(self, members: Sequence[Any], dim: int | None = None) -> Self:
         return self._like(list(members), dim) if self._entries.containers else self._like([], dim, members[0])
 
     # --- copies -----------------------------------------------------------------------------------------------------
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        result = self._restacked([member.__deepcopy__(memo) for member in self._entries.sample])
+        result = self._restack([member.__deepcopy__(memo) for member in self._entries.sample])
         memo[id(self)] = result
         return result
 

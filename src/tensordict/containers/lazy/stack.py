@@ -19,7 +19,7 @@ from tensordict.core.devices import as_device
 from tensordict.core.errors import ShapeError
 from tensordict.core.keys import joined, path_of
 from tensordict.core.shapes import as_new_dim, as_size
-from tensordict.looking.entries import shown_by_member
+from tensordict.looking.shown_entries import list_entries_by_member
 from tensordict.ops import printing, uneven
 from tensordict.ops.reading import NO_DEFAULT
 
@@ -318,7 +318,7 @@ class LazyStackedTensorDict(LazyWrites):
             return self._shown()
 
     def _shown(self) -> str:
-        common, others = shown_by_member(self)
+        common, others = list_entries_by_member(self)
         exclusive = []
         for position, entries in others.items():
             lines = printing.fields_text(entries).replace("\n", "\n    ")

@@ -49,7 +49,7 @@ def flatten_stack(stack: Any) -> tuple[list[Any], LazyContext]:
     store = stack._entries
     members = list(store.containers)
     hooks = (store.hook_in, store.hook_out)
-    return members, LazyContext(type(stack), store.dim, store.name, hooks, stack._after, pytree._depth(members))
+    return members, LazyContext(type(stack), store.dim, store.name, hooks, stack._after, pytree._count_levels(members))
 
 
 def flatten_stack_with_keys(stack: object) -> tuple[list[tuple[Any, Any]], LazyContext]:
@@ -69,7 +69,7 @@ def unflatten_stack(values: Any, context: LazyContext) -> Any:
         return None
     # Torch also builds trees of numbers, which stand for the leaves on this side.
     dim = context.dim if context.after is None or not _have_tensors(members) else context.after
-    if not _KNOWN and pytree._depth(members) > context.depth:
+    if not _KNOWN and pytree._count_levels(members) > context.depth:
         raise RuntimeError(
             f"torch.vmap cannot map over a lazy stack in this version of torch, {torch.__version__}, which has changed "
             "how it takes its arguments apart: make the stack dense first, with to_tensordict()"
@@ -108,8 +108,8 @@ def map_over_stacks() -> bool:
         if not any(isinstance(value, Contract) for value in flat):
             return take_apart(in_dims, args, func)
         if dims is not None:
-            dims = [vmapped.from_the_front(value, dim) for value, dim in zip(flat, dims, strict=True)]
-            if _are_wholes(flat) and (size := vmapped.mapped_size(flat, dims)) is not None:
+            dims = [vmapped.count_from_front(value, dim) for value, dim in zip(flat, dims, strict=True)]
+            if _are_wholes(flat) and (size := vmapped.find_map_size(flat, dims)) is not None:
                 return size, dims, flat, spec
             in_dims = _unflattened(dims, spec)
         return take_apart(*_transformed(in_dims, args, _entering), func)
@@ -128,7 +128,7 @@ def map_over_stacks() -> bool:
         if not any(isinstance(value, Contract) for value in flat):
             return from_form(batched_outputs, out_dims, vmap_level, batch_size, func)
         if dims is not None:
-            dims = [vmapped.from_the_front(value, dim, 1) for value, dim in zip(flat, dims, strict=True)]
+            dims = [vmapped.count_from_front(value, dim, 1) for value, dim in zip(flat, dims, strict=True)]
             out_dims = dims[0] if one else _unflattened(dims, spec)
         if dims is None or not (_are_wholes(flat) and all(map(vmapped.has_place, flat, dims))):
             out_dims, batched_outputs = _transformed(out_dims, batched_outputs, _leaving)
@@ -200,7 +200,7 @@ def _is_plain(value: object) -> bool:
         return False
     if _is_stack(value):
         # Dynamo cannot tell in how many maps a leaf is, which it takes to put a stack together from leaves.
-        return torch.compiler.is_dynamo_compiling() and all(map(_is_plain, value._members()))
+        return torch.compiler.is_dynamo_compiling() and all(map(_is_plain, value._members() or ()))
     for entry in value._structure().values():  # noqa: SIM110 (a generator inside all() would double the cost)
         if type(entry) is not Tensor and not _is_plain(entry):
             return False
@@ -217,19 +217,19 @@ def _has_own_shape(value: object) -> bool:
 
 
 def _enter(value: Any, dim: int | None, level: int) -> Any:
-    """An argument of a mapped function, see `vmapped.entering`; the members of a lazy stack enter one by one."""
+    """An argument of a mapped function, see `vmapped.enter_function`; the members of a lazy stack enter one by one."""
     if dim is None or not _is_stack(value):
-        return vmapped.entering(value, dim, level)
+        return vmapped.enter_function(value, dim, level)
     form, dim = _entering(value._wrapped_container(), dim)
-    return value._rewrap(_each_crossing(form, lambda member: vmapped.entering(member, dim, level)))
+    return value._rewrap(_each_crossing(form, lambda member: vmapped.enter_function(member, dim, level)))
 
 
 def _leave(value: Any, dim: int, level: int, count: int) -> Any:
-    """A result of a mapped function, see `vmapped.leaving`; the members of a lazy stack leave one by one."""
+    """A result of a mapped function, see `vmapped.leave_function`; the members of a lazy stack leave one by one."""
     if not _is_stack(value):
-        return vmapped.leaving(value, dim, level, count)
+        return vmapped.leave_function(value, dim, level, count)
     form, dim = _leaving(value._wrapped_container(), dim)
-    return value._rewrap(_each_crossing(form, lambda member: vmapped.leaving(member, dim, level, count)))
+    return value._rewrap(_each_crossing(form, lambda member: vmapped.leave_function(member, dim, level, count)))
 
 
 def _each_crossing(form: Any, cross: Callable[[Any], Any]) -> Any:

@@ -16,7 +16,7 @@ from urllib.parse import quote, unquote
 import torch
 
 from tensordict.core.errors import SaveError, UnsupportedEntryError
-from tensordict.core.keys import Path, find_doubled, joined
+from tensordict.core.keys import Path, find_duplicate, joined
 from tensordict.memory.stored_tensors import SPREAD, Selection, StoredTensor
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def decode_names(parts: Iterable[str], decode: Callable[[str], str] = decode_nam
     """
     names = list(map(decode, parts))
     if len(set(names)) != len(names):
-        raise ValueError(f"the name {find_doubled(names)!r:.200} is there twice, once in an encoded form")
+        raise ValueError(f"the name {find_duplicate(names)!r:.200} is there twice, once in an encoded form")
     return names
 
 

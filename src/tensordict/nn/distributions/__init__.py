@@ -1,4 +1,4 @@
-"""Distributions for probabilistic modules."""
+"""Public names of the distributions for probabilistic modules."""
 
 from tensordict.nn.distributions import continuous, discrete
 from tensordict.nn.distributions.composite import (
@@ -12,7 +12,7 @@ from tensordict.nn.distributions.truncated_normal import TruncatedNormal, Trunca
 from tensordict.nn.interaction import InteractionType, set_interaction_type
 from tensordict.nn.scale_mappings import add_custom_mapping, mappings
 
-# By their names in lower case, as programs choose them.
+# Programs look distributions up by their name in lower case.
 distributions_maps = {
     made.__name__.lower(): made
     for made in (NormalParamExtractor, AddStateIndependentNormalScale, Delta, OneHotCategorical)

@@ -1,4 +1,4 @@
-"""Several distributions as one, whose values, log-probabilities and entropies are containers or their sums."""
+"""CompositeDistribution: several distributions as one, whose values are containers."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ from tensordict.core.contract import Contract, is_node, named_error
 from tensordict.core.errors import ContainerExpected, DuplicateKeyError
 from tensordict.core.keys import Key, joined, path_of, unravel_key
 from tensordict.core.settings import _Modes, _Switch, from_environment
-from tensordict.nn.interaction import InteractionType, value_of
+from tensordict.nn.interaction import InteractionType, take_value
 from tensordict.ops.collection import TensorCollection
 from tensordict.ops.together import set_all
 
 C = TypeVar("C", bound=TensorCollection)
 V = TypeVar("V")
 
-# As `n_empirical_estimate` of a probabilistic module, of which there is none here.
+# The default `n_empirical_estimate` of probabilistic modules, for use without a module.
 _ESTIMATED_FROM = 1000
 
 
 class set_composite_lp_aggregate(_Switch):  # a function to its callers, as in torch
-    """Choose whether the log-probabilities and entropies of composite distributions are summed to one tensor.
+    """Choose whether composite distributions sum their log-probabilities and entropies to one tensor.
 
-    For a `with` block, a decorated function or, with `set()`, the rest of the program. When a program starts, they are
-    not summed, unless the environment variable `COMPOSITE_LP_AGGREGATE` is `1`. A block concerns the thread it is in.
+    Works as a `with` block, a decorator or, with `set()`, for the rest of the program. Initially they are not summed,
+    unless the environment variable `COMPOSITE_LP_AGGREGATE` is `1`. A block affects its own thread only.
 
     Args:
-        mode: `True` for one tensor, `False` for a container with one tensor per distribution.
+        mode: `True` gives one tensor, `False` a container with one tensor per distribution.
 
     Raises:
         TypeError: `mode` is not a bool.
@@ -59,15 +59,15 @@ class set_composite_lp_aggregate(_Switch):  # a function to its callers, as in t
         self._before: list[bool | None] = []
 
     def set(self) -> None:
-        """Make the choice for the rest of the program, or until `unset()`; inside a block, until that block ends."""
+        """Apply the choice to the rest of the program, or until `unset()`; inside a block, to its rest."""
         self._before.append(self._current())
         super().set()
 
     def unset(self) -> None:
-        """Go back to what held before the last `set()` of this object.
+        """Return to the choice before the last `set()` of this object.
 
         Raises:
-            RuntimeError: there was none.
+            RuntimeError: `set()` was not called before.
         """
         if not self._before:
             raise RuntimeError("unset() undoes a set() of the same object, which has not been called")
@@ -79,10 +79,10 @@ class set_composite_lp_aggregate(_Switch):  # a function to its callers, as in t
 
 
 def composite_lp_aggregate(nowarn: bool = False) -> bool:
-    """Whether log-probabilities and entropies of composite distributions are summed here.
+    """Return whether composite distributions sum their log-probabilities and entropies here.
 
     Args:
-        nowarn: accepted for compatibility; there is no warning.
+        nowarn: accepted for compatibility; there is never a warning.
 
     Example:
         >>> from tensordict.nn import composite_lp_aggregate, set_composite_lp_aggregate
@@ -94,24 +94,24 @@ def composite_lp_aggregate(nowarn: bool = False) -> bool:
 
 
 def _add_suffix(key: Key, suffix: str) -> Key:
-    """The key with a suffix at its last name: `("a", "b")` and `"_x"` give `("a", "b_x")`."""
+    """Add a suffix to the last name of a key: `("a", "b")` and `"_x"` give `("a", "b_x")`."""
     if type(key) is str:
         return key + suffix
     path = path_of(key)
     return joined((*path[:-1], path[-1] + suffix))
 
 
-def _summed(value: Tensor | Contract, ndim: int) -> Tensor:
-    """A tensor, or all leaves of a container, summed over what is behind the first `ndim` dims."""
+def _sum_features(value: Tensor | Contract, ndim: int) -> Tensor:
+    """Sum a tensor, or all leaves of a container, over all dims after the first `ndim`."""
     if isinstance(value, Contract):
-        return _total([_summed(child, ndim) for child in value._entries.values()])
+        return _add_up([_sum_features(child, ndim) for child in value._entries.values()])
     behind = value.ndim - ndim
     if behind <= 0:
         return value
     return value.sum(-1) if behind == 1 else value.flatten(ndim).sum(-1)
 
 
-def _total(values: Sequence[Tensor]) -> Tensor:
+def _add_up(values: Sequence[Tensor]) -> Tensor:
     total = values[0] if values else torch.zeros(())
     for value in values[1:]:
         total = total + value
@@ -124,20 +124,19 @@ class CompositeDistribution(D.Distribution, Mapping[Key, D.Distribution]):  # gu
     It is also a mapping from keys to these distributions.
 
     Args:
-        params: a container, in which each key of `distribution_map` leads to a container of the arguments of that
-            distribution. Its batch size is the batch shape.
-        distribution_map: the distribution classes, or functions that return distributions, under the keys of their
-            arguments.
-        name_map: keys for values other than those of `distribution_map`; a mapping from the latter.
-        extra_kwargs: further keyword arguments: a mapping from keys of `distribution_map` to dicts.
-        log_prob_key: where the sum of the log-probabilities is written; `"sample_log_prob"` by default.
-        entropy_key: where the sum of the entropies is written; `"entropy"` by default.
+        params: a container with the parameters. At each key of `distribution_map` it holds a container with the
+            arguments of that distribution. Its batch size is the batch shape.
+        distribution_map: distribution classes, or functions that return distributions, by the keys of their arguments.
+        name_map: a mapping from keys of `distribution_map` to other keys for the values.
+        extra_kwargs: a mapping from keys of `distribution_map` to dicts of further keyword arguments.
+        log_prob_key: the key for the sum of the log-probabilities; `"sample_log_prob"` by default.
+        entropy_key: the key for the sum of the entropies; `"entropy"` by default.
 
     Raises:
-        KeyError: a key of `distribution_map` is not in `params`, or one of `name_map` or `extra_kwargs` not in
+        KeyError: a key of `distribution_map` is not in `params`, or a key of `name_map` or `extra_kwargs` is not in
             `distribution_map`.
-        TypeError: `params` is no container, or a distribution cannot be made of what is there.
-        ValueError: a distribution refuses its arguments, or two values would have the same key.
+        TypeError: `params` is not a container, or a distribution cannot be made from its arguments.
+        ValueError: a distribution rejects its arguments, or two values would have the same key.
 
     Example:
         >>> import torch
@@ -177,9 +176,10 @@ class CompositeDistribution(D.Distribution, Mapping[Key, D.Distribution]):  # gu
         if not isinstance(params, TensorCollection):
             raise ContainerExpected(f"the parameters must be in a container, got {type(params).__name__}")
         keys = [unravel_key(key) for key in distribution_map]
-        extra = {} if extra_kwargs is None else _by_key("extra_kwargs", extra_kwargs, keys)
+        extra = {} if extra_kwargs is None else _check_keys("extra_kwargs", extra_kwargs, keys)
         dists = {
-            key: _made(params, key, make, extra.get(key) or {}) for key, make in zip(keys, distribution_map.values())
+            key: _make_distribution(params, key, make, extra.get(key) or {})
+            for key, make in zip(keys, distribution_map.values())
         }
         self._start(params.batch_size, dists, name_map)
         self._name_results(log_prob_key, entropy_key)
@@ -194,18 +194,18 @@ class CompositeDistribution(D.Distribution, Mapping[Key, D.Distribution]):  # gu
         log_prob_key: Key | None = None,
         entropy_key: Key | None = None,
     ) -> CompositeDistribution:
-        """A composite of distributions that exist.
+        """Build a composite from existing distributions.
 
         Args:
-            params: a container; only its batch size counts, which is the batch shape.
-            distributions: the distributions under the keys of their values.
-            name_map: other keys for the values; a mapping from those of `distributions`.
+            params: a container. Only its batch size is used, as the batch shape.
+            distributions: the distributions, by the keys of their values.
+            name_map: a mapping from keys of `distributions` to other keys for the values.
             log_prob_key: as for the class.
             entropy_key: as for the class.
 
         Raises:
             KeyError: a key of `name_map` is not in `distributions`.
-            TypeError: one of `distributions` is none.
+            TypeError: one of `distributions` is not a distribution.
 
         Example:
             >>> import torch
@@ -222,17 +222,17 @@ class CompositeDistribution(D.Distribution, Mapping[Key, D.Distribution]):  # gu
         return self
 
     def _start(self, batch_shape: Size, dists: dict[Key, D.Distribution], name_map: Mapping[Key, Key] | None) -> None:
-        # All that the base class would do, in a tenth of the time.
+        # Do the work of the base class's `__init__`, in a tenth of the time.
         self._batch_shape = batch_shape
         ndim = len(self._batch_shape)
-        # The number of batch dims that each distribution has beyond those of the whole.
+        # For each distribution: the number of batch dims beyond the batch dims of the composite.
         self._beyond = []
         for key, dist in dists.items():
             if not isinstance(dist, D.Distribution):
                 raise TypeError(f"entry {key!r}: a distribution is needed, got {dist!r} of type {type(dist).__name__}")
             self._beyond.append(len(dist.batch_shape) - ndim)
         if name_map is not None:
-            names = _by_key("name_map", name_map, dists)
+            names = _check_keys("name_map", name_map, dists)
             renamed = {unravel_key(names.get(key, key)): dist for key, dist in dists.items()}
             if len(renamed) != len(dists):
                 raise DuplicateKeyError(f"name_map gives values of several distributions the same key: {name_map}")
@@ -246,7 +246,7 @@ class CompositeDistribution(D.Distribution, Mapping[Key, D.Distribution]):  # gu
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         if "_beyond" not in state:
-            # As the reference pickles it.
+            # Pickles of the reference lack these attributes.
             ndim = len(self._batch_shape)
             self._beyond = [len(dist.batch_shape) - ndim for dist in self.dists.values()]
             self._name_results(state.get("_log_prob_key"), state.get("_entropy_key"))
@@ -290,11 +290,11 @@ class CompositeDistribution(D.Distribution, Mapping[Key, D.Distribution]):  # gu
 
     @property
     def has_rsample(self) -> bool:  # type: ignore[override]
-        """Whether all distributions have it."""
+        """True if all distributions have `rsample`."""
         return all(dist.has_rsample for dist in self.dists.values())
 
     def _each(self, what: str, fn: Callable[[Key, D.Distribution], V]) -> dict[Key, V]:
-        """The results of `fn(key, distribution)`, which are the `what` of the distributions."""
+        """Return the results of `fn(key, distribution)` by key. `what` names the result in errors."""
         results: dict[Key, V] = {}
         for key, dist in self.dists.items():
             try:
@@ -307,13 +307,13 @@ class CompositeDistribution(D.Distribution, Mapping[Key, D.Distribution]):  # gu
         return TensorDict(self._each(name, lambda key, dist: getattr(dist, name)), self._batch_shape)
 
     def sample(self, shape: Sequence[int] | None = None) -> TensorDict:  # type: ignore[override]
-        """Draw values, without gradients.
+        """Draw values without gradients.
 
         Args:
-            shape: the dims of the array of samples; a single one by default.
+            shape: the leading dims of the samples; one sample by default.
 
         Returns:
-            a new container of batch size `(*shape, *batch_shape)`.
+            A new container of batch size `(*shape, *batch_shape)`.
         """
         size = Size(shape or ())
         return TensorDict({key: dist.sample(size) for key, dist in self.dists.items()}, size + self._batch_shape)
@@ -322,7 +322,7 @@ class CompositeDistribution(D.Distribution, Mapping[Key, D.Distribution]):  # gu
         """Draw values that are differentiable in the parameters; see :meth:`sample`.
 
         Raises:
-            NotImplementedError: one of the distributions has no `rsample`; it is named.
+            NotImplementedError: a distribution has no `rsample`. The message names it.
         """
         size = Size(shape or ())
         return TensorDict(self._each("rsample", lambda key, dist: dist.rsample(size)), size + self._batch_shape)
@@ -339,13 +339,13 @@ class CompositeDistribution(D.Distribution, Mapping[Key, D.Distribution]):  # gu
 
     @property
     def deterministic_sample(self) -> TensorDict:
-        """What `InteractionType.DETERMINISTIC` takes from each distribution, in a new container of the batch shape."""
+        """The values that `InteractionType.DETERMINISTIC` gives, in a new container of the batch shape."""
         kind = InteractionType.DETERMINISTIC
-        values = {key: value_of(dist, kind, None, _ESTIMATED_FROM) for key, dist in self.dists.items()}
+        values = {key: take_value(dist, kind, None, _ESTIMATED_FROM) for key, dist in self.dists.items()}
         return TensorDict(values, self._batch_shape)
 
     def expand(self, batch_shape: Sequence[int], _instance: object = None) -> CompositeDistribution:
-        """This distribution with its batch dims expanded; the parameters are views."""
+        """Return this distribution with expanded batch dims. The parameters are views."""
         size, own = Size(batch_shape), len(self._batch_shape)
         return self.from_distributions(
             TensorDict(batch_size=size),
@@ -357,31 +357,30 @@ class CompositeDistribution(D.Distribution, Mapping[Key, D.Distribution]):  # gu
     # --- log-probabilities --------------------------------------------------------------------------------------------
 
     def _log_probs(self, sample: object) -> list[Tensor]:
-        return [dist.log_prob(_value(sample, key)) for key, dist in self.dists.items()]
+        return [dist.log_prob(_get_value(sample, key)) for key, dist in self.dists.items()]
 
-    def _suffixed(self, values: list[Tensor], suffix: str) -> dict[Key, Tensor]:
+    def _add_suffixes(self, values: list[Tensor], suffix: str) -> dict[Key, Tensor]:
         return {_add_suffix(key, suffix): value for key, value in zip(self.dists, values)}
 
     def _sum_of_log_probs(self, log_probs: list[Tensor], sample: TensorCollection) -> Tensor:
-        """The sum, over all dims but those of the batch: of the distribution, behind those of the array of samples.
+        """Sum the log-probabilities over all dims except batch dims and leading sample dims.
 
-        A sample that has more batch dims keeps them.
+        If the sample has more batch dims than that, these are kept, too.
         """
         ndim = len(sample.batch_size)
-        return _total(
-            [_summed(value, max(ndim, value.ndim - beyond)) for value, beyond in zip(log_probs, self._beyond)]
+        return _add_up(
+            [_sum_features(value, max(ndim, value.ndim - beyond)) for value, beyond in zip(log_probs, self._beyond)]
         )
 
     def log_prob(self, sample: Any) -> Tensor | TensorDict:  # type: ignore[override]
-        """The log-probability of a sample.
+        """Return the log-probability of a sample.
 
         Args:
-            sample: a container with a value for each distribution, such as :meth:`sample` gives.
+            sample: a container with a value for each distribution, such as :meth:`sample` returns.
 
         Returns:
-            under `set_composite_lp_aggregate(True)` the sum for all values: a tensor of the batch shape, behind the
-            dims of the array of samples, whatever the batch size of `sample`. Otherwise what
-            :meth:`log_prob_composite` returns.
+            Under `set_composite_lp_aggregate(True)`, the sum over all values: a tensor with the sample dims and the
+            batch shape, whatever the batch size of `sample`. Otherwise the result of :meth:`log_prob_composite`.
 
         Raises:
             KeyError: a value is missing.
@@ -389,30 +388,30 @@ class CompositeDistribution(D.Distribution, Mapping[Key, D.Distribution]):  # gu
         log_probs = self._log_probs(sample)
         if composite_lp_aggregate(nowarn=True):
             return self._sum_of_log_probs(log_probs, sample)
-        return TensorDict(self._suffixed(log_probs, "_log_prob"), sample.batch_size)
+        return TensorDict(self._add_suffixes(log_probs, "_log_prob"), sample.batch_size)
 
     def log_prob_composite(self, sample: C, *, include_sum: bool | None = None) -> C | TensorDict:
-        """The log-probabilities of the values of a sample, under their keys with `_log_prob` behind.
+        """Return the log-probability of each value of a sample, under its key with the suffix `_log_prob`.
 
         Args:
             sample: as for :meth:`log_prob`.
-            include_sum: write their sum, under `log_prob_key`; by default as `composite_lp_aggregate()` says.
+            include_sum: also write their sum, under `log_prob_key`. The default follows `composite_lp_aggregate()`.
 
         Returns:
-            a new container with the batch size of `sample`; under `set_composite_lp_aggregate(True)`, `sample` itself,
-            to which they are written.
+            A new container with the batch size of `sample`. Under `set_composite_lp_aggregate(True)`, `sample` itself,
+            with the log-probabilities written into it.
 
         Raises:
-            KeyError: a value is missing; nothing is written then.
+            KeyError: a value is missing. Nothing was written.
         """
         aggregate = composite_lp_aggregate(nowarn=True)
         log_probs = self._log_probs(sample)
-        results = self._suffixed(log_probs, "_log_prob")
+        results = self._add_suffixes(log_probs, "_log_prob")
         if aggregate if include_sum is None else include_sum:
             results[self._log_prob_key] = self._sum_of_log_probs(log_probs, sample)
         if not aggregate:
             return TensorDict(results, sample.batch_size)
-        return _written(sample, results)
+        return _write_results(sample, results)
 
     # --- entropies ----------------------------------------------------------------------------------------------------
 
@@ -435,80 +434,82 @@ class CompositeDistribution(D.Distribution, Mapping[Key, D.Distribution]):  # gu
         aggregate_probabilities: bool | None = None,
         include_sum: bool | None = None,
     ) -> Tensor | TensorDict:
-        """The entropy in nats.
+        """Return the entropy in nats.
 
         Args:
-            samples_mc: the number of samples that it is estimated from, where a distribution has no closed form.
-            aggregate_probabilities: return the sum; by default as `composite_lp_aggregate()` says.
-            include_sum: as for :meth:`entropy_composite`, whose result is returned without a sum.
+            samples_mc: the number of samples for an estimate, if a distribution has no closed form.
+            aggregate_probabilities: return the sum. The default follows `composite_lp_aggregate()`.
+            include_sum: as for :meth:`entropy_composite`, whose result is returned if the entropies are not summed.
 
         Returns:
-            the sum, a tensor of the batch shape, or a container.
+            The sum as a tensor of the batch shape, or a container.
         """
         if composite_lp_aggregate(nowarn=True) if aggregate_probabilities is None else aggregate_probabilities:
             ndim = len(self._batch_shape)
-            return _total([_summed(_entropy(dist, samples_mc), ndim) for dist in self.dists.values()])
+            return _add_up([_sum_features(_estimate_entropy(dist, samples_mc), ndim) for dist in self.dists.values()])
         return self.entropy_composite(samples_mc, include_sum=include_sum)
 
     def entropy_composite(self, samples_mc: int = 1, *, include_sum: bool | None = None) -> TensorDict:
-        """The entropies of the distributions, under their keys with `_entropy` behind.
+        """Return the entropy of each distribution, under its key with the suffix `_entropy`.
 
         Args:
-            samples_mc: the number of samples that they are estimated from, where there is no closed form.
-            include_sum: write their sum, under `entropy_key`; by default as `composite_lp_aggregate()` says.
+            samples_mc: the number of samples for an estimate, if a distribution has no closed form.
+            include_sum: also write their sum, under `entropy_key`. The default follows `composite_lp_aggregate()`.
 
         Returns:
-            a new container of the batch shape.
+            A new container of the batch shape.
         """
-        results = {_add_suffix(key, "_entropy"): _entropy(dist, samples_mc) for key, dist in self.dists.items()}
+        results = {
+            _add_suffix(key, "_entropy"): _estimate_entropy(dist, samples_mc) for key, dist in self.dists.items()
+        }
         if composite_lp_aggregate(nowarn=True) if include_sum is None else include_sum:
             ndim = len(self._batch_shape)
-            results[self._entropy_key] = _total([_summed(value, ndim) for value in results.values()])
+            results[self._entropy_key] = _add_up([_sum_features(value, ndim) for value in results.values()])
         return TensorDict(results, self._batch_shape)
 
     # --- distribution functions ---------------------------------------------------------------------------------------
 
     def cdf(self, sample: C) -> C:  # type: ignore[override]
-        """Write the cumulative probability of each value, under its key with `_cdf` behind.
+        """Write the cumulative probability of each value, under its key with the suffix `_cdf`.
 
         Returns:
             `sample` itself.
 
         Raises:
-            KeyError: a value is missing; nothing is written then.
-            NotImplementedError: one of the distributions has no `cdf`; it is named.
+            KeyError: a value is missing. Nothing was written.
+            NotImplementedError: a distribution has no `cdf`. The message names it.
         """
-        return self._transformed(sample, "cdf", _value)
+        return self._transform(sample, "cdf", _get_value)
 
     def icdf(self, sample: C) -> C:  # type: ignore[override]
-        """Write the value at each cumulative probability, under the key of the value with `_icdf` behind.
+        """Write the value for each cumulative probability, under the key of the value with the suffix `_icdf`.
 
         Args:
-            sample: a container with the probabilities, where :meth:`cdf` writes them or, where there is nothing, in the
-                place of the values.
+            sample: a container with the probabilities under the keys that :meth:`cdf` writes. Where such a key is
+                missing, the probability is read from the key of the value.
 
         Returns:
             `sample` itself.
 
         Raises:
-            KeyError: a probability is missing; nothing is written then.
-            NotImplementedError: one of the distributions has no `icdf`; it is named.
+            KeyError: a probability is missing. Nothing was written.
+            NotImplementedError: a distribution has no `icdf`. The message names it.
         """
 
         def probability(sample: object, key: Key) -> Tensor:
             written = _add_suffix(key, "_cdf")
             has_it = isinstance(sample, TensorCollection) and written in sample.keys(True)
-            return _value(sample, written if has_it else key)
+            return _get_value(sample, written if has_it else key)
 
-        return self._transformed(sample, "icdf", probability)
+        return self._transform(sample, "icdf", probability)
 
-    def _transformed(self, sample: C, method: str, read: Callable[[object, Key], Tensor]) -> C:
+    def _transform(self, sample: C, method: str, read: Callable[[object, Key], Tensor]) -> C:
         results = self._each(method, lambda key, dist: getattr(dist, method)(read(sample, key)))
-        return _written(sample, {_add_suffix(key, f"_{method}"): value for key, value in results.items()})
+        return _write_results(sample, {_add_suffix(key, f"_{method}"): value for key, value in results.items()})
 
 
-def _by_key(what: str, given: Mapping[Key, V], keys: Collection[Key]) -> dict[Key, V]:
-    """A mapping with canonical keys, which must be among `keys`."""
+def _check_keys(what: str, given: Mapping[Key, V], keys: Collection[Key]) -> dict[Key, V]:
+    """Return a mapping with canonical keys, after checking that these are among `keys`."""
     mapping = {unravel_key(key): value for key, value in given.items()}
     unknown = [key for key in mapping if key not in keys]
     if unknown:
@@ -516,10 +517,10 @@ def _by_key(what: str, given: Mapping[Key, V], keys: Collection[Key]) -> dict[Ke
     return mapping
 
 
-def _made(
+def _make_distribution(
     params: TensorCollection, key: Key, make: Callable[..., D.Distribution], extra: Mapping[str, object]
 ) -> D.Distribution:
-    """The distribution of the arguments at a key."""
+    """Build the distribution from the arguments at a key."""
     arguments = params.get(key, None)
     if arguments is None:
         raise KeyError(f"there are no parameters at {key!r}; the container has {list(params.keys(True, True))}")
@@ -527,7 +528,7 @@ def _made(
         raise TypeError(
             f"entry {key!r} must be a container of the arguments of the distribution, got {type(arguments).__name__}"
         )
-    # Half the time of `**arguments`.
+    # Takes half the time of `**arguments`.
     given = {name: value if type(value) is Tensor else arguments[name] for name, value in arguments.items()}
     try:
         return make(**given, **extra)
@@ -536,7 +537,7 @@ def _made(
         raise named_error(type(error)(there), path_of(key)) from error
 
 
-def _value(sample: object, key: Key) -> Tensor:
+def _get_value(sample: object, key: Key) -> Tensor:
     if not isinstance(sample, TensorCollection):
         raise ContainerExpected(
             f"a sample is a container with the keys of the distributions, got {type(sample).__name__}"
@@ -547,8 +548,8 @@ def _value(sample: object, key: Key) -> Tensor:
     return value
 
 
-def _entropy(dist: D.Distribution, samples: int) -> Tensor:
-    """The entropy of a distribution, or an estimate from samples where there is no closed form."""
+def _estimate_entropy(dist: D.Distribution, samples: int) -> Tensor:
+    """Return the entropy of a distribution, or an estimate from samples if it has no closed form."""
     try:
         return dist.entropy()
     except NotImplementedError:
@@ -557,6 +558,6 @@ def _entropy(dist: D.Distribution, samples: int) -> Tensor:
         return -dist.log_prob(values).mean(0)
 
 
-def _written(sample: C, results: dict[Key, Tensor]) -> C:
+def _write_results(sample: C, results: dict[Key, Tensor]) -> C:
     set_all(sample, list(results), list(results.values()))
     return sample

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 
-def _one_hot(index: Tensor, count: int) -> Tensor:
-    # As torch's `one_hot`, which looks at the values, and so cannot be mapped by vmap.
+def _encode_one_hot(index: Tensor, count: int) -> Tensor:
+    # Torch's `one_hot` checks the values, which `vmap` does not allow.
     return (index.unsqueeze(-1) == torch.arange(count, device=index.device)).long()
 
 
@@ -24,11 +24,11 @@ def rand_one_hot(values: Tensor, do_softmax: bool = True) -> Tensor:
     """Draw one-hot vectors, by inversion of the cumulative distribution.
 
     Args:
-        values: logits, or probabilities with `do_softmax=False`: floating point, along the last dim.
+        values: floating-point logits along the last dim; probabilities with `do_softmax=False`.
         do_softmax: whether `values` are logits.
 
     Returns:
-        a new int64 tensor of the shape of `values`, with a single 1 along the last dim.
+        A new int64 tensor of the shape of `values`, with a single 1 along the last dim.
 
     Example:
         >>> import torch
@@ -39,14 +39,14 @@ def rand_one_hot(values: Tensor, do_softmax: bool = True) -> Tensor:
     """
     cumulative = (values.softmax(-1) if do_softmax else values).cumsum(-1)
     drawn = torch.rand_like(cumulative[..., :1]) * cumulative[..., -1:]
-    return _one_hot((cumulative[..., :-1] <= drawn).sum(-1), values.shape[-1])
+    return _encode_one_hot((cumulative[..., :-1] <= drawn).sum(-1), values.shape[-1])
 
 
 class OneHotCategorical(D.Categorical):
     """A categorical distribution whose values are one-hot vectors (int64).
 
-    `has_rsample` is false, so that programs that sample get exact one-hot integers; `rsample` gives a differentiable
-    relaxation to those who ask for it.
+    `has_rsample` is False, so that programs draw exact one-hot integers. Programs that want a differentiable relaxation
+    can still call `rsample`.
 
     Args:
         logits: unnormalised log-probabilities along the last dim; the dims before it are the batch shape.
@@ -54,7 +54,7 @@ class OneHotCategorical(D.Categorical):
         **kwargs: `validate_args`, as in torch.
 
     Raises:
-        ValueError: both or none of `logits` and `probs` are given, or they break their constraint.
+        ValueError: both or neither of `logits` and `probs` are given, or they violate their constraint.
 
     Example:
         >>> import torch
@@ -72,7 +72,7 @@ class OneHotCategorical(D.Categorical):
         self._event_shape = self._param.shape[-1:]
 
     def expand(self, batch_shape: Sequence[int], _instance: Any = None) -> Self:
-        """This distribution with its batch dims expanded; its parameters are views."""
+        """Return this distribution with expanded batch dims. Its parameters are views."""
         new = self.__new__(type(self)) if _instance is None else _instance
         super().expand(batch_shape, new)  # type: ignore[no-untyped-call]
         new._event_shape = self._event_shape
@@ -91,7 +91,7 @@ class OneHotCategorical(D.Categorical):
     @property
     def mode(self) -> Tensor:
         """The most probable vector."""
-        return _one_hot(self._param.argmax(-1), self._num_events)
+        return _encode_one_hot(self._param.argmax(-1), self._num_events)
 
     deterministic_sample = mode
 
@@ -100,10 +100,10 @@ class OneHotCategorical(D.Categorical):
         shape = Size(sample_shape or ())
         with torch.no_grad():
             index = torch.multinomial(self.probs.reshape(-1, self._num_events), shape.numel(), True)
-            return _one_hot(index.T.reshape(shape + self._batch_shape), self._num_events)
+            return _encode_one_hot(index.T.reshape(shape + self._batch_shape), self._num_events)
 
     def rsample(self, sample_shape: Sequence[int] | None = None) -> Tensor:
-        """Draw one-hot vectors of the dtype of the parameters, whose gradient is that of a softmax.
+        """Draw one-hot vectors with the dtype of the parameters and the gradient of a softmax.
 
         Straight-through Gumbel-softmax with temperature 1: Jang, Gu and Poole, Categorical Reparameterization with
         Gumbel-Softmax, ICLR 2017.
@@ -111,13 +111,14 @@ class OneHotCategorical(D.Categorical):
         return F.gumbel_softmax(self.logits.expand(self._extended_shape(Size(sample_shape or ()))), hard=True)
 
     def log_prob(self, value: Tensor) -> Tensor:
-        """The log-probability of one-hot vectors; the greatest element counts.
+        """Return the log-probability of one-hot vectors. The largest element of a vector is its category.
 
         Args:
-            value: of any dtype, of a shape that ends in the number of categories and broadcasts with the parameters.
+            value: a tensor of any dtype. Its last dim is the number of categories, and it broadcasts with the
+                parameters.
 
         Returns:
-            a tensor of the shape of `value`, broadcast, without its last dim.
+            A tensor with the broadcast shape of `value`, without its last dim.
 
         Raises:
             ValueError: the last dim of `value` is not the number of categories.
@@ -132,7 +133,7 @@ class OneHotCategorical(D.Categorical):
         return logits.gather(-1, index).squeeze(-1)
 
     def enumerate_support(self, expand: bool = True) -> Tensor:
-        """All one-hot vectors along a new first dim, int64."""
+        """Return all one-hot vectors (int64) along a new first dim."""
         count = self._num_events
         values = torch.eye(count, dtype=torch.long, device=self._param.device)
         values = values.view(count, *[1] * len(self._batch_shape), count)

@@ -1,10 +1,11 @@
-"""The normal distribution on an interval, computed so that intervals far in a tail keep their precision.
+"""The normal distribution on an interval. The formulas keep their precision even for intervals far out in a tail.
 
-Everything is measured from the mode, the point of the interval that is nearest to `loc`, in units of `scale * sqrt(2)`:
-at `s` the density is proportional to `exp(-s * (s + 2 * offset))`, where `offset` leads from `loc` to the mode. No term
-under- or overflows then, however far that is, and masses are differences of values of `erfcx`, in units of
-`sqrt(pi) / 2`. For the moments see N. L. Johnson, S. Kotz and N. Balakrishnan, Continuous Univariate Distributions 1,
-1994, section 13.10.1; for sampling by inversion, L. Devroye, Non-Uniform Random Variate Generation, 1986, section II.2.
+All distances are measured from the mode, the point of the interval closest to `loc`, in units of `scale * sqrt(2)`. At
+distance `s` the density is proportional to `exp(-s * (s + 2 * offset))`, where `offset` leads from `loc` to the mode.
+With this choice no term under- or overflows, however far away the mode is. Masses are differences of values of `erfcx`,
+in units of `sqrt(pi) / 2`. For the moments see N. L. Johnson, S. Kotz and N. Balakrishnan, Continuous Univariate
+Distributions 1, 1994, section 13.10.1; for sampling by inversion, L. Devroye, Non-Uniform Random Variate Generation,
+1986, section II.2.
 """
 
 from __future__ import annotations
@@ -26,53 +27,53 @@ from tensordict.core import torch_internals as internals
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-# What is farther from the mode has no mass in double precision.
+# Beyond this distance from the mode, the mass is zero in double precision.
 _REACH = 28.0
 
 _UNIT = math.sqrt(math.pi) / 2
 
 
 class _Interval(NamedTuple):
-    """An interval as it is seen from its mode."""
+    """An interval, described relative to its mode."""
 
     mode: Tensor
     unit: Tensor  # the unit of all distances below
     offset: Tensor  # from `loc` to the mode, with its sign
-    p: Tensor  # the same, without
+    p: Tensor  # the absolute value of `offset`
     left: Tensor  # from the lower bound to the mode
     right: Tensor  # from the mode to the upper bound
     side: Tensor  # the mass of one side of the mode, if there were no bound
-    past_left: Tensor  # the part of it that the lower bound cuts off
-    past_right: Tensor  # the same for the upper bound
+    past_left: Tensor  # the part of `side` that the lower bound cuts off
+    past_right: Tensor  # the part of `side` that the upper bound cuts off
     mass: Tensor  # the mass of the interval
 
 
-def _interval(loc: Tensor, scale: Tensor, a: Tensor, b: Tensor) -> _Interval:
+def _measure_interval(loc: Tensor, scale: Tensor, a: Tensor, b: Tensor) -> _Interval:
     mode = loc.clamp(a, b)
     unit = scale * math.sqrt(2)
     offset = (mode - loc) / unit
     p = offset.abs()
-    # Cut before the division: gradients through an infinite bound would be 0 * infinity.
+    # Clamp before the division: gradients through an infinite bound would be 0 * infinity.
     reach = _REACH * unit.detach()
     left = torch.minimum(mode - a, reach) / unit
     right = torch.minimum(b - mode, reach) / unit
-    side, past_left, past_right = erfcx(p), _beyond(p, left), _beyond(p, right)
+    side, past_left, past_right = erfcx(p), _mass_beyond(p, left), _mass_beyond(p, right)
     mass = (side - past_left) + (side - past_right)
     return _Interval(mode, unit, offset, p, left, right, side, past_left, past_right, mass)
 
 
-def _beyond(p: Tensor, s: Tensor) -> Tensor:
-    """The mass of what is farther from the mode than `s`, on one side, if there were no bound."""
+def _mass_beyond(p: Tensor, s: Tensor) -> Tensor:
+    """Return the mass beyond the distance `s` from the mode, on one side and without a bound."""
     y = p + s
     mass: Tensor = torch.exp(-s * (y + p)) * erfcx(y)
     return mass
 
 
-def _distance(p: Tensor, side: Tensor, beyond: Tensor) -> Tensor:
-    """The `s` for which `_beyond(p, s)` is `beyond`.
+def _invert_mass(p: Tensor, side: Tensor, beyond: Tensor) -> Tensor:
+    """Return the distance `s` with `_mass_beyond(p, s) == beyond`.
 
-    By Halley's method for the logarithm of `_beyond`, whose derivatives are known. The start has the right slope at 0
-    and is off by 7 % at most, for any `p`, so that two steps reach 1e-13.
+    Halley's method on the logarithm of `_mass_beyond`, whose derivatives are known. The starting value has the right
+    slope at 0, and is off by 7 % at most for any `p`, so two steps reach 1e-13.
     """
     depth = torch.log(side / beyond)
     slope = (1 / _UNIT) / side
@@ -85,8 +86,8 @@ def _distance(p: Tensor, side: Tensor, beyond: Tensor) -> Tensor:
     return s
 
 
-def _is_differentiated(tensor: Tensor) -> bool:
-    """Whether a derivative with respect to a tensor can be asked for, in reverse or in forward mode."""
+def _needs_derivative(tensor: Tensor) -> bool:
+    """Return whether the caller may ask for a derivative of a tensor, in reverse or forward mode."""
     if torch.compiler.is_compiling():
         return torch.is_grad_enabled()
     return tensor.requires_grad or unpack_dual(tensor).tangent is not None  # type: ignore[no-untyped-call]
@@ -95,19 +96,18 @@ def _is_differentiated(tensor: Tensor) -> bool:
 class TruncatedNormal(D.Distribution):
     """A normal distribution, cut off outside an interval.
 
-    Densities, probabilities and samples are right wherever the interval lies, hundreds of `scale`s from `loc` too.
-    `rsample` and `icdf` are differentiable, once, in all parameters.
+    Densities, probabilities and samples are accurate for any interval, even hundreds of `scale`s away from `loc`.
+    `rsample` and `icdf` are differentiable once, in all parameters.
 
     Args:
-        loc: the mean of the normal distribution; a number or a floating-point tensor, as all parameters, which
-            broadcast.
+        loc: the mean of the normal distribution. All parameters are numbers or floating-point tensors, and broadcast.
         scale: its standard deviation.
         a: the lower bound; may be `-inf`.
         b: the upper bound; may be `inf`.
         validate_args: check parameters and values, as torch's distributions do.
 
     Raises:
-        ValueError: with `validate_args`: `a` is not less than `b`, `scale` not positive, or a parameter is NaN.
+        ValueError: with `validate_args`: `a` is not less than `b`, `scale` is not positive, or a parameter is NaN.
 
     Example:
         >>> import torch
@@ -120,7 +120,7 @@ class TruncatedNormal(D.Distribution):
     arg_constraints: dict[str, constraints.Constraint] = {  # noqa: RUF012 (as in torch)
         "loc": constraints.real,
         "scale": constraints.positive,
-        # Compared with one another; NaN is not less than anything.
+        # The constructor compares these two with each other. Comparisons with NaN are False, so NaN is rejected, too.
         "a": constraints.dependent(is_discrete=False, event_dim=0),
         "b": constraints.dependent(is_discrete=False, event_dim=0),
     }
@@ -138,13 +138,13 @@ class TruncatedNormal(D.Distribution):
         super().__init__(self.loc.shape, validate_args=validate_args)
         if self._validate_args and not internals.is_all_true(self.a < self.b):
             raise ValueError(f"the lower bound a must be less than the upper bound b, got a={self.a} and b={self.b}")
-        self._seen = _interval(*self._as(torch.promote_types(self.loc.dtype, torch.float32)))
+        self._seen = _measure_interval(*self._as(torch.promote_types(self.loc.dtype, torch.float32)))
 
     def _as(self, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         return self.loc.to(dtype), self.scale.to(dtype), self.a.to(dtype), self.b.to(dtype)
 
     def expand(self, batch_shape: Sequence[int], _instance: object = None) -> Self:
-        """This distribution with its batch dims expanded; its parameters are views."""
+        """Return this distribution with expanded batch dims. Its parameters are views."""
         new: Self = self._get_checked_instance(TruncatedNormal, _instance)  # type: ignore[no-untyped-call]
         shape = Size(batch_shape)
         for name in self.arg_constraints:
@@ -161,17 +161,17 @@ class TruncatedNormal(D.Distribution):
 
     @property
     def auc(self) -> Tensor:
-        """The probability of the interval under the normal distribution that is cut off."""
+        """The probability of the interval under the full normal distribution."""
         return (self._seen.mass * torch.exp(-self._seen.p.square()) / 2).to(self.loc.dtype)
 
     # --- moments ------------------------------------------------------------------------------------------------------
 
     def _moments(self) -> tuple[_Interval, Tensor, Tensor]:
-        """The interval and the first two moments of the distance from the mode, in double precision.
+        """Return the interval, and the first two moments of the distance from the mode, in double precision.
 
-        In a tail they are small differences of large numbers.
+        In a tail the moments are small differences of large numbers.
         """
-        seen = _interval(*self._as(torch.float64))
+        seen = _measure_interval(*self._as(torch.float64))
         total = seen.mass * (2 * _UNIT)
         at_a = torch.exp(-seen.left * (seen.left - 2 * seen.offset)) / total
         at_b = torch.exp(-seen.right * (seen.right + 2 * seen.offset)) / total
@@ -180,7 +180,7 @@ class TruncatedNormal(D.Distribution):
 
     @property
     def mean(self) -> Tensor:
-        """The mean, of the batch shape."""
+        """The mean, with the batch shape."""
         seen, first, _ = self._moments()
         return (seen.mode + seen.unit * first).to(self.loc.dtype)
 
@@ -188,27 +188,27 @@ class TruncatedNormal(D.Distribution):
 
     @property
     def mode(self) -> Tensor:
-        """The point of the interval that is nearest to `loc`."""
+        """The point of the interval closest to `loc`."""
         return self._seen.mode.to(self.loc.dtype)
 
     @property
     def variance(self) -> Tensor:
-        """The variance, of the batch shape."""
+        """The variance, with the batch shape."""
         seen, first, second = self._moments()
         return (seen.unit.square() * (second - first.square()).clamp_min(0)).to(self.loc.dtype)
 
     def entropy(self) -> Tensor:
-        """The differential entropy in nats, of the batch shape."""
+        """Return the differential entropy in nats, with the batch shape."""
         seen, first, second = self._moments()
         return (torch.log(seen.unit * seen.mass * _UNIT) + second + 2 * seen.offset * first).to(self.loc.dtype)
 
     # --- densities and probabilities ----------------------------------------------------------------------------------
 
     def log_prob(self, value: Tensor) -> Tensor:
-        """The log-density at a value, minus infinity outside of the interval.
+        """Return the log-density at a value; minus infinity outside the interval.
 
         Raises:
-            ValueError: with `validate_args`, for a value outside of the interval.
+            ValueError: with `validate_args`, if a value lies outside the interval.
         """
         density = self._log_density((value - self._seen.mode) / self._seen.unit).to(self.loc.dtype)
         if self._validate_args:
@@ -217,23 +217,23 @@ class TruncatedNormal(D.Distribution):
         return torch.where((value < self.a) | (value > self.b), -torch.inf, density)
 
     def _log_density(self, away: Tensor) -> Tensor:
-        """The log-density at a distance from the mode, which has a sign."""
+        """Return the log-density at a signed distance from the mode."""
         seen = self._seen
         return -away * (away + 2 * seen.offset) - torch.log(seen.mass * seen.unit * _UNIT)
 
     def cdf(self, value: Tensor) -> Tensor:
-        """The probability of what is not greater than a value."""
+        """Return the probability of values less than or equal to `value`."""
         seen = self._seen
         away = (value.clamp(self.a, self.b) - seen.mode) / seen.unit
-        # Not by `abs`, whose gradient is 0 at 0.
-        inner = seen.side - _beyond(seen.p, torch.where(away < 0, -away, away).clamp_max(_REACH))
+        # No `abs` here, because its gradient is 0 at 0.
+        inner = seen.side - _mass_beyond(seen.p, torch.where(away < 0, -away, away).clamp_max(_REACH))
         left = seen.side - seen.past_left
         return ((left + torch.where(away < 0, -inner, inner)) / seen.mass).to(self.loc.dtype)
 
     def icdf(self, value: Tensor) -> Tensor:
-        """The value whose `cdf` is given; `a` for what is not above 0, `b` for what is not below 1."""
+        """Return the value with a given `cdf`: `a` for probabilities up to 0, `b` for probabilities from 1 on."""
         found, away = self._inverse(value)
-        if _is_differentiated(value):
+        if _needs_derivative(value):
             with torch.no_grad():
                 slope = torch.exp(-self._log_density(away))
             found = found + slope * (value - value.detach())
@@ -247,32 +247,33 @@ class TruncatedNormal(D.Distribution):
         return self._inverse(torch.rand(shape, dtype=mass.dtype, device=mass.device))[0].to(self.loc.dtype)
 
     def _invert(self, chance: Tensor) -> tuple[Tensor, Tensor]:
-        """The value at a probability, and its distance from the mode, with its sign."""
+        """Return the value with a given `cdf`, and its signed distance from the mode."""
         seen = self._seen
-        # Not as a decorator, which torch.compile does not take for a method.
+        # A `with` block, because torch.compile does not support the decorator on methods.
         with torch.no_grad():
             right = chance * seen.mass > seen.side - seen.past_left
             rest = torch.where(right, 1 - chance, chance) * seen.mass
             beyond = rest + torch.where(right, seen.past_right, seen.past_left)
-            s = _distance(seen.p, seen.side, beyond.clamp_min(torch.finfo(beyond.dtype).tiny))
+            s = _invert_mass(seen.p, seen.side, beyond.clamp_min(torch.finfo(beyond.dtype).tiny))
             away = torch.where(right, s, -s)
             found = (seen.mode + away * seen.unit).clamp(self.a, self.b)
-        # Detached, because derivatives in forward mode do not heed `no_grad`.
+        # Detach explicitly, because forward-mode derivatives ignore `no_grad`.
         return found.detach(), away.detach()
 
     def _inverse(self, chance: Tensor) -> tuple[Tensor, Tensor]:
-        """As `_invert`, with the gradient of the parameters, which follows from `cdf(value) = chance`.
+        """Like `_invert`, with the gradient in the parameters, which follows from `cdf(value) = chance`.
 
         M. Figurnov, S. Mohamed and A. Mnih, Implicit Reparameterization Gradients, NeurIPS 2018.
         """
         chance = chance.detach()
         found, away = self._invert(chance)
         seen = self._seen
-        if not _is_differentiated(seen.mass):
+        if not _needs_derivative(seen.mass):
             return found, away
         with torch.no_grad():
             unit, offset, left, right = (x.detach() for x in (seen.unit, seen.offset, seen.left, seen.right))
-            # The densities at the bounds over that at the value, times the share of the interval on the other side.
+            # The ratio of the densities at the bound and at the value, times the share of the interval on the other
+            # side.
             by_a = torch.exp(torch.log1p(-chance) + (away + left) * (away - left + 2 * offset))
             by_b = torch.exp(torch.log(chance) + (away - right) * (away + right + 2 * offset))
             z = away + offset

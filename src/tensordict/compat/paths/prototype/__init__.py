@@ -1,4 +1,4 @@
-"""Names that programs import from here: the tensorclass decorator, and tracing of modules over containers."""
+"""Re-export the tensorclass decorator and module tracing, for programs that import them from here."""
 
 from tensordict.containers.tensorclass import TensorClass, tensorclass
 from tensordict.convert.dataclasses import from_dataclass

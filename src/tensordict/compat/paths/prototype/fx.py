@@ -1,4 +1,4 @@
-"""Names that were here when pickles were written, or programs."""
+"""Re-export module tracing for old pickles and programs that import it from here."""
 
 from tensordict.nn.fx import TDGraphModule, symbolic_trace
 

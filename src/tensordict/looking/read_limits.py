@@ -1,4 +1,4 @@
-"""How much is read of leaves to show them: little of what is mapped from files, and nothing of what is in a store."""
+"""Limit how much notebook trees and reports read of leaves: little of mapped files, nothing of stores."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from torch.nn.parameter import is_lazy
 
 from tensordict.core import ragged
 from tensordict.core import torch_internals as internals
-from tensordict.looking.tally import Numbers, Tally, numbers_of
+from tensordict.looking.tally import Numbers, Tally, to_numbers
 from tensordict.memory import kernel
 
-# The figures of a leaf read all of it. Of leaves in memory, about 10 ns an element; and of so many for all leaves.
+# Figures need every element. Limits in elements for leaves in memory (about 10 ns each): one leaf, and all leaves.
 _MOST, _MOST_IN_ALL = 1 << 20, 1 << 22
-# The bytes of a leaf, and of all leaves, that are mapped from files: some pages of each.
+# Limits in bytes for leaves mapped from files, a few pages each: one leaf, and all leaves.
 _MAPPED, _MAPPED_IN_ALL = 16 << 10, 1 << 20
 _FIRST = 8
 
 
 class Budget:
-    """What has been read of leaves so far, to show a container."""
+    """Counts what was read for the display of one container, and refuses more than the limits above."""
 
     def __init__(self) -> None:
         self._spans = kernel.file_spans()
@@ -31,9 +31,9 @@ class Budget:
         self._left, self._mapped_left = _MOST_IN_ALL, _MAPPED_IN_ALL
 
     def tally(self, parts: Sequence[Tensor]) -> Tally | str:
-        """The figures of all elements of some tensors, or why they are not read."""
+        """Return the figures of all elements of some tensors, or the reason why they are not read."""
         count = sum(part.numel() for part in parts)
-        if any(map(self._is_mapped, parts)):
+        if any(map(self._is_in_file, parts)):
             nbytes = sum(part.numel() * part.itemsize for part in parts)
             if nbytes > min(_MAPPED, self._mapped_left):
                 return "in a file, which is read no further; describe() reads all and has the statistics"
@@ -44,11 +44,11 @@ class Budget:
             self._left -= count
         found = Tally()
         numbers = torch.cat([part.detach().reshape(-1) for part in parts]) if len(parts) > 1 else parts[0]
-        found.add(numbers_of(numbers))
+        found.add(to_numbers(numbers))
         return found
 
-    def _is_mapped(self, tensor: Tensor) -> bool:
-        """Whether a tensor is in a file on a disk; where the kernel does not tell, whether it is on the CPU."""
+    def _is_in_file(self, tensor: Tensor) -> bool:
+        """Return whether a tensor is mapped from a file. If the kernel cannot tell, each CPU tensor counts."""
         if tensor.device.type != "cpu":
             return False
         if self._spans is None:
@@ -58,18 +58,18 @@ class Budget:
 
 
 def first_numbers(parts: Iterable[Tensor], most: int = _FIRST) -> list[Numbers]:
-    """The first elements of some tensors one after the other, in the order in which they are kept; no other is read."""
+    """Return the first elements of some tensors, in memory order. Reads no other elements."""
     found: list[Numbers] = []
     for part in parts:
         if most <= 0:
             break
-        found.append(numbers_of(part[first_index(part.shape, most)])[:most])
+        found.append(to_numbers(part[first_index(part.shape, most)])[:most])
         most -= found[-1].size
     return found
 
 
 def first_index(shape: Sequence[int], count: int) -> tuple[slice, ...]:
-    """The index of the smallest part of a tensor that has its first elements."""
+    """Return the index of the smallest part of a tensor that contains its first `count` elements."""
     index = []
     for size in reversed(shape):
         index.append(slice(min(size, count)))
@@ -78,17 +78,17 @@ def first_index(shape: Sequence[int], count: int) -> tuple[slice, ...]:
 
 
 def elements_of(tensor: Tensor) -> Tensor | str:
-    """The tensor whose elements are those of a leaf, or why there is none that could be read."""
+    """Return the elements of a leaf as a tensor, or the reason why they cannot be read."""
     if why := why_unreadable(tensor):
         return why
     if tensor.is_nested:
-        # What is not so would be copied as a whole.
+        # Reading the elements of a ragged tensor with gaps would copy all of it.
         return ragged.elements(tensor) if ragged.is_compact(tensor) else "its rows do not lie one behind the other"
     return tensor
 
 
 def why_unreadable(tensor: Tensor) -> str:
-    """Why a leaf has no elements that could be read; empty where it has."""
+    """Return the reason why the elements of a leaf cannot be read; "" when they can."""
     if tensor.device.type == "meta" or isinstance(tensor, internals.FakeTensor):
         return "it has a shape and no elements"
     if internals.is_transformed(tensor):

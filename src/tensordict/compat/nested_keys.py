@@ -1,4 +1,4 @@
-"""Keys taken apart, under the private names that programs know."""
+"""Functions on nested keys, under private names that client programs import."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from tensordict.core.keys import Key, Path, is_nested_key, path_of, unravel_key
 
 
 def _unravel_key_to_tuple(key: object) -> Path:
-    """The names of a nested key as a tuple; the empty tuple for anything that is no nested key.
+    """Return a nested key as a tuple of names; the empty tuple for an object that is not a nested key.
 
-    `tensordict.utils._unravel_key_to_tuple`: TorchRL (`RewardSum`), its tests and BenchMARL.
+    `tensordict.utils._unravel_key_to_tuple`: TorchRL (`RewardSum`), its tests and BenchMARL use it.
 
     Example:
-        >>> from tensordict.compat.keys import _unravel_key_to_tuple
+        >>> from tensordict.compat.nested_keys import _unravel_key_to_tuple
         >>> _unravel_key_to_tuple("a"), _unravel_key_to_tuple(("a", ("b", "c"))), _unravel_key_to_tuple(("a", 0))
         (('a',), ('a', 'b', 'c'), ())
     """
@@ -21,7 +21,7 @@ def _unravel_key_to_tuple(key: object) -> Path:
 
 
 def unravel_keys(key: object) -> Key:
-    """:func:`~tensordict.unravel_key` under another name: `tensordict._C.unravel_keys`, of TorchRL's tests.
+    """Call :func:`~tensordict.unravel_key`. TorchRL's tests import it as `tensordict._C.unravel_keys`.
 
     Example:
         >>> from tensordict.utils import unravel_keys
@@ -32,7 +32,7 @@ def unravel_keys(key: object) -> Key:
 
 
 def is_seq_of_nested_key(seq: object) -> bool:
-    """Whether an object is a sequence of nested keys: TorchRL, of the `in_keys` and `out_keys` of its KL transforms.
+    """Return whether an object is a sequence of nested keys. TorchRL checks the keys of its KL transforms with it.
 
     Example:
         >>> from tensordict.utils import is_seq_of_nested_key

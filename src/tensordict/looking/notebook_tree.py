@@ -1,4 +1,4 @@
-"""What notebooks show of a container: a tree that folds, in HTML without scripts."""
+"""Build the display of containers in notebooks: a tree that folds, in HTML without scripts."""
 
 from __future__ import annotations
 
@@ -10,38 +10,38 @@ from torch import Tensor
 from torch.nn.parameter import is_lazy
 
 from tensordict.core.contract import Contract, EntryStore
-from tensordict.looking.entries import ShownLeaf, is_stored, shown_by_member
-from tensordict.looking.images import first_images, image_form
+from tensordict.looking.images import find_image_form, first_images
 from tensordict.looking.markup import (
     STYLE,
     count_text,
-    escaped,
+    escape,
     number_text,
     picture,
-    shortened,
+    shorten,
     size_text,
     span,
     table,
 )
-from tensordict.looking.reading import Budget, elements_of, first_numbers
-from tensordict.looking.tally import Numbers, figures_html, figures_of
+from tensordict.looking.read_limits import Budget, elements_of, first_numbers
+from tensordict.looking.shown_entries import ShownLeaf, has_stored_leaves, list_entries_by_member
+from tensordict.looking.tally import Numbers, figures_html, list_figures
 
-# What is shown of a container, and of a tree, before it is cut; and of a value.
+# Limits of a tree: entries of one container, entries in all; then rows and characters of a value.
 _MOST_ENTRIES, _MOST_IN_ALL = 60, 500
 _MOST_ROWS, _MOST_TEXT, _MOST_IN_A_LINE = 8, 2000, 80
 _MOST_IMAGES = 6
-# Containers with more entries than this are shown closed, unless they are the outermost one.
+# A container with more entries starts closed, unless it is the outermost one.
 _OPEN = 12
 _STORED = "read when it is used, and not to be shown: to_tensordict() of some rows has the values"
 
-# Puts names in the order in which they are shown.
+# Sorts names for display.
 Order = Callable[[Iterable[str]], list[str]]
 
 
 def tree_html(container: Contract, order: Order) -> str:
-    """The tree of a container, in an element of the class `tensordict` that has its style with it.
+    """Return the tree of a container as HTML, with its style sheet, in an element of the class `tensordict`.
 
-    Figures and first elements of leaves stand in the leaves, which are closed; see `reading.py` for what is read.
+    Leaves start closed. Inside are their figures and first elements, read within the limits of `read_limits.py`.
     """
     return f'<div class="tensordict"><style>{STYLE}</style>{_Tree(order).node("", container, 0)[0]}</div>'
 
@@ -53,12 +53,12 @@ class _Tree:
         self._left = _MOST_IN_ALL
 
     def node(self, key: str, container: Any, depth: int, shown: bool = True) -> tuple[str, int]:
-        """A container with what is in it, where it is shown, and the bytes of its elements."""
-        common, others = shown_by_member(container)
+        """Return the HTML of a container with its entries, and its bytes; "" as HTML if not `shown`."""
+        common, others = list_entries_by_member(container)
         entries: dict[str, Any] = dict(common)
         for position, own in others.items():
             entries |= {f"{position} -> {name}": value for name, value in own.items()}
-        names, stored = self._order(entries), is_stored(container)
+        names, stored = self._order(entries), has_stored_leaves(container)
         nbytes = 0
         items: list[str] = []
         for name in names:
@@ -72,71 +72,71 @@ class _Tree:
             return "", nbytes
         if len(items) < len(names):
             rest = len(names) - len(items)
-            items.append(_note(f"… {rest:,} more {'entry' if rest == 1 else 'entries'}"))
+            items.append(_note_html(f"… {rest:,} more {'entry' if rest == 1 else 'entries'}"))
         head = " ".join(
             [
                 *([span("key", key)] if key else []),
                 span("kind", type(container).__name__),
-                span("facts", _facts(container) + ("" if names else " (empty)")),
+                span("facts", _format_facts(container) + ("" if names else " (empty)")),
                 span("size", size_text(nbytes)),
             ]
         )
         opened = ' open="open"' if depth == 0 or (depth < 3 and len(names) <= _OPEN) else ""
-        # Jupyter takes the style sheet out of notebooks that others have run; this stays.
+        # Jupyter strips the style sheet from untrusted notebooks. Inline styles stay.
         body = f'<div class="td-entries" style="padding-left: 1em">{"".join(items)}</div>'
         return f'<details class="td-node"{opened}><summary>{head}</summary>{body}</details>', nbytes
 
     def _entry(
         self, name: str, value: Any, container: Contract, stored: bool, depth: int, shown: bool
     ) -> tuple[str, int]:
-        """An entry, where it is shown, and its bytes."""
+        """Return the HTML of an entry, and its bytes; "" as HTML if not `shown`."""
         if not isinstance(value, ShownLeaf):
             if not value._is_non_tensor:
                 return self.node(name, value, depth + 1, shown)
             return self._value(name, value) if shown else "", 0
         if not isinstance(value.tensor, Tensor):
-            return _row(name, ["", "", "", "", type(value.tensor).__name__], _text(repr(value.tensor))), 0
-        nbytes = _nbytes(value)
+            return _row_html(name, ["", "", "", "", type(value.tensor).__name__], _text_html(repr(value.tensor))), 0
+        nbytes = _count_bytes(value)
         return self._leaf(name, value, len(container._batch_size), stored, nbytes) if shown else "", nbytes
 
     def _leaf(self, name: str, leaf: ShownLeaf, batch_dims: int, stored: bool, nbytes: int) -> str:
         shape = leaf.shape_text.removeprefix("torch.Size(").removesuffix(")")
         dtype = str(leaf.dtype).removeprefix("torch.")
         cells = [dtype, shape, str(leaf.tensor.device), size_text(nbytes), leaf.kind]
-        return _row(name, cells, _note(_STORED) if stored else self._content(leaf, batch_dims))
+        return _row_html(name, cells, _note_html(_STORED) if stored else self._content(leaf, batch_dims))
 
     def _content(self, leaf: ShownLeaf, batch_dims: int) -> str:
         try:
             return self._read(leaf, batch_dims)
         except (RuntimeError, TypeError, ValueError, OSError) as error:
-            # Of tensors that others have made up, anything may be refused.
-            return _note(f"its elements cannot be read: {error}")
+            # Tensor subclasses of other packages may refuse any operation.
+            return _note_html(f"its elements cannot be read: {error}")
 
     def _read(self, leaf: ShownLeaf, batch_dims: int) -> str:
         parts = [elements_of(part) for part in leaf.parts or [leaf.tensor]]
         for why in parts:
             if isinstance(why, str):
-                return _note(why)
+                return _note_html(why)
         tensors: list[Any] = parts
         tally = self._budget.tally(tensors)
-        pieces = [_note(tally) if isinstance(tally, str) else figures_html(figures_of(tally))]
+        pieces = [_note_html(tally) if isinstance(tally, str) else figures_html(list_figures(tally))]
         first = first_numbers(tensors)
         count = sum(part.numel() for part in tensors)
         if count > 1 or isinstance(tally, str):
-            pieces.append(_values(first, count))
+            pieces.append(_values_html(first, count))
         if not leaf.tensor.is_nested:
-            pieces.append(_pictures(leaf, tensors, batch_dims))
+            pieces.append(_pictures_html(leaf, tensors, batch_dims))
         return "".join(pieces)
 
     def _value(self, name: str, holder: Any) -> str:
         size = list(holder._batch_size)
         if holder._members() is None:
-            value = holder._unwrapped()
+            value = holder._unwrap_value()
             text = value if isinstance(value, str) else repr(value)
-            return _row(name, [type(value).__name__, str(size), "", "", type(holder).__name__], _text(text))
+            return _row_html(name, [type(value).__name__, str(size), "", "", type(holder).__name__], _text_html(text))
         first = holder[:_MOST_ROWS].tolist() if size and size[0] else []
         rows = [
-            [str(row), shortened(value if isinstance(value, str) else repr(value), _MOST_ROWS * _MOST_IN_A_LINE)]
+            [str(row), shorten(value if isinstance(value, str) else repr(value), _MOST_ROWS * _MOST_IN_A_LINE)]
             for row, value in enumerate(first)
         ]
         kinds = {type(value).__name__ for value in first}
@@ -144,10 +144,10 @@ class _Tree:
             f'<div class="td-note">… {count_text(size[0] - len(rows), "more row")}</div>' if size[0] > len(rows) else ""
         )
         kind = kinds.pop() if len(kinds) == 1 else ""
-        return _row(name, [kind, str(size), "", "", type(holder).__name__], table(["row", "value"], rows) + more)
+        return _row_html(name, [kind, str(size), "", "", type(holder).__name__], table(["row", "value"], rows) + more)
 
 
-def _facts(container: Any) -> str:
+def _format_facts(container: Any) -> str:
     facts = [f"batch_size={list(container._batch_size)}", f"device={container._device}"]
     if container._names is not None:
         facts.append(f"names={list(container._names)}")
@@ -158,34 +158,34 @@ def _facts(container: Any) -> str:
     return ", ".join(facts)
 
 
-def _nbytes(leaf: ShownLeaf) -> int:
-    """The bytes of the elements of a leaf."""
+def _count_bytes(leaf: ShownLeaf) -> int:
+    """Return the bytes of the elements of a leaf."""
     if leaf.shape is not None and -1 not in leaf.shape:
         return math.prod(leaf.shape) * leaf.dtype.itemsize
-    return sum(_numel(part) * part.itemsize for part in leaf.parts or [leaf.tensor])
+    return sum(_count_elements(part) * part.itemsize for part in leaf.parts or [leaf.tensor])
 
 
-def _numel(tensor: Tensor) -> int:
+def _count_elements(tensor: Tensor) -> int:
     if is_lazy(tensor):
         return 0
     return tensor.values().numel() if tensor.is_nested and tensor.is_contiguous() else tensor.numel()
 
 
-def _row(name: str, cells: Sequence[str], body: str) -> str:
-    """A leaf or a value: what is told of it in a line, and what is seen when it is opened."""
+def _row_html(name: str, cells: Sequence[str], body: str) -> str:
+    """Return the HTML of a leaf or a value: one line, and a body that opens."""
     titles = ("dtype", "shape", "device", "size", "kind")
     head = " ".join([span("key", name), *(span(title, cell) for title, cell in zip(titles, cells))])
     return f'<details class="td-leaf"><summary>{head}</summary><div class="td-body">{body}</div></details>'
 
 
-def _note(text: str) -> str:
-    return f'<div class="td-note">{escaped(text)}</div>'
+def _note_html(text: str) -> str:
+    return f'<div class="td-note">{escape(text)}</div>'
 
 
-def _pictures(leaf: ShownLeaf, tensors: Sequence[Tensor], batch_dims: int) -> str:
-    """The first images of a leaf that looks like images."""
+def _pictures_html(leaf: ShownLeaf, tensors: Sequence[Tensor], batch_dims: int) -> str:
+    """Return the first images of a leaf as HTML; "" when it does not look like images."""
     shape = leaf.shape or leaf.tensor.shape
-    form = "" if -1 in shape else image_form(shape[batch_dims:], leaf.dtype)
+    form = "" if -1 in shape else find_image_form(shape[batch_dims:], leaf.dtype)
     if not form:
         return ""
     urls = first_images(tensors, form, _MOST_IMAGES)
@@ -194,11 +194,11 @@ def _pictures(leaf: ShownLeaf, tensors: Sequence[Tensor], batch_dims: int) -> st
     return f"<div>{''.join(picture(url, f'image {number}') for number, url in enumerate(urls))}{cut}</div>"
 
 
-def _text(text: str) -> str:
-    return f'<div class="td-text">{escaped(shortened(text, _MOST_TEXT))}</div>'
+def _text_html(text: str) -> str:
+    return f'<div class="td-text">{escape(shorten(text, _MOST_TEXT))}</div>'
 
 
-def _values(first: Sequence[Numbers], count: int) -> str:
+def _values_html(first: Sequence[Numbers], count: int) -> str:
     numbers = [number for piece in first for number in piece.tolist()]
     more = ", …" if count > len(numbers) else ""
     return f"<div>{span('name', 'first')} {span('values', ', '.join(map(number_text, numbers)) + more)}</div>"

@@ -1,4 +1,4 @@
-"""Shapes, dims and indices computed for other objects than containers, under the names that programs know."""
+"""Functions on shapes, dims and indices, under names that client programs import."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ from torch import Tensor
 
 from tensordict.core import ragged
 from tensordict.core.errors import BatchIndexError
-from tensordict.core.indexing import _consumed, leaf_index, result_size
-from tensordict.core.shapes import as_dim, as_size, inferred
+from tensordict.core.indexing import _count_dims, leaf_index, result_size
+from tensordict.core.shapes import as_dim, as_size, infer_shape
 from tensordict.ops.collection import TensorCollection
 
 
 def _getitem_batch_size(batch_size: Sequence[int], index: object) -> torch.Size:
-    """The shape of what has shape `batch_size` once it is indexed.
+    """Return the shape that indexing gives for a shape of `batch_size`.
 
-    `tensordict.utils._getitem_batch_size`: TorchRL, for the shapes of its specs and of `EnvMetaData`.
+    `tensordict.utils._getitem_batch_size`: TorchRL uses it for the shapes of its specs and of `EnvMetaData`.
 
     Args:
-        batch_size: the shape, a sequence of ints.
+        batch_size: the shape before indexing.
         index: anything that indexes a tensor.
 
     Raises:
         IndexError: the index does not fit the shape.
 
     Example:
-        >>> from tensordict.compat.shapes import _getitem_batch_size
+        >>> from tensordict.compat.index_shapes import _getitem_batch_size
         >>> _getitem_batch_size([4, 3, 2, 1], (None, ..., 0))
         torch.Size([1, 4, 3, 2])
     """
@@ -37,14 +37,14 @@ def _getitem_batch_size(batch_size: Sequence[int], index: object) -> torch.Size:
 
 
 def convert_ellipsis_to_idx(idx: Any, batch_size: Sequence[int]) -> Any:
-    """An index with its Ellipsis spelled out as full slices.
+    """Replace the Ellipsis in an index by full slices.
 
     Args:
-        idx: an index; one that is no tuple with an Ellipsis, and no Ellipsis, is returned as it is.
+        idx: an index; one without an Ellipsis is returned unchanged.
         batch_size: the shape that is indexed.
 
     Raises:
-        IndexError: there are two Ellipses, or more dims are indexed than there are.
+        IndexError: the index has two Ellipses, or more dims than the shape.
 
     Example:
         >>> from tensordict.utils import convert_ellipsis_to_idx
@@ -57,25 +57,25 @@ def convert_ellipsis_to_idx(idx: Any, batch_size: Sequence[int]) -> Any:
         return idx
     if len(places) > 1:
         raise BatchIndexError(f"an index has one Ellipsis at most, got {idx}")
-    missing = len(batch_size) - sum(map(_consumed, items))
+    missing = len(batch_size) - sum(map(_count_dims, items))
     if missing < 0:
         raise BatchIndexError(f"too many indices in {idx} for the shape {list(batch_size)}")
     return (*items[: places[0]], *[slice(None)] * missing, *items[places[0] + 1 :])
 
 
 def _maybe_correct_neg_dim(dim: int, shape: Sequence[int] | None, ndim: int | None = None) -> int:
-    """A dim counted from the front: `tensordict.utils._maybe_correct_neg_dim`, of TorchRL's `History`.
+    """Convert a dim to a non-negative dim. `tensordict.utils._maybe_correct_neg_dim`: TorchRL's `History` uses it.
 
     Args:
-        dim: the dim, negative when it is counted from the end.
-        shape: the shape that has it.
-        ndim: the number of dims, in the place of the shape.
+        dim: the dim; a negative one counts from the end.
+        shape: the shape that has the dim.
+        ndim: the number of dims, instead of a shape.
 
     Raises:
-        IndexError: there is no such dim.
+        IndexError: the dim is out of range.
 
     Example:
-        >>> from tensordict.compat.shapes import _maybe_correct_neg_dim
+        >>> from tensordict.compat.index_shapes import _maybe_correct_neg_dim
         >>> _maybe_correct_neg_dim(-1, [2, 3]), _maybe_correct_neg_dim(-1, None, 4)
         (1, 3)
     """
@@ -87,31 +87,31 @@ def _maybe_correct_neg_dim(dim: int, shape: Sequence[int] | None, ndim: int | No
 
 
 def infer_size_impl(shape: Sequence[int], numel: int) -> list[int]:
-    """A shape with its `-1`, if any, filled in.
+    """Fill in the `-1` of a shape.
 
     Args:
-        shape: ints, of which one can be -1.
+        shape: ints; at most one is -1.
         numel: the number of elements.
 
     Raises:
-        RuntimeError: no shape of so many elements is like this.
+        RuntimeError: no size for the -1 gives this number of elements.
 
     Example:
         >>> from tensordict.utils import infer_size_impl
         >>> infer_size_impl([2, -1], 6)
         [2, 3]
     """
-    return list(inferred(tuple(shape), as_size(numel)))
+    return list(infer_shape(tuple(shape), as_size(numel)))
 
 
 def _shape(tensor: Tensor | TensorCollection) -> torch.Size:
-    """The shape of a tensor or container; that of a ragged tensor of the strided layout has -1 in the ragged dims.
+    """Return the shape of a tensor or container, with -1 for the ragged dims of a strided nested tensor.
 
-    `tensordict.utils._shape`: TorchRL, for `Bounded.is_in`.
+    `tensordict.utils._shape`: TorchRL uses it in `Bounded.is_in`.
 
     Example:
         >>> import torch
-        >>> from tensordict.compat.shapes import _shape
+        >>> from tensordict.compat.index_shapes import _shape
         >>> _shape(torch.nested.nested_tensor([torch.zeros(2, 4), torch.zeros(3, 4)]))
         torch.Size([2, -1, 4])
     """
