@@ -56,7 +56,7 @@ def parse_tensor_dict_string(s: str, *, seed: int | None = None, device: object 
     if not isinstance(s, str):
         raise TypeError(f"parse_tensor_dict_string reads a string, got {type(s).__name__}")
     try:
-        return _Parser(s, seed, device).container()  # type: ignore[no-any-return]
+        return _PrintedParser(s, seed, device).container()  # type: ignore[no-any-return]
     except RecursionError:
         raise ValueError("the containers in the text are nested more deeply than Python's recursion limit") from None
 
@@ -129,7 +129,7 @@ class _ParsedCall:
     facts: dict[str, Any] = field(default_factory=dict)
 
 
-class _Parser:
+class _PrintedParser:
     """Reads a text from its beginning to its end, and makes what was read."""
 
     def __init__(self, text: str, seed: int | None, device: Any) -> None:
@@ -224,7 +224,7 @@ class _Parser:
         text = self.take(pattern, expected)
         try:
             return read(text)
-        except (KeyError, ValueError, RuntimeError, SyntaxError):
+        except (KeyError, ValueError, RuntimeError, SyntaxError):  # not compiled: reads text
             self.fail(start, expected)
 
     def dim(self, may_be_ragged: bool) -> int | str:
@@ -433,9 +433,9 @@ def _literal(text: str) -> Any:
         return None
 
 
-_CONTAINERS: dict[str, Callable[[_Parser, _ParsedCall], Any]] = {
-    **dict.fromkeys(("NonTensorData", "MetaData", "NonTensorStack"), _Parser.holder),
-    "TensorDict": _Parser.tensordict,
-    "LazyStackedTensorDict": _Parser.stack,
-    "LazyView": _Parser.view,
+_CONTAINERS: dict[str, Callable[[_PrintedParser, _ParsedCall], Any]] = {
+    **dict.fromkeys(("NonTensorData", "MetaData", "NonTensorStack"), _PrintedParser.holder),
+    "TensorDict": _PrintedParser.tensordict,
+    "LazyStackedTensorDict": _PrintedParser.stack,
+    "LazyView": _PrintedParser.view,
 }
