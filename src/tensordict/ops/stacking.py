@@ -703,7 +703,7 @@ def _joint_shape(column: list[Tensor], join: object, dim: int, path: Path) -> to
         shapes = list(map(ragged.shape_of, column))  # torch knows no shape of a strided ragged tensor
     first = shapes[0]
     expected = shapes if join is torch.stack else [with_dim(shape, dim, first[dim]) for shape in shapes]
-    if expected.count(first) != len(expected):
+    if expected != [first] * len(expected):
         odd = next(shape for shape, fit in zip(shapes, expected, strict=True) if fit != first)
         raise ShapeError(f"entry {joined(path)!r} has shapes that do not fit: {list(first)} and {list(odd)}")
     if join is torch.stack:
