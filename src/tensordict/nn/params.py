@@ -367,7 +367,11 @@ class TensorDictParams(Wrapper, GivesTensorDicts, nn.Module):  # type: ignore[mi
             leaf = made.get(id(old))
             if leaf is None:
                 same = new.dtype == old.dtype and new.device == old.device
-                same = same and (is_lazy(old) or new.data_ptr() == old.data_ptr())
+                if same and compiler.is_dynamo_compiling():
+                    # Dynamo cannot compare addresses; a flag among the positional arguments may ask for a copy.
+                    same = not kwargs.get("copy") and not any(arg is True for arg in args)
+                elif same:
+                    same = is_lazy(old) or new.data_ptr() == old.data_ptr()
                 leaf = made[id(old)] = old if same else _convert_like(new, old)
             return leaf
 

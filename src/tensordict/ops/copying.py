@@ -147,8 +147,11 @@ def _clones(leaves: list[Tensor], options: dict[str, Any]) -> Sequence[Tensor]:
 
 
 def _deep_copy(value: object, memo: dict[int, Any]) -> Any:
-    if isinstance(value, Tensor) and value.requires_grad and not value.is_leaf:
-        # Torch refuses to deep-copy what is in the middle of a graph; its clone is in the same graph.
+    if isinstance(value, Tensor) and (
+        torch.compiler.is_dynamo_compiling() if not value.requires_grad else not value.is_leaf
+    ):
+        # Torch refuses to deep-copy a tensor in the middle of a graph, whose clone is in the same graph, and any tensor in
+        # compiled code.
         if id(value) not in memo:
             memo[id(value)] = value.clone()
         return memo[id(value)]
