@@ -150,8 +150,8 @@ def _deep_copy(value: object, memo: dict[int, Any]) -> Any:
     if isinstance(value, Tensor) and (
         torch.compiler.is_dynamo_compiling() if not value.requires_grad else not value.is_leaf
     ):
-        # Torch refuses to deep-copy a tensor in the middle of a graph, and any tensor in compiled code. The clone of the
-        # first is in the same graph.
+        # Torch deep-copies no tensor in the middle of a graph, and none in compiled code. The clone of the first is in
+        # the same graph.
         if id(value) not in memo:
             memo[id(value)] = value.clone()
         return memo[id(value)]
