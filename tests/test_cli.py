@@ -560,7 +560,7 @@ def test_convert_spares_what_is_no_save(tmp_path: pathlib.Path, capsys: pytest.C
     TensorDict(x=torch.ones(1)).save(tmp_path / "save")
     (tmp_path / "home").mkdir()
     (tmp_path / "home/letter").write_text("dear")
-    for target, said in (("home", "other content"), ("home/letter", "is a file"), ("save", "are one")):
+    for target, said in (("home", "other content"), ("home/letter", "is a file"), ("save", "are the same")):
         assert main(["convert", "--force", "--to", "directory", str(tmp_path / "save"), str(tmp_path / target)]) == 2
         assert said in capsys.readouterr().err
     assert main(["convert", str(tmp_path / "save"), str(tmp_path / "save/inside.tdz")]) == 2

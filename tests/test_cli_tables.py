@@ -74,7 +74,7 @@ def test_rows_that_are_none_and_parts_that_differ(tmp_path: pathlib.Path, capsys
     for source, target in (("none.parquet", "x.parquet"), ("none.parquet", "made"), ("mixed.tdz", "x.parquet")):
         assert main(["convert", str(tmp_path / source), str(tmp_path / target)]) == 2
     said = capsys.readouterr().err
-    assert said.count("none.parquet': there are no rows") == 2 and "from row 65536 on, entries hold values" in said
+    assert said.count("none.parquet': the table has no rows") == 2 and "from row 65536 on, entries hold values" in said
     assert sorted(tmp_path.iterdir()) == before
     assert main(["convert", str(tmp_path / "values.tdz"), str(tmp_path / "x.jsonl")]) == 0
     lines = (tmp_path / "x.jsonl").read_text().splitlines()
@@ -111,7 +111,7 @@ def test_numbers_that_are_missing(tmp_path: pathlib.Path, suffix: str, capsys: p
     assert data["n"].tolist() == [1, -1, 3] and data["n"].dtype == torch.int64 and data[1]["s"] is None
     assert TensorDict.from_json(tmp_path / "other.jsonl", lines=True)["n"].tolist() == [1, 7, 3]
     assert main(["convert", "--fill", "0", str(tmp_path / "made"), str(tmp_path / "x.tdz")]) == 2
-    assert "the numbers of a save are all there" in capsys.readouterr().err
+    assert "is a save, which has all of its numbers" in capsys.readouterr().err
 
 
 def write_gaps(path: pathlib.Path, rows: int) -> None:

@@ -103,7 +103,7 @@ CALLS: dict[str, tuple[Callable[[pathlib.Path], object], list[str]]] = {
     "verify": (lambda path: verify(saved(path, checksum=True)), ["verifying"]),
     "diff": (lambda path: diff(saved(path), saved(path, ".tdz")), ["comparing"]),
     # The first shard is opened for what its rows are.
-    "compact": (lambda path: compact(dataset(path)), ["loading", "compacting"]),
+    "compact": (lambda path: compact(dataset(path)), ["compacting"]),
     "from_csv": (lambda path: TensorDict.from_csv(table(path, "csv")), ["reading"]),
     "from_json": (lambda path: TensorDict.from_json(table(path, "json")), ["reading"]),
     "from_parquet": (lambda path: TensorDict.from_parquet(table(path, "parquet")), ["reading"]),

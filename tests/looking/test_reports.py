@@ -297,7 +297,7 @@ def test_what_is_no_report_is_not_replaced(tmp_path: pathlib.Path, capsys: pytes
     path = saved("archive", tmp_path)
     before = pathlib.Path(path).read_bytes()
     assert main(["report", path, "-o", path]) == 2
-    assert "is no report; use --force" in capsys.readouterr().err and pathlib.Path(path).read_bytes() == before
+    assert "is not a report; use --force" in capsys.readouterr().err and pathlib.Path(path).read_bytes() == before
     assert main(["report", path, "-o", str(tmp_path)]) == 2
     assert "is a folder" in capsys.readouterr().err
     (tmp_path / "notes.html").write_text("mine")
