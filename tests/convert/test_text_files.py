@@ -362,6 +362,16 @@ def test_codes_are_text(tmp_path: pathlib.Path, name: str) -> None:
     assert TensorDict.from_csv(path)["month"].tolist() == [1, 12]
 
 
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-32"])
+def test_codes_in_wide_encodings_are_text(tmp_path: pathlib.Path, encoding: str) -> None:
+    path = tmp_path / "x.csv"
+    path.write_text('id,n\n"007",1\n"012",2\n', encoding=encoding)
+    assert TensorDict.from_csv(path, encoding=encoding)["id"] == ["007", "012"]
+    path.write_text("id\n31\n0x1f\n", encoding=encoding)
+    with pytest.raises(ValueError, match="column 'id', row 3: '0x1f' is not a number"):
+        TensorDict.from_csv(path, encoding=encoding)
+
+
 def test_cells_far_down(tmp_path: pathlib.Path) -> None:
     path = tmp_path / "x.csv"
 

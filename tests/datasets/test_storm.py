@@ -33,6 +33,7 @@ def test_a_short_storm_on_a_folder(tmp_path: pathlib.Path) -> None:
     assert raise_storm(str(tmp_path / "data"), 4, 1)["rows acknowledged"] > 0
 
 
+@pytest.mark.slow
 def test_a_short_storm_on_a_server() -> None:
     pytest.importorskip("s3fs")
     with s3_server() as proxy:
