@@ -23,9 +23,9 @@ import tensordict
 from tensordict import LazyStackedTensorDict, NonTensorData, NonTensorStack, TensorDict, lazy_stack
 from tensordict.core import registry
 from tensordict.core.errors import SaveError
-from tensordict.io import formats
-from tensordict.io.detect import detect_format
-from tensordict.io.progress import bytes_allocated, bytes_on_disk
+from tensordict.io.formats import opening as formats
+from tensordict.io.formats.detect import detect_format
+from tensordict.io.saving.progress import bytes_allocated, bytes_on_disk
 from tensordict.tensorclass import tensorclass
 from tensordict_cli.runners import convert, main
 

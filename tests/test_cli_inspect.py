@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from tensordict import DatasetWriter, NonTensorStack, TensorDict, lazy_stack
-from tensordict.io import formats
+from tensordict.io.formats import opening as formats
 from tensordict_cli.runners import main
 
 SUFFIX = {

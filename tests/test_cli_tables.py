@@ -14,8 +14,8 @@ import torch
 
 from tensordict import TensorDict, open_dataset
 from tensordict.core.errors import SaveError
-from tensordict.io import progress
-from tensordict.io.formats import describe_save
+from tensordict.io.formats.opening import describe_save
+from tensordict.io.saving import progress
 from tensordict_cli import main
 
 ROOT = pathlib.Path(__file__).parents[1]

@@ -14,7 +14,7 @@ import torch
 
 from tensordict import DatasetWriter, TensorDict
 from tensordict.datasets import compact, tidy
-from tensordict.io import commit
+from tensordict.io.saving import commit
 from tensordict.utils import logger, timeit
 
 ROOT = Path(__file__).parent.parent

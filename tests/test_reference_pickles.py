@@ -17,7 +17,7 @@ from torch import nn
 
 from tensordict import NonTensorData, PersistentTensorDict, TensorDict, TensorDictParams, is_tensor_collection
 from tensordict.core.errors import SaveError
-from tensordict.io.pickled import make, rebuild
+from tensordict.io.formats.pickled import make, rebuild
 from tensordict.nn.module import TensorDictModule
 
 ROOT = pathlib.Path(__file__).parents[1]

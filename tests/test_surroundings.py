@@ -103,7 +103,7 @@ def test_without_a_home() -> None:
         + """
 from torch import nn
 assert not torch.compile(lambda td: td + 1, backend="eager", fullgraph=True)(td)["a"].equal(td["a"])
-import tensordict.io.remote, tensordict.datasets
+import tensordict.io.remote.urls, tensordict.datasets
 """,
         HOME="/proc/nothing",
         XDG_CACHE_HOME="/proc/nothing",

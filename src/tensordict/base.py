@@ -23,7 +23,7 @@ from tensordict.core.key_views import (
 )
 from tensordict.core.settings import get_defaults_to_none, set_get_defaults_to_none
 from tensordict.ops.collection import TensorCollection
-from tensordict.ops.reading import NO_DEFAULT
+from tensordict.ops.entries.reading import NO_DEFAULT
 
 __all__ = [
     "NO_DEFAULT",

@@ -44,13 +44,13 @@ from tensordict.core.settings import (
     set_lazy_legacy,
     set_list_to_stack,
 )
-from tensordict.io.tree import print_directory_tree
+from tensordict.io.saving.tree import print_directory_tree
 from tensordict.memory.stored_tensors import _NUMPY as TORCH_TO_NUMPY_DTYPE_DICT
 from tensordict.memory.stored_tensors import _TORCH as NUMPY_TO_TORCH_DTYPE_DICT
 from tensordict.ops.assertions import assert_allclose_td, assert_close
 from tensordict.ops.converting import LinkedList
-from tensordict.ops.duplicates import isin, remove_duplicates
-from tensordict.ops.expanding import expand_as_right, expand_right
+from tensordict.ops.dims.duplicates import isin, remove_duplicates
+from tensordict.ops.dims.expanding import expand_as_right, expand_right
 from tensordict.ops.printing import get_printoptions, set_printoptions
 
 # What `return_early=True` gives; the class of buffers for versions of torch without one; `is_tensorclass` of a class.

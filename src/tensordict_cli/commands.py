@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Callable
 from dataclasses import dataclass
 
-# A copy of the formats in `tensordict.io.formats`: importing that module would import torch.
+# A copy of the formats in `tensordict.io.formats.opening`: importing that module would import torch.
 FORMATS = ("directory", "archive", "consolidated", "h5", "zarr", "safetensors")
 
 Arguments = Callable[[argparse.ArgumentParser], None]

@@ -107,7 +107,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _hide_secrets(args: argparse.Namespace) -> argparse.Namespace:
     """Replace each URL among the arguments by a string that hides its secrets when it is printed."""
-    as_url = importlib.import_module("tensordict.io.credentials").as_url
+    as_url = importlib.import_module("tensordict.io.remote.credentials").as_url
     for name, value in vars(args).items():
         if isinstance(value, str):
             setattr(args, name, as_url(value))

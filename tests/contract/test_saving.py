@@ -12,8 +12,8 @@ import torch
 from contract.kinds import Kind
 from tensordict import LazyStackedTensorDict, TensorDict, TensorDictBase, lazy_stack
 from tensordict.core.errors import UnsupportedEntryError
-from tensordict.io import formats
-from tensordict.io.detect import detect_format
+from tensordict.io.formats import opening as formats
+from tensordict.io.formats.detect import detect_format
 from tensordict.memmap import MemoryMappedTensor
 
 

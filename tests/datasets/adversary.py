@@ -65,7 +65,7 @@ import torch
 
 from tensordict import DatasetWriter, TensorDict, load, open_dataset, verify
 from tensordict.datasets import compact, maintenance, manifest, tidy
-from tensordict.io.remote import Remote
+from tensordict.io.remote.urls import Remote
 
 STATES = ("fresh", "compacted", "kept", "twice", "killed", "unlisted")
 FORMATS = ("folder", "archive", "zarr", "mixed")

@@ -20,7 +20,7 @@ from remote_server import CUT, DROP, FAIL, LATE, TWICE, Fault, Proxy
 
 from tensordict import DatasetWriter, open_dataset, verify
 from tensordict.datasets import compact, tidy
-from tensordict.io.remote import Remote
+from tensordict.io.remote.urls import Remote
 
 _WHERE = ("", "writers/", "writers/", "shards/", ".compacting", "schema.json")
 

@@ -37,7 +37,7 @@ from killing_writers import check_rows, rows
 from tensordict import DatasetWriter, open_dataset, verify
 from tensordict.core.errors import SaveError
 from tensordict.datasets import compact, tidy
-from tensordict.io.remote import Remote, is_url
+from tensordict.io.remote.urls import Remote, is_url
 
 # What runs at once.
 ROLES = ("write", "write", "write", "read", "read", "compact", "sweep")

@@ -21,8 +21,8 @@ from tensordict import DatasetWriter, open_dataset, verify
 from tensordict.core.errors import SaveError
 from tensordict.datasets import compact, index, tidy
 from tensordict.datasets.location import RemoteLocation
-from tensordict.io.remote import Remote
-from tensordict.io.remote_saves import Access
+from tensordict.io.remote.remote_saves import Access
+from tensordict.io.remote.urls import Remote
 
 PROGRAM = pathlib.Path(__file__).with_name("adversary.py")
 QUICK = [name for name in SCENES if not name.endswith(("zarr", "mixed"))]
@@ -86,7 +86,7 @@ def s3() -> Iterator[tuple[Proxy, dict[str, Any]]]:
     s3fs = pytest.importorskip("s3fs")
     with pytest.MonkeyPatch.context() as patch, s3_server() as proxy:
         patch.setattr(s3fs.S3FileSystem, "retries", 1)
-        patch.setattr("tensordict.io.remote._FIRST_DELAY", 0.01)
+        patch.setattr("tensordict.io.remote.urls._FIRST_DELAY", 0.01)
         patch.setenv("TENSORDICT_REMOTE_ATTEMPTS", "3")
         yield proxy, options_of(proxy)
 

@@ -24,7 +24,7 @@ from tensordict.datasets import DatasetLoader, compact
 from tensordict.datasets.index import Manifests
 from tensordict.datasets.location import Location
 from tensordict.datasets.manifest import Manifest
-from tensordict.io.remote import Remote
+from tensordict.io.remote.urls import Remote
 from turns import at_once
 
 

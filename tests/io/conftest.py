@@ -24,7 +24,7 @@ def bucket(s3: Proxy, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[str, Pr
     import s3fs
 
     monkeypatch.setattr(s3fs.S3FileSystem, "retries", 1)
-    monkeypatch.setattr("tensordict.io.remote._FIRST_DELAY", 0.01)
+    monkeypatch.setattr("tensordict.io.remote.urls._FIRST_DELAY", 0.01)
     monkeypatch.setenv("TENSORDICT_REMOTE_ATTEMPTS", "3")
     name = new_bucket(s3)
     s3.clear()
@@ -47,7 +47,7 @@ def gcs() -> Iterator[Proxy]:
 @pytest.fixture
 def gcs_bucket(gcs: Proxy, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[str, Proxy, dict[str, Any]]]:
     """As `bucket`, of GCS."""
-    monkeypatch.setattr("tensordict.io.remote._FIRST_DELAY", 0.01)
+    monkeypatch.setattr("tensordict.io.remote.urls._FIRST_DELAY", 0.01)
     monkeypatch.setenv("TENSORDICT_REMOTE_ATTEMPTS", "3")
     name = new_gcs_bucket(gcs)
     gcs.clear()

@@ -20,7 +20,7 @@ import h5py
 import torch
 
 from tensordict import TensorDict, verify
-from tensordict.io import commit
+from tensordict.io.saving import commit
 from tensordict.memory import system
 
 # What changes something on disk. Each call may be the last one, and a write may be cut in half.

@@ -38,10 +38,10 @@ from tensordict import (
     unpack_memmap,
 )
 from tensordict.core.errors import SaveError, UnsupportedEntryError
-from tensordict.io import archive_reader, archive_writer, zipping
-from tensordict.io.archive import archive_problems
-from tensordict.io.archive_reader import Archive
-from tensordict.io.transaction import FileTransaction
+from tensordict.io.formats import archive_reader, archive_writer, zipping
+from tensordict.io.formats.archive import archive_problems
+from tensordict.io.formats.archive_reader import Archive
+from tensordict.io.saving.transaction import FileTransaction
 from tensordict.memmap import MemoryMappedTensor
 
 # Torch says of its nested tensors, once, that they are a prototype.
@@ -512,7 +512,7 @@ KILLED = """
 import os, signal, sys, time
 import torch
 from tensordict import TensorDict
-from tensordict.io.archive import archive_problems
+from tensordict.io.formats.archive import archive_problems
 
 torch.set_num_threads(1)
 path = sys.argv[1]

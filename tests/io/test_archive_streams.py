@@ -17,8 +17,8 @@ import torch
 
 from tensordict import TensorDict, load, load_memmap, unpack_memmap, verify
 from tensordict.core.errors import SaveError
-from tensordict.io import archive_reader
-from tensordict.io.archive_reader import Archive
+from tensordict.io.formats import archive_reader
+from tensordict.io.formats.archive_reader import Archive
 
 METHODS = {"deflate": zipfile.ZIP_DEFLATED, "bzip2": zipfile.ZIP_BZIP2, "lzma": zipfile.ZIP_LZMA}
 # zipfile has no levels of LZMA.

@@ -15,7 +15,7 @@ from web_server import web_server
 
 from tensordict import TensorDict, from_zarr
 from tensordict.core.errors import SaveError
-from tensordict.io.remote import Remote
+from tensordict.io.remote.urls import Remote
 
 # aiohttp says so of what gcsfs does, of more than a mebibyte.
 pytestmark = pytest.mark.filterwarnings("ignore:Sending a large body directly:ResourceWarning")

@@ -18,8 +18,8 @@ import torch
 
 from tensordict import RemoteCache, TensorDict, load
 from tensordict.core.errors import SaveError
-from tensordict.io.cache import CachedFile, LocalCopies
-from tensordict.io.remote import Remote
+from tensordict.io.remote.cache import CachedFile, LocalCopies
+from tensordict.io.remote.urls import Remote
 
 pytest.importorskip("fsspec")
 SPAWN = multiprocessing.get_context("spawn")

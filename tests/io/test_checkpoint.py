@@ -28,7 +28,7 @@ from tensordict import (
     tensorclass,
 )
 from tensordict.core.errors import SaveError, UnsupportedEntryError
-from tensordict.io import torch_files
+from tensordict.io.formats import torch_files
 
 
 class Point(TensorClass):

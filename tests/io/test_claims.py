@@ -16,9 +16,9 @@ from remote_server import FAIL, Fault, Proxy
 
 from tensordict import PersistentTensorDict, TensorDict, from_zarr, load, verify
 from tensordict.core.errors import SaveError
-from tensordict.io.claims import Claim
-from tensordict.io.commit import JOURNAL
-from tensordict.io.remote import Remote
+from tensordict.io.remote.claims import Claim
+from tensordict.io.remote.urls import Remote
+from tensordict.io.saving.commit import JOURNAL
 
 pytest.importorskip("zarr", minversion="3")
 Bucket = tuple[str, Proxy, dict[str, Any]]

@@ -27,7 +27,7 @@ from tensordict import (
     verify,
 )
 from tensordict.core.errors import SaveError
-from tensordict.io import columns
+from tensordict.io.formats import columns
 from tensordict_cli.runners import main
 
 ROOT = pathlib.Path(__file__).parents[2]

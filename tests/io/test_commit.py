@@ -21,7 +21,7 @@ import torch
 
 from tensordict import TensorDict
 from tensordict.core.errors import SaveError
-from tensordict.io import commit
+from tensordict.io.saving import commit
 
 
 def make(value: int = 0) -> TensorDict:
@@ -555,7 +555,7 @@ def test_an_entry_that_another_container_made(tmp_path: pathlib.Path) -> None:
         "y": 3.0,
     }
     with commit.locked(str(tmp_path)), pytest.MonkeyPatch.context() as patch:
-        patch.setattr("tensordict.ops.adding._PATIENCE", 0.01)
+        patch.setattr("tensordict.ops.entries.adding._PATIENCE", 0.01)
         with pytest.raises(SaveError, match="another process or thread"):
             first.make_memmap("z", (3,))
     assert "z" not in first.keys()

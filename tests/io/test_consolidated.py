@@ -32,7 +32,7 @@ from tensordict import (
     tensorclass,
 )
 from tensordict.core.errors import LockedError, SaveError, UnsupportedEntryError
-from tensordict.io import consolidated
+from tensordict.io.formats import consolidated
 from tensordict.memory import files
 
 pytestmark = pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")

@@ -88,7 +88,7 @@ def test_writes_what_the_reference_wrote(sample: str, tmp_path: pathlib.Path) ->
 
 @pytest.mark.filterwarnings("ignore:ComplexHalf:UserWarning")
 def test_every_dtype_and_odd_name_comes_back(tmp_path: pathlib.Path) -> None:
-    from tensordict.io.meta import DTYPES
+    from tensordict.io.formats.meta import DTYPES
 
     source = torch.arange(32, dtype=torch.uint8).fmod(2)
     entries: dict[str, Any] = {name: source.view(dtype) for name, dtype in DTYPES.items()}
@@ -214,7 +214,7 @@ def test_return_early(method: str, num_threads: int, tmp_path: pathlib.Path) -> 
 
 
 def test_large_leaves_are_split_over_threads(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tensordict.io.writing._SPLIT", 10_000)
+    monkeypatch.setattr("tensordict.io.saving.writing._SPLIT", 10_000)
     td = TensorDict({"big": torch.arange(20_001), "small": torch.arange(3), "t": torch.rand(200, 100).t()}, [])
     assert_same(td.memmap(tmp_path, num_threads=3), td)
     assert_same(TensorDict.load_memmap(tmp_path), td)

@@ -38,7 +38,7 @@ from tensordict import (
     verify,
 )
 from tensordict.core.errors import SaveError
-from tensordict.io import commit
+from tensordict.io.saving import commit
 
 # Torch says of its nested tensors, once, that they are a prototype.
 pytestmark = pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")

@@ -11,7 +11,7 @@ from remote_server import DROP, FAIL, REFUSE, SHORT, Fault, Proxy
 
 from tensordict import DatasetWriter, TensorDict, load, open_dataset
 from tensordict.core.errors import SaveError
-from tensordict.io.remote import Remote
+from tensordict.io.remote.urls import Remote
 
 # aiohttp says so of what gcsfs does, of more than a mebibyte.
 pytestmark = pytest.mark.filterwarnings("ignore:Sending a large body directly:ResourceWarning")

@@ -28,8 +28,8 @@ from tensordict import (
     verify,
 )
 from tensordict.datasets import compact
-from tensordict.io import progress
-from tensordict.io.progress import Progress, progress_bar, transferring
+from tensordict.io.saving import progress
+from tensordict.io.saving.progress import Progress, progress_bar, transferring
 from tensordict_cli.runners import main
 
 pytest.importorskip("tqdm")
@@ -257,7 +257,7 @@ def test_on_a_real_terminal(tmp_path: pathlib.Path) -> None:
     program = textwrap.dedent(f"""
         import torch, tensordict
         from tensordict import TensorDict
-        from tensordict.io import progress
+        from tensordict.io.saving import progress
         progress._PATIENCE = 0.0  # a slow disk
         TensorDict(a=torch.ones(1 << 20)).save({str(tmp_path / "x")!r}, overwrite=True)
     """)

@@ -50,9 +50,10 @@ from tensordict import (
 )
 from tensordict.core.errors import SaveError, UnsupportedEntryError
 from tensordict.datasets import tidy
-from tensordict.io import cache, commit
-from tensordict.io.cache import RemoteCache
-from tensordict.io.remote import Remote
+from tensordict.io.remote import cache
+from tensordict.io.remote.cache import RemoteCache
+from tensordict.io.remote.urls import Remote
+from tensordict.io.saving import commit
 from tensordict.memory import kernel
 from tensordict.memory.copy_on_write import writable
 from tensordict_cli import main

@@ -20,10 +20,10 @@ from remote_server import DROP, FAIL, SHORT, SLOW, Fault, Proxy
 import tensordict
 from tensordict import DatasetWriter, RemoteCache, TensorDict, TensorDictParams, lazy_stack, load, load_memmap, verify
 from tensordict.core.errors import SaveError
-from tensordict.io.cache import CachedFile, LocalCopies, merged, without
-from tensordict.io.comparing import read_piece, source_of
-from tensordict.io.formats import describe_save
-from tensordict.io.remote import Remote
+from tensordict.io.formats.opening import describe_save
+from tensordict.io.remote.cache import CachedFile, LocalCopies, merged, without
+from tensordict.io.remote.urls import Remote
+from tensordict.io.saving.comparing import read_piece, source_of
 from tensordict.io.specification import LeafSpec, walk
 from tensordict_cli.runners import main
 
@@ -207,7 +207,7 @@ def test_inspecting_fetches_no_tensor(bucket: Bucket) -> None:
 
 def test_large_entries_come_in_pieces_at_once(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
     url, proxy, options = bucket
-    monkeypatch.setattr("tensordict.io.cache._PIECE", 100_000)
+    monkeypatch.setattr("tensordict.io.remote.cache._PIECE", 100_000)
     make().save(f"{url}/x.tdz", storage_options=options)
     busy: list[float] = []
 

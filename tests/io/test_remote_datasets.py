@@ -20,7 +20,7 @@ from tensordict import DatasetWriter, TensorDict, load, open_dataset, verify
 from tensordict.core.errors import SaveError, SchemaError
 from tensordict.datasets import DatasetLoader, compact, tidy
 from tensordict.datasets.location import Location, RemoteLocation
-from tensordict.io.remote import Remote
+from tensordict.io.remote.urls import Remote
 from tensordict_cli.main import main
 
 Bucket = tuple[str, Proxy, dict[str, Any]]

@@ -13,7 +13,7 @@ import pytest
 from remote_server import DROP, FAIL, REFUSE, SHORT, SLOW, Fault, Proxy
 
 from tensordict.core.errors import SaveError
-from tensordict.io.remote import Remote, is_url
+from tensordict.io.remote.urls import Remote, is_url
 
 Bucket = tuple[str, Proxy, dict[str, Any]]
 CONTENT = bytes(range(256)) * 40

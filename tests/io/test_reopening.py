@@ -28,7 +28,7 @@ from tensordict import (
 )
 from tensordict.core.errors import SaveError
 from tensordict.core.keys import path_of
-from tensordict.io import archive, directory
+from tensordict.io.formats import archive, directory
 
 pytest.importorskip("h5py")
 

@@ -23,10 +23,10 @@ from tensordict import DatasetWriter, TensorDict, from_csv, from_h5, load, open_
 from tensordict.core.errors import SaveError
 from tensordict.core.logs import logger
 from tensordict.core.redaction import redact, redact_options, secrets_of_options
-from tensordict.io.credentials import GuardedOptions, as_url
-from tensordict.io.formats import describe_save
-from tensordict.io.remote import Remote
-from tensordict.io.remote_saves import Access
+from tensordict.io.formats.opening import describe_save
+from tensordict.io.remote.credentials import GuardedOptions, as_url
+from tensordict.io.remote.remote_saves import Access
+from tensordict.io.remote.urls import Remote
 from tensordict_cli.runners import main
 
 pytest.importorskip("aiohttp")
@@ -38,7 +38,7 @@ SPAWN = multiprocessing.get_context("spawn")
 @pytest.fixture
 def web(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Web]:
     """A server with the archive `/x.tdz`, the folder `/x` and the HDF5 file `/x.h5`."""
-    monkeypatch.setattr("tensordict.io.remote._FIRST_DELAY", 0.01)
+    monkeypatch.setattr("tensordict.io.remote.urls._FIRST_DELAY", 0.01)
     monkeypatch.setenv("TENSORDICT_REMOTE_ATTEMPTS", "2")
     td = TensorDict(a=torch.arange(1000), b=TensorDict(c=torch.ones(3)))
     td.save(str(tmp_path / "save/x.tdz"))

@@ -13,9 +13,9 @@ import torch
 import tensordict
 from tensordict import PersistentTensorDict, TensorClass, TensorDict, lazy_stack, load, save
 from tensordict.core.errors import SaveError, UnsupportedEntryError
-from tensordict.io.detect import detect_format
-from tensordict.io.formats import FORMATS, SUFFIXES, TABLES, format_of_name
-from tensordict.io.remote import Remote
+from tensordict.io.formats.detect import detect_format
+from tensordict.io.formats.opening import FORMATS, SUFFIXES, TABLES, format_of_name
+from tensordict.io.remote.urls import Remote
 from tensordict_cli import commands
 from tensordict_cli.runners import main
 

@@ -21,7 +21,7 @@ from killing import FILES, File, same
 
 from tensordict import TensorDict
 from tensordict.core.errors import SaveError
-from tensordict.io.transaction import FileTransaction
+from tensordict.io.saving.transaction import FileTransaction
 
 EACH = pytest.mark.parametrize("name", ["archive", "consolidated", "safetensors", "h5"])
 
@@ -76,7 +76,7 @@ def test_another_process_is_saving(name: str, tmp_path: pathlib.Path) -> None:
     path = tmp_path / "x"
     FILES[name].save(make(), path)
     script = (
-        "import sys\nfrom tensordict.io.transaction import FileTransaction\n"
+        "import sys\nfrom tensordict.io.saving.transaction import FileTransaction\n"
         "with FileTransaction(sys.argv[1]):\n    print()\n    input()"
     )
     with subprocess.Popen(

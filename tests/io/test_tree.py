@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tensordict import TensorDict
-from tensordict.io.tree import print_directory_tree
+from tensordict.io.saving.tree import print_directory_tree
 
 
 def test_tree(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:

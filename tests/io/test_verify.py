@@ -18,8 +18,8 @@ import tensordict
 from reference import Reference
 from tensordict import NonTensorData, TensorClass, TensorDict, lazy_stack, verify
 from tensordict.core.errors import SaveError
-from tensordict.io import checksums
-from tensordict.io.detect import detect_format
+from tensordict.io.formats.detect import detect_format
+from tensordict.io.saving import checksums
 
 ROOT = pathlib.Path(__file__).parents[2]
 SAMPLES = ROOT / "tests" / "data" / "format" / "samples"
@@ -48,7 +48,7 @@ def make() -> TensorDict:
 def test_checksums_are_those_of_the_files(
     algorithm: bool | str, num_threads: int, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tensordict.io.writing._SPLIT", 64)
+    monkeypatch.setattr("tensordict.io.saving.writing._SPLIT", 64)
     make().memmap(tmp_path, checksum=algorithm, num_threads=num_threads)
     report = verify(tmp_path, num_threads=num_threads)
     assert report.ok and report.problems == []
@@ -251,7 +251,7 @@ def test_every_byte_of_the_tensors_counts(name: str, tmp_path: pathlib.Path) -> 
 @IN_ONE_FILE
 @pytest.mark.parametrize("other", ["crc32:0", "md4:00000000", 7, None])
 def test_odd_checksums(name: str, other: Any, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tensordict.io.checksums.text", lambda *args: other)
+    monkeypatch.setattr("tensordict.io.saving.checksums.text", lambda *args: other)
     FILES[name](TensorDict(a=torch.ones(1)), tmp_path / "x", checksum=True)
     assert "entry 'a': its" in verify(tmp_path / "x", raises=False).problems[0]
 

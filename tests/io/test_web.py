@@ -13,7 +13,7 @@ from web_server import ENDLESS, Web, web_server
 
 from tensordict import RemoteCache, TensorDict, load
 from tensordict.core.errors import SaveError
-from tensordict.io.remote import Remote
+from tensordict.io.remote.urls import Remote
 
 pytest.importorskip("aiohttp")
 CONTENT = bytes(range(256)) * 8
@@ -23,7 +23,7 @@ SLACK = 32 << 20
 
 @pytest.fixture(autouse=True)
 def attempts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tensordict.io.remote._FIRST_DELAY", 0.01)
+    monkeypatch.setattr("tensordict.io.remote.urls._FIRST_DELAY", 0.01)
     monkeypatch.setenv("TENSORDICT_REMOTE_ATTEMPTS", "2")
 
 
@@ -172,7 +172,7 @@ def test_redirects_from_a_public_address_stay_on_public_ones(
     options = {"redirect_hosts": [host]}
     assert Remote(other.url, options).read("old") == CONTENT
     web.asked.clear()
-    monkeypatch.setattr("tensordict.io.web.is_public", lambda address: address == "127.0.0.2")
+    monkeypatch.setattr("tensordict.io.remote.web.is_public", lambda address: address == "127.0.0.2")
     with pytest.raises(SaveError, match=f"redirect leads to '{host}' at 127.0.0.1, which is no public address"):
         Remote(other.url, options).read("old")
     assert web.asked == []
@@ -182,7 +182,7 @@ def test_redirects_from_a_public_address_stay_on_public_ones(
 
 
 def test_public_addresses() -> None:
-    from tensordict.io.web import is_public
+    from tensordict.io.remote.web import is_public
 
     private = "127.0.0.1 10.1.2.3 192.168.0.1 172.16.0.1 169.254.169.254 0.0.0.0 100.64.0.1 ::1 fe80::1%eth0 fc00::1"
     assert not any(map(is_public, [*private.split(), "::ffff:127.0.0.1", "::ffff:169.254.169.254"]))
@@ -192,7 +192,7 @@ def test_public_addresses() -> None:
 def test_encryption_is_not_given_up() -> None:
     import yarl
 
-    from tensordict.io.web import _check_redirect
+    from tensordict.io.remote.web import _check_redirect
 
     secure, open_one = yarl.URL("https://example.org/a"), yarl.URL("http://example.org/a")
     _check_redirect(open_one, secure, ())

@@ -35,7 +35,7 @@ from tensordict import (
     verify,
 )
 from tensordict.core.errors import SaveError, UnsupportedEntryError
-from tensordict.io.detect import detect_format
+from tensordict.io.formats.detect import detect_format
 from tensordict.memory.stored_tensors import as_array, stored_dtype, tensor_of
 
 ROOT = pathlib.Path(__file__).parents[2]

@@ -21,7 +21,7 @@ from remote_server import Proxy
 from zarr.codecs import GzipCodec
 
 from tensordict import PersistentTensorDict, TensorDict, from_zarr, verify
-from tensordict.io.remote import Remote
+from tensordict.io.remote.urls import Remote
 from tensordict_cli.runners import main
 
 LAYOUTS: dict[str, dict[str, Any]] = {

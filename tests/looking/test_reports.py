@@ -23,7 +23,7 @@ from tensordict import (
     save,
 )
 from tensordict.core.errors import SaveError
-from tensordict.io.formats import write_save
+from tensordict.io.formats.opening import write_save
 from tensordict.looking import measuring
 from tensordict.looking.report import MARK, report
 from tensordict_cli.runners import main

@@ -7,7 +7,7 @@ from functools import wraps
 from typing import Any
 
 from tensordict.core.contract import Contract
-from tensordict.ops.locking import raise_locked
+from tensordict.ops.entries.locking import raise_locked
 
 
 def lock_blocked(func: Callable[..., Any]) -> Callable[..., Any]:

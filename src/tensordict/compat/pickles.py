@@ -1,7 +1,7 @@
 """Allow the classes and functions named in pickles of the reference for `torch.load(weights_only=True)`.
 
 That call imports nothing by itself, so everything that such a file may name is listed here. The functions that rebuild
-containers are in `io/pickled.py`.
+containers are in `io/formats/pickled.py`.
 """
 
 import torch
@@ -11,8 +11,8 @@ from tensordict.containers.dense import TensorDict
 from tensordict.containers.lazy import LazyStackedTensorDict
 from tensordict.containers.nontensor import MetaData, NonTensorData, NonTensorStack
 from tensordict.containers.unbatched import UnbatchedTensor
-from tensordict.io.pickled import make as _make_td
-from tensordict.io.pickled import rebuild as _rebuild_tensordict_files_consolidated
+from tensordict.io.formats.pickled import make as _make_td
+from tensordict.io.formats.pickled import rebuild as _rebuild_tensordict_files_consolidated
 from tensordict.nn.params import TensorDictParams
 
 __all__ = ["_make_td", "_rebuild_tensordict_files_consolidated"]

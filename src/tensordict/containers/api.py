@@ -13,10 +13,10 @@ if TYPE_CHECKING:
 
     from typing_extensions import Unpack
 
-    from tensordict.io.remote import StorageOptions
-    from tensordict.io.remote_saves import CacheDir
+    from tensordict.io.remote.remote_saves import CacheDir
+    from tensordict.io.remote.urls import StorageOptions
     from tensordict.ops.collection import TensorCollection
-    from tensordict.ops.saving import _Save as _FileOptions
+    from tensordict.ops.storing.saving import _Save as _FileOptions
 
     _Container = TypeVar("_Container", bound=TensorCollection)
     _P = ParamSpec("_P")

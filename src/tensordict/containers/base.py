@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from tensordict.containers.lazy import LazyStackedTensorDict
     from tensordict.containers.persistent import PersistentTensorDict
     from tensordict.core.keys import Key
-    from tensordict.io.remote import StorageOptions
-    from tensordict.io.remote_saves import CacheDir
+    from tensordict.io.remote.remote_saves import CacheDir
+    from tensordict.io.remote.urls import StorageOptions
 
 
 class TensorDictBase(TensorCollection):

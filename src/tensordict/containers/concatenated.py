@@ -19,9 +19,9 @@ from tensordict.core.errors import ShapeError
 from tensordict.core.indexing import INTEGERS, leaf_index, result_size
 from tensordict.core.keys import Path, path_of
 from tensordict.memory.stored_tensors import StoredTensor
-from tensordict.ops.assigning import Assign
-from tensordict.ops.copying import TRANSIENT
-from tensordict.ops.writes import Resize, Write
+from tensordict.ops.entries.assigning import Assign
+from tensordict.ops.entries.copying import TRANSIENT
+from tensordict.ops.entries.writes import Resize, Write
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -14,7 +14,7 @@ from tensordict.core.contract import Contract, Names
 from tensordict.core.devices import as_device
 from tensordict.core.errors import suggest
 from tensordict.core.shapes import as_size
-from tensordict.ops.naming import checked_names
+from tensordict.ops.dims.naming import checked_names
 
 if TYPE_CHECKING:
     from typing_extensions import Self

@@ -18,15 +18,15 @@ from tensordict.core.contract import Contract, is_node, merged_device, raise_key
 from tensordict.core.errors import KeyMismatchError, ShapeError
 from tensordict.core.keys import Path, joined, path_of
 from tensordict.core.shapes import as_new_dim
-from tensordict.ops.padding import pad_and_stack
-from tensordict.ops.stacking import (
+from tensordict.ops.dims.padding import pad_and_stack
+from tensordict.ops.dims.stacking import (
     cat_containers,
     checked_for_lazy_cat,
     lazy_stack_containers,
     maybe_dense_stack_containers,
     stack_containers,
 )
-from tensordict.ops.writes import fitting
+from tensordict.ops.entries.writes import fitting
 
 if TYPE_CHECKING:
     from torch import nn

@@ -38,10 +38,10 @@ from tensordict.core.keys import Path, entry_of, joined
 from tensordict.core.shapes import as_size, broadcasts_to, joined_size, nested_lists
 from tensordict.ops.collection import TensorCollection
 from tensordict.ops.converting import LinkedList
-from tensordict.ops.locking import adopt
-from tensordict.ops.logic import Operators
-from tensordict.ops.naming import checked_names
-from tensordict.ops.reading import AS_SET
+from tensordict.ops.dims.naming import checked_names
+from tensordict.ops.entries.locking import adopt
+from tensordict.ops.entries.reading import AS_SET
+from tensordict.ops.math.logic import Operators
 
 if TYPE_CHECKING:
     from typing_extensions import Self

@@ -18,8 +18,8 @@ from tensordict.core.contract import Contract
 from tensordict.core.equality import same_value
 from tensordict.core.errors import ShapeError
 from tensordict.core.keys import Path, joined
+from tensordict.io.formats.value_files import Place
 from tensordict.io.specification import specification_of
-from tensordict.io.value_files import Place
 
 
 def is_all(at: object) -> bool:

@@ -22,7 +22,7 @@ from tensordict.core.locks import Lock
 from tensordict.memory import files
 from tensordict.memory import rows as scattered
 from tensordict.memory.stored_tensors import SPREAD, Selection, StoredTensor, Values, in_memory, tensor_of
-from tensordict.ops.stacking import cat_containers
+from tensordict.ops.dims.stacking import cat_containers
 
 # Some rows of one part, and where they are among all that are taken.
 Piece = tuple[int, Any, slice]

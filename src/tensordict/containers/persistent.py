@@ -20,8 +20,8 @@ from tensordict.core.errors import SaveError, ShapeError
 from tensordict.core.keys import Path, joined
 from tensordict.core.replacing import is_replacing
 from tensordict.core.shapes import as_size
-from tensordict.io import pickled
-from tensordict.io.remote import Remote, is_url
+from tensordict.io.formats import pickled
+from tensordict.io.remote.urls import Remote, is_url
 from tensordict.io.specification import class_named, to_container
 from tensordict.io.stores import entries as stored_entries
 from tensordict.io.stores.backends import backend_of
@@ -31,7 +31,7 @@ from tensordict.memory.stored_tensors import StoredTensor
 
 if TYPE_CHECKING:
     from tensordict.containers.base import TensorDictBase
-    from tensordict.io.remote import StorageOptions
+    from tensordict.io.remote.urls import StorageOptions
 
 __all__ = ["PersistentTensorDict"]
 

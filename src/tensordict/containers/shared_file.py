@@ -18,9 +18,9 @@ import torch
 from tensordict.containers.lazy.members import Members
 from tensordict.core import makers
 from tensordict.core.contract import Contract
-from tensordict.io.meta import FolderSpecification, read_node
+from tensordict.io.formats.meta import FolderSpecification, read_node
+from tensordict.io.formats.value_files import Place
 from tensordict.io.specification import specification_of
-from tensordict.io.value_files import Place
 from tensordict.memory.names import META
 
 

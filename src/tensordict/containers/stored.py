@@ -25,8 +25,8 @@ from tensordict.core.keys import Path, joined, path_of
 from tensordict.core.ragged import REFUSALS
 from tensordict.io.stores.store import Item, Pick, StaleError
 from tensordict.memory.stored_tensors import SPREAD, Rows, RowsOf, Selection, StoredTensor, in_memory
-from tensordict.ops.assigning import Assign
-from tensordict.ops.writes import Write
+from tensordict.ops.entries.assigning import Assign
+from tensordict.ops.entries.writes import Write
 
 if TYPE_CHECKING:
     from typing_extensions import Self

@@ -21,8 +21,8 @@ from tensordict.core import registry
 from tensordict.core.contract import Contract
 from tensordict.core.errors import ContainerExpected, FieldError
 from tensordict.looking.shown_entries import list_entries
+from tensordict.ops.entries.reading import AS_SET, NO_DEFAULT
 from tensordict.ops.printing import entry_text, in_order
-from tensordict.ops.reading import AS_SET, NO_DEFAULT
 
 __all__ = ["TensorAttrs", "TensorClass", "is_tensorclass", "tensorclass"]
 

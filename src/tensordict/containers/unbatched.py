@@ -18,7 +18,7 @@ from tensordict.core.contract import Contract, LeafFn, Rename
 from tensordict.core.errors import ShapeError
 from tensordict.core.keys import Path, joined
 from tensordict.core.shapes import as_size, joined_size
-from tensordict.io import torch_files
+from tensordict.io.formats import torch_files
 
 if TYPE_CHECKING:
     from typing_extensions import Self

@@ -26,9 +26,9 @@ from tensordict.core.contract import (
 from tensordict.core.errors import ShapeError
 from tensordict.core.keys import Path, path_of
 from tensordict.core.settings import set_lazy_legacy
-from tensordict.ops.batch_ops import BatchOp, Reshape
-from tensordict.ops.locking import _keep
-from tensordict.ops.writes import Resize, Write
+from tensordict.ops.dims.batch_ops import BatchOp, Reshape
+from tensordict.ops.entries.locking import _keep
+from tensordict.ops.entries.writes import Resize, Write
 
 if TYPE_CHECKING:
     from typing_extensions import Self

@@ -20,11 +20,11 @@ from tensordict.core.contract import Contract, LeafFn, Names, Rename, is_node, s
 from tensordict.core.errors import FieldError, suggest
 from tensordict.core.keys import Path
 from tensordict.core.shapes import as_size
-from tensordict.io import pickled
-from tensordict.ops.assigning import Assign
+from tensordict.io.formats import pickled
 from tensordict.ops.collection import TensorCollection
-from tensordict.ops.copying import TRANSIENT
-from tensordict.ops.writes import Update, Write
+from tensordict.ops.entries.assigning import Assign
+from tensordict.ops.entries.copying import TRANSIENT
+from tensordict.ops.entries.writes import Update, Write
 
 if TYPE_CHECKING:
     from typing_extensions import Self

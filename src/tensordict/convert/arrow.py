@@ -40,7 +40,7 @@ from tensordict.core.extras import require
 from tensordict.core.json_text import parse_json
 from tensordict.core.keys import Path, entry_of, joined
 from tensordict.io import checked
-from tensordict.io.columns import elements_of_rows, ragged_leaf, taken
+from tensordict.io.formats.columns import elements_of_rows, ragged_leaf, taken
 from tensordict.io.values import NotJson, exact, restored
 from tensordict.memory import kernel
 

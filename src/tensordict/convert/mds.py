@@ -23,8 +23,8 @@ from tensordict.core.errors import SaveError, StackError, UnsupportedEntryError
 from tensordict.core.extras import require
 from tensordict.core.json_text import parse_json
 from tensordict.core.keys import Path, joined
-from tensordict.io.progress import progress_bar
-from tensordict.io.remote import is_url
+from tensordict.io.remote.urls import is_url
+from tensordict.io.saving.progress import progress_bar
 from tensordict.memory.names import without_scheme
 
 _INDEX = "index.json"

@@ -14,9 +14,9 @@ from tensordict.convert.sources import SourceFile, files_of
 from tensordict.convert.text_tables import write_text
 from tensordict.core.errors import SaveError, UnsupportedEntryError, suggest
 from tensordict.core.extras import require
-from tensordict.io.progress import progress_bar
-from tensordict.io.remote import StorageOptions
-from tensordict.io.remote_saves import Access
+from tensordict.io.remote.remote_saves import Access
+from tensordict.io.remote.urls import StorageOptions
+from tensordict.io.saving.progress import progress_bar
 from tensordict.memory.mapped import PathLike
 
 # Arrow reads no file whose schema has more levels; it writes them.

@@ -10,9 +10,9 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from tensordict.io.credentials import as_url, full_url
-from tensordict.io.remote import Remote, is_url
-from tensordict.io.remote_saves import Access, RemoteSave
+from tensordict.io.remote.credentials import as_url, full_url
+from tensordict.io.remote.remote_saves import Access, RemoteSave
+from tensordict.io.remote.urls import Remote, is_url
 from tensordict.memory.mapped import PathLike
 from tensordict.memory.names import without_scheme
 

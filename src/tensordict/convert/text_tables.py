@@ -12,10 +12,10 @@ from tensordict.convert.columns import TableOptions
 from tensordict.convert.sources import SourceFile
 from tensordict.core.errors import SaveError
 from tensordict.core.extras import require
-from tensordict.io.progress import WatchedFile, progress_bar
-from tensordict.io.remote import StorageOptions
-from tensordict.io.transaction import FileTransaction
-from tensordict.io.uploads import write_file
+from tensordict.io.remote.uploads import write_file
+from tensordict.io.remote.urls import StorageOptions
+from tensordict.io.saving.progress import WatchedFile, progress_bar
+from tensordict.io.saving.transaction import FileTransaction
 from tensordict.memory.mapped import PathLike
 
 

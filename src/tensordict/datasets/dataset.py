@@ -26,8 +26,8 @@ from tensordict.datasets.index import Manifests, Stretch
 from tensordict.datasets.location import Location
 from tensordict.datasets.schema import Schema
 from tensordict.datasets.writer import DatasetWriter, schema_there
-from tensordict.io.remote import StorageOptions
-from tensordict.io.remote_saves import Access, CacheDir
+from tensordict.io.remote.remote_saves import Access, CacheDir
+from tensordict.io.remote.urls import StorageOptions
 from tensordict.memory.mapped import PathLike
 from tensordict.memory.stored_tensors import Selection, StoredTensor, in_memory, tensor_of
 

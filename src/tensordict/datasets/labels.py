@@ -16,8 +16,8 @@ from collections.abc import Callable
 
 from tensordict.core.errors import SaveError
 from tensordict.datasets.lines import Line, parse_label
-from tensordict.io.archive_reader import Archive
-from tensordict.io.meta import LABEL
+from tensordict.io.formats.archive_reader import Archive
+from tensordict.io.formats.meta import LABEL
 from tensordict.io.specification import WRAPPED
 from tensordict.memory.names import META
 

@@ -35,15 +35,15 @@ from tensordict.datasets.folders import (
 from tensordict.datasets.labels import DOCUMENTS, GROUP, GROUPS, check_label, find_label
 from tensordict.datasets.lines import SHARDS, WRITERS, Line, is_shard_name
 from tensordict.datasets.records import to_file, to_line
-from tensordict.io import commit
-from tensordict.io.archive_reader import Archive
-from tensordict.io.detect import detect_format
-from tensordict.io.formats import ARCHIVE, DIRECTORY, SUFFIXES, load_mapped, open_file
-from tensordict.io.loading import LoadOptions, load_directory
-from tensordict.io.remote import IN_FLIGHT, Remote, is_url
-from tensordict.io.remote_rows import open_rows
-from tensordict.io.remote_saves import Access
-from tensordict.io.source import PrivateSave
+from tensordict.io.formats.archive_reader import Archive
+from tensordict.io.formats.detect import detect_format
+from tensordict.io.formats.loading import LoadOptions, load_directory
+from tensordict.io.formats.opening import ARCHIVE, DIRECTORY, SUFFIXES, load_mapped, open_file
+from tensordict.io.remote.remote_rows import open_rows
+from tensordict.io.remote.remote_saves import Access
+from tensordict.io.remote.urls import IN_FLIGHT, Remote, is_url
+from tensordict.io.saving import commit
+from tensordict.io.saving.source import PrivateSave
 from tensordict.memory import files, system
 from tensordict.memory.mapped import PathLike
 from tensordict.memory.names import META, SCHEMA, local_path

@@ -24,13 +24,13 @@ from tensordict.datasets.schema import Schema
 from tensordict.datasets.shards import Shard, new_shard, rows_per_block
 from tensordict.datasets.sweeping import Sweep, Sweeper, check_shard, list_unlisted_shards, names_of
 from tensordict.datasets.writer import DatasetWriter, find_schema, schema_there, shard_options
-from tensordict.io.formats import ABOVE, DATASET, DIRECTORY, Above
-from tensordict.io.progress import Progress, progress_bar, quiet
-from tensordict.io.remote import StorageOptions
-from tensordict.io.remote_saves import Access
+from tensordict.io.formats.opening import ABOVE, DATASET, DIRECTORY, Above
+from tensordict.io.formats.structure import Complain
+from tensordict.io.remote.remote_saves import Access
+from tensordict.io.remote.urls import StorageOptions
+from tensordict.io.saving.progress import Progress, progress_bar, quiet
+from tensordict.io.saving.verify import Report
 from tensordict.io.specification import LeafSpec, Specification, Unread
-from tensordict.io.structure import Complain
-from tensordict.io.verify import Report
 from tensordict.memory import files
 from tensordict.memory.mapped import PathLike
 

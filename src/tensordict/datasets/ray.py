@@ -10,7 +10,7 @@ from tensordict.core import extras
 from tensordict.core.errors import UnsupportedEntryError
 from tensordict.core.keys import joined
 from tensordict.datasets.dataset import Dataset, Segment
-from tensordict.io.remote_saves import Access
+from tensordict.io.remote.remote_saves import Access
 
 if TYPE_CHECKING:
     import ray.data

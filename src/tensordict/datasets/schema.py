@@ -18,8 +18,9 @@ from tensordict.core import ragged
 from tensordict.core.errors import SchemaError, UnsupportedEntryError
 from tensordict.core.keys import Path, entry_of, joined
 from tensordict.io import checked
-from tensordict.io.columns import elements_of_rows, ragged_leaf, taken
-from tensordict.io.meta import DTYPES
+from tensordict.io.formats.columns import elements_of_rows, ragged_leaf, taken
+from tensordict.io.formats.meta import DTYPES
+from tensordict.io.formats.structure import bad, node_from_json, node_to_json
 from tensordict.io.specification import (
     DICT,
     LAZY,
@@ -33,7 +34,6 @@ from tensordict.io.specification import (
     tensorclass_over,
     to_container,
 )
-from tensordict.io.structure import bad, node_from_json, node_to_json
 from tensordict.io.values import NotJson, encode
 from tensordict.memory import files
 from tensordict.memory.storable import check_storable
@@ -160,7 +160,7 @@ class Schema:
 
     @cached_property
     def json(self) -> dict[str, Any]:
-        """Describe a batch of no rows as `io/structure.py` does, with the dtypes and shapes of its rows."""
+        """Describe a batch of no rows as `io/formats/structure.py` does, with the dtypes and shapes of its rows."""
         return _to_json(self.skeleton, (), self.fields)
 
     @classmethod

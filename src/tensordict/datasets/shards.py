@@ -20,10 +20,10 @@ from tensordict.datasets.labels import GROUP_LABEL, describe_shard
 from tensordict.datasets.lines import Line
 from tensordict.datasets.location import Location, RemoteLocation
 from tensordict.datasets.schema import Batch, Ragged, Rows, Schema, ragged_rows
-from tensordict.io.archive import plan_archive
-from tensordict.io.directory import FolderOptions, GrowingFolder, plan_save
-from tensordict.io.formats import ARCHIVE, DIRECTORY, SUFFIXES
-from tensordict.io.remote_saves import naming_url
+from tensordict.io.formats.archive import plan_archive
+from tensordict.io.formats.directory import FolderOptions, GrowingFolder, plan_save
+from tensordict.io.formats.opening import ARCHIVE, DIRECTORY, SUFFIXES
+from tensordict.io.remote.remote_saves import naming_url
 from tensordict.io.stores.backends import backend_of
 from tensordict.memory import files
 

@@ -23,9 +23,9 @@ from tensordict.datasets.lines import SHARDS, WRITERS, Line, is_id
 from tensordict.datasets.location import Location, ShardItem, is_zarr
 from tensordict.datasets.schema import Schema, find_difference
 from tensordict.datasets.shards import rows_per_block
-from tensordict.io.commit import TEMPORARY
-from tensordict.io.directory import FolderOptions, files_of, plan_files
-from tensordict.io.verify import Report, verify
+from tensordict.io.formats.directory import FolderOptions, files_of, plan_files
+from tensordict.io.saving.commit import TEMPORARY
+from tensordict.io.saving.verify import Report, verify
 
 # The files of a Zarr group that this package writes: documents and chunks.
 _OF_ZARR = re.compile(rf"([^/]+/)*({re.escape(GROUP)}|c|c/([0-9]+/)*[0-9]*)|([^/]+/)+")

@@ -19,11 +19,11 @@ from tensordict.datasets.location import Location, Log
 from tensordict.datasets.manifest import new_manifest, put_schema, read_schema_file
 from tensordict.datasets.schema import Batch, Schema
 from tensordict.datasets.shards import Buffers, Shard, ShardOptions, new_shard
-from tensordict.io.archive import Compression
-from tensordict.io.formats import ARCHIVE, DIRECTORY, FORMATS
-from tensordict.io.progress import Progress
-from tensordict.io.remote import StorageOptions
-from tensordict.io.remote_saves import Access
+from tensordict.io.formats.archive import Compression
+from tensordict.io.formats.opening import ARCHIVE, DIRECTORY, FORMATS
+from tensordict.io.remote.remote_saves import Access
+from tensordict.io.remote.urls import StorageOptions
+from tensordict.io.saving.progress import Progress
 from tensordict.memory.mapped import PathLike
 from tensordict.memory.names import SCHEMA
 

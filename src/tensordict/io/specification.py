@@ -19,8 +19,8 @@ from tensordict.core import ragged, registry
 from tensordict.core.contract import Contract, Names
 from tensordict.core.errors import SaveError, UnsupportedEntryError
 from tensordict.core.keys import Path, entry_of
-from tensordict.io import columns
-from tensordict.io.columns import Column
+from tensordict.io.formats import columns
+from tensordict.io.formats.columns import Column
 
 DICT, LAZY, UNBATCHED = "TensorDict", "LazyStackedTensorDict", "UnbatchedTensor"
 VALUES = ("NonTensorData", "MetaData")
@@ -43,8 +43,8 @@ class Specification:
     value: what a holder holds; a stack of values has nested lists along its batch dims. A reader gives the tensors in
         it as `entries`, called `0`, `1`, ..., and its `form`, as `io/values.py` has it.
     missing: the fields of a tensorclass that are `None`.
-    columns: whether the entries of a lazy stack are not its members but their entries, see `io/columns.py`: tensors,
-        `Column`s, and specifications of nested stacks and of holders of the list of values.
+    columns: whether the entries of a lazy stack are not its members but their entries, see `formats/columns.py`:
+        tensors, `Column`s, and specifications of nested stacks and of holders of the list of values.
     finish: what a reader has yet to do: is given this specification and the container, and gives the container back.
     """
 

@@ -18,7 +18,7 @@ from tensordict.core.keys import Key, canonical
 from tensordict.llm.checkers import judge, registry
 from tensordict.llm.scores import FIELDS, IFEvalScoreData
 from tensordict.ops.collection import TensorCollection
-from tensordict.ops.locking import raise_locked
+from tensordict.ops.entries.locking import raise_locked
 
 T = TypeVar("T")
 V = TypeVar("V")

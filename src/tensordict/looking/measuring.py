@@ -11,9 +11,9 @@ import numpy as np
 from torch import Tensor
 
 from tensordict.core.keys import Path
-from tensordict.io.columns import taken
-from tensordict.io.comparing import pieces, read_piece, source_of
-from tensordict.io.progress import Progress
+from tensordict.io.formats.columns import taken
+from tensordict.io.saving.comparing import pieces, read_piece, source_of
+from tensordict.io.saving.progress import Progress
 from tensordict.io.specification import LAZY, WRAPPED, LeafSpec, Specification, specified
 from tensordict.looking.images import find_image_form, first_images
 from tensordict.looking.markup import number_text

@@ -14,11 +14,11 @@ import numpy as np
 
 from tensordict.core.extras import require
 from tensordict.core.keys import Path
-from tensordict.io.comparing import Difference, Tolerance, differences
-from tensordict.io.formats import describe_save
-from tensordict.io.progress import Progress, Wanted, bytes_allocated, bytes_on_disk, progress_bar, quiet
-from tensordict.io.remote import is_url
-from tensordict.io.remote_saves import remote_bytes
+from tensordict.io.formats.opening import describe_save
+from tensordict.io.remote.remote_saves import remote_bytes
+from tensordict.io.remote.urls import is_url
+from tensordict.io.saving.comparing import Difference, Tolerance, differences
+from tensordict.io.saving.progress import Progress, Wanted, bytes_allocated, bytes_on_disk, progress_bar, quiet
 from tensordict.io.specification import Broken, LeafSpec, Specification, Unread, broken, walk
 from tensordict.looking.markup import (
     STYLE,

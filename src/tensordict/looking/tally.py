@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tensordict.io.comparing import OPAQUE
+from tensordict.io.saving.comparing import OPAQUE
 from tensordict.looking.markup import number_text, span
 
 Numbers = np.ndarray[Any, np.dtype[Any]]

@@ -10,7 +10,7 @@ import torch
 
 from tensordict.core.keys import Key, is_nested_key, unravel_key
 from tensordict.ops.collection import TensorCollection
-from tensordict.ops.indexing import given
+from tensordict.ops.dims.indexing import given
 
 Source: TypeAlias = "torch.Generator | int | Key | None"
 

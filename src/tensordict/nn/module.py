@@ -21,8 +21,8 @@ from tensordict.nn import pickled
 from tensordict.nn.dispatch import entries_as_container
 from tensordict.nn.skipping import must_skip
 from tensordict.ops.collection import TensorCollection
-from tensordict.ops.indexing import given
-from tensordict.ops.together import set_all
+from tensordict.ops.dims.indexing import given
+from tensordict.ops.entries.together import set_all
 
 if TYPE_CHECKING:
     from torch.utils.hooks import RemovableHandle

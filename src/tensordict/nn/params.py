@@ -17,18 +17,18 @@ from tensordict.core.contract import Clones, Contract, is_node
 from tensordict.core.errors import ContainerExpected, ModuleError, SaveError
 from tensordict.core.keys import Path, entry_of, is_nested_key, path_of
 from tensordict.core.uninitialized import uninitialized_like
-from tensordict.io import pickled
+from tensordict.io.formats import pickled
 from tensordict.io.specification import is_typed
 from tensordict.memory.mapped import MemoryMappedTensor
-from tensordict.ops.copying import TRANSIENT
+from tensordict.ops.entries.copying import TRANSIENT
+from tensordict.ops.entries.writes import Update, Write
 from tensordict.ops.modules import is_parameter
-from tensordict.ops.writes import Update, Write
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-    from tensordict.io.remote import StorageOptions
-    from tensordict.io.remote_saves import CacheDir
+    from tensordict.io.remote.remote_saves import CacheDir
+    from tensordict.io.remote.urls import StorageOptions
 
 __all__ = ["TensorDictParams"]
 

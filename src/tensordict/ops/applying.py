@@ -16,10 +16,10 @@ from tensordict.core.errors import add_note
 from tensordict.core.key_views import IsLeaf, MembersApart
 from tensordict.core.keys import Path, joined
 from tensordict.core.shapes import as_size
-from tensordict.ops.numbers import stored
-from tensordict.ops.reading import NO_DEFAULT
-from tensordict.ops.writes import WritePlan
-from tensordict.ops.writing import Writing
+from tensordict.ops.entries.numbers import stored
+from tensordict.ops.entries.reading import NO_DEFAULT
+from tensordict.ops.entries.writes import WritePlan
+from tensordict.ops.entries.writing import Writing
 
 if TYPE_CHECKING:
     from typing_extensions import Self

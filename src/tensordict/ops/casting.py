@@ -16,9 +16,9 @@ from tensordict.core.context import remember
 from tensordict.core.contract import Contract, identity
 from tensordict.core.devices import as_device, place_of, put_on, wait_for
 from tensordict.core.shapes import as_size
-from tensordict.ops.describing import fitted, is_description
-from tensordict.ops.leaves import Leaves, _walk
 from tensordict.ops.refusals import naming_entry
+from tensordict.ops.storing.describing import fitted, is_description
+from tensordict.ops.storing.leaves import Leaves, _walk
 
 if TYPE_CHECKING:
     from typing_extensions import Self

@@ -16,12 +16,12 @@ from tensordict.core.keys import path_of
 from tensordict.core.shapes import as_dim, as_size
 from tensordict.ops.applying import Applying, _Call, _size
 from tensordict.ops.client_parts import part_of
-from tensordict.ops.indexing import Indexing
-from tensordict.ops.locking import raise_locked
-from tensordict.ops.naming import Naming
-from tensordict.ops.reading import NO_DEFAULT
-from tensordict.ops.stacking import stack_containers
-from tensordict.ops.writes import WritePlan
+from tensordict.ops.dims.indexing import Indexing
+from tensordict.ops.dims.naming import Naming
+from tensordict.ops.dims.stacking import stack_containers
+from tensordict.ops.entries.locking import raise_locked
+from tensordict.ops.entries.reading import NO_DEFAULT
+from tensordict.ops.entries.writes import WritePlan
 
 if TYPE_CHECKING:
     from typing_extensions import Self

@@ -7,40 +7,40 @@ from typing import Any
 
 from tensordict.core import registry
 from tensordict.core.context import BlockContext
-from tensordict.ops import torch_functions
-from tensordict.ops.adding import Adding
 from tensordict.ops.applying import Applying
-from tensordict.ops.arithmetic import Arithmetic
-from tensordict.ops.autograd import Autograd
 from tensordict.ops.casting import Casting
-from tensordict.ops.checkpointing import Checkpointing
 from tensordict.ops.client_members import ClientMembers
 from tensordict.ops.communicating import Communicating
-from tensordict.ops.comparison import Comparison
-from tensordict.ops.consolidating import Consolidating
-from tensordict.ops.copying import Copying
-from tensordict.ops.describing import Describing
-from tensordict.ops.factories import Factories
+from tensordict.ops.dims.gathering import Gathering
+from tensordict.ops.dims.indexing import Indexing
+from tensordict.ops.dims.naming import Naming
+from tensordict.ops.dims.padding import Padding
+from tensordict.ops.dims.shape import Shape
+from tensordict.ops.dims.stacking import Stacking
+from tensordict.ops.entries.adding import Adding
+from tensordict.ops.entries.copying import Copying
+from tensordict.ops.entries.factories import Factories
+from tensordict.ops.entries.structure import Structure
+from tensordict.ops.entries.values import Values
 from tensordict.ops.foreign import Foreign
-from tensordict.ops.gathering import Gathering
-from tensordict.ops.indexing import Indexing
 from tensordict.ops.mapping import Mapping
+from tensordict.ops.math import torch_functions
+from tensordict.ops.math.arithmetic import Arithmetic
+from tensordict.ops.math.autograd import Autograd
+from tensordict.ops.math.comparison import Comparison
+from tensordict.ops.math.pointwise import Pointwise
+from tensordict.ops.math.reducing import Reducing
 from tensordict.ops.modules import Modules
-from tensordict.ops.naming import Naming
-from tensordict.ops.padding import Padding
-from tensordict.ops.persisting import Persisting
 from tensordict.ops.plotting import Plotting
-from tensordict.ops.pointwise import Pointwise
 from tensordict.ops.printing import Printing
-from tensordict.ops.reducing import Reducing
-from tensordict.ops.saving import Saving
-from tensordict.ops.schemas import Schemas
-from tensordict.ops.shape import Shape
-from tensordict.ops.sharing import Sharing
-from tensordict.ops.stacking import Stacking
-from tensordict.ops.structure import Structure
-from tensordict.ops.table_files import TableFiles
-from tensordict.ops.values import Values
+from tensordict.ops.storing.checkpointing import Checkpointing
+from tensordict.ops.storing.consolidating import Consolidating
+from tensordict.ops.storing.describing import Describing
+from tensordict.ops.storing.persisting import Persisting
+from tensordict.ops.storing.saving import Saving
+from tensordict.ops.storing.schemas import Schemas
+from tensordict.ops.storing.sharing import Sharing
+from tensordict.ops.storing.table_files import TableFiles
 
 
 class TensorCollection(
@@ -89,7 +89,7 @@ class TensorCollection(
     def __torch_function__(
         cls, func: Callable[..., Any], types: Iterable[type], args: tuple[Any, ...] = (), kwargs: object = None
     ) -> Any:
-        """Torch's own functions on containers; see `ops/torch_functions.py` for the table."""
+        """Torch's own functions on containers; see `ops/math/torch_functions.py` for the table."""
         return torch_functions.call(func, types, args, kwargs)
 
 

@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch.futures import Future
 
 from tensordict.core.devices import as_device
-from tensordict.ops.leaves import Leaves
+from tensordict.ops.storing.leaves import Leaves
 from tensordict.parallel import collectives, transfers
 from tensordict.parallel.channels import Channel, as_group, rank_in
 from tensordict.parallel.sharded import gather_leaves

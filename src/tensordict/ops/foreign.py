@@ -17,7 +17,7 @@ from tensordict.core.errors import ShapeError
 from tensordict.core.keys import joined, path_of
 from tensordict.core.shapes import as_size
 from tensordict.ops.converting import Converting
-from tensordict.ops.numbers import stored
+from tensordict.ops.entries.numbers import stored
 
 if TYPE_CHECKING:
     from typing_extensions import Self, TypedDict, Unpack

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import torch
 
-from tensordict.ops.leaves import Leaves
+from tensordict.ops.storing.leaves import Leaves
 from tensordict.parallel.mapping import Mapped, Options, check_shuffle
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from tensordict.looking.plots import BINS, draw_figure
-from tensordict.ops.naming import Naming
+from tensordict.ops.dims.naming import Naming
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

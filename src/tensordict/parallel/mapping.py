@@ -15,7 +15,7 @@ from torch import Tensor
 from tensordict.core.contract import Contract
 from tensordict.core.errors import DimError, OptionError, WorkerError
 from tensordict.core.shapes import as_dim
-from tensordict.io.progress import progress_bar
+from tensordict.io.saving.progress import progress_bar
 from tensordict.parallel import sharing
 from tensordict.parallel.jobs import Chunk, Job, fitting, name_chunk, raise_failure
 from tensordict.parallel.workers import CallersPool, WorkerPool

@@ -1,6 +1,6 @@
 """The wire form: a container as one description in JSON and a few messages of plain bytes.
 
-The description has the structure (:mod:`tensordict.io.structure`), the values that are no tensors, and the name, dtype,
+The description has the structure (`io/formats/structure.py`), the values that are no tensors, and the name, dtype,
 shape and place of every tensor. Tensors have their place in one imagined storage per device: small ones in the block
 that it begins with, which is one message; large ones behind it, each a message of its own that is sent from its own
 memory. What is received anew really lies in such a storage, and so is a consolidated container.
@@ -24,8 +24,8 @@ from torch import Tensor
 from tensordict.core.errors import SaveError, TransferError, UnsupportedEntryError
 from tensordict.core.json_text import parse_json
 from tensordict.core.keys import Path, entry_of
+from tensordict.io.formats.structure import SIZES, Described, restore, value_of
 from tensordict.io.specification import Specification, to_container
-from tensordict.io.structure import SIZES, Described, restore, value_of
 from tensordict.io.values import Encoded, NotJson, exact
 from tensordict.memory.files import is_direct
 from tensordict.memory.flat_buffers import Block, Layout, fresh, is_whole

@@ -12,10 +12,18 @@ from collections.abc import Iterator
 
 from tensordict.core import registry
 from tensordict.core.errors import SaveError, UnsupportedEntryError
-from tensordict.io.formats import ARCHIVE, DIRECTORY, SUFFIXES, describe_save, format_of_name, open_save, write_save
-from tensordict.io.progress import Progress, bytes_on_disk
-from tensordict.io.remote import is_url
-from tensordict.io.remote_saves import is_saved_at, remote_bytes
+from tensordict.io.formats.opening import (
+    ARCHIVE,
+    DIRECTORY,
+    SUFFIXES,
+    describe_save,
+    format_of_name,
+    open_save,
+    write_save,
+)
+from tensordict.io.remote.remote_saves import is_saved_at, remote_bytes
+from tensordict.io.remote.urls import is_url
+from tensordict.io.saving.progress import Progress, bytes_on_disk
 from tensordict.io.specification import LeafSpec, Pickled, Specification, walk
 from tensordict.io.stores.backends import BACKENDS, backend_at, backend_of
 from tensordict.memory.names import META, without_scheme

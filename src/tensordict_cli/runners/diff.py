@@ -6,9 +6,9 @@ import argparse
 import json
 import math
 
-from tensordict.io.comparing import Difference
-from tensordict.io.diff import diff
-from tensordict.io.formats import describe_save
+from tensordict.io.formats.opening import describe_save
+from tensordict.io.saving.comparing import Difference
+from tensordict.io.saving.diff import diff
 from tensordict.io.specification import LeafSpec, walk
 from tensordict_cli.runners.terminal import (
     BAD,

@@ -23,7 +23,7 @@ import torch
 
 from tensordict.core.errors import SaveError
 from tensordict.core.settings import kernel_memory_info
-from tensordict.io.remote import is_url
+from tensordict.io.remote.urls import is_url
 from tensordict.memory import files, kernel, system
 from tensordict.memory.names import without_scheme
 from tensordict_cli.runners.terminal import BAD, GOOD, NAME, QUIET, Line, align, count_text, show, size_text

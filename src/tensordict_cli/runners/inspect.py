@@ -17,12 +17,12 @@ from typing import Any, TypeVar
 from tensordict.core.contract import Names
 from tensordict.core.errors import SaveError
 from tensordict.core.keys import Path, entry_of
-from tensordict.io.columns import taken
-from tensordict.io.comparing import OPAQUE, pieces, read_piece, source_of
-from tensordict.io.formats import describe_save
-from tensordict.io.progress import Progress, bytes_allocated, bytes_on_disk, progress_bar
-from tensordict.io.remote import is_url
-from tensordict.io.remote_saves import remote_bytes
+from tensordict.io.formats.columns import taken
+from tensordict.io.formats.opening import describe_save
+from tensordict.io.remote.remote_saves import remote_bytes
+from tensordict.io.remote.urls import is_url
+from tensordict.io.saving.comparing import OPAQUE, pieces, read_piece, source_of
+from tensordict.io.saving.progress import Progress, bytes_allocated, bytes_on_disk, progress_bar
 from tensordict.io.specification import Broken, LeafSpec, Pickled, Specification, broken, walk
 from tensordict.looking.tally import Tally, to_numbers
 from tensordict.memory.names import without_scheme

@@ -19,10 +19,10 @@ from tensordict.convert.text_tables import write_text
 from tensordict.core.errors import SaveError
 from tensordict.core.extras import require
 from tensordict.datasets import DatasetWriter
-from tensordict.io.formats import CSV, JSON, JSON_LINES, PARQUET, TABLES, open_save
-from tensordict.io.progress import progress_bar
-from tensordict.io.remote import is_url
-from tensordict.io.remote_saves import Access, is_saved_at
+from tensordict.io.formats.opening import CSV, JSON, JSON_LINES, PARQUET, TABLES, open_save
+from tensordict.io.remote.remote_saves import Access, is_saved_at
+from tensordict.io.remote.urls import is_url
+from tensordict.io.saving.progress import progress_bar
 from tensordict.memory import files
 from tensordict.memory.names import without_scheme
 from tensordict_cli.runners.terminal import GOOD, count_text, has_tqdm, show

@@ -12,7 +12,7 @@ from tensordict.containers.lazy.members import Members, common_size
 from tensordict.core import makers
 from tensordict.core.contract import NOT_BACKED, Backing, Contract, Names
 from tensordict.core.errors import ShapeError
-from tensordict.io import pickled
+from tensordict.io.formats import pickled
 
 if TYPE_CHECKING:
     from typing_extensions import Self

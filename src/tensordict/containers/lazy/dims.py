@@ -18,7 +18,7 @@ from tensordict.core.contract import Contract
 from tensordict.core.errors import ShapeError, StackError
 from tensordict.core.indexing import is_mask, leaf_index, result_size
 from tensordict.core.shapes import nested_lists
-from tensordict.ops.batch_ops import BatchOp, Cut, ForMembers, Reshape, without
+from tensordict.ops.dims.batch_ops import BatchOp, Cut, ForMembers, Reshape, without
 
 if TYPE_CHECKING:
     pass

@@ -14,7 +14,7 @@ from tensordict.core.contract import Contract, EntryStore, distinct
 from tensordict.core.devices import put_on
 from tensordict.core.errors import ShapeError, StackError
 from tensordict.core.keys import Path, joined
-from tensordict.ops.locking import raise_locked
+from tensordict.ops.entries.locking import raise_locked
 
 Hook = Callable[[Any], Any] | None
 _NO_BLOCK = nullcontext()

@@ -20,8 +20,9 @@ from tensordict.core.errors import ShapeError
 from tensordict.core.keys import joined, path_of
 from tensordict.core.shapes import as_new_dim, as_size
 from tensordict.looking.shown_entries import list_entries_by_member
-from tensordict.ops import printing, uneven
-from tensordict.ops.reading import NO_DEFAULT
+from tensordict.ops import printing
+from tensordict.ops.dims import uneven
+from tensordict.ops.entries.reading import NO_DEFAULT
 
 if TYPE_CHECKING:
     from collections.abc import KeysView

@@ -18,11 +18,11 @@ from tensordict.core.contract import Contract
 from tensordict.core.errors import ShapeError
 from tensordict.core.indexing import checked_size, is_beyond, leaf_index
 from tensordict.core.keys import Path, joined, path_of
-from tensordict.ops.assigning import Assign, AssignWithin, fitting, refuse_container, without_leading
-from tensordict.ops.locking import raise_locked
-from tensordict.ops.numbers import stored
-from tensordict.ops.writes import Copy, Resize, Write, check_expandable
-from tensordict.ops.writing import check_way
+from tensordict.ops.entries.assigning import Assign, AssignWithin, fitting, refuse_container, without_leading
+from tensordict.ops.entries.locking import raise_locked
+from tensordict.ops.entries.numbers import stored
+from tensordict.ops.entries.writes import Copy, Resize, Write, check_expandable
+from tensordict.ops.entries.writing import check_way
 
 _SCALAR = torch.Size(())
 _NUMBERS = frozenset((bool, int, float, complex))

@@ -21,9 +21,11 @@ from tensordict.core.devices import put_on
 from tensordict.core.errors import SaveError, UnsupportedEntryError
 from tensordict.core.json_text import parse_json
 from tensordict.core.keys import Path, entry_of, joined
-from tensordict.io import checked, columns
-from tensordict.io.progress import progress_bar
-from tensordict.io.remote import Remote
+from tensordict.io import checked
+from tensordict.io.formats import columns
+from tensordict.io.formats.structure import Complain
+from tensordict.io.remote.urls import Remote
+from tensordict.io.saving.progress import progress_bar
 from tensordict.io.specification import (
     DICT,
     LAZY,
@@ -40,7 +42,6 @@ from tensordict.io.specification import (
     tensorclass_over,
 )
 from tensordict.io.stores.store import SIZE, ArrayItem, Group, Item, Other, Store, Text
-from tensordict.io.structure import Complain
 from tensordict.io.values import Encoded, NotJson, encode, restored
 from tensordict.memory.files import is_direct
 from tensordict.memory.storable import check_storable

@@ -31,7 +31,7 @@ from weakref import WeakValueDictionary
 
 from tensordict.core.errors import SaveError, ServerFullError
 from tensordict.core.keys import Path, entries_of
-from tensordict.io.credentials import GuardedConnection
+from tensordict.io.remote.credentials import GuardedConnection
 from tensordict.io.stores.redis_protocol import Parser, Word, library, packed
 
 # What one request carries at most, in bytes: larger tensors go in several.

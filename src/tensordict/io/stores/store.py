@@ -22,7 +22,7 @@ from tensordict.memory.stored_tensors import SPREAD, Selection, StoredTensor
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-    from tensordict.io.progress import Progress
+    from tensordict.io.saving.progress import Progress
 
 
 # The attributes that say the batch size of a container, and the dtype of a tensor where the array has only its bits.

@@ -26,8 +26,8 @@ from tensordict.core import extras
 from tensordict.core.errors import SaveError
 from tensordict.core.keys import Path, joined, path_of
 from tensordict.io import checked
-from tensordict.io.claims import Claim
-from tensordict.io.remote import Remote, is_url
+from tensordict.io.remote.claims import Claim
+from tensordict.io.remote.urls import Remote, is_url
 from tensordict.io.stores.entries import KIND, NAMES, STACK_DIM
 from tensordict.io.stores.store import (
     DTYPE,

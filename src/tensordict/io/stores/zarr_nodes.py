@@ -28,8 +28,8 @@ from zarr.core.sync import sync
 from zarr.storage import LocalStore, MemoryStore, StorePath, WrapperStore, ZipStore
 
 from tensordict.core.json_text import parse_json
-from tensordict.io import commit
-from tensordict.io.source import Save
+from tensordict.io.saving import commit
+from tensordict.io.saving.source import Save
 from tensordict.io.stores.zarr_chunks import find_longest_chunk
 
 if TYPE_CHECKING:

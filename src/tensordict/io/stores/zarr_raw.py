@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from tensordict.io.source import Save
+from tensordict.io.saving.source import Save
 from tensordict.memory.stored_tensors import Selection
 
 

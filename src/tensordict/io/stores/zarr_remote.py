@@ -14,16 +14,16 @@ from zarr.storage import FsspecStore, WrapperStore
 
 from tensordict.core import extras
 from tensordict.core.errors import SaveError
-from tensordict.io.commit import JOURNAL
-from tensordict.io.listing import is_listed_by_pages, list_below
-from tensordict.io.remote import IN_FLIGHT, LengthError
-from tensordict.io.web import AnswerError
+from tensordict.io.remote.listing import is_listed_by_pages, list_below
+from tensordict.io.remote.urls import IN_FLIGHT, LengthError
+from tensordict.io.remote.web import AnswerError
+from tensordict.io.saving.commit import JOURNAL
 
 if TYPE_CHECKING:
     from zarr.abc.store import ByteRequest
     from zarr.core.buffer import Buffer, BufferPrototype
 
-    from tensordict.io.remote import Remote
+    from tensordict.io.remote.urls import Remote
 
 T = TypeVar("T")
 
@@ -185,4 +185,4 @@ def _check_length(content: bytes, limit: int) -> bytes:
 
 
 def _s3() -> Any:
-    return extras.require("tensordict.io.s3", "remote")
+    return extras.require("tensordict.io.remote.s3", "remote")

@@ -17,7 +17,7 @@ from tensordict.core.keys import Key, joined, path_of, unravel_key
 from tensordict.core.settings import _Modes, _Switch, from_environment
 from tensordict.nn.interaction import InteractionType, take_value
 from tensordict.ops.collection import TensorCollection
-from tensordict.ops.together import set_all
+from tensordict.ops.entries.together import set_all
 
 C = TypeVar("C", bound=TensorCollection)
 V = TypeVar("V")

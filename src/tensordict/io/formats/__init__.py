@@ -1,0 +1,1 @@
+"""The formats on disk: one or two files for each."""

@@ -1,0 +1,473 @@
+"""Archives: a save in one zip file, whose entries are the files of the directory format."""
+
+from __future__ import annotations
+
+import errno
+import os
+import pathlib
+import shutil
+import zlib
+from collections.abc import Callable, Collection, Iterable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+from tensordict.core.contract import Contract
+from tensordict.core.errors import SaveError, UnsupportedEntryError
+from tensordict.core.json_text import parse_json
+from tensordict.io.formats import zipping
+from tensordict.io.formats.archive_reader import Archive
+from tensordict.io.formats.archive_writer import Part, part, write_compressed, write_stored
+from tensordict.io.formats.detect import refuse_other
+from tensordict.io.formats.directory import FolderOptions, FolderPlan, meta_of, plan_files
+from tensordict.io.formats.loading import LoadOptions, load_directory, read_directory
+from tensordict.io.formats.meta import as_json, is_meta
+from tensordict.io.formats.value_files import left_pickled, unpickle
+from tensordict.io.formats.zipping import STORED, Entry
+from tensordict.io.saving import reopening
+from tensordict.io.saving.commit import JOURNAL
+from tensordict.io.saving.progress import Progress, progress_bar
+from tensordict.io.saving.transaction import FileTransaction, FolderTransaction, check_target
+from tensordict.io.specification import Specification
+from tensordict.memory import files
+from tensordict.memory.mapped import PathLike
+from tensordict.memory.names import LEAF_SUFFIX, META, local_path
+
+SUFFIX = ".tdz"
+
+_METHODS = {name: method for method, name in zipping.METHODS.items()} | {"deflated": zipping.DEFLATE}
+_LEVELS = {zipping.DEFLATE: (-1, 9), zipping.BZIP2: (1, 9), zipping.LZMA: (0, 9)}
+
+
+@dataclass(slots=True)
+class Compression:
+    """How the tensors of an archive are compressed."""
+
+    method: int = STORED
+    level: int | None = None
+
+    @staticmethod
+    def of(compression: str | int | None, level: int | None = None) -> Compression:
+        """What the argument `compression=` asks for: a name, or one of the constants of `zipfile`.
+
+        Raises:
+            UnsupportedEntryError: there is no such method; a `ValueError`.
+            ValueError: the method has no such level.
+        """
+        if compression is None:
+            method: int | None = STORED
+        elif isinstance(compression, str):
+            method = _METHODS.get(compression.lower())
+        else:
+            method = compression if type(compression) is int and compression in zipping.METHODS else None
+        if method is None:
+            raise UnsupportedEntryError(
+                f"unknown compression {compression!r}; known are {sorted(_METHODS)} and {sorted(zipping.METHODS)}, "
+                "the constants of zipfile"
+            )
+        if level is not None and method != STORED:
+            low, high = _LEVELS[method]
+            if not low <= level <= high:
+                raise ValueError(f"compresslevel of {zipping.METHODS[method]} is {low} to {high}, got {level!r}")
+        return Compression(method, level)
+
+
+def wants_archive(prefix: PathLike | None, archive: bool | None, compression: str | int | None = None) -> bool:
+    """Whether a save goes into an archive: as `archive` says, or else by the suffix.
+
+    Raises:
+        ValueError: an archive without a path, or compression without an archive.
+    """
+    wanted = archive if archive is not None else prefix is not None and os.fspath(prefix).endswith(SUFFIX)
+    if wanted and prefix is None:
+        raise ValueError("an archive needs a path: pass prefix='name.tdz'")
+    if compression is not None and not wanted:
+        raise ValueError("only archives are compressed: pass archive=True, or a prefix that ends with '.tdz'")
+    return bool(wanted)
+
+
+# --- saving -----------------------------------------------------------------------------------------------------------
+
+
+def plan_archive(container: Contract, prefix: PathLike, options: FolderOptions) -> Callable[[], Any]:
+    """Check everything that can be checked before a byte is written; what is returned does the rest.
+
+    Raises:
+        SaveError: an entry cannot be saved, or the archive cannot be written there.
+    """
+    how = Compression.of(options.compression)
+    if options.checksum not in ("", "crc32"):
+        raise UnsupportedEntryError(f"an archive always has CRC-32 checksums, and no {options.checksum!r}")
+    path = local_path(prefix)
+    # Whether a file that is there may be replaced is looked at by `_save`, under the lock: that reads its whole index.
+    check_target(path, options.existsok)
+    plan = plan_files(container, path, replace(options, archive=True, share_values=False))
+    parts = list(_parts(plan, len(path) + 1, options.like))
+    return partial(_save, container, parts, path, options, how)
+
+
+def _parts(plan: FolderPlan, start: int, like: bool) -> Iterator[Part]:
+    """All files of a plan, those without tensors first; `start` is where the names begin in their paths."""
+    for node in plan.nodes:
+        meta = as_json(meta_of(node))
+        yield part(f"{node.folder}/{META}"[start:], node.key, len(meta), meta, align=False)
+        if node.value is not None and node.value.pickle_file:
+            content = node.value.pickled
+            yield part(f"{node.folder}/{node.value.pickle_file}"[start:], node.key, len(content), content, align=False)
+    for leaf in plan.leaves:
+        nbytes = leaf.tensor.numel() * leaf.tensor.element_size()
+        yield part(leaf.path[start:], leaf.key, nbytes, leaf.tensor, like and not leaf.always)
+
+
+def _save(container: Contract, parts: list[Part], path: str, options: FolderOptions, how: Compression) -> Any:
+    """Write the archive, load it, and only then put it in its place."""
+    if (there := _reopened(container, path, options)) is not None:
+        return there
+    with FileTransaction(path, options.existsok, options.durable, _check(options), parents=True) as save:
+        # Another process may have made it since.
+        if (there := _reopened(container, path, options)) is not None:
+            return there
+        with save.new_file(path) as fd:
+            # Nobody looks for room before tensors in an archive are written to: "auto" reserves it or fails.
+            reserve = options.preallocate is not False
+            _write(fd, parts, how, options.num_threads, options.progress, reserve)
+            mode = "r+" if options.like else "r"
+            with Archive(path, mode, options.num_threads, fd, _index(parts)) as source:
+                loading = LoadOptions(robust=options.robust, source=source, unpickle=unpickle)
+                saved = load_directory(path, loading)
+        save.commit()
+    return saved
+
+
+def _reopened(container: Contract, path: str, options: FolderOptions) -> Any:
+    """What is saved there, for a save without content, which leaves it as it is; `None` when there is nothing."""
+    if not options.like or options.overwrite or not os.path.lexists(path):
+        return None
+    loading = LoadOptions(robust=options.robust, mode="r+", num_threads=options.num_threads)
+    if options.allow_pickle:
+        loading.unpickle = unpickle
+    return reopening.opened(container, path, partial(load_archive, path, loading))
+
+
+def _check(options: FolderOptions) -> Callable[[str], None] | None:
+    """What refuses to replace a file that is no archive of tensors.
+
+    `None` with `overwrite`, and for a save without content, which opens what is there instead of replacing it.
+    """
+    return None if options.overwrite or options.like else _refuse_other
+
+
+def _refuse_other(path: str) -> None:
+    refuse_other(path, "archive", _inside)
+
+
+def _inside(path: str) -> Collection[str]:
+    """The names in a zip file that is no archive of tensors."""
+    archive = Archive(path)
+    try:
+        ours = META in archive.entries and is_meta(parse_json(archive.read(f"{archive.path}/{META}")))
+    except ValueError:
+        ours = False
+    return () if ours else archive.entries
+
+
+def _index(parts: Iterable[Part]) -> dict[str, Entry]:
+    """What reading the archive would give; `record`, which only writing checksums asks for, is left out."""
+    found: dict[str, Entry] = {}
+    for item in parts:
+        name = item.name.decode()
+        found[name] = Entry(name, item.method, item.crc, item.stored, item.size, item.start, item.header, 0)
+    return found
+
+
+def _write(
+    fd: int, parts: list[Part], how: Compression, num_threads: int, shown: bool | None, reserve: bool = True
+) -> None:
+    with progress_bar(shown, "saving", sum(item.size for item in parts if not item.like)) as progress:
+        if how.method == STORED:
+            write_stored(fd, parts, num_threads, progress, reserve)
+        else:
+            write_compressed(fd, parts, how.method, how.level, num_threads, progress)
+
+
+# --- loading ----------------------------------------------------------------------------------------------------------
+
+
+def load_archive(prefix: PathLike, options: LoadOptions) -> Any:
+    """The container saved in an archive, or a part of it; see `load_directory`.
+
+    Args:
+        prefix: the archive.
+        options: how to load; their source does not count.
+
+    Raises:
+        SaveError: the archive does not add up, or (with "r+") what is compressed or not aligned cannot be written.
+    """
+    path = local_path(prefix)
+    with Archive(path, options.mode, options.num_threads) as source:
+        check_top(source)
+        return load_directory(prefix, replace(options, source=source))
+
+
+def check_top(archive: Archive) -> None:
+    """Refuse a zip file of something else."""
+    if META not in archive.entries:
+        raise SaveError(f"{archive.path!r} is a zip file but no archive of tensors: it has no {META!r} at its top")
+
+
+# --- archives as files ------------------------------------------------------------------------------------------------
+
+
+def is_memmap_archive(path: PathLike) -> bool:
+    """Whether a file is an archive that :func:`load_memmap` can load: a sound zip file with `meta.json` at its top.
+
+    Args:
+        path: the file; `False` when it is a folder or missing.
+
+    Example:
+        >>> import tempfile
+        >>> import torch
+        >>> from tensordict import TensorDict, is_memmap_archive
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     _ = TensorDict(a=torch.ones(2)).memmap(folder + "/x.tdz")
+        ...     is_memmap_archive(folder + "/x.tdz"), is_memmap_archive(folder)
+        (True, False)
+    """
+    absolute = local_path(path)
+    if not os.path.isfile(absolute):
+        return False
+    try:
+        return META in Archive(absolute).entries
+    except OSError:
+        return False
+
+
+def pack_memmap(
+    prefix: PathLike,
+    archive_path: PathLike,
+    *,
+    compression: str | int | None = None,
+    compresslevel: int | None = None,
+    num_threads: int = 0,
+    durable: bool = False,
+    progress: bool | None = None,
+    overwrite: bool = False,
+) -> pathlib.Path:
+    """Pack a saved folder into one archive.
+
+    Args:
+        prefix: the folder.
+        archive_path: the archive, outside of the folder. One that is there is replaced in one step; a link is followed.
+        compression: `"stored"` (the default, which loading can map), `"deflate"`, `"bzip2"`, `"lzma"`, or the
+            constant of `zipfile`.
+        compresslevel: of the method; its default when `None`.
+        num_threads: the number of threads that write or deflate.
+        durable: return only when the archive has reached the disk.
+        progress: show a bar (needs tqdm); by default on terminals and in notebooks, after a second.
+        overwrite: replace a file that is no archive, too.
+
+    Returns:
+        `archive_path`.
+
+    Raises:
+        ValueError: `prefix` is no saved folder, holds a link, or holds `archive_path`; `archive_path` is a file of
+            another kind; or there is no such compression.
+        OSError: a file cannot be read or written.
+
+    Example:
+        >>> import tempfile
+        >>> import torch
+        >>> from tensordict import TensorDict, load_memmap, pack_memmap
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     _ = TensorDict(a=torch.ones(2)).memmap(folder + "/x")
+        ...     packed = pack_memmap(folder + "/x", folder + "/x.tdz")
+        ...     td = load_memmap(packed)
+        >>> td["a"]
+        tensor([1., 1.])
+    """
+    how = Compression.of(compression, compresslevel)
+    folder, path = os.path.realpath(prefix), local_path(archive_path)
+    if not os.path.isfile(f"{folder}/{META}"):
+        raise SaveError(f"{os.fspath(prefix)!r} is no saved folder: it has no {META!r}")
+    if f"{os.path.realpath(path)}/".startswith(f"{folder}/"):
+        raise SaveError(f"the archive {path!r} would lie in the folder {folder!r} that goes into it")
+    parts = list(_parts_of(folder, ""))
+    with FileTransaction(path, True, durable, None if overwrite else _refuse_other) as save:
+        with save.new_file(path) as fd:
+            _write(fd, parts, how, num_threads, progress)
+        save.commit()
+    return pathlib.Path(archive_path)
+
+
+def _parts_of(folder: str, inner: str) -> Iterator[Part]:
+    """The files of a folder: `meta.json` first, files before folders."""
+    with os.scandir(folder + inner) as scan:
+        entries = sorted(scan, key=lambda entry: (entry.is_dir(), entry.name != META, entry.name))
+    for entry in entries:
+        path = f"{inner}/{entry.name}"
+        if entry.name == JOURNAL or (entry.name.startswith("%tmp-") and not entry.name.endswith(LEAF_SUFFIX)):
+            continue  # What a save that was killed has left.
+        if entry.is_symlink() or not (entry.is_dir() or entry.is_file()):
+            raise SaveError(f"{folder + path!r} is a link or a device, which an archive cannot hold")
+        if entry.is_dir():
+            yield from _parts_of(folder, path)
+        else:
+            align = entry.name.endswith(LEAF_SUFFIX)
+            yield part(path[1:], tuple(path[1:].split("/")), entry.stat().st_size, folder + path, align=align)
+
+
+def unpack_memmap(
+    archive_path: PathLike,
+    prefix: PathLike,
+    *,
+    num_threads: int = 0,
+    durable: bool = False,
+    progress: bool | None = None,
+    overwrite: bool = False,
+) -> pathlib.Path:
+    """Unpack an archive to a folder, as `memmap` would have saved it there.
+
+    Every checksum is verified. A save that `prefix` holds is replaced in one step, other files in it stay.
+
+    Args:
+        archive_path: the archive.
+        prefix: the folder, created when needed.
+        num_threads: the number of threads that unpack.
+        durable: return only when the files have reached the disk.
+        progress: show a bar (needs tqdm); by default on terminals and in notebooks, after a second.
+        overwrite: replace files that belong to no save and have a name of one of its, too.
+
+    Returns:
+        `prefix`.
+
+    Raises:
+        SaveError: there is such a file; the archive is broken; or (after writing with `mode="r+"`) its checksums are
+            old, see :func:`refresh_archive_checksums`.
+        OSError: a file cannot be written, or the disk is too small.
+
+    Example:
+        >>> import tempfile
+        >>> import torch
+        >>> from tensordict import TensorDict, load_memmap, unpack_memmap
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     _ = TensorDict(a=torch.ones(2)).memmap(folder + "/x.tdz")
+        ...     td = load_memmap(unpack_memmap(folder + "/x.tdz", folder + "/x"))
+        >>> td["a"]
+        MemoryMappedTensor([1., 1.])
+    """
+    archive = Archive(local_path(archive_path))
+    check_top(archive)
+    root = local_path(prefix)
+    _check_space(archive, root)
+    total = sum(entry.size for entry in archive.entries.values())
+    transaction = FolderTransaction(root, list(archive.entries), durable, overwrite=overwrite)
+    with transaction as save, progress_bar(progress, "unpacking", total) as shown:
+        for folder in sorted(archive.folders()):
+            save.make_folder(f"{root}/{folder}")
+        content = [entry for entry in archive.entries.values() if entry.name != META and not entry.name.endswith("/")]
+        jobs = [partial(_unpack_entry, archive, entry, f"{root}/{entry.name}", save, shown) for entry in content]
+        files.run_all(jobs, num_threads)
+        save.commit(archive.read(f"{archive.path}/{META}"))
+    return pathlib.Path(prefix)
+
+
+def _unpack_entry(archive: Archive, entry: Entry, path: str, save: FolderTransaction, shown: Progress | None) -> None:
+    with save.new_file(path) as fd, files.naming("write the file", path):
+        done = 0
+        for piece in archive.pieces(entry):
+            files.write_bytes(fd, piece, done)
+            done += len(piece)
+            if shown is not None:
+                shown.add(len(piece))
+
+
+def _check_space(archive: Archive, root: str) -> None:
+    """Refuse to unpack what the disk has no room for."""
+    folder = root
+    while not os.path.isdir(folder):
+        folder = os.path.dirname(folder)
+    free, total = shutil.disk_usage(folder).free, sum(entry.size for entry in archive.entries.values())
+    if total > free:
+        raise OSError(errno.ENOSPC, f"{archive.path!r} unpacks to {total} bytes, and the disk has {free} left", root)
+
+
+def refresh_archive_checksums(archive_path: PathLike, *, num_threads: int = 0) -> pathlib.Path:
+    """Give an archive the checksums of its present content.
+
+    To be called after writing to tensors loaded with `mode="r+"`, which leaves the old checksums: loading does not ask
+    for those of tensors, but zip tools and :func:`unpack_memmap` do.
+
+    Args:
+        archive_path: the archive.
+        num_threads: the number of threads that read.
+
+    Returns:
+        `archive_path`.
+
+    Raises:
+        SaveError: the archive is broken in another way.
+
+    Example:
+        >>> import tempfile
+        >>> import torch
+        >>> from tensordict import TensorDict, load_memmap, refresh_archive_checksums
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     data = TensorDict(a=torch.zeros(2)).memmap_like(folder + "/x.tdz")
+        ...     _ = data["a"].fill_(7)
+        ...     _ = refresh_archive_checksums(folder + "/x.tdz")
+        ...     td = load_memmap(folder + "/x.tdz")
+        >>> td["a"]
+        tensor([7., 7.])
+    """
+    archive = Archive(local_path(archive_path), "r+")
+    stored = [entry for entry in archive.entries.values() if entry.method == STORED]
+    with progress_bar(None, "checksums", sum(entry.size for entry in stored)) as shown:
+        files.run_all([partial(_refresh, archive, entry, shown) for entry in stored], num_threads)
+    return pathlib.Path(archive_path)
+
+
+def _refresh(archive: Archive, entry: Entry, progress: Progress | None) -> None:
+    crc = 0
+    for piece in archive.stored_pieces(entry):
+        crc = zlib.crc32(piece, crc)
+        if progress is not None:
+            progress.add(len(piece))
+    if crc != entry.crc:
+        zipping.set_crc(archive.data, entry, crc)
+
+
+# --- verifying --------------------------------------------------------------------------------------------------------
+
+
+def archive_problems(
+    path: PathLike, progress: Progress | None = None
+) -> tuple[list[tuple[str, str]], Specification | None]:
+    """Check an archive without loading it: what is wrong, each with the name of the entry ("" for the archive itself),
+    and the specification of the container.
+
+    Its structure, the checksums of all entries, and what every `meta.json` says against the entries are checked.
+
+    Args:
+        path: the archive.
+        progress: is told of every byte.
+
+    Raises:
+        FileNotFoundError: there is no file.
+    """
+    absolute = local_path(path)
+    try:
+        archive = Archive(absolute, unread=True)
+    except SaveError as error:
+        return [("", str(error))], None
+    problems: list[tuple[str, str]] = []
+    for entry in archive.entries.values():
+        try:
+            for piece in archive.pieces(entry):
+                if progress is not None:
+                    progress.add(len(piece))
+        except SaveError as error:
+            problems.append((entry.name, str(error)))
+    try:
+        return problems, read_directory(path, LoadOptions(source=archive, unpickle=left_pickled))
+    except OSError as error:
+        return [*problems, ("", str(error))], None

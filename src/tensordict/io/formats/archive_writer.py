@@ -1,0 +1,371 @@
+"""Writing an archive: its layout, and few and large positioned writes."""
+
+from __future__ import annotations
+
+import bz2
+import ctypes
+import lzma
+import os
+import zlib
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from torch import Tensor
+
+from tensordict.core.errors import SaveError
+from tensordict.core.keys import Path
+from tensordict.io.formats import zipping
+from tensordict.io.formats.zipping import BZIP2, DEFLATE, STORED, Stamp
+from tensordict.io.saving.checksums import Crc32
+from tensordict.io.saving.progress import Progress
+from tensordict.io.saving.writing import watching
+from tensordict.memory import files, system
+
+# Shorter contents go out together, in one system call, which takes this many buffers ...
+_LARGE = 256 << 10
+_VECTORS = 1024
+# ... and longer ones in pieces, which several threads sum and write.
+_PIECE = 8 << 20
+# What is deflated at once, with the end of the piece before as its dictionary: that is how far back the method refers.
+_DEFLATED, _WINDOW = 1 << 20, 32 << 10
+# Contents of this length are described by zip64 records; somewhat below 4 GiB, as compression can make them longer.
+_ZIP64 = (1 << 32) - (64 << 20)
+_MAX_NAME = 0xFFFF
+_BATCH = 1 << 20
+
+
+@dataclass(slots=True)
+class Part:
+    """A file of the archive on its way: `source` is a tensor, the content itself, or the path of a file to copy.
+
+    like: zeros are kept in its place, without being written.
+    """
+
+    name: bytes
+    key: Path
+    size: int
+    source: Tensor | bytes | str
+    like: bool = False
+    align: bool = True
+    # Whether zip64 records describe it.
+    large: bool = False
+    # Where it goes: known when the layout is made.
+    header: int = 0
+    padding: int = 0
+    # What is known when it has been written.
+    method: int = STORED
+    stored: int = 0
+    crc: int = 0
+
+    @property
+    def start(self) -> int:
+        """Where its content begins."""
+        return self.header + zipping.header_size(self.name, self.large) + self.padding
+
+
+def part(name: str, key: Path, size: int, source: Tensor | bytes | str, like: bool = False, align: bool = True) -> Part:
+    """The part of this name.
+
+    Raises:
+        SaveError: an archive cannot have a file of the name.
+    """
+    raw = name.encode()
+    if len(raw) > _MAX_NAME or not zipping.is_safe(name):
+        raise SaveError(
+            f"entry {'.'.join(key)!r}: {name[:200]!r} cannot be the name of a file in an archive; rename the entry, or "
+            "use robust_key=True, which encodes what may not be in names"
+        )
+    return Part(raw, key, size, source, like, align, size >= _ZIP64)
+
+
+# --- stored -----------------------------------------------------------------------------------------------------------
+
+
+def write_stored(
+    fd: int, parts: Sequence[Part], num_threads: int, progress: Progress | None = None, reserve: bool = True
+) -> None:
+    """Write an archive to the empty file `fd`, without compressing; sums are taken by a second thread in any case.
+
+    Raises:
+        OSError: the disk is full, or the like; names the entry.
+    """
+    stamp = Stamp()
+    position = _laid_out(parts)
+    jobs: list[Callable[[], None]] = []
+    large: list[tuple[Part, list[Crc32]]] = []
+    run: list[Part] = []
+    for item in parts:
+        if item.size < _LARGE and not item.like:
+            run.append(item)
+            if len(run) == _VECTORS // 2:
+                jobs.append(partial(_write_run, fd, run, stamp, progress))
+                run = []
+            continue
+        if run:
+            jobs.append(partial(_write_run, fd, run, stamp, progress))
+            run = []
+        sums: list[Crc32] = []
+        large.append((item, sums))
+        jobs += _pieces(fd, item, sums, progress)
+    if run:
+        jobs.append(partial(_write_run, fd, run, stamp, progress))
+    if any(item.like for item, _ in large):
+        files.allocate(fd, position, reserve)
+    # Two threads keep one core summing while the other writes: the file system lets one write to a file at a time.
+    files.run_all(jobs, max(num_threads, 2 if large else 0))
+    for item, sums in large:
+        item.crc = _total(item, sums)
+        files.write_bytes(fd, zipping.local_header(item, stamp, item.padding), item.header)
+    files.write_bytes(fd, zipping.directory(parts, stamp, position), position)
+
+
+def _laid_out(parts: Sequence[Part]) -> int:
+    position = 0
+    for item in parts:
+        item.header = position
+        end = position + zipping.header_size(item.name, item.large)
+        if item.align:
+            item.padding = zipping.padding_to(end)
+            end += item.padding
+        item.stored = item.size
+        position = end + item.size
+    return position
+
+
+def _write_run(fd: int, parts: Sequence[Part], stamp: Stamp, progress: Progress | None) -> None:
+    """Write small parts that lie one behind the other."""
+    buffers: list[Any] = []
+    for item in parts:
+        content = _content(item)
+        item.crc = zlib.crc32(content)
+        buffers += (zipping.local_header(item, stamp, item.padding), content)
+    start = parts[0].header
+    total = parts[-1].start + parts[-1].size - start
+    try:
+        done = system.pwritev(fd, buffers, start)
+        if done < total:
+            files.write_bytes(fd, b"".join(buffers)[done:], start + done)
+    except OSError as error:
+        raise _named(error, parts[0]) from error
+    _tell(progress, sum(item.size for item in parts))
+
+
+def _tell(progress: Progress | None, nbytes: int) -> None:
+    if progress is not None:
+        progress.add(nbytes)
+
+
+def _content(item: Part) -> Any:
+    """The content of a small part as a buffer, which its source must outlive."""
+    source = item.source
+    if isinstance(source, Tensor):
+        if files.is_direct(source):
+            return (ctypes.c_char * item.size).from_address(source.data_ptr()) if item.size else b""
+        return files.to_bytes(source)
+    if isinstance(source, bytes):
+        return source
+    with open(source, "rb") as file:
+        content = file.read(item.size + 1)
+    if len(content) != item.size:
+        raise SaveError(f"the file {source!r} had {item.size} bytes, and changes while it is packed")
+    return content
+
+
+def _pieces(fd: int, item: Part, sums: list[Crc32], progress: Progress | None) -> list[Callable[[], None]]:
+    """The jobs that write a large part, each with its own sum."""
+    if item.like:
+        return []
+    source = item.source
+    if isinstance(source, Tensor) and not files.is_direct(source):
+        sums.append(Crc32())
+        return [partial(_write_gathered, fd, item, sums[0], progress)]
+    starts = range(0, item.size, _PIECE)
+    sums += [Crc32() for _ in starts]
+    return [partial(_write_piece, fd, item, start, crc, progress) for start, crc in zip(starts, sums, strict=True)]
+
+
+def _write_gathered(fd: int, item: Part, crc: Crc32, progress: Progress | None) -> None:
+    assert isinstance(item.source, Tensor)
+    try:
+        files.write_tensor(fd, item.source, item.start, watching(crc, progress))
+    except OSError as error:
+        raise _named(error, item) from error
+
+
+def _write_piece(fd: int, item: Part, start: int, crc: Crc32, progress: Progress | None) -> None:
+    stop = min(start + _PIECE, item.size)
+    source = item.source
+    try:
+        if isinstance(source, Tensor):
+            files.write_range(fd, source, start, stop, item.start + start, crc.update)
+        else:
+            content = source[start:stop] if isinstance(source, bytes) else _read_range(source, start, stop)
+            crc.update(content)
+            files.write_bytes(fd, content, item.start + start)
+    except OSError as error:
+        raise _named(error, item) from error
+    _tell(progress, stop - start)
+
+
+def _read_range(path: str, start: int, stop: int) -> bytes:
+    with files.closing(os.open(path, os.O_RDONLY | system.CLOEXEC)) as fd:
+        content = system.pread(fd, stop - start, start)
+        while len(content) < stop - start:
+            more = system.pread(fd, stop - start - len(content), start + len(content))
+            if not more:
+                raise SaveError(f"the file {path!r} becomes shorter while it is packed")
+            content += more
+    return content
+
+
+def _total(item: Part, sums: Sequence[Crc32]) -> int:
+    if item.like:
+        return zipping.crc_of_zeros(item.size)
+    total, *rest = sums
+    for crc in rest:
+        total.extend(crc)
+    return total.value
+
+
+def _named(error: OSError, item: Part) -> OSError:
+    return files.named_os_error(error, "write the archive entry", item.name.decode(), item.key)
+
+
+# --- compressed -------------------------------------------------------------------------------------------------------
+
+
+def write_compressed(
+    fd: int, parts: Sequence[Part], method: int, level: int | None, num_threads: int, progress: Progress | None = None
+) -> None:
+    """Write an archive to the empty file `fd`; parts that are to be aligned are compressed, the others stored.
+
+    Raises:
+        OSError: the disk is full, or the like; names the entry.
+    """
+    stamp = Stamp()
+    position = 0
+    threads = num_threads if method == DEFLATE else 0
+    pool = ThreadPoolExecutor(threads, thread_name_prefix="tensordict-deflate") if threads > 1 else None
+    try:
+        for item in parts:
+            item.header = position
+            item.method = method if item.align else STORED
+            try:
+                _write_compressed_part(fd, item, level, pool, progress)
+                header = zipping.local_header(item, stamp)
+                files.write_bytes(fd, header, item.header)
+            except OSError as error:
+                raise _named(error, item) from error
+            position = item.start + item.stored
+    finally:
+        if pool is not None:
+            pool.shutdown(cancel_futures=True)
+    files.write_bytes(fd, zipping.directory(parts, stamp, position), position)
+
+
+def _write_compressed_part(
+    fd: int, item: Part, level: int | None, pool: ThreadPoolExecutor | None, progress: Progress | None
+) -> None:
+    if item.method == STORED:
+        content = _content(item)
+        files.write_bytes(fd, bytes(content), item.start)
+        item.crc, item.stored = zlib.crc32(content), item.size
+        _tell(progress, item.size)
+        return
+    stream = _compressor(item.method, level, pool)
+
+    def add(view: Any) -> None:
+        item.crc = zlib.crc32(view, item.crc)
+        put(stream.compress(bytes(view)))
+        _tell(progress, len(view))
+
+    def put(content: bytes) -> None:
+        files.write_bytes(fd, content, item.start + item.stored)
+        item.stored += len(content)
+
+    source = item.source
+    if isinstance(source, Tensor):
+        files.see(source, add)
+    elif isinstance(source, bytes):
+        add(source)
+    else:
+        for start in range(0, item.size, _BATCH):
+            add(_read_range(source, start, min(start + _BATCH, item.size)))
+    put(stream.flush())
+
+
+def _compressor(
+    method: int, level: int | None, pool: ThreadPoolExecutor | None
+) -> _Deflating | bz2.BZ2Compressor | _LzmaCompressor:
+    if method == DEFLATE:
+        return _Deflating(level, pool)
+    return bz2.BZ2Compressor(9 if level is None else level) if method == BZIP2 else _LzmaCompressor(level)
+
+
+class _Deflating:
+    """One raw deflate stream made of pieces that several threads compress."""
+
+    def __init__(self, level: int | None, pool: ThreadPoolExecutor | None) -> None:
+        self._level = zlib.Z_DEFAULT_COMPRESSION if level is None else level
+        self._pool = pool
+        self._window = b""
+        self._pending: bytes | None = None
+        self._futures: deque[Future[bytes]] = deque()
+
+    def compress(self, content: bytes) -> bytes:
+        """Take in the next piece, of all that is compressed; what is returned is to be written now."""
+        ready = b"" if self._pending is None else self._next(False)
+        self._pending = content
+        return ready
+
+    def flush(self) -> bytes:
+        """The rest of the stream."""
+        return self._next(True) + b"".join(future.result() for future in self._futures)
+
+    def _next(self, last: bool) -> bytes:
+        content = self._pending or b""
+        window, self._window = self._window, content[-_WINDOW:]
+        if self._pool is None:
+            return _deflated(content, window, self._level, last)
+        self._futures.append(self._pool.submit(_deflated, content, window, self._level, last))
+        # As many pieces may wait as the threads need to stay busy.
+        return self._futures.popleft().result() if len(self._futures) > 8 else b""
+
+
+def _deflated(content: bytes, window: bytes, level: int, last: bool) -> bytes:
+    if window:
+        deflater = zlib.compressobj(level, zlib.DEFLATED, -zlib.MAX_WBITS, zdict=window)
+    else:  # An empty dictionary is refused.
+        deflater = zlib.compressobj(level, zlib.DEFLATED, -zlib.MAX_WBITS)
+    return deflater.compress(content) + deflater.flush(zlib.Z_FINISH if last else zlib.Z_SYNC_FLUSH)
+
+
+class _LzmaCompressor:
+    """An .lzma file whose head is replaced by that of a zip entry: version, length of the properties, properties."""
+
+    def __init__(self, level: int | None) -> None:
+        self._stream = lzma.LZMACompressor(lzma.FORMAT_ALONE, preset=level)
+        self._head = b""
+
+    def compress(self, content: bytes) -> bytes:
+        return self._converted(self._stream.compress(content))
+
+    def flush(self) -> bytes:
+        return self._converted(self._stream.flush())
+
+    def _converted(self, content: bytes) -> bytes:
+        if len(self._head) == _LZMA_HEAD:
+            return content
+        self._head += content
+        if len(self._head) < _LZMA_HEAD:
+            return b""
+        self._head, rest = self._head[:_LZMA_HEAD], self._head[_LZMA_HEAD:]
+        return b"\x09\x04\x05\x00" + self._head[:5] + rest
+
+
+# Five bytes of properties, and eight for a length, which is unknown.
+_LZMA_HEAD = 13

@@ -1,0 +1,1 @@
+"""Saves behind URLs: what is fetched, cached and uploaded."""

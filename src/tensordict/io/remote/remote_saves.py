@@ -1,0 +1,544 @@
+"""Reading saves behind URLs: the structure first, then the bytes of the entries that are asked for, several at once.
+
+An archive or a folder is loaded twice: first with its tensors left out, which says what is needed, and again when that
+is here. All other formats are fetched whole and read as the local files that they are then.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import itertools
+import math
+import os
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from tensordict.core.errors import SaveError
+from tensordict.core.keys import Path, entry_of
+from tensordict.io.formats import zipping
+from tensordict.io.formats.archive import check_top
+from tensordict.io.formats.archive_reader import Archive
+from tensordict.io.formats.detect import detect_format
+from tensordict.io.formats.loading import LoadOptions, load_directory, read_directory
+from tensordict.io.formats.value_files import left_pickled
+from tensordict.io.formats.zipping import Entry
+from tensordict.io.remote.cache import CachedFile, ChangedError, LocalCopies, Range, RemoteCache
+from tensordict.io.remote.credentials import GuardedOptions, StorageOptions
+from tensordict.io.remote.urls import IN_FLIGHT, Remote, RemoteFile, is_url
+from tensordict.io.saving.progress import transferring
+from tensordict.memory import file_maps, files
+from tensordict.memory.mapped import PathLike
+from tensordict.memory.names import LEAF_SUFFIX, META, SCHEMA, TABLE_SUFFIX, without_scheme
+
+# What is fetched of the end of an archive at first: all that an end record with a comment can take, and zip64 records.
+_TAIL = (1 << 16) + 256
+# The header before an entry, beside its name: the fields, and what zip64 and an alignment may add.
+_HEADER = 4096
+# So much of the descriptions that follow the one that is read is fetched with it.
+_AHEAD = 256 << 10
+# How often a save is read again that was replaced while it was read.
+_TRIES = 5
+# What is in a folder that is a Zarr group.
+_ZARR, _GROUPS = "zarr", ("zarr.json", ".zgroup")
+
+CacheDir = PathLike | RemoteCache
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """How a URL is reached, and where what is fetched is kept; `cache` is `None` for nowhere.
+
+    It is shown without secrets, and pickled only where these may go along (`GuardedOptions`).
+    """
+
+    storage_options: StorageOptions | None = None
+    cache: RemoteCache | None = None
+
+    def __post_init__(self) -> None:
+        if self.storage_options is not None:
+            object.__setattr__(self, "storage_options", GuardedOptions.of(self.storage_options))
+
+    @staticmethod
+    def of(storage_options: StorageOptions | None, cache_dir: CacheDir | None = None) -> Access:
+        """What the arguments of these names ask for; `TENSORDICT_CACHE_DIR` stands in for the second."""
+        given = cache_dir or os.environ.get("TENSORDICT_CACHE_DIR") or None
+        return Access(storage_options, given if given is None or isinstance(given, RemoteCache) else RemoteCache(given))
+
+
+def read_remote(url: PathLike, access: Access, use: Callable[[RemoteSave], T]) -> T:
+    """What `use` makes of the save at a URL; called again when the save was replaced meanwhile.
+
+    Raises:
+        FileNotFoundError: there is nothing.
+        SaveError: it cannot be reached, or does not add up; names the URL.
+    """
+    for attempt in range(1, _TRIES + 1):
+        save = RemoteSave(url, access)
+        try:
+            with save.naming():
+                found = use(save)
+                save.check()
+                return found
+        except (OSError, LookupError) as error:
+            # Loaders say of the errors in between which entry they concern, and make others of them.
+            if attempt == _TRIES or not (isinstance(error, ChangedError) or save.is_replaced()):
+                raise
+        finally:
+            save.close()
+    raise AssertionError
+
+
+def read_file(
+    path: Any,
+    storage_options: StorageOptions | None,
+    cache_dir: CacheDir | None,
+    use: Callable[[Any], T],
+) -> T:
+    """What `use` makes of a file at a path; at a URL, of a copy of it, which is there as long as the result is."""
+    if not is_url(path):
+        return use(without_scheme(path))
+    return read_remote(path, Access.of(storage_options, cache_dir), lambda save: save.kept_for(use(save.local())))
+
+
+def is_saved_at(url: PathLike) -> bool:
+    """Whether there is a file, a saved folder, a data set or a Zarr group at a URL."""
+    remote = Remote(url)
+    return any(remote.find(name) is not None for name in ("", META, SCHEMA, *_GROUPS))
+
+
+def remote_bytes(url: PathLike) -> int | None:
+    """The lengths of all files of what is at a URL; `None` where the server does not say."""
+    remote = Remote(url)
+    if (file := remote.find()) is not None:
+        return file.size
+    return None if remote.is_http else sum(file.size for file in remote.files())
+
+
+class RemoteSave:
+    """The save at a URL, open.
+
+    Attributes:
+        url: where it is.
+        path: of the local copy, or what stands for it, of which errors speak.
+        in_place: where it is, if it is a Zarr group, which is read there and not fetched.
+    """
+
+    def __init__(self, url: PathLike, access: Access) -> None:
+        self.remote = Remote(url, access.storage_options)
+        # As text, since errors that have it go to other processes.
+        self.url = str(self.remote.url)
+        file = self.remote.find()
+        self._top = None if file is not None else self.remote.find(META)
+        self._format = "" if file is not None else "directory" if self._top is not None else _ZARR
+        if self._format == _ZARR and all(self.remote.find(name) is None for name in _GROUPS):
+            what = f"there is no save at this URL: no file, and no folder with {META} or {_GROUPS[0]}"
+            raise FileNotFoundError(errno.ENOENT, what, self.url)
+        self.in_place = self.remote if self._format == _ZARR else None
+        self._place = LocalCopies(access.cache)
+        self._leaves_place = False
+        # Of what is not kept, `check` asks once whether it was replaced.
+        self._file = None if file is None else self._place.file(self.remote, file, check=access.cache is not None)
+        stands = hashlib.sha256(self.url.encode()).hexdigest()
+        self.path = f"{self._place.path}/{stands}" if self._file is None else self._file.path
+        self._source: RemoteArchive | RemoteFolder | None = None
+
+    @property
+    def format(self) -> str:
+        """The format, as `detect_format` says; what is no archive and no folder is fetched for that."""
+        if self._file is not None and not self._format:
+            size = self._file.file.size
+            self._file.ensure([(0, min(size, 4)), (max(0, size - _TAIL), size)])
+            is_zip = self._file.read(0, min(size, 4)) in zipping.SIGNATURES
+            # A zip file may be of something else.
+            is_archive = is_zip and self._is_archive(RemoteArchive(self._file))
+            self._format = "archive" if is_archive else detect_format(self.local())
+        return self._format
+
+    def _is_archive(self, archive: RemoteArchive) -> bool:
+        if META in archive.entries:
+            self._source = archive
+        return META in archive.entries
+
+    def local(self) -> str:
+        """The path of a copy of all of the file."""
+        if self._file is None:
+            raise SaveError(f"{self.url!r} is a folder, and this reads a file")
+        self._file.ensure()
+        return self._file.path
+
+    def mirror(self, folder: str) -> str:
+        """Copy all of the save to a local folder, in which it is as on disk; gives its path there."""
+        if self._file is not None:
+            return self.local()
+        source = self.source()
+        assert isinstance(source, RemoteFolder)
+        jobs: list[Callable[[], None]] = []
+        root = f"{folder}/save"
+        for name in source.names():
+            target = f"{root}/{name}"
+            os.makedirs(os.path.dirname(target), exist_ok=True)
+            jobs.append(partial(source.copy, name, target))
+        files.run_all(jobs, IN_FLIGHT)
+        return root
+
+    def source(self) -> RemoteArchive | RemoteFolder:
+        """Where a loader finds the files of an archive or a folder."""
+        if self._source is None:
+            if self._file is None:
+                self._source = RemoteFolder(self, self.remote, self._place)
+            else:
+                self._source = RemoteArchive(self._file)
+                check_top(self._source)
+        return self._source
+
+    def load(self, options: LoadOptions) -> Any:
+        """The container in an archive or a folder."""
+        if options.mode != "r":
+            raise ValueError(
+                f"mode={options.mode!r} writes to the file, and {self.url!r} is only read: mode='r' can be had"
+            )
+        source = self.source()
+        plain = options.device is None or options.device.type == "meta"
+        planning = LoadOptions(options.device if plain else None, robust=options.robust, source=source)
+        planning.unpickle, planning.subpath, planning.keys = left_pickled, options.subpath, options.keys
+        source.wanted = []
+        source.ahead = options.keys is None
+        read_directory(self.path, planning)
+        source.fetch(source.wanted)
+        source.wanted = None
+        with source.inflating(options.num_threads):
+            return load_directory(self.path, replace(options, source=source))
+
+    def nbytes(self) -> int | None:
+        """The lengths of all files; `None` where the server does not say."""
+        if self._file is not None:
+            return self._file.file.size
+        return None if self.remote.is_http else sum(file.size for file in self.remote.files())
+
+    def kept_for(self, container: T) -> T:
+        """A container that reads its local copy when it is used: the copy stays as long as the container does."""
+        self._keep_for(container)
+        return container
+
+    def _keep_for(self, owner: Any) -> None:
+        self._leaves_place = True
+        weakref.finalize(owner, self._place.close)
+
+    def is_replaced(self) -> bool:
+        """Whether another save is there by now, as far as this one was read."""
+        if self._file is not None:
+            return self.remote.find() != self._file.file
+        if isinstance(self._source, RemoteFolder):
+            return self._source.is_replaced()
+        if self.in_place is not None:
+            # It is read when it is used, as it is then.
+            return False
+        return self.remote.find(META) != self._top
+
+    def check(self) -> None:
+        """Refuse what was read of a save that was replaced meanwhile; what is kept has been looked at already.
+
+        Raises:
+            ChangedError: it was.
+        """
+        if (self._file is None or self._place.cache is None) and self.is_replaced():
+            raise ChangedError(f"{self.url!r} was replaced while it was read: read it again")
+
+    @contextlib.contextmanager
+    def naming(self) -> Iterator[None]:
+        """A block whose errors speak of the URL, and not of the local copy."""
+        with naming_url(self.path, self.url):
+            yield
+
+    def close(self) -> None:
+        """Give up what is not to be kept."""
+        if not self._leaves_place:
+            self._place.close()
+
+
+@contextlib.contextmanager
+def naming_url(path: str, url: str) -> Iterator[None]:
+    """A block whose errors speak of a URL where they would of a local path."""
+    try:
+        yield
+    except (OSError, LookupError, ValueError) as error:
+        error.args = tuple(arg.replace(path, url) if isinstance(arg, str) else arg for arg in error.args)
+        if isinstance(error, OSError) and isinstance(error.filename, str):
+            error.filename = error.filename.replace(path, url)
+        raise
+
+
+class RemoteArchive(Archive):
+    """An archive of which those entries are here that were asked for.
+
+    Attributes:
+        wanted: is told of the tensors that are mapped, which then are not fetched; `None` fetches them.
+        ahead: fetch descriptions before they are asked for.
+    """
+
+    def __init__(self, file: CachedFile) -> None:
+        size = file.file.size
+        super().__init__(file.path, fd=file.hold(), entries={})
+        self._file = file
+        file.ensure([(max(0, size - _TAIL), size)])
+        self._index = zipping.ZipIndex(self.data, file.path, headers=False)
+        start = self._index.end()[1]
+        file.ensure([(start, size)])
+        self.entries = self._index.entries()
+        headers = [*sorted(entry.header for entry in self.entries.values()), start]
+        self._ends = dict(itertools.pairwise(headers))
+        self._at = {entry.header: entry for entry in self.entries.values()}
+        self._here: set[str] = set()
+        self._placed: set[str] = set()
+        self._fetched: list[Entry] = []
+        self._ragged = RaggedFiles()
+        self.wanted: list[str] | None = None
+        self.ahead = True
+
+    def fetch(self, names: Iterable[str]) -> None:
+        """Have these entries here."""
+        wanted = list(names)
+        self._file.ensure([self._range(self.entries[name]) for name in wanted])
+        self._fetched = [self._find(f"{self.path}/{name}") for name in wanted]
+
+    def inflating(self, num_threads: int) -> RemoteArchive:
+        """A block in which so many threads inflate what was fetched."""
+        self._num_threads = num_threads
+        return self
+
+    def _to_come(self) -> Iterable[Entry]:
+        return self._fetched
+
+    def map(self, path: str, dtype: torch.dtype, shape: tuple[int, ...], key: Path) -> Tensor:
+        """The tensor over a file; while it is asked what is wanted, one without content."""
+        name = path[len(self.path) + 1 :]
+        is_ragged = self._ragged.is_of_one(path)
+        if self.wanted is None or name not in self.entries or is_ragged:
+            return super().map(path, dtype, shape, key)
+        self.wanted.append(name)
+        return torch.empty(shape, dtype=dtype, device="meta")
+
+    def _find(self, path: str) -> Entry:
+        entry = super()._find(path)
+        if entry.name in self._here:
+            return entry
+        self._file.ensure([(entry.header, self._ahead_of(entry, self._range(entry)[1]))])
+        self._here.add(entry.name)
+        return self._placed_now(entry)
+
+    def _placed_now(self, entry: Entry) -> Entry:
+        """An entry whose header is here, knowing where its content begins."""
+        if entry.name in self._placed:
+            return entry
+        placed = self._index.placed(entry)
+        if placed.start + placed.stored > (stop := self._range(entry)[1]):
+            raise self._index.bad(f"its content does not end before byte {stop}, where the next one begins", entry.name)
+        self.entries[entry.name] = placed
+        self._placed.add(entry.name)
+        return placed
+
+    def place(self, path: str, wanted: Iterable[Range]) -> tuple[CachedFile, int] | None:
+        """In which file the content of an entry is, and where it begins there; `None` when it is compressed.
+
+        Args:
+            wanted: ranges of the content that will be asked for, which may be fetched with the header.
+        """
+        entry = super()._find(path)
+        if entry.method != zipping.STORED:
+            return None
+        if entry.name not in self._placed:
+            header, stop = self._range(entry)
+            # Where it begins when nothing is between it and the next entry.
+            start = stop - entry.stored
+            head = header, min(stop, header + _HEADER + len(entry.name.encode()))
+            self._file.ensure([head, *((start + low, start + high) for low, high in wanted)])
+        return self._file, self._placed_now(entry).start
+
+    def check_size(self, path: str, dtype: torch.dtype, shape: tuple[int, ...], key: Path) -> None:
+        """Raise a `SaveError` when a file is too short for a tensor."""
+        _check_size(path, super()._find(path).size, dtype, shape, key)
+
+    def is_compressed(self, path: str) -> bool:
+        """Whether a file is read as a whole or not at all."""
+        return super()._find(path).method != zipping.STORED
+
+    def _range(self, entry: Entry) -> Range:
+        """All of an entry, with the header before it."""
+        return entry.header, self._ends[entry.header]
+
+    def _ahead_of(self, entry: Entry, stop: int) -> int:
+        """Where to stop fetching when an entry is read: descriptions follow one another."""
+        most = entry.header + _AHEAD
+        following = self._at.get(stop)
+        while self.ahead and following is not None and following.name.endswith(META):
+            if self._ends[stop] > most:
+                break
+            stop = self._ends[stop]
+            following = self._at.get(stop)
+        return stop
+
+
+class RemoteFolder:
+    """The files of a save below a URL, as a `Source` of loaders: attributes as those of `RemoteArchive`."""
+
+    def __init__(self, save: RemoteSave, remote: Remote, place: LocalCopies) -> None:
+        self.path = save.path
+        self._remote, self._place = remote, place
+        # An HTTP server does not say what it has: it is asked for each file.
+        self._listed = None if remote.is_http else {file.name: file for file in remote.files()}
+        self._folders = zipping.folders_of(self._listed or ())
+        self._files: dict[str, CachedFile] = {}
+        self._ragged = RaggedFiles()
+        self.wanted: list[str] | None = None
+        self.ahead = True
+
+    def names(self) -> list[str]:
+        """The names of all files of the save.
+
+        Raises:
+            SaveError: the store has no listing, or one that is no path below a folder.
+        """
+        if self._listed is None:
+            raise SaveError(
+                f"what is below {self._remote.url!r} cannot be listed: servers of HTTP do not say. An archive can be "
+                "checked there"
+            )
+        for name in self._listed:
+            # The names of objects may have anything in them.
+            if not zipping.is_safe(name):
+                raise SaveError(f"{self._remote.url_of(name)!r} has a name that could lead out of the save")
+        return list(self._listed)
+
+    def read(self, path: str) -> bytes:
+        """The content of a small file."""
+        name = self._name(path)
+        if self.ahead and name.rpartition("/")[2] == META and name not in self._files:
+            # Those of the containers in this one, in one go.
+            folder = name[: -len(META)]
+            below = (other for other in self._listed or () if other.endswith(f"/{META}") and other.startswith(folder))
+            level = folder.count("/") + 1
+            self.fetch([name, *(other for other in below if other.count("/") == level)])
+        return self._cached(name).read()
+
+    def map(self, path: str, dtype: torch.dtype, shape: tuple[int, ...], key: Path) -> Tensor:
+        """The tensor over a private map of the copy; while it is asked what is wanted, one without content."""
+        name, nbytes = self._name(path), math.prod(shape) * dtype.itemsize
+        self.check_size(path, dtype, shape, key)
+        cached = self._cached(name)
+        is_ragged = self._ragged.is_of_one(path)
+        if self.wanted is not None and not is_ragged:
+            self.wanted.append(name)
+            return torch.empty(shape, dtype=dtype, device="meta")
+        if not nbytes:
+            return torch.empty(shape, dtype=dtype, device="cpu")
+        with cached.held() as fd:
+            cached.ensure([(0, nbytes)])
+            return file_maps.bytes_of(fd, nbytes, cached.path).view(dtype).view(shape)
+
+    def place(self, path: str, wanted: Iterable[Range]) -> tuple[CachedFile, int]:
+        """See `RemoteArchive.place`."""
+        return self._cached(self._name(path)), 0
+
+    def check_size(self, path: str, dtype: torch.dtype, shape: tuple[int, ...], key: Path) -> None:
+        """Raise a `SaveError` when a file is too short for a tensor."""
+        _check_size(path, self._cached(self._name(path)).file.size, dtype, shape, key)
+
+    def is_compressed(self, path: str) -> bool:
+        """Nothing in a folder is."""
+        return False
+
+    def exists(self, path: str) -> bool:
+        """Whether there is a file or a folder."""
+        name = self._name(path)
+        return self._find(name) is not None or self.is_folder(path)
+
+    def is_folder(self, path: str) -> bool:
+        """Whether there is a folder of a container."""
+        name = self._name(path)
+        return self._find(f"{name}/{META}") is not None if self._listed is None else name in self._folders
+
+    def fetch(self, names: Iterable[str]) -> None:
+        """Have these files here."""
+        wanted = [self._cached(name) for name in names]
+        with transferring("fetching", sum(cached.file.size for cached in wanted)):
+            files.run_all([cached.ensure for cached in wanted], IN_FLIGHT)
+
+    def inflating(self, num_threads: int) -> contextlib.AbstractContextManager[None]:
+        """A block for loading; nothing in a folder is compressed."""
+        return contextlib.nullcontext()
+
+    def copy(self, name: str, target: str) -> None:
+        """Copy a file to a local path."""
+        cached = self._cached(name)
+        with cached.held() as source, files.closing(files.create(target)) as fd:
+            cached.ensure()
+            files.copy_file(source, fd, cached.file.size)
+
+    def is_replaced(self) -> bool:
+        """Whether a file that was asked for is another one by now, or gone.
+
+        All are looked at: the `meta.json` of two saves is the same when only what is in their tensors differs.
+        """
+        asked = {name: cached.file for name, cached in self._files.items()}
+        if self._listed is not None:
+            now = {file.name: file for file in self._remote.files()}
+            return any(now.get(name) != file for name, file in asked.items())
+        replaced: list[str] = []
+
+        def look(name: str) -> None:
+            if self._remote.find(name) != asked[name]:
+                replaced.append(name)
+
+        files.run_all([partial(look, name) for name in asked], IN_FLIGHT)
+        return bool(replaced)
+
+    def asked(self) -> list[str]:
+        """The names of the files that a loader has asked for."""
+        return list(self._files)
+
+    def _name(self, path: str) -> str:
+        return path[len(self.path) + 1 :]
+
+    def _find(self, name: str) -> RemoteFile | None:
+        if self._listed is not None:
+            return self._listed.get(name)
+        return self._files[name].file if name in self._files else self._remote.find(name)
+
+    def _cached(self, name: str) -> CachedFile:
+        if name not in self._files:
+            found = self._find(name)
+            if found is None:
+                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), f"{self.path}/{name}")
+            self._files[name] = self._place.file(self._remote, found, check=self._place.cache is not None)
+        return self._files[name]
+
+
+def _check_size(path: str, size: int, dtype: torch.dtype, shape: tuple[int, ...], key: Path) -> None:
+    if size < (nbytes := math.prod(shape) * dtype.itemsize):
+        raise SaveError(
+            f"{entry_of(key)}the file {path!r} has {size} bytes, but shape {list(shape)} of {dtype} needs {nbytes}; it "
+            "was cut off or belongs to another save"
+        )
+
+
+class RaggedFiles:
+    """The files of ragged tensors, whose sizes are part of the structure: their tables are asked for first."""
+
+    def __init__(self) -> None:
+        self._stems: set[str] = set()
+
+    def is_of_one(self, path: str) -> bool:
+        """Whether a file, all of which are asked about as they come, is of a ragged tensor."""
+        if path.endswith(TABLE_SUFFIX):
+            self._stems.add(path.removesuffix(TABLE_SUFFIX))
+            return True
+        return path.removesuffix(LEAF_SUFFIX) in self._stems

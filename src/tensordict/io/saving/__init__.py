@@ -1,0 +1,1 @@
+"""Saves on the file system: their transaction, locks, checksums, checks and comparison."""

@@ -1,0 +1,328 @@
+"""Checking a save without loading it: its structure, the sizes of its files, and checksums where they were recorded."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import stat
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tensordict.core.errors import SaveError
+from tensordict.core.json_text import parse_json
+from tensordict.core.keys import Path, joined
+from tensordict.io.formats import consolidated, safetensors
+from tensordict.io.formats.archive import archive_problems
+from tensordict.io.formats.detect import detect_format
+from tensordict.io.formats.loading import LoadOptions, read_directory
+from tensordict.io.formats.meta import CHECKSUM, TABLE_CHECKSUM, listed_apart
+from tensordict.io.formats.opening import ABOVE, Above, describe_save, read_at
+from tensordict.io.formats.structure import SIZES
+from tensordict.io.formats.value_files import left_pickled
+from tensordict.io.remote.credentials import as_url
+from tensordict.io.remote.remote_saves import Access, CacheDir, RemoteSave
+from tensordict.io.remote.urls import IN_FLIGHT, Remote, StorageOptions, is_url
+from tensordict.io.saving import checksums
+from tensordict.io.saving.checksums import Recorded
+from tensordict.io.saving.progress import Progress, progress_bar, quiet
+from tensordict.io.saving.source import Save
+from tensordict.io.specification import LeafSpec, Specification, walk
+from tensordict.io.stores.backends import BACKENDS, backend_of
+from tensordict.io.stores.entries import specification_in
+from tensordict.memory import files
+from tensordict.memory.mapped import PathLike
+from tensordict.memory.names import LEAF_SUFFIX, META, TABLE_SUFFIX, file_name, local_path, without_scheme
+
+
+@dataclass(slots=True)
+class Report:
+    """What :func:`verify` found.
+
+    Args:
+        path: of the save.
+        format: "directory", "archive", "consolidated", "h5", "zarr", "safetensors" or "dataset"; empty when unknown.
+        leaves: how many tensors there are.
+        nbytes: the bytes of their elements.
+        checksummed: how many of them were compared with a recorded checksum.
+        problems: one line each; none when the save is sound.
+    """
+
+    path: str
+    format: str = ""
+    leaves: int = 0
+    nbytes: int = 0
+    checksummed: int = 0
+    problems: list[str] = field(default_factory=list)
+
+    @property
+    def ok(self) -> bool:
+        """Whether there are no problems."""
+        return not self.problems
+
+
+# Fills in a report; what is raised is one more problem.
+Verifier = Callable[[Report, int, Progress | None], None]
+
+
+def verify(
+    path: PathLike,
+    *,
+    raises: bool = True,
+    num_threads: int = 0,
+    progress: bool | None = None,
+    storage_options: StorageOptions | None = None,
+    cache_dir: CacheDir | None = None,
+) -> Report:
+    """Check a save of any format without loading it: nothing is unpickled, and no class needs to be known.
+
+    The structure, the names, shapes and dtypes, and the length of every file are checked. The content is read only
+    where checksums were recorded by `checksum=` (HDF5 files cannot record them), and always in an archive. Every chunk
+    of a Zarr group that a save of this package wrote must be there. Compressed chunks and shards are decoded, one at a
+    time for each thread; the length of others is checked.
+
+    Args:
+        path: a folder or a file, or its URL. All of a save at a URL is fetched, but for uncompressed chunks of Zarr.
+        raises: `False` returns a report with the problems instead.
+        num_threads: the number of threads that read.
+        progress: show a progress bar (needs tqdm); by default on terminals and in notebooks, after a second.
+        storage_options, cache_dir: of a URL, as in :meth:`TensorDict.load_memmap`.
+
+    Returns:
+        A report: `format`, `leaves`, `nbytes`, `checksummed`, `problems` and `ok`.
+
+    Raises:
+        FileNotFoundError: there is nothing at `path`, also with `raises=False`.
+        SaveError: there are problems; all are listed.
+
+    Example:
+        >>> import tempfile
+        >>> import torch
+        >>> from tensordict import TensorDict, verify
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     saved = TensorDict(a=torch.zeros(2)).memmap(folder, checksum=True)
+        ...     sound = verify(folder)
+        ...     _ = saved["a"].fill_(1)
+        ...     changed = verify(folder, raises=False)
+        >>> sound.ok, sound.leaves, sound.checksummed
+        (True, 1, 1)
+        >>> changed.problems
+        ["entry 'a': its crc32 checksum is d5065190, and 6522df69 was recorded"]
+    """
+    check = partial(_verified, num_threads=num_threads, progress=progress)
+    if is_url(path):
+        access = Access.of(storage_options, cache_dir)
+        with quiet(progress):
+            report = read_at(
+                path,
+                access,
+                partial(_verified_copy, check),
+                lambda format, above: _filled(
+                    Report(as_url(path), format), _with(above, access), num_threads, progress
+                ),
+            )
+    else:
+        report = check(without_scheme(path))
+    if raises and report.problems:
+        raise SaveError(f"{report.path!r} is broken: " + "; ".join(report.problems))
+    return report
+
+
+def _verified_copy(check: Callable[[PathLike], Report], save: RemoteSave) -> Report:
+    """The report on the save at a URL."""
+    if (remote := save.in_place) is not None:
+        report = Report(save.url, save.format)
+        return _filled(report, lambda *_: _verify_opened(report, remote, IN_FLIGHT), 0, False)
+    with tempfile.TemporaryDirectory(prefix="tensordict-verify-") as folder:
+        path = save.mirror(folder)
+        report = check(path)
+    report.path = save.url
+    report.problems = [problem.replace(path, save.url) for problem in report.problems]
+    return report
+
+
+def _verified(path: PathLike, num_threads: int, progress: bool | None) -> Report:
+    local_path(path)
+    report = Report(os.fspath(path))
+    if not os.path.lexists(report.path):
+        raise FileNotFoundError(2, "there is no save here", report.path)
+    try:
+        report.format = detect_format(path)
+    except (OSError, ValueError) as error:
+        report.problems.append(str(error))
+        return report
+    above = ABOVE.get(report.format)
+    verifier = VERIFIERS.get(report.format, _verify_structure)
+    return _filled(report, verifier if above is None else _with(above, Access()), num_threads, progress)
+
+
+def _with(above: Above, access: Access) -> Verifier:
+    return lambda report, num_threads, shown: above.verify(report, num_threads, shown, access)
+
+
+def _filled(report: Report, verifier: Verifier, num_threads: int, progress: bool | None) -> Report:
+    try:
+        with progress_bar(progress, "verifying", None) as shown:
+            verifier(report, num_threads, shown)
+    except (OSError, ValueError) as error:
+        # ImportError, for one, is no problem of the save.
+        report.problems.append(str(error))
+    return report
+
+
+def _verify_structure(report: Report, num_threads: int, progress: Progress | None) -> None:
+    """Check a file whose reader makes all checks before it reads a tensor."""
+    _count(report, describe_save(report.path)[1])
+
+
+def _count(report: Report, root: Specification) -> None:
+    for _, entry in walk(root):
+        if isinstance(entry, LeafSpec):
+            report.leaves += 1
+            report.nbytes += entry.nbytes
+
+
+def _verify_directory(report: Report, num_threads: int, progress: Progress | None) -> None:
+    source = _Checked(report, progress)
+    options = LoadOptions(unpickle=left_pickled, source=source)
+    options.complain = lambda error: report.problems.append(str(error))
+    read_directory(report.path, options)
+    files.run_all(source.jobs, num_threads)
+    report.problems.sort()
+
+
+class _Checked:
+    """The folders of a save as a source that checks every file, and maps none but those of ragged tensors."""
+
+    def __init__(self, report: Report, progress: Progress | None) -> None:
+        self.report = report
+        self.progress = progress
+        # What reads the files that have checksums.
+        self.jobs: list[Callable[[], None]] = []
+        # What each meta.json says about its entries.
+        self._specs: dict[str, dict[str, Any]] = {}
+        self._save = Save(os.path.abspath(report.path))
+        self.exists, self.is_folder = self._save.exists, self._save.is_folder
+
+    def read(self, path: str) -> bytes:
+        """The content of a small file."""
+        content = self._save.read(path)
+        folder, _, name = path.rpartition("/")
+        if name == META:
+            self._specs[folder] = _specs(content)
+        return content
+
+    def map(self, path: str, dtype: torch.dtype, shape: tuple[int, ...], key: Path) -> Tensor:
+        """A tensor of that form; what is wrong with its file is noted, and stops nothing."""
+        self._save.check(path, key)
+        folder, _, file = path.rpartition("/")
+        spec = self._specs.get(folder, {}).get(key[-1], {})
+        nested = bool(spec.get("is_nested"))
+        table = nested and file.removesuffix(TABLE_SUFFIX) in (key[-1], file_name(key[-1], True))
+        nbytes = math.prod(shape) * dtype.itemsize
+        if not table:
+            self.report.leaves += 1
+            self.report.nbytes += nbytes
+        try:
+            status = os.stat(path)
+        except FileNotFoundError:
+            if nested or 0 in shape or os.path.lexists(f"{folder}/{key[-1]}{LEAF_SUFFIX}"):
+                # Not a problem yet: the loader knows what to do.
+                self.report.leaves -= not table
+                self.report.nbytes -= 0 if table else nbytes
+                raise
+            self._problem(key, f"its file, {path!r}, is missing")
+            return torch.empty(shape, dtype=dtype, device="meta")
+        wrong = ""
+        if not stat.S_ISREG(status.st_mode):
+            wrong = f"{path!r} is no regular file"
+        elif status.st_size != nbytes:
+            wrong = f"{path!r} has {status.st_size} bytes, and {list(shape)} of {dtype} takes {nbytes}"
+        elif (recorded := spec.get(TABLE_CHECKSUM if table else CHECKSUM)) is not None:
+            self.jobs.append(partial(self._compare, path, recorded, key))
+            self.report.checksummed += not table
+        if nested:
+            # The sizes of the rows are part of the structure.
+            if wrong:
+                raise SaveError(_named(key, wrong))
+            return self._save.map(path, dtype, shape, key)
+        if wrong:
+            self._problem(key, wrong)
+        return torch.empty(shape, dtype=dtype, device="meta")
+
+    def _compare(self, path: str, recorded: object, key: Path) -> None:
+        with files.naming("read the file", path, key):
+            wrong = checksums.differs(path, recorded, None if self.progress is None else self.progress.add)
+        if wrong:
+            self._problem(key, wrong)
+
+    def _problem(self, key: Path, what: str) -> None:
+        self.report.problems.append(_named(key, what))
+
+
+def _named(key: Path, what: str) -> str:
+    return f"entry {joined(key)!r}: {what}"
+
+
+def _specs(content: bytes) -> dict[str, Any]:
+    """What a meta.json says about entries, by name; nothing where it is broken, which its reader will say."""
+    try:
+        meta = parse_json(content)
+    except ValueError:
+        return {}
+    if not isinstance(meta, dict):
+        return {}
+    return {name: spec for name, spec in (*meta.items(), *listed_apart(meta)) if isinstance(spec, dict)}
+
+
+def _verify_archive(report: Report, num_threads: int, progress: Progress | None) -> None:
+    problems, root = archive_problems(report.path, progress)
+    report.problems += [f"{name}: {problem}" if name else problem for name, problem in problems]
+    if root is not None:
+        _count(report, root)
+    report.checksummed = report.leaves
+
+
+def _verify_store(report: Report, num_threads: int, progress: Progress | None) -> None:
+    _verify_opened(report, report.path, num_threads)
+
+
+def _verify_opened(report: Report, where: str | Remote, num_threads: int) -> None:
+    with contextlib.closing(backend_of(report.format).open(where, "r")) as store:
+        _count(report, specification_in(store.root, lambda error: report.problems.append(str(error))))
+        report.problems += store.find_damage(num_threads)
+
+
+def _verify_sums(
+    recorded: Callable[[str], list[Recorded]], report: Report, num_threads: int, progress: Progress | None
+) -> None:
+    """Check a file that keeps the checksums of its tensors, if any, itself."""
+    _verify_structure(report, num_threads, progress)
+    add = None if progress is None else progress.add
+
+    def compare(part: Recorded) -> None:
+        wrong = checksums.differs(report.path, part.checksum, add, part.start, part.nbytes)
+        if wrong:
+            report.problems.append(f"entry {part.entry!r}: {wrong}")
+
+    found = recorded(report.path)
+    names = {part.entry for part in found}
+    tables = sum(part.entry.endswith(SIZES) and part.entry.removesuffix(SIZES) in names for part in found)
+    report.checksummed = len(found) - tables
+    files.run_all([partial(compare, part) for part in found], num_threads)
+    report.problems.sort()
+
+
+VERIFIERS: dict[str, Verifier] = {
+    **dict.fromkeys(BACKENDS, _verify_store),
+    "directory": _verify_directory,
+    "archive": _verify_archive,
+    "consolidated": partial(_verify_sums, consolidated.recorded),
+    "safetensors": partial(_verify_sums, safetensors.recorded),
+}

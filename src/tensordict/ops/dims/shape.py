@@ -1,0 +1,592 @@
+"""Shape operations: what torch.Tensor does to its dims, done to the batch dims; feature dims stay as they are."""
+
+from __future__ import annotations
+
+from operator import methodcaller
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from tensordict.core import registry, settings
+from tensordict.core.context import remember, remember_state
+from tensordict.core.contract import Contract, is_node, named_error
+from tensordict.core.errors import DimError, ShapeError
+from tensordict.core.shapes import (
+    as_dim,
+    as_dims,
+    as_ints,
+    as_new_dim,
+    as_size,
+    expand_size,
+    infer_shape,
+    move_dims,
+    permutation,
+    swapped_pair,
+)
+from tensordict.ops.dims import batch_ops
+from tensordict.ops.dims.batch_ops import BatchOp
+from tensordict.ops.dims.sizing import Sizing, replace_leaves
+from tensordict.ops.entries.locking import _keep
+from tensordict.ops.entries.writes import resize
+from tensordict.ops.refusals import naming_entry
+from tensordict.ops.storing.leaves import _entries_of
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+
+class Shape(Sizing):
+    """Dims count from the back when negative, relative to the batch dims; a locked container gives a locked result."""
+
+    def _on_batch(self, op: BatchOp, undone: bool = False) -> Self:
+        """`op` done to this container, with its lock; what is a view of memory-mapped or shared memory says so.
+
+        What is `undone` at the end of a `with` block is lazy where it is a view and `set_lazy_legacy(True)` says so.
+
+        Raises:
+            RuntimeError: torch refuses a leaf; its key is named.
+        """
+        if undone and settings.lazy_legacy_possible and op.is_view and settings.lazy_legacy():
+            view = registry.lookup("LazyView").over(self._wrapped_container(), op)
+            result = self._rewrap(view)
+            result._undo = view._undo
+            return result  # type: ignore[no-any-return]
+        if type(self._entries) is not dict and self._members() is not None:
+            result = self._rewrap(self._wrapped_container()._by_members(op))
+        else:
+            try:
+                result = self._map(op.leaf, op.size, len(op.old), op.rename, op.on_stack)
+            except RuntimeError as error:
+                raise naming_entry(error, _entries_of(self), op.leaf) from error
+        if self._locked and result is not self:
+            result._lock_tree()
+            if op.is_view:
+                result._mark_as(self)
+        return remember(result, self, op) if undone else result  # type: ignore[no-any-return]
+
+    def _on_batch_in_place(self, op: BatchOp) -> Self:
+        """`op` done to this container itself, leaf by leaf."""
+        if self._members() is not None:
+            raise ShapeError(f"{op.name} cannot change a lazy stack in place: its batch size is that of its members")
+        return replace_leaves(self, op.leaf, op.size, len(op.old), op.rename)
+
+    def _unchanged(self) -> Self:
+        """This container as the result of an operation that has nothing to do."""
+        return remember_state(self, _keep)
+
+    # --- another form of the same elements --------------------------------------------------------------------------
+
+    def view(self, *shape: object, size: object = None, batch_size: object = None) -> Self:
+        """The same memory under another batch size, or under another dtype.
+
+        Args:
+            *shape: the new batch size as ints or as one sequence, one of them possibly -1; or a `torch.dtype`.
+            size: the new batch size, instead of `shape`.
+            batch_size: with a dtype, the batch size of the result and of its nested containers; needed where the
+                change of dtype changes batch dims.
+
+        Returns:
+            a container over views; itself when the size is the one it has. Usable in a `with` block.
+
+        Raises:
+            RuntimeError: the number of elements differs, or an entry's memory does not allow the view (use `reshape`).
+
+        Example:
+            >>> import torch
+            >>> from tensordict import TensorDict
+            >>> td = TensorDict({"a": torch.zeros(3, 4, 5)}, batch_size=[3, 4])
+            >>> td.view(-1)["a"].shape, td.view(2, 6).batch_size
+            (torch.Size([12, 5]), torch.Size([2, 6]))
+            >>> with td.view(-1) as flat:
+            ...     flat["b"] = torch.ones(12)
+            >>> td["b"].shape
+            torch.Size([3, 4])
+        """
+        if len(shape) == 1 and isinstance(shape[0], torch.dtype):
+            return self._view_dtype(shape[0], batch_size)
+        old = self._batch_size
+        new = infer_shape(as_ints(shape, size), old)
+        if new == old:
+            return self._unchanged()
+        return self._on_batch(batch_ops.Reshape(old, new, "view"), True)
+
+    def _view_dtype(self, dtype: torch.dtype, batch_size: object) -> Self:
+        size = None if batch_size is None else as_size(batch_size)
+        result = self._map(methodcaller("view", dtype))
+        if size is not None:
+            _impose(result, size)
+        _check_fit(result, ())
+        if self._locked:
+            result._lock_tree()
+        return result
+
+    def reshape(self, *args: object, shape: object = None, size: object = None, inplace: bool = False) -> Self:
+        """The same elements under another batch size: views where the memory allows them, else copies.
+
+        Args:
+            *args: the new batch size as ints or as one sequence, one of them possibly -1.
+            shape: the new batch size, instead of `args`.
+            size: the same.
+            inplace: change this container, leaf by leaf, instead of making a new one.
+
+        Example:
+            >>> import torch
+            >>> from tensordict import TensorDict
+            >>> TensorDict({"a": torch.zeros(3, 4, 5)}, batch_size=[3, 4]).reshape(-1)["a"].shape
+            torch.Size([12, 5])
+        """
+        old = self._batch_size
+        new = infer_shape(as_ints(args, size if shape is None else shape), old)
+        if new == old:
+            return self
+        op = batch_ops.Reshape(old, new)
+        return self._on_batch_in_place(op) if inplace else self._on_batch(op)
+
+    def flatten(self, start_dim: int | None = None, end_dim: int | None = None, *, inplace: bool = False) -> Self:
+        """Merge neighbouring batch dims into one.
+
+        Args:
+            start_dim: the first dim to merge; the first batch dim by default.
+            end_dim: the last dim to merge, included; the last batch dim by default.
+            inplace: change this container, leaf by leaf, instead of making a new one.
+
+        Returns:
+            views where the memory allows them, else copies. Usable in a `with` block.
+
+        Example:
+            >>> import torch
+            >>> from tensordict import TensorDict
+            >>> td = TensorDict({"a": torch.zeros(2, 3, 4, 5)}, batch_size=[2, 3, 4])
+            >>> td.flatten(1, 2)["a"].shape
+            torch.Size([2, 12, 5])
+        """
+        old = self._batch_size
+        batch_dims = len(old)
+        if not batch_dims and start_dim in (None, 0, -1) and end_dim in (None, 0, -1):
+            start = end = 0
+        else:
+            start = 0 if start_dim is None else as_dim(start_dim, batch_dims)
+            end = batch_dims - 1 if end_dim is None else as_dim(end_dim, batch_dims)
+            if end < start:
+                raise ShapeError(f"flatten needs start_dim before end_dim, got {start_dim} and {end_dim}")
+        op = batch_ops.Flatten(old, start, end)
+        if inplace:
+            return self._on_batch_in_place(op)
+        return self._on_batch(op, True)
+
+    def unflatten(self, dim: int, unflattened_size: object, *, inplace: bool = False) -> Self:
+        """Cut one batch dim into several.
+
+        Args:
+            dim: the dim to cut.
+            unflattened_size: the sizes that take its place, one of them possibly -1.
+            inplace: change this container, leaf by leaf, instead of making a new one.
+
+        Returns:
+            views. Usable in a `with` block. A name of the dim stays with the last of the new dims.
+
+        Example:
+            >>> import torch
+            >>> from tensordict import TensorDict
+            >>> td = TensorDict({"a": torch.zeros(12, 5)}, batch_size=[12])
+            >>> td.unflatten(0, (3, -1))["a"].shape
+            torch.Size([3, 4, 5])
+        """
+        old = self._batch_size
+        dim = as_dim(dim, len(old))
+        parts = infer_shape(as_ints((unflattened_size,)), old[dim : dim + 1])
+        if not parts:
+            raise ShapeError("unflatten needs at least one size")
+        op = batch_ops.Unflatten(old, dim, parts)
+        if inplace:
+            return self._on_batch_in_place(op)
+        return self._on_batch(op, True)
+
+    # --- another order of the dims ----------------------------------------------------------------------------------
+
+    def permute(self, *args: object, dims: object = None) -> Self:
+        """Views with the batch dims in another order.
+
+        Args:
+            *args: the dims in their new order, as ints or as one sequence.
+            dims: the same, by keyword.
+
+        Returns:
+            a container over views; itself when the order is the one it has. Usable in a `with` block.
+
+        Raises:
+            IndexError: a dim is out of range.
+            ValueError: a dim is missing or given twice.
+
+        Example:
+            >>> import torch
+            >>> from tensordict import TensorDict
+            >>> td = TensorDict({"a": torch.zeros(2, 3, 4, 5)}, batch_size=[2, 3, 4], names=["x", "y", "z"])
+            >>> td.permute(2, 0, 1)["a"].shape, td.permute(2, 0, 1).names
+            (torch.Size([4, 2, 3, 5]), ['z', 'x', 'y'])
+        """
+        return self._permuted(permutation(as_ints(args, dims, "order"), len(self._batch_size)))
+
+    def _permuted(self, order: tuple[int, ...]) -> Self:
+        pair = swapped_pair(order)
+        if pair is None and order == tuple(range(len(order))):
+            return self._unchanged()
+        old = self._batch_size
+        op = batch_ops.Permute(old, *order) if pair is None else batch_ops.Transpose(old, *pair)
+        return self._on_batch(op, True)
+
+    def transpose(self, dim0: int, dim1: int) -> Self:
+        """Views with two batch dims swapped; itself when they are the same. Usable in a `with` block.
+
+        Raises:
+            IndexError: a dim is out of range.
+
+        Example:
+            >>> import torch
+            >>> from tensordict import TensorDict
+            >>> td = TensorDict({"a": torch.zeros(2, 3, 5)}, batch_size=[2, 3])
+            >>> with td.transpose(0, 1) as swapped:
+            ...     swapped["b"] = torch.zeros(3, 2)
+            >>> td["b"].shape
+            torch.Size([2, 3])
+        """
+        old = self._batch_size
+        dim0, dim1 = as_dim(dim0, len(old)), as_dim(dim1, len(old))
+        return self._unchanged() if dim0 == dim1 else self._on_batch(batch_ops.Transpose(old, dim0, dim1), True)
+
+    def movedim(self, source: int | tuple[int, ...], destination: int | tuple[int, ...]) -> Self:
+        """Views with batch dims moved to other positions, the others keeping their order (as :func:`torch.movedim`).
+
+        Example:
+            >>> import torch
+            >>> from tensordict import TensorDict
+            >>> TensorDict({"a": torch.zeros(2, 3, 4, 5)}, batch_size=[2, 3, 4]).movedim(0, -1)["a"].shape
+            torch.Size([3, 4, 2, 5])
+        """
+        return self._permuted(move_dims(source, destination, len(self._batch_size)))
+
+    def moveaxis(self, source: int | tuple[int, ...], destination: int | tuple[int, ...]) -> Self:
+        """The same as :meth:`movedim`."""
+        return self.movedim(source, destination)
+
+    def swapaxes(self, axis0: int, axis1: int) -> Self:
+        """The same as :meth:`transpose`."""
+        return self.transpose(axis0, axis1)
+
+    def swapdims(self, axis0: int, axis1: int) -> Self:
+        """The same as :meth:`transpose`."""
+        return self.transpose(axis0, axis1)
+
+    # --- dims of size 1, and expansion ------------------------------------------------------------------------------
+
+    def squeeze(self, dim: int | tuple[int, ...] | None = None) -> Self:
+        """Views without batch dims of size 1.
+
+        Args:
+            dim: the dim, or dims, to drop if their size is 1; by default all batch dims of size 1.
+
+        Returns:
+            a container over views; itself when there is nothing to drop. Usable in a `with` block.
+
+        Example:
+            >>> import torch
+            >>> from tensordict import TensorDict
+            >>> td = TensorDict({"a": torch.zeros(3, 1, 4, 1)}, batch_size=[3, 1, 4])
+            >>> td.squeeze().batch_size, td.squeeze(1)["a"].shape
+            (torch.Size([3, 4]), torch.Size([3, 4, 1]))
+        """
+        old = self._batch_size
+        given = range(len(old)) if dim is None else as_dims(dim, len(old))
+        dropped = [d for d in given if old[d] == 1]
+        return self._on_batch(batch_ops.Squeeze(old, *dropped), True) if dropped else self._unchanged()
+
+    def unsqueeze(self, dim: int) -> Self:
+        """Views with a batch dim of size 1 added at `dim`. Usable in a `with` block.
+
+        Raises:
+            IndexError: the dim is not between `-batch_dims - 1` and `batch_dims`.
+
+        Example:
+            >>> import torch
+            >>> from tensordict import TensorDict
+            >>> TensorDict({"a": torch.zeros(3, 5)}, batch_size=[3]).unsqueeze(-1)["a"].shape
+            torch.Size([3, 1, 5])
+        """
+        old = self._batch_size
+        return self._on_batch(batch_ops.Unsqueeze(old, as_new_dim(dim, len(old))), True)
+
+    def expand(self, *args: object, size: object = None, shape: object = None) -> Self:
+        """Views with batch dims of size 1 repeated, and dims added in front, without copying (as `Tensor.expand`).
+
+        Args:
+            *args: the new batch size as ints or as one sequence; -1 keeps a dim.
+            size: the new batch size, instead of `args`.
+            shape: the same.
+
+        Raises:
+            RuntimeError: a dim that is not of size 1 would change.
+
+        Example:
+            >>> import torch
+            >>> from tensordict import TensorDict
+            >>> TensorDict({"a": torch.zeros(3, 1, 5)}, batch_size=[3, 1]).expand(2, -1, 4)["a"].shape
+            torch.Size([2, 3, 4, 5])
+        """
+        old = self._batch_size
+        return self._on_batch(batch_ops.Expand(old, expand_size(as_ints(args, shape if size is None else size), old)))
+
+    def expand_as(self, other: object) -> Self:
+        """Expand to the shape of a tensor, or entry by entry to the shapes of another container.
+
+        Raises:
+            KeyError: `other` is a container without one of the entries.
+
+        Example:
+            >>> import torch
+            >>> from tensordict import TensorDict
+            >>> TensorDict({"a": torch.zeros(1, 5)}, [1]).expand_as(torch.zeros(2, 3))["a"].shape
+            torch.Size([2, 3, 5])
+        """
+        if isinstance(other, Tensor):
+            return self.expand(other.shape)
+        if not isinstance(other, Contract):
+            raise TypeError(f"expand_as takes a tensor or a container, got {type(other).__name__}")
+        result = _expanded_like(self, other, ())
+        if self._locked:
+            result._lock_tree()
+        return result  # type: ignore[no-any-return]
+
+    def broadcast_to(self, shape: object) -> Self:
+        """The same as :meth:`expand` with one sequence."""
+        return self.expand(shape)
+
+    def atleast_1d(self) -> Self:
+        """With one batch dim at least: itself, or views with a dim of size 1 added."""
+        return self._at_least(1)
+
+    def atleast_2d(self) -> Self:
+        """With two batch dims at least: itself, or views with dims of size 1 added in front.
+
+        Example:
+            >>> import torch
+            >>> from tensordict import TensorDict
+            >>> TensorDict({"a": torch.zeros(3, 5)}, batch_size=[3]).atleast_2d().batch_size
+            torch.Size([1, 3])
+        """
+        return self._at_least(2)
+
+    def atleast_3d(self) -> Self:
+        """With three batch dims at least: itself, or views with dims of size 1 added in front."""
+        return self._at_least(3)
+
+    def _at_least(self, ndim: int) -> Self:
+        result = self
+        while len(result._batch_size) < ndim:
+            result = result.unsqueeze(0)
+        return result
+
+    # --- the same dims, other elements ------------------------------------------------------------------------------
+
+    def flip(self, dims: int | tuple[int, ...]) -> Self:
+        """Copies with the elements in reverse order along one or several batch dims.
+
+        Example:
+            >>> import torch
+            >>> from tensordict import TensorDict
+            >>> TensorDict({"a": torch.arange(3)}, batch_size=[3]).flip(0)["a"]
+            tensor([2, 1, 0])
+        """
+        old = self._batch_size
+        return self._on_batch(batch_ops.Flip(old, *as_dims(dims, len(old))))
+
+    def fliplr(self) -> Self:
+        """`flip(1)`; needs two batch dims."""
+        self._need_dims(2, "fliplr")
+        return self.flip(1)
+
+    def flipud(self) -> Self:
+        """`flip(0)`; needs one batch dim."""
+        self._need_dims(1, "flipud")
+        return self.flip(0)
+
+    def _need_dims(self, count: int, what: str) -> None:
+        if len(self._batch_size) < count:
+            raise DimError(f"{what} needs at least {count} batch dims, got the batch size {list(self._batch_size)}")
+
+    def rot90(self, k: int = 1, dims: tuple[int, int] = (0, 1)) -> Self:
+        """Copies rotated by 90 degrees, `k` times, in the plane of two batch dims, from the first towards the second.
+
+        Example:
+            >>> import torch
+            >>> from tensordict import TensorDict
+            >>> TensorDict({"a": torch.arange(6).view(2, 3)}, batch_size=[2, 3]).rot90()["a"].tolist()
+            [[2, 5], [1, 4], [0, 3]]
+        """
+        self._need_dims(2, "rot90")
+        old = self._batch_size
+        plane = as_dims(dims, len(old))
+        if len(plane) != 2:
+            raise ShapeError(f"rot90 turns in a plane of two dims, got {dims}")
+        return self._on_batch(batch_ops.Rot90(old, k, *plane))
+
+    def roll(
+        self, shifts: int | tuple[int, ...], dims: int | tuple[int, ...] | None = None, *, inplace: bool = False
+    ) -> Self:
+        """Copies with the elements shifted along batch dims, those pushed out coming back at the other end.
+
+        Args:
+            shifts: by how many places; a tuple goes with a tuple of dims.
+            dims: the dims; by default the batch is treated as flattened, and its shape restored afterwards.
+            inplace: replace the entries of this container, leaf by leaf, instead of making a new one.
+
+        Example:
+            >>> import torch
+            >>> from tensordict import TensorDict
+            >>> TensorDict({"a": torch.arange(4)}, batch_size=[4]).roll(1, 0)["a"]
+            tensor([3, 0, 1, 2])
+        """
+        old = self._batch_size
+        if dims is None:
+            op = batch_ops.Roll(old, shifts, None, len(old))
+        else:
+            places = (dims,) if isinstance(dims, int) else tuple(dims)
+            steps = (shifts,) if isinstance(shifts, int) else tuple(shifts)
+            if len(places) != len(steps):
+                raise ShapeError(f"roll needs one shift per dim, got shifts={shifts} and dims={dims}")
+            op = batch_ops.Roll(old, steps, tuple([as_dim(d, len(old)) for d in places]))
+        return self._on_batch_in_place(op) if inplace else self._on_batch(op)
+
+    def narrow(self, dim: int, start: int | Tensor, length: int) -> Self:
+        """Views of the elements `start` to `start + length` of a batch dim.
+
+        Raises:
+            IndexError: `dim` or `start` is out of range.
+            RuntimeError: the range goes past the end.
+
+        Example:
+            >>> import torch
+            >>> from tensordict import TensorDict
+            >>> TensorDict({"a": torch.arange(4)}, batch_size=[4]).narrow(0, 1, 2)["a"]
+            tensor([1, 2])
+        """
+        old = self._batch_size
+        dim = as_dim(dim, len(old))
+        start, extent = int(start), old[dim]
+        if not -extent <= start <= extent:
+            raise DimError(f"start {start} is out of range for dim {dim} of size {extent}")
+        start += extent if start < 0 else 0
+        if length < 0 or start + length > extent:
+            raise ShapeError(f"start ({start}) + length ({length}) does not fit in dim {dim} of size {extent}")
+        return self._on_batch(batch_ops.Narrow(old, dim, start, length))
+
+    # --- repetition -------------------------------------------------------------------------------------------------
+
+    def repeat(self, *repeats: object, inplace: bool = False) -> Self:
+        """Copies with the batch repeated along its dims (as `Tensor.repeat`; see :meth:`repeat_interleave`).
+
+        Args:
+            *repeats: how often, one int per batch dim (or one sequence); with more ints, dims are added in front.
+            inplace: replace the entries of this container, leaf by leaf, instead of making a new one.
+
+        Example:
+            >>> import torch
+            >>> from tensordict import TensorDict
+            >>> TensorDict({"a": torch.arange(2)}, batch_size=[2]).repeat(2)["a"]
+            tensor([0, 1, 0, 1])
+        """
+        old = self._batch_size
+        times = as_ints(repeats, what="number of repetitions")
+        if len(times) < len(old) or any(n < 0 for n in times):
+            raise ShapeError(
+                f"repeat needs one non-negative int per batch dim at least, got {times} for the batch size {list(old)}"
+            )
+        op = batch_ops.Repeat(old, *times)
+        return self._on_batch_in_place(op) if inplace else self._on_batch(op)
+
+    def tile(self, dims: object) -> Self:
+        """Copies with the batch repeated along its last dims (as `Tensor.tile`).
+
+        Args:
+            dims: how often, an int or a sequence; dims that it does not reach, from the back, are not repeated.
+
+        Example:
+            >>> import torch
+            >>> from tensordict import TensorDict
+            >>> TensorDict({"a": torch.zeros(2, 3, 5)}, batch_size=[2, 3]).tile((2,))["a"].shape
+            torch.Size([2, 6, 5])
+        """
+        times = as_ints((dims,), what="number of repetitions")
+        return self.repeat((1,) * (len(self._batch_size) - len(times)) + times)
+
+    def repeat_interleave(
+        self, repeats: Tensor | int, dim: int | None = None, *, output_size: int | None = None, inplace: bool = False
+    ) -> Self:
+        """Copies with every element of a batch dim repeated.
+
+        Args:
+            repeats: how often; a tensor gives each element its own count.
+            dim: the dim; by default the batch is flattened first.
+            output_size: the resulting size of the dim, if known: saves a synchronisation on GPUs.
+            inplace: replace the entries of this container, leaf by leaf, instead of making a new one.
+
+        Example:
+            >>> import torch
+            >>> from tensordict import TensorDict
+            >>> TensorDict({"a": torch.arange(2)}, batch_size=[2]).repeat_interleave(2, dim=0)["a"]
+            tensor([0, 0, 1, 1])
+        """
+        if dim is None and len(self._batch_size) != 1:
+            flat = self.flatten(inplace=inplace)
+            return flat.repeat_interleave(repeats, 0, output_size=output_size, inplace=inplace)
+        old = self._batch_size
+        dim = as_dim(0 if dim is None else dim, len(old))
+        op = batch_ops.RepeatInterleave(old, dim, repeats, output_size, self._device)
+        return self._on_batch_in_place(op) if inplace else self._on_batch(op)
+
+
+def _expanded_like(node: Any, other: Contract, path: tuple[str, ...]) -> Any:
+    """`node` with every leaf expanded to the shape of the same entry of `other`, whose batch sizes it takes."""
+    entries: dict[str, Any] = {}
+    theirs = other._entries
+    for name, value in node._entries.items():
+        key = (*path, name)
+        if name not in theirs:
+            raise KeyError(f"expand_as: the other container has no entry {key!r}")
+        target = theirs[name]
+        if is_node(value) != is_node(target):
+            raise TypeError(f"expand_as: entry {key!r} is a tensor in one of the containers only")
+        if is_node(value):
+            entries[name] = _expanded_like(value, target, key)
+        else:
+            try:
+                entries[name] = value.expand(target.shape)
+            except RuntimeError as error:
+                raise named_error(error, key) from error
+    size = other._batch_size
+    added = len(size) - len(node._batch_size)
+    names = None if node._names is None or added < 0 else [None] * added + node._names
+    return node._build(entries, size, node._device, names)
+
+
+def _impose(node: Contract, size: torch.Size) -> None:
+    """Give every container of a tree the batch size `size`."""
+    resize(node, size)
+    for value in node._entries.values():
+        if isinstance(value, Contract):
+            _impose(value, size)
+
+
+def _check_fit(node: Contract, path: tuple[str, ...]) -> None:
+    """Raise when an entry's shape does not begin with the batch size."""
+    size = node._batch_size
+    for name, value in node._structure().items():
+        if isinstance(value, Contract) and not is_node(value):
+            continue  # an `UnbatchedTensor` has a shape of its own
+        if node._shape_of(name)[: len(size)] != size:
+            raise ShapeError(
+                f"entry {(*path, name)!r} has shape {list(value.shape)} in the new dtype, which does not begin with "
+                f"the batch size {list(size)}; pass the batch size that it should have as batch_size="
+            )
+        if isinstance(value, Contract):
+            _check_fit(value, (*path, name))

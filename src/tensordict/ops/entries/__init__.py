@@ -1,0 +1,1 @@
+"""Operations on entries: reading, writing, moving, copying, locking."""

@@ -1,0 +1,1 @@
+"""Arithmetic, reductions, comparison, gradients, and torch's own functions."""

@@ -1,0 +1,125 @@
+"""Comparison and logic of values that are no tensors: as Python computes them, element by element."""
+
+from __future__ import annotations
+
+import numbers
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tensordict.core import makers
+from tensordict.core.contract import Contract, named_error
+from tensordict.core.equality import same_value
+from tensordict.core.errors import ShapeError
+from tensordict.core.keys import path_of
+from tensordict.core.shapes import nested_lists
+from tensordict.ops.entries.writes import Copy, WritePlan
+from tensordict.ops.math.comparison import Comparison
+
+
+def or_with_right(left: Any, right: Any) -> Any:
+    """`right | left`, which for dicts is not `left | right`."""
+    return right | left
+
+
+# What operators on containers do to values; those that ask for an order leave them as they are.
+_ON_VALUES: dict[Any, Callable[[Any, Any], Any]] = {
+    torch.eq: same_value,
+    torch.ne: lambda one, other: not same_value(one, other),
+    torch.bitwise_and: operator.and_,
+    torch.bitwise_or: operator.or_,
+    torch.bitwise_xor: operator.xor,
+    or_with_right: or_with_right,
+}
+
+
+def combining(container: Any, other: Contract, op: object) -> WritePlan:
+    """What writes the results of an operator over the values of a container, which some in `other` stand beside.
+
+    Values that `other` has no counterpart of stay as they are.
+
+    Raises:
+        TypeError: Python does not know the operator for these values.
+        ShapeError: they are of other batch sizes.
+    """
+    fresh: dict[Any, Any] = {}
+    for key, holder in container.non_tensor_items(include_nested=True):
+        theirs: Any = other._peek(path_of(key))
+        if isinstance(theirs, Contract) and theirs._is_non_tensor:
+            try:
+                if not (hasattr(holder, "_value") and hasattr(theirs, "_value")):
+                    _check_sizes(holder, theirs)
+                fresh[key] = holder._combined(theirs, _ON_VALUES[op])
+            except (TypeError, ShapeError) as error:
+                raise named_error(error, path_of(key)) from None
+    write = Copy()
+    container._plan_write(write, fresh)
+    return write.plan
+
+
+def _check_sizes(one: Any, other: Contract) -> None:
+    if not other._is_non_tensor or one._batch_size != other._batch_size:
+        raise ShapeError(
+            f"values that are no tensors can be compared with such of the same batch size: one side has "
+            f"{list(one._batch_size)}, the other is a {type(other).__name__} of {list(other._batch_size)}"
+        )
+
+
+def _bools(values: list[Any], size: torch.Size, device: torch.device | None) -> Tensor:
+    return torch.tensor(values, dtype=torch.bool, device=device).reshape(size)
+
+
+class Operators(Comparison):
+    """Comparison and logic of values: as Python computes them, element by element."""
+
+    def _flat_values(self) -> list[Any]:
+        """The value of every element of the batch, the last dim changing fastest."""
+        raise NotImplementedError
+
+    def _compared_as(self, other: Any, op: Any) -> Any:
+        if isinstance(other, (Tensor, Contract)):
+            return super()._compared_as(other, op)
+        if op in (torch.eq, torch.ne) and not isinstance(other, numbers.Number):
+            return NotImplemented  # A container equals no such thing.
+        return self._compared_with_value(other, op)
+
+    def _compared_with_value(self, other: object, op: object) -> Any:
+        return self._compared_with_container(makers.value(other, self._batch_size), op)
+
+    def _compared_with_container(self, other: Any, op: object) -> Any:
+        """A tensor of bools when all results are bools, a holder of the results otherwise.
+
+        Raises:
+            TypeError: Python does not know the operator for these values.
+            ShapeError: the other side is no holder, or of another batch size.
+        """
+        fn = _ON_VALUES.get(op)
+        if fn is None:
+            return self.copy()
+        size, device = self._batch_size, self._device
+        _check_sizes(self, other)
+        result = self._combined(other, fn)
+        one = hasattr(result, "_value")
+        results = [result._value] if one else result._flat_values()
+        if not all(type(value) is bool for value in results):
+            return result
+        return torch.full(size, *results, device=device) if one else _bools(results, size, device)
+
+    def _combined(self, other: Any, fn: Callable[[Any, Any], Any]) -> Any:
+        """The holder of what `fn` gives for the values of two holders of one batch size."""
+        size, device = self._batch_size, self._device
+        if hasattr(self, "_value") and hasattr(other, "_value"):
+            return self._of(fn(self._value, other._value), size, device, self._names)  # type: ignore[attr-defined]
+        results = [fn(*pair) for pair in zip(self._flat_values(), other._flat_values(), strict=True)]
+        return makers.values(nested_lists(results, size), size, 0, device)
+
+    def __ror__(self, other: object) -> Any:
+        return self._compared_with_value(other, or_with_right)
+
+    # A value has no memory to write into: the name is bound to the result.
+    __iand__ = Comparison.__and__
+    __ior__ = Comparison.__or__
+    __ixor__ = Comparison.__xor__

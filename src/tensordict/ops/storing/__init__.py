@@ -1,0 +1,1 @@
+"""Containers in files, stores, shared memory and tables."""
