@@ -2,8 +2,8 @@
 
 One file is there when all of it is. Of a folder, the `meta.json` at the top goes last; until then there is no save. A
 claim keeps a second uploader from mixing in its files (`claims.py`). Only `overwrite=True` replaces a save: an archive
-or another single file in one step, a folder after its `meta.json` has been taken away, so that a reader finds no save, and
-one who has begun notices that the files are others (`RemoteSave.check`).
+or another single file in one step, a folder after its `meta.json` has been taken away. A new reader then finds no save,
+and a reader that has begun notices that the files are others (`RemoteSave.check`).
 """
 
 from __future__ import annotations
