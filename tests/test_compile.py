@@ -292,6 +292,12 @@ SIZES_VARY = {
 REFUSED = {"checkpoint", "grad"} if torch.__version__.startswith("2.11.") else set()
 
 
+def skip_refused_export(name, strict):
+    """Skip what torch 2.11 refuses: a strict program holds a batch size that varies as such an instance, too."""
+    if REFUSED and strict and name != "of no dims":
+        pytest.skip("torch 2.11 does not export it")
+
+
 @pytest.fixture(autouse=True)
 def _fresh():
     torch._dynamo.reset()
@@ -428,6 +434,7 @@ EXPORTED = {
 @pytest.mark.parametrize("strict", [True, False])
 @pytest.mark.parametrize("name", EXPORTED)
 def test_exported_programs_give_containers_of_any_batch_size(name, strict):
+    skip_refused_export(name, strict)
     module = Calling(EXPORTED[name])
     shapes = {"x": {0: torch.export.Dim("rows")}}
     program = torch.export.export(module, (torch.randn(5, 3),), dynamic_shapes=shapes, strict=strict)
@@ -461,6 +468,7 @@ GIVEN = {
 @pytest.mark.parametrize("strict", [True, False])
 @pytest.mark.parametrize("name", GIVEN)
 def test_exported_programs_take_containers_of_any_batch_size(name, strict):
+    skip_refused_export(name, strict)
     module = Calling(lambda x: (x * 2).copy())
     shapes = torch.export.ShapesCollection()
     given = GIVEN[name](5)
@@ -476,6 +484,7 @@ def test_exported_programs_take_containers_of_any_batch_size(name, strict):
 
 
 def test_a_value_alone_has_lost_a_size_that_varies():
+    skip_refused_export("value", True)
     module = Calling(lambda x: (x * 2, NonTensorData("word", batch_size=x.shape[:1])))
     shapes = {"x": {0: torch.export.Dim("rows")}}
     program = torch.export.export(module, (torch.randn(5, 3),), dynamic_shapes=shapes, strict=True)

@@ -243,7 +243,7 @@ def specification_of(
     if kind not in KINDS:
         raise UnsupportedEntryError(f"{entry_of(key)}a {kind} cannot be stored; to_tensordict() gives what can")
     size = container._batch_size
-    if kind == DICT and (set(map(type, size)) - {int} or min(size, default=0) < 0):
+    if kind == DICT and any(type(count) is not int or count < 0 for count in size):
         raise UnsupportedEntryError(
             f"{entry_of(key)}a container whose batch size is {list(size)} cannot be stored: give it one of the dims "
             "whose size is a number (td.batch_size = ...)"

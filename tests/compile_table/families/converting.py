@@ -50,7 +50,7 @@ FORMS = [
     Form("from_struct_array", lambda td: TensorDict.from_struct_array(td.to_struct_array()), ("flat",)),
     Form("numpy", lambda td: td.numpy(), ("nested", "flat")),
     Form("tolist", lambda td: td.tolist(), NESTED),
-    Form("state_dict", lambda td: td.state_dict(), ("nested", "lazy", "params")),
+    Form("state_dict", lambda td: td.state_dict(), ("nested", "lazy", "params"), quick="nested"),
     Form("load_state_dict", state_of, ("nested", "lazy")),
     Form("from_dict", lambda td: TensorDict.from_dict({"x": td.get("a"), "n": {"y": td.get("a")}}), NESTED),
     Form("from_dict: auto", lambda td: TensorDict.from_dict({"x": td.get("a") * 2}, auto_batch_size=True), NESTED),
