@@ -391,6 +391,7 @@ def test_structures_of_sizes_that_vary_are_compared():
     assert [same(make(count), make(count)[0]) for count in (4, 6)] == [False, False]
 
 
+@pytest.mark.skipif(bool(REFUSED), reason="torch 2.11 makes no instances of subclasses of int in a graph")
 def test_trees_of_sizes_that_vary_are_put_together():
     compiled = torch.compile(lambda td: _pytree.tree_map(lambda leaf: leaf.sum(0), td), fullgraph=True, backend="eager")
     for count in (4, 6, 8):

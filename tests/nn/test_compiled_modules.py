@@ -265,6 +265,8 @@ def Affine2():
 
 @pytest.mark.parametrize("name", NAMED)
 def test_dispatch(name):
+    if torch.__version__.startswith("2.11.") and name == "user's":
+        pytest.skip("torch 2.11 does not compile from_dict(auto_batch_size=True), which dispatch calls")
     make_module, names, keys = NAMED[name]
     module = make_module()
 

@@ -226,6 +226,7 @@ def test_onnx_draws_samples():
     assert results["action"].unique().numel() == 10 and results["loc"].unique(dim=0).shape[0] == 1
 
 
+@pytest.mark.skipif(torch.__version__.startswith("2.11."), reason="torch 2.11 exports no ensemble to ONNX")
 def test_onnx_of_a_module_of_ones_own_and_of_an_ensemble():
     obs = torch.randn(5, 3)
     module = TensorDictSequential(
