@@ -460,4 +460,6 @@ def _break_if_in_place(traced: Any) -> None:
 
 
 # Frames from these folders lie between the user's operator and this module.
-_OPERATORS = (os.path.dirname(__file__), os.path.join(os.path.dirname(os.path.dirname(__file__)), "ops"))
+_CORE = os.path.dirname(__file__)
+_OPS = os.path.join(os.path.dirname(_CORE), "ops")
+_OPERATORS = (_CORE, _OPS, os.path.join(_OPS, "math"))
