@@ -19,7 +19,7 @@ import torch
 
 from tensordict import DatasetWriter, TensorDict, load, open_dataset, verify
 from tensordict.core.errors import SaveError, SchemaError
-from tensordict.datasets import compact, tidy
+from tensordict.datasets import compact, folders, tidy
 from tensordict.memory import system
 
 KILLING = pathlib.Path(__file__).with_name("killing_writers.py")
@@ -691,3 +691,48 @@ def test_idle_writers_keep_what_they_have_not_flushed(tmp_path: pathlib.Path) ->
     assert done.stdout == "0\n"
     writer.close()
     assert open_dataset(tmp_path)["x"].tolist() == [0, 1]
+
+
+@pytest.mark.parametrize("what", ["a link", "a folder"])
+def test_a_shard_is_written_to_a_new_folder_only(tmp_path: pathlib.Path, what: str) -> None:
+    home = tmp_path / "home"
+    home.mkdir()
+    (home / "meta.json").write_text("of somebody else")
+    rows = TensorDict({"x": torch.arange(4)}, [4])
+    with DatasetWriter(tmp_path / "data", format="folder") as writer:
+        writer.extend(rows)
+        writer.flush()
+        place = tmp_path / "data" / "shards" / writer.writer / "00000001"
+        if what == "a link":
+            place.symlink_to(home)
+        else:
+            shutil.copytree(home, place)
+        with pytest.raises(OSError, match="00000001"):
+            writer.extend(rows)
+        assert [path.name for path in home.iterdir()] == ["meta.json"]
+        assert [(path.name, path.read_text()) for path in place.iterdir()] == [("meta.json", "of somebody else")]
+        writer.extend(rows)  # the next number is free
+    assert len(open_dataset(tmp_path / "data")) == 8
+
+
+@pytest.mark.skipif(not folders._HAS_DESCRIPTORS, reason="this system has no descriptors of folders")
+@pytest.mark.parametrize("by", ["a folder", "a link"])
+def test_only_the_folder_that_was_looked_through_is_emptied(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, by: str
+) -> None:
+    shard, other = tmp_path / "shards" / "00000000", tmp_path / "other"
+    for folder in (shard, other):
+        folder.mkdir(parents=True)
+        (folder / "x.memmap").write_bytes(folder.name.encode())
+    look = folders._find_foreign
+
+    def find_foreign(*args: Any) -> str:
+        found = look(*args)
+        # Another process exchanges the folder.
+        shard.rename(tmp_path / "moved")
+        other.rename(shard) if by == "a folder" else shard.symlink_to(other)
+        return found
+
+    monkeypatch.setattr(folders, "_find_foreign", find_foreign)
+    assert folders.remove_item(str(tmp_path), "shards", shard.name, lambda name: True)
+    assert [path.read_bytes() for path in tmp_path.rglob("x.memmap")] == [b"other"]

@@ -12,7 +12,7 @@ import stat
 from collections.abc import Callable, Iterator
 
 from tensordict.core.errors import SaveError
-from tensordict.memory import system
+from tensordict.memory import files, system
 
 _HAS_DESCRIPTORS = os.open in os.supports_dir_fd and os.scandir in os.supports_fd
 # The end of the name of a folder that is being removed.
@@ -131,22 +131,25 @@ def remove_item(root: str, folder: str, name: str, is_ours: IsOurs) -> str:
             return ""
         if not stat.S_ISDIR(mode):
             return "it is a link, or no file"
-        if foreign := _find_foreign(parent, name, is_ours):
-            return f"it holds {foreign!r}, which no shard has"
-        if not name.startswith("."):
-            gone = f".{name}{_GONE}"
-            try:
-                os.rename(name, gone, src_dir_fd=parent, dst_dir_fd=parent)
-            except OSError as error:
-                return f"it cannot be renamed to {gone!r} ({error.strerror})"
-            name = gone
-        for path, folders, names, fd in os.fwalk(name, topdown=False, dir_fd=parent):
-            for each in names:
-                if is_ours(f"{path}/{each}"[len(name) + 1 :]):
-                    os.unlink(each, dir_fd=fd)
-            for each in folders:
-                with contextlib.suppress(OSError):
-                    os.rmdir(each, dir_fd=fd)
+        # Another process may exchange the folder: only the one that was looked through is emptied.
+        inner = os.open(name, system.DIRECTORY | system.NOFOLLOW | system.CLOEXEC, dir_fd=parent)
+        with files.closing(inner):
+            if foreign := _find_foreign(inner, is_ours):
+                return f"it holds {foreign!r}, which no shard has"
+            if not name.startswith("."):
+                gone = f".{name}{_GONE}"
+                try:
+                    os.rename(name, gone, src_dir_fd=parent, dst_dir_fd=parent)
+                except OSError as error:
+                    return f"it cannot be renamed to {gone!r} ({error.strerror})"
+                name = gone
+            for path, folders, names, fd in os.fwalk(".", topdown=False, dir_fd=inner):
+                for each in names:
+                    if is_ours(f"{path}/{each}"[2:]):
+                        os.unlink(each, dir_fd=fd)
+                for each in folders:
+                    with contextlib.suppress(OSError):
+                        os.rmdir(each, dir_fd=fd)
         try:
             os.rmdir(name, dir_fd=parent)
         except OSError as error:
@@ -154,15 +157,15 @@ def remove_item(root: str, folder: str, name: str, is_ours: IsOurs) -> str:
     return ""
 
 
-def _find_foreign(parent: int, name: str, is_ours: IsOurs) -> str:
+def _find_foreign(folder: int, is_ours: IsOurs) -> str:
     """Return the path of something in a folder that no shard has; an empty text when there is nothing of that kind."""
 
     def fail(error: OSError) -> None:
         raise error
 
-    for path, folders, names, fd in os.fwalk(name, onerror=fail, dir_fd=parent):
+    for path, folders, names, fd in os.fwalk(".", onerror=fail, dir_fd=folder):
         for each in (*folders, *names):
-            inner = f"{path}/{each}"[len(name) + 1 :]
+            inner = f"{path}/{each}"[2:]
             mode = os.stat(each, dir_fd=fd, follow_symlinks=False).st_mode
             if not (is_ours(f"{inner}/") if stat.S_ISDIR(mode) else stat.S_ISREG(mode) and is_ours(inner)):
                 return inner

@@ -373,10 +373,16 @@ class OwnFolderTransaction(Transaction):
     """A save in a new folder that nobody else writes to or looks for: its files are in their places from the start.
 
     The folder becomes a save with the commit, which adds its `meta.json`.
+
+    Raises:
+        FileExistsError: there is something at `path`, be it a link.
     """
 
     def _begin(self) -> None:
-        """Nobody else is kept out."""
+        with files.naming("create the folder", self.path):
+            self._make_folder(os.path.dirname(self.path))
+            os.mkdir(self.path)
+            self._folders.append(self.path)
 
     def _publish(self, meta: bytes) -> None:
         if self.durable:
