@@ -165,7 +165,7 @@ def _nothing() -> None:
 
 
 class HolderContext(NamedTuple):
-    """What a holder is: all of it, since it has no leaves. Equal for any sizes of as many batch dims, see `Context`."""
+    """Everything about a holder, which has no leaves. As in `Context`, batch sizes are equal if their lengths are."""
 
     cls: type[Any]
     value: Any

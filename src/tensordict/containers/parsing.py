@@ -142,7 +142,7 @@ class _PrintedParser:
         self.offsets: dict[tuple[str, int, torch.device], Tensor] = {}
 
     def container(self) -> Any:
-        """What the text stands for."""
+        """Read the whole text, and make the container that it shows."""
         value = self.call()
         self.take(r"\Z", "the end of the text")
         if value.cls in _LEAVES:
@@ -201,7 +201,7 @@ class _PrintedParser:
         return value
 
     def fact(self, name: str, cls: str) -> Any:
-        """What follows `name=`."""
+        """Read the value of a fact, the text behind `name=`."""
         self.find("")
         start = self.at
         if name == "fields":

@@ -303,7 +303,7 @@ class Taken:
 
     @cached_property
     def pieces(self) -> list[Piece]:
-        """What is taken of each part, and where it is in the order of `picks`."""
+        """Return each part that has rows, the numbers of these rows in it, and their slice of `picks.order`."""
         cuts, local = self.picks.cuts, self.picks.local[self.picks.order]
         return [
             (number, torch.from_numpy(local[start:stop]), slice(start, stop))
@@ -312,7 +312,7 @@ class Taken:
 
     @cached_property
     def back(self) -> Tensor:
-        """Where each row is in the order of `picks`."""
+        """Return the position of each row in `picks.order`."""
         order = self.picks.order
         back = np.empty_like(order)
         back[order] = np.arange(len(back))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import array
 import dataclasses
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,16 +17,6 @@ from tensordict.core import makers
 from tensordict.core.contract import Contract
 from tensordict.core.errors import DuplicateKeyError
 from tensordict.core.keys import Path, joined, path_of
-
-if TYPE_CHECKING:
-    from typing_extensions import TypedDict
-
-    class _BatchSizeOptions(TypedDict, total=False):
-        auto_batch_size: bool
-        batch_dims: int | None
-        device: object
-        batch_size: object
-
 
 # What is given back at once: 0.1 us an entry, where the questions for everything else take 1 us.
 _AS_IS = frozenset({Tensor, int, float, bool, str, bytes, type(None)})

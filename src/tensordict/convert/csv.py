@@ -190,7 +190,7 @@ class _CsvColumns:
                 done = max(done - len(batch), 0)
 
     def _head(self, path: str) -> Any:
-        """A reader whose types are those of the first rows."""
+        """Open a file; the reader takes the types of the columns from the first rows."""
         try:
             return self.csv.open_csv(path, *self._options({}, _HEAD))
         except self.pa.ArrowInvalid:  # a row longer than that, or any error
@@ -228,7 +228,7 @@ class _CsvColumns:
         return may_break or has_quotes, is_odd
 
     def _types(self, head: Any, is_odd: bool) -> dict[str, Any]:
-        """The types that Arrow reads columns as: those that are known, or of the first rows."""
+        """Return the types of the columns for Arrow: known ones first, else those of the first rows."""
         pa = self.pa
         made = {"int": self._type("int"), "float": pa.float64(), "bool": pa.bool_(), "text": pa.string()}
         if is_odd:

@@ -7,7 +7,7 @@ from collections import OrderedDict, namedtuple
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,15 +19,6 @@ from tensordict.core import torch_internals as internals
 from tensordict.core.contract import Contract, is_node
 from tensordict.core.errors import FieldError
 from tensordict.core.keys import Path, joined
-
-if TYPE_CHECKING:
-    from typing_extensions import TypedDict
-
-    class _PytreeOptions(TypedDict, total=False):
-        batch_size: object
-        auto_batch_size: bool
-        batch_dims: int | None
-
 
 # The entry that says what a container was, and the beginning of the names of those that hold a key and its value.
 MARK = "_pytree_type"

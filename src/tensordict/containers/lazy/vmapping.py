@@ -233,7 +233,7 @@ def _leave(value: Any, dim: int, level: int, count: int) -> Any:
 
 
 def _each_crossing(form: Any, cross: Callable[[Any], Any]) -> Any:
-    """What `_crossing` or `_dense` made, on the other side of a map."""
+    """Move a container to the other side of a map; the members of a lazy stack cross one by one."""
     if not isinstance(form, LazyCore):
         return cross(form)
     return form._like([cross(member) for member in form._entries.containers], form._after)
