@@ -376,11 +376,11 @@ class OwnFolderTransaction(Transaction):
 
     Raises:
         FileExistsError: there is something at `path`, be it a link.
+        FileNotFoundError: the folder around it is missing.
     """
 
     def _begin(self) -> None:
         with files.naming("create the folder", self.path):
-            self._make_folder(os.path.dirname(self.path))
             os.mkdir(self.path)
             self._folders.append(self.path)
 
