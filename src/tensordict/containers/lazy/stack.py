@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, overload
 
 import torch
 from torch import Tensor
+from torch.compiler import is_dynamo_compiling
 
 from tensordict.containers.lazy.core import LazyCore
 from tensordict.containers.lazy.dims import LazyDims
@@ -205,8 +206,8 @@ class LazyStackedTensorDict(LazyWrites):
         """Add a member at a position of the stack dim, as `list.insert`; arguments and errors as :meth:`append`."""
         self._refuse_if_locked("add a member")
         member = self._fitting_member(tensordict)
-        if torch.compiler.is_dynamo_compiling():
-            self._replace_members(index, [member])
+        if is_dynamo_compiling():
+            self._add_to_new_list(index, [member])
         else:
             self._entries.containers.insert(index, member)
         self._size = None
@@ -231,13 +232,13 @@ class LazyStackedTensorDict(LazyWrites):
         self._refuse_if_locked("add members")
         members = list(tensordict)
         fitting = [self._fitting_member(member, members[0]) for member in members]
-        if torch.compiler.is_dynamo_compiling():
-            self._replace_members(len(self._entries.containers), fitting)
+        if is_dynamo_compiling():
+            self._add_to_new_list(len(self._entries.containers), fitting)
         else:
             self._entries.containers += fitting
         self._size = None
 
-    def _replace_members(self, index: int, members: list[Any]) -> None:
+    def _add_to_new_list(self, index: int, members: list[Any]) -> None:
         """Add members by making a new list: Dynamo cannot rebuild a stack of its own whose list was changed."""
         before = self._entries.containers
         self._entries.containers = [*before[:index], *members, *before[index:]]
