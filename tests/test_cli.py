@@ -22,7 +22,7 @@ import torch
 import tensordict
 from tensordict import LazyStackedTensorDict, NonTensorData, NonTensorStack, TensorDict, lazy_stack
 from tensordict.core import registry
-from tensordict.core.errors import SaveError
+from tensordict.core.exceptions import SaveError
 from tensordict.io.formats import opening as formats
 from tensordict.io.formats.detect import detect_format
 from tensordict.io.saving.progress import bytes_allocated, bytes_on_disk

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from tensordict import TensorDict, open_dataset
-from tensordict.core.errors import SaveError
+from tensordict.core.exceptions import SaveError
 from tensordict.io.formats.opening import describe_save
 from tensordict.io.saving import progress
 from tensordict_cli import main

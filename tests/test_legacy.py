@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from strategies import Plain, batch_sizes, leaves, structures
 from tensordict import LazyStackedTensorDict, LazyView, TensorDict, lazy_stack, load_memmap, set_lazy_legacy
-from tensordict.core.errors import LockedError
+from tensordict.core.exceptions import LockedError
 
 Step = Callable[[Any], Any]
 

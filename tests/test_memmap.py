@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tensordict import MemmapTensor, MemoryMappedTensor, TensorDict
-from tensordict.core.errors import SaveError
+from tensordict.core.exceptions import SaveError
 from tensordict.memory import system
 
 DTYPES = [

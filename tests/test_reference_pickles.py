@@ -16,8 +16,8 @@ import torch
 from torch import nn
 
 from tensordict import NonTensorData, PersistentTensorDict, TensorDict, TensorDictParams, is_tensor_collection
-from tensordict.core.errors import SaveError
-from tensordict.io.formats.pickled import make, rebuild
+from tensordict.core.exceptions import SaveError
+from tensordict.io.formats.pickled_containers import make, rebuild
 from tensordict.nn.module import TensorDictModule
 
 ROOT = pathlib.Path(__file__).parents[1]

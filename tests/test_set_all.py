@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tensordict import LazyStackedTensorDict, TensorDict
-from tensordict.ops.entries.together import set_all
+from tensordict.ops.entries.atomic_updates import set_all
 
 NEW = torch.ones(2)
 

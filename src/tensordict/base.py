@@ -13,7 +13,7 @@ from tensordict.containers.api import (
     from_tuple,
     from_zarr,
 )
-from tensordict.containers.base import TensorDictBase
+from tensordict.containers.tensordict_base import TensorDictBase
 from tensordict.core.key_views import (
     NESTED_TENSORS_AS_LISTS,
     NESTED_TENSORS_AS_LISTS_NONTENSOR,

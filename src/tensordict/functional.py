@@ -1,7 +1,7 @@
-"""Free functions on containers: the public place of `containers/functional.py`."""
+"""Free functions on containers: the public place of `containers/free_functions.py`."""
 
 from tensordict.containers.api import make_tensordict
-from tensordict.containers.functional import (
+from tensordict.containers.free_functions import (
     cat,
     dense_stack_tds,
     from_module,

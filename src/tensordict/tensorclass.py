@@ -1,7 +1,7 @@
 """The public place of `TensorClass`, and of values that are no tensors."""
 
 from tensordict.containers.nontensor import MetaData, NonTensorData, NonTensorDataBase, NonTensorStack
-from tensordict.containers.tensorclass import TensorAttrs, TensorClass, is_tensorclass, tensorclass
+from tensordict.containers.tensor_class import TensorAttrs, TensorClass, is_tensorclass, tensorclass
 from tensordict.convert.dataclasses import from_dataclass
 from tensordict.core.key_views import is_non_tensor
 

@@ -16,7 +16,7 @@ from tensordict.compat.index_shapes import (
     infer_size_impl,
 )
 from tensordict.compat.nested_keys import _unravel_key_to_tuple, is_seq_of_nested_key, unravel_keys
-from tensordict.compat.plain import (
+from tensordict.compat.small_helpers import (
     KeyDependentDefaultDict,
     _LockedSchema,
     _zip_strict,
@@ -32,7 +32,7 @@ from tensordict.compat.plain import (
 from tensordict.compat.timing import timeit
 from tensordict.compat.versions import implement_for
 from tensordict.containers.parsing import parse_tensor_dict_string
-from tensordict.containers.tensorclass import is_tensorclass
+from tensordict.containers.tensor_class import is_tensorclass
 from tensordict.core.key_views import is_non_tensor
 from tensordict.core.keys import NestedKey, is_nested_key, unravel_key, unravel_key_list
 from tensordict.core.logs import logger

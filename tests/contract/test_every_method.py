@@ -17,7 +17,7 @@ from torch import nn
 from contract.kinds import Kind
 from contract.model import Plain, assert_leaf, assert_matches, changed, index_map, leaves, mapped, replaced
 from tensordict import LazyStackedTensorDict, MemoryMappedTensor, TensorDict, TensorDictParams
-from tensordict.core.errors import WorkerTimeoutError
+from tensordict.core.exceptions import WorkerTimeoutError
 
 # Methods of one operand and the values that they are tried on; each exists with `_` behind its name, too.
 OF_ONE = [

@@ -10,7 +10,7 @@ import torch
 from contract.kinds import Kind
 from contract.model import Plain, assert_matches, nodes
 from tensordict import TensorDict
-from tensordict.core.errors import NamesError
+from tensordict.core.exceptions import NamesError
 
 ALPHABET = ["t", "u", "v", "w"]
 

@@ -11,7 +11,7 @@ import torch
 
 from contract.kinds import Kind
 from tensordict import LazyStackedTensorDict, TensorDict, TensorDictBase, lazy_stack
-from tensordict.core.errors import UnsupportedEntryError
+from tensordict.core.exceptions import UnsupportedEntryError
 from tensordict.io.formats import opening as formats
 from tensordict.io.formats.detect import detect_format
 from tensordict.memmap import MemoryMappedTensor

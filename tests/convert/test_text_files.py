@@ -15,7 +15,7 @@ import torch
 from tensordict import MetaData, TensorDict
 from tensordict.convert import csv as convert_csv
 from tensordict.convert import json as convert_json
-from tensordict.core.errors import DuplicateKeyError, SaveError
+from tensordict.core.exceptions import DuplicateKeyError, SaveError
 
 
 def rows() -> TensorDict:

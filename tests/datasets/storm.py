@@ -35,7 +35,7 @@ import torch
 from killing_writers import check_rows, rows
 
 from tensordict import DatasetWriter, open_dataset, verify
-from tensordict.core.errors import SaveError
+from tensordict.core.exceptions import SaveError
 from tensordict.datasets import compact, tidy
 from tensordict.io.remote.urls import Remote, is_url
 

@@ -18,7 +18,7 @@ from late_requests import run_trials
 from remote_server import LATE, Fault, Proxy, new_bucket, options_of, s3_server
 
 from tensordict import DatasetWriter, open_dataset, verify
-from tensordict.core.errors import SaveError
+from tensordict.core.exceptions import SaveError
 from tensordict.datasets import compact, index, tidy
 from tensordict.datasets.location import RemoteLocation
 from tensordict.io.remote.remote_saves import Access

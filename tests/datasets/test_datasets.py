@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader
 
 from dataset_rows import Step, assert_rows, rows
 from tensordict import DatasetWriter, TensorDict, diff, lazy_stack, load, open_dataset, verify
-from tensordict.core.errors import SaveError, SchemaError, UnsupportedEntryError
+from tensordict.core.exceptions import SaveError, SchemaError, UnsupportedEntryError
 from tensordict.datasets import DatasetLoader, compact, tidy
 from tensordict.datasets.index import Manifests
 from tensordict.datasets.location import Location

@@ -18,7 +18,7 @@ import pytest
 import torch
 
 from tensordict import DatasetWriter, TensorDict, load, open_dataset, verify
-from tensordict.core.errors import SaveError, SchemaError
+from tensordict.core.exceptions import SaveError, SchemaError
 from tensordict.datasets import compact, folders, tidy
 from tensordict.memory import system
 

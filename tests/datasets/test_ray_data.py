@@ -15,7 +15,7 @@ import ray
 import torch
 
 from tensordict import DatasetWriter, TensorDict, open_dataset
-from tensordict.core.errors import UnsupportedEntryError
+from tensordict.core.exceptions import UnsupportedEntryError
 from tensordict.datasets import to_ray
 
 # Ray Data warns about versions of its own dependencies.

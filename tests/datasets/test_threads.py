@@ -19,7 +19,7 @@ import torch
 
 from dataset_rows import assert_rows, rows
 from tensordict import DatasetWriter, LazyConcatenatedTensorDict, TensorDict, lazy_cat, open_dataset
-from tensordict.core.errors import ShapeError
+from tensordict.core.exceptions import ShapeError
 from tensordict.datasets import DatasetLoader, compact
 from tensordict.datasets.index import Manifests
 from tensordict.datasets.location import Location

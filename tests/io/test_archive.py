@@ -37,7 +37,7 @@ from tensordict import (
     tensorclass,
     unpack_memmap,
 )
-from tensordict.core.errors import SaveError, UnsupportedEntryError
+from tensordict.core.exceptions import SaveError, UnsupportedEntryError
 from tensordict.io.formats import archive_reader, archive_writer, zipping
 from tensordict.io.formats.archive import archive_problems
 from tensordict.io.formats.archive_reader import Archive

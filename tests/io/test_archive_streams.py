@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from tensordict import TensorDict, load, load_memmap, unpack_memmap, verify
-from tensordict.core.errors import SaveError
+from tensordict.core.exceptions import SaveError
 from tensordict.io.formats import archive_reader
 from tensordict.io.formats.archive_reader import Archive
 

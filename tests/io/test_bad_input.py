@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from tensordict import TensorDict, lazy_stack, verify
-from tensordict.core.errors import SaveError, UnsupportedEntryError
+from tensordict.core.exceptions import SaveError, UnsupportedEntryError
 from tensordict.io.specification import VALUE_STACK, Specification, to_container
 from tensordict.memory import system
 

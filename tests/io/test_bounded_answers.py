@@ -14,7 +14,7 @@ from remote_server import END, ENDLESS, SHORT, Fault, Proxy
 from web_server import web_server
 
 from tensordict import TensorDict, from_zarr
-from tensordict.core.errors import SaveError
+from tensordict.core.exceptions import SaveError
 from tensordict.io.remote.urls import Remote
 
 # aiohttp says so of what gcsfs does, of more than a mebibyte.

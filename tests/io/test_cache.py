@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from tensordict import RemoteCache, TensorDict, load
-from tensordict.core.errors import SaveError
+from tensordict.core.exceptions import SaveError
 from tensordict.io.remote.cache import CachedFile, LocalCopies
 from tensordict.io.remote.urls import Remote
 

@@ -27,7 +27,7 @@ from tensordict import (
     lazy_stack,
     tensorclass,
 )
-from tensordict.core.errors import SaveError, UnsupportedEntryError
+from tensordict.core.exceptions import SaveError, UnsupportedEntryError
 from tensordict.io.formats import torch_files
 
 

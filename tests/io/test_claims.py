@@ -15,7 +15,7 @@ import torch
 from remote_server import FAIL, Fault, Proxy
 
 from tensordict import PersistentTensorDict, TensorDict, from_zarr, load, verify
-from tensordict.core.errors import SaveError
+from tensordict.core.exceptions import SaveError
 from tensordict.io.remote.claims import Claim
 from tensordict.io.remote.urls import Remote
 from tensordict.io.saving.commit import JOURNAL

@@ -20,7 +20,7 @@ import pytest
 import torch
 
 from tensordict import TensorDict
-from tensordict.core.errors import SaveError
+from tensordict.core.exceptions import SaveError
 from tensordict.io.saving import commit
 
 

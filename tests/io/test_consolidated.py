@@ -31,7 +31,7 @@ from tensordict import (
     lazy_stack,
     tensorclass,
 )
-from tensordict.core.errors import LockedError, SaveError, UnsupportedEntryError
+from tensordict.core.exceptions import LockedError, SaveError, UnsupportedEntryError
 from tensordict.io.formats import consolidated
 from tensordict.memory import files
 

@@ -15,7 +15,7 @@ import torch
 
 from redis_server import shared_socket
 from tensordict import NonTensorData, TensorClass, TensorDict, lazy_stack, load, load_memmap, unpack_memmap, verify
-from tensordict.core.errors import SaveError, UnsupportedEntryError
+from tensordict.core.exceptions import SaveError, UnsupportedEntryError
 from tensordict.io.specification import MAX_LEVELS
 from tensordict.store import TensorDictStore
 

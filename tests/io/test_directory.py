@@ -18,7 +18,7 @@ from torch._subclasses import FakeTensorMode
 
 import tensordict
 from tensordict import MemoryMappedTensor, TensorDict
-from tensordict.core.errors import SaveError
+from tensordict.core.exceptions import SaveError
 from tensordict.memory import files
 
 SAMPLES = pathlib.Path(__file__).parents[1] / "data" / "format"
@@ -214,7 +214,7 @@ def test_return_early(method: str, num_threads: int, tmp_path: pathlib.Path) -> 
 
 
 def test_large_leaves_are_split_over_threads(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tensordict.io.saving.writing._SPLIT", 10_000)
+    monkeypatch.setattr("tensordict.io.saving.leaf_writer._SPLIT", 10_000)
     td = TensorDict({"big": torch.arange(20_001), "small": torch.arange(3), "t": torch.rand(200, 100).t()}, [])
     assert_same(td.memmap(tmp_path, num_threads=3), td)
     assert_same(TensorDict.load_memmap(tmp_path), td)

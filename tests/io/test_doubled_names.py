@@ -13,7 +13,7 @@ import torch
 
 from redis_server import shared_socket
 from tensordict import NonTensorData, TensorDict, lazy_stack, load, load_memmap, unpack_memmap, verify
-from tensordict.core.errors import SaveError, TransferError
+from tensordict.core.exceptions import SaveError, TransferError
 from tensordict.core.json_text import parse_json
 from tensordict.parallel.wire import Header
 from tensordict.store import TensorDictStore

@@ -26,7 +26,7 @@ from tensordict import (
     open_dataset,
     verify,
 )
-from tensordict.core.errors import SaveError, UnsupportedEntryError
+from tensordict.core.exceptions import SaveError, UnsupportedEntryError
 from tensordict.io.values import NotJson, encode, restored
 
 

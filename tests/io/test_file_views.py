@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader
 
 from reference import Reference
 from tensordict import PersistentTensorDict, TensorClass, TensorDict, lazy_stack
-from tensordict.core.errors import LockedError, SaveError, ShapeError, UnsupportedEntryError
+from tensordict.core.exceptions import LockedError, SaveError, ShapeError, UnsupportedEntryError
 
 KINDS = ["h5", pytest.param("zarr", marks=pytest.mark.skipif(sys.version_info < (3, 11), reason="zarr needs 3.11"))]
 INDICES: list[Any] = [

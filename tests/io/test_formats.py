@@ -11,7 +11,7 @@ import torch
 
 import tensordict
 from tensordict import PersistentTensorDict, TensorDict
-from tensordict.core.errors import SaveError
+from tensordict.core.exceptions import SaveError
 
 SAVES: dict[str, Callable[[TensorDict, pathlib.Path], Any]] = {
     "directory": lambda td, path: td.save(path),

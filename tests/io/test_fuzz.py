@@ -37,7 +37,7 @@ from tensordict import (
     tensorclass,
     verify,
 )
-from tensordict.core.errors import SaveError
+from tensordict.core.exceptions import SaveError
 from tensordict.io.saving import commit
 
 # Torch says of its nested tensors, once, that they are a prototype.

@@ -10,7 +10,7 @@ import torch
 from remote_server import DROP, FAIL, REFUSE, SHORT, Fault, Proxy
 
 from tensordict import DatasetWriter, TensorDict, load, open_dataset
-from tensordict.core.errors import SaveError
+from tensordict.core.exceptions import SaveError
 from tensordict.io.remote.urls import Remote
 
 # aiohttp says so of what gcsfs does, of more than a mebibyte.

@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from tensordict import MemoryMappedTensor, TensorDict, lazy_stack, load_memmap
-from tensordict.core.errors import SaveError
+from tensordict.core.exceptions import SaveError
 from tensordict.memory import system
 
 pytestmark = pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")

@@ -30,7 +30,7 @@ from tensordict import (
     from_h5,
     lazy_stack,
 )
-from tensordict.core.errors import SaveError, ShapeError, UnsupportedEntryError
+from tensordict.core.exceptions import SaveError, ShapeError, UnsupportedEntryError
 from tensordict.io.stores.entries import specification_in
 from tensordict.io.stores.hdf5 import File
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tensordict.core.errors import SaveError
+from tensordict.core.exceptions import SaveError
 from tensordict.memory.names import file_name, folder_name
 
 # As the reference 0.14.3 writes them, found by saving an entry of each name.

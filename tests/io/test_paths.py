@@ -12,7 +12,7 @@ import torch
 
 import tensordict
 from tensordict import MemoryMappedTensor, PersistentTensorDict, TensorDict, verify
-from tensordict.core.errors import SaveError
+from tensordict.core.exceptions import SaveError
 
 pytest.importorskip("h5py")
 

@@ -48,7 +48,7 @@ from tensordict import (
     set_kernel_memory_info,
     verify,
 )
-from tensordict.core.errors import SaveError, UnsupportedEntryError
+from tensordict.core.exceptions import SaveError, UnsupportedEntryError
 from tensordict.datasets import tidy
 from tensordict.io.remote import cache
 from tensordict.io.remote.cache import RemoteCache

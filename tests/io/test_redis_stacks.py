@@ -19,7 +19,7 @@ from redis_server import RedisServer, shared_socket
 from reference import Reference
 from tensordict import LazyStackedTensorDict, NonTensorData, TensorClass, TensorDict, lazy_stack
 from tensordict.io.stores import redis_wire
-from tensordict.io.stores.store import StaleError
+from tensordict.io.stores.array_store import StaleError
 from tensordict.store import LazyStackedTensorDictStore, TensorDictStore
 
 

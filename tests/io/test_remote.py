@@ -19,7 +19,7 @@ from remote_server import DROP, FAIL, SHORT, SLOW, Fault, Proxy
 
 import tensordict
 from tensordict import DatasetWriter, RemoteCache, TensorDict, TensorDictParams, lazy_stack, load, load_memmap, verify
-from tensordict.core.errors import SaveError
+from tensordict.core.exceptions import SaveError
 from tensordict.io.formats.opening import describe_save
 from tensordict.io.remote.cache import CachedFile, LocalCopies, merged, without
 from tensordict.io.remote.urls import Remote

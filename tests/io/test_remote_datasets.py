@@ -17,7 +17,7 @@ from remote_server import CUT, DROP, FAIL, Fault, Proxy
 
 from dataset_rows import assert_rows, rows
 from tensordict import DatasetWriter, TensorDict, load, open_dataset, verify
-from tensordict.core.errors import SaveError, SchemaError
+from tensordict.core.exceptions import SaveError, SchemaError
 from tensordict.datasets import DatasetLoader, compact, tidy
 from tensordict.datasets.location import Location, RemoteLocation
 from tensordict.io.remote.urls import Remote

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from remote_server import DROP, FAIL, REFUSE, SHORT, SLOW, Fault, Proxy
 
-from tensordict.core.errors import SaveError
+from tensordict.core.exceptions import SaveError
 from tensordict.io.remote.urls import Remote, is_url
 
 Bucket = tuple[str, Proxy, dict[str, Any]]

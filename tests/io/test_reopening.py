@@ -26,7 +26,7 @@ from tensordict import (
     tensorclass,
     verify,
 )
-from tensordict.core.errors import SaveError
+from tensordict.core.exceptions import SaveError
 from tensordict.core.keys import path_of
 from tensordict.io.formats import archive, directory
 

@@ -30,7 +30,7 @@ from tensordict import (
     to_safetensors,
     verify,
 )
-from tensordict.core.errors import SaveError, UnsupportedEntryError
+from tensordict.core.exceptions import SaveError, UnsupportedEntryError
 from tensordict.memory import files
 
 IN_SPEC = [

@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader
 from web_server import Web, web_server
 
 from tensordict import DatasetWriter, TensorDict, from_csv, from_h5, load, open_dataset, verify
-from tensordict.core.errors import SaveError
+from tensordict.core.exceptions import SaveError
 from tensordict.core.logs import logger
 from tensordict.core.redaction import redact, redact_options, secrets_of_options
 from tensordict.io.formats.opening import describe_save

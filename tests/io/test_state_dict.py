@@ -24,7 +24,7 @@ from tensordict import (
     lazy_stack,
     tensorclass,
 )
-from tensordict.core.errors import LockedError, SaveError, StateError, UnsupportedEntryError
+from tensordict.core.exceptions import LockedError, SaveError, StateError, UnsupportedEntryError
 
 ROOT = pathlib.Path(__file__).parents[2]
 BOTH = pytest.mark.parametrize("flatten", [True, False])

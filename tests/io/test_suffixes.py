@@ -12,7 +12,7 @@ import torch
 
 import tensordict
 from tensordict import PersistentTensorDict, TensorClass, TensorDict, lazy_stack, load, save
-from tensordict.core.errors import SaveError, UnsupportedEntryError
+from tensordict.core.exceptions import SaveError, UnsupportedEntryError
 from tensordict.io.formats.detect import detect_format
 from tensordict.io.formats.opening import FORMATS, SUFFIXES, TABLES, format_of_name
 from tensordict.io.remote.urls import Remote

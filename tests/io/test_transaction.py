@@ -20,7 +20,7 @@ import torch
 from killing import FILES, File, same
 
 from tensordict import TensorDict
-from tensordict.core.errors import SaveError
+from tensordict.core.exceptions import SaveError
 from tensordict.io.saving.transaction import FileTransaction
 
 EACH = pytest.mark.parametrize("name", ["archive", "consolidated", "safetensors", "h5"])

@@ -26,7 +26,7 @@ from tensordict import (
     lazy_stack,
     load_memmap,
 )
-from tensordict.core.errors import SaveError, UnsupportedEntryError
+from tensordict.core.exceptions import SaveError, UnsupportedEntryError
 from tensordict.memmap import MemoryMappedTensor
 
 SAMPLES = pathlib.Path(__file__).parents[1] / "data" / "format"

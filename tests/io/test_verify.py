@@ -17,7 +17,7 @@ import torch
 import tensordict
 from reference import Reference
 from tensordict import NonTensorData, TensorClass, TensorDict, lazy_stack, verify
-from tensordict.core.errors import SaveError
+from tensordict.core.exceptions import SaveError
 from tensordict.io.formats.detect import detect_format
 from tensordict.io.saving import checksums
 
@@ -48,7 +48,7 @@ def make() -> TensorDict:
 def test_checksums_are_those_of_the_files(
     algorithm: bool | str, num_threads: int, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tensordict.io.saving.writing._SPLIT", 64)
+    monkeypatch.setattr("tensordict.io.saving.leaf_writer._SPLIT", 64)
     make().memmap(tmp_path, checksum=algorithm, num_threads=num_threads)
     report = verify(tmp_path, num_threads=num_threads)
     assert report.ok and report.problems == []

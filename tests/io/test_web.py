@@ -12,7 +12,7 @@ from remote_server import Proxy
 from web_server import ENDLESS, Web, web_server
 
 from tensordict import RemoteCache, TensorDict, load
-from tensordict.core.errors import SaveError
+from tensordict.core.exceptions import SaveError
 from tensordict.io.remote.urls import Remote
 
 pytest.importorskip("aiohttp")

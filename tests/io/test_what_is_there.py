@@ -21,7 +21,7 @@ import torch
 import tensordict
 from reference import Reference
 from tensordict import PersistentTensorDict, TensorDict, pack_memmap, unpack_memmap
-from tensordict.core.errors import SaveError
+from tensordict.core.exceptions import SaveError
 from tensordict.io.stores import entries
 from tensordict.memory import files
 

@@ -34,7 +34,7 @@ from tensordict import (
     lazy_stack,
     verify,
 )
-from tensordict.core.errors import SaveError, UnsupportedEntryError
+from tensordict.core.exceptions import SaveError, UnsupportedEntryError
 from tensordict.io.formats.detect import detect_format
 from tensordict.memory.stored_tensors import as_array, stored_dtype, tensor_of
 

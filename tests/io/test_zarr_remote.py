@@ -12,7 +12,7 @@ import torch
 from remote_server import DROP, FAIL, REFUSE, SHORT, Fault, Proxy
 
 from tensordict import PersistentTensorDict, TensorDict, from_zarr, lazy_stack, load, verify
-from tensordict.core.errors import SaveError
+from tensordict.core.exceptions import SaveError
 from tensordict.io.formats.opening import describe_save
 from tensordict.io.remote.urls import Remote
 from tensordict_cli.runners import main

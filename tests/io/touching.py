@@ -12,7 +12,7 @@ import warnings
 from typing import Any
 
 from tensordict import LazyStackedTensorDict, TensorDict, is_non_tensor, is_tensor_collection, verify
-from tensordict.core.errors import UnsupportedEntryError
+from tensordict.core.exceptions import UnsupportedEntryError
 
 # A size that is made up must not be an amount of memory that this machine has to find.
 MEMORY = 8 << 30

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from tensordict import LazyStackedTensorDict, NonTensorData, TensorClass, TensorDict, lazy_stack, load_memmap
-from tensordict.core.errors import ContainerExpected, InstructionError, LockedError
+from tensordict.core.exceptions import ContainerExpected, InstructionError, LockedError
 from tensordict.llm import IFEvalScoreData, IFEvalScorer, ifeval_summary
 from tensordict.llm.checkers import registry
 from tensordict.llm.responses import read_responses

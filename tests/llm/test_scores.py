@@ -24,7 +24,7 @@ from tensordict import (
     load_memmap,
     maybe_dense_stack,
 )
-from tensordict.core.errors import FieldError, SaveError, StackError
+from tensordict.core.exceptions import FieldError, SaveError, StackError
 from tensordict.llm import IFEvalScoreData
 
 PROMPT_STRICT, INST_STRICT, PROMPT_LOOSE, INST_LOOSE = NAMES = (

@@ -22,7 +22,7 @@ from tensordict import (
     lazy_stack,
     save,
 )
-from tensordict.core.errors import SaveError
+from tensordict.core.exceptions import SaveError
 from tensordict.io.formats.opening import write_save
 from tensordict.looking import measuring
 from tensordict.looking.report import MARK, report

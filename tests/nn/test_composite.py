@@ -13,7 +13,7 @@ import torch
 from torch import distributions as D
 
 from tensordict import LazyStackedTensorDict, TensorClass, TensorDict, TensorDictParams
-from tensordict.core.errors import ContainerExpected
+from tensordict.core.exceptions import ContainerExpected
 from tensordict.core.settings import from_environment
 from tensordict.nn import (
     CompositeDistribution,

@@ -21,7 +21,7 @@ from tensordict import (
     from_module,
     lazy_stack,
 )
-from tensordict.core.errors import FieldError
+from tensordict.core.exceptions import FieldError
 
 
 def make(**options):

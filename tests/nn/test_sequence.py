@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from tensordict import LazyStackedTensorDict, TensorClass, TensorDict
-from tensordict.core.errors import FieldError
+from tensordict.core.exceptions import FieldError
 from tensordict.nn import TensorDictModule, TensorDictSequential, WrapModule
 
 

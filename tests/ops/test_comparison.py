@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from tensordict import TensorDict, assert_allclose_td, assert_close, lazy_stack
-from tensordict.core.errors import KeyMismatchError
+from tensordict.core.exceptions import KeyMismatchError
 
 COMPARISONS = [operator.eq, operator.ne, operator.lt, operator.le, operator.gt, operator.ge]
 

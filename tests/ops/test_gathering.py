@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tensordict import TensorDict, UnbatchedTensor, lazy_stack
-from tensordict.core.errors import ShapeError
+from tensordict.core.exceptions import ShapeError
 
 SIZE = (3, 4)
 

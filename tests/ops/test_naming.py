@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tensordict import TensorDict, lazy_stack
-from tensordict.core.errors import NamesError
+from tensordict.core.exceptions import NamesError
 
 
 def make() -> TensorDict:

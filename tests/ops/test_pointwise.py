@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tensordict import TensorClass, TensorDict, assert_close, lazy_stack
-from tensordict.core.errors import KeyMismatchError
+from tensordict.core.exceptions import KeyMismatchError
 
 # Torch warns of complex numbers of 32 bits, which half precision and complex numbers give together.
 pytestmark = pytest.mark.filterwarnings("ignore:ComplexHalf")

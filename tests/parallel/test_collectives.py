@@ -15,7 +15,7 @@ from torch.distributed import distributed_c10d
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from tensordict import NonTensorData, TensorDict, lazy_stack, tensorclass
-from tensordict.core.errors import SaveError, TransferError
+from tensordict.core.exceptions import SaveError, TransferError
 from tensordict.parallel import wire
 
 pytestmark = pytest.mark.seconds

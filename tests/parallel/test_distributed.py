@@ -22,7 +22,7 @@ from tensordict import (
     lazy_stack,
     tensorclass,
 )
-from tensordict.core.errors import SaveError, TransferError
+from tensordict.core.exceptions import SaveError, TransferError
 from tensordict.llm import IFEvalScoreData
 
 pytestmark = pytest.mark.seconds

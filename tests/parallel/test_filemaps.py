@@ -16,7 +16,7 @@ import torch.multiprocessing as mp
 from piped import leaf_of, serving, set_first, shared_memory
 
 from tensordict import TensorClass, TensorDict, UnbatchedTensor, lazy_stack
-from tensordict.core.errors import SaveError
+from tensordict.core.exceptions import SaveError
 from tensordict.memory import file_maps, kernel
 
 ROWS, COLUMNS = 8, 1 << 17

@@ -18,7 +18,7 @@ HOST = """
 import sys
 import torch, torch.distributed as dist
 from tensordict import TensorDict, lazy_stack
-from tensordict.core.errors import TransferError
+from tensordict.core.exceptions import TransferError
 
 rank, folder = int(sys.argv[1]), sys.argv[2]
 dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)

@@ -24,7 +24,7 @@ import torch
 import torch.multiprocessing as mp
 
 from tensordict import LazyStackedTensorDict, MemoryMappedTensor, TensorClass, TensorDict, lazy_stack
-from tensordict.core.errors import WorkerError
+from tensordict.core.exceptions import WorkerError
 
 FORK: dict[str, Any] = {"num_workers": 2, "mp_start_method": "fork"}
 

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from tensordict import TensorDict
-from tensordict.core.errors import OptionError, WorkerError, WorkerTimeoutError
+from tensordict.core.exceptions import OptionError, WorkerError, WorkerTimeoutError
 from tensordict.parallel import workers
 
 # What no test waits for.

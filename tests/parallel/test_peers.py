@@ -19,7 +19,7 @@ from exchanged import kinds, plain, ragged
 from ranks import Ranks, die
 
 from tensordict import TensorDict
-from tensordict.core.errors import TransferError
+from tensordict.core.exceptions import TransferError
 from tensordict.parallel import channels, wire
 
 pytestmark = pytest.mark.seconds

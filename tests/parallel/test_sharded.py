@@ -16,7 +16,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
 from tensordict import TensorDict, TensorDictParams
-from tensordict.core.errors import SaveError, TransferError
+from tensordict.core.exceptions import SaveError, TransferError
 
 pytestmark = pytest.mark.seconds
 

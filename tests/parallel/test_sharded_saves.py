@@ -20,7 +20,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 
 from tensordict import TensorDict, lazy_stack, tensorclass
-from tensordict.core.errors import SaveError, TransferError, UnsupportedEntryError
+from tensordict.core.exceptions import SaveError, TransferError, UnsupportedEntryError
 
 pytestmark = pytest.mark.seconds
 

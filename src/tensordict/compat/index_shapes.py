@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from tensordict.core import ragged
-from tensordict.core.errors import BatchIndexError
-from tensordict.core.indexing import _count_dims, leaf_index, result_size
+from tensordict.core.exceptions import BatchIndexError
+from tensordict.core.indices import _count_dims, leaf_index, result_size
 from tensordict.core.shapes import as_dim, as_size, infer_shape
 from tensordict.ops.collection import TensorCollection
 

@@ -1,18 +1,18 @@
 """Allow the classes and functions named in pickles of the reference for `torch.load(weights_only=True)`.
 
 That call imports nothing by itself, so everything that such a file may name is listed here. The functions that rebuild
-containers are in `io/formats/pickled.py`.
+containers are in `io/formats/pickled_containers.py`.
 """
 
 import torch
 
-from tensordict.compat.plain import _LockedSchema
+from tensordict.compat.small_helpers import _LockedSchema
 from tensordict.containers.dense import TensorDict
 from tensordict.containers.lazy import LazyStackedTensorDict
 from tensordict.containers.nontensor import MetaData, NonTensorData, NonTensorStack
 from tensordict.containers.unbatched import UnbatchedTensor
-from tensordict.io.formats.pickled import make as _make_td
-from tensordict.io.formats.pickled import rebuild as _rebuild_tensordict_files_consolidated
+from tensordict.io.formats.pickled_containers import make as _make_td
+from tensordict.io.formats.pickled_containers import rebuild as _rebuild_tensordict_files_consolidated
 from tensordict.nn.params import TensorDictParams
 
 __all__ = ["_make_td", "_rebuild_tensordict_files_consolidated"]

@@ -11,22 +11,22 @@ import torch
 from torch import Tensor
 
 from tensordict.containers.dense import TensorDict
+from tensordict.containers.on_disk import FileSelection, OnDisk, Twin, _Read
 from tensordict.containers.parts import JoinedValues, Parts, RowsOfParts, Taken
-from tensordict.containers.stored import FileSelection, OnDisk, Twin, _Read
-from tensordict.core import indexing, pytree, registry
+from tensordict.core import indices, pytree, registry
 from tensordict.core.contract import Contract, Names, is_node
-from tensordict.core.errors import ShapeError
-from tensordict.core.indexing import INTEGERS, leaf_index, result_size
+from tensordict.core.exceptions import ShapeError
+from tensordict.core.indices import INTEGERS, leaf_index, result_size
 from tensordict.core.keys import Path, path_of
 from tensordict.memory.stored_tensors import StoredTensor
 from tensordict.ops.entries.assigning import Assign
 from tensordict.ops.entries.copying import TRANSIENT
-from tensordict.ops.entries.writes import Resize, Write
+from tensordict.ops.entries.write_plans import Resize, Write
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from tensordict.containers.base import TensorDictBase
+    from tensordict.containers.tensordict_base import TensorDictBase
     from tensordict.core.keys import Key
 
 
@@ -451,7 +451,7 @@ class LazyConcatenatedTensorDict(OnDisk):
             else:
                 entries[name] = value._rewrap(value._wrapped_container()._gathered_rows(taken, at))
         size = at.shape + self._size[1:]
-        names = None if self._names is None else indexing.rename_dims(self._names, at, len(size))
+        names = None if self._names is None else indices.rename_dims(self._names, at, len(size))
         return TensorDict._make(entries, size, self._device, names)
 
     def _named(self, result: Any, names: Names) -> Any:

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from tensordict.containers.base import TensorDictBase
+from tensordict.containers.tensordict_base import TensorDictBase
 from tensordict.convert.frames import columns_of
 from tensordict.core import makers, pytree, registry
 from tensordict.core.contract import Contract, Names
 from tensordict.core.devices import as_device
-from tensordict.core.errors import suggest
+from tensordict.core.exceptions import suggest
 from tensordict.core.shapes import as_size
 from tensordict.ops.dims.naming import checked_names
 

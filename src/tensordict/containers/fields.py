@@ -14,10 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tensordict.core import errors
 from tensordict.core.annotations import is_any_of, kinds_of, resolve, scope_of
 from tensordict.core.contract import Contract
-from tensordict.core.errors import FieldError
+from tensordict.core.exceptions import FieldError, suggest
 
 OPTIONS = ("autocast", "frozen", "nocast", "shadow", "tensor_only")
 # The arguments of every tensorclass besides its fields.
@@ -113,13 +112,11 @@ class FieldTable:
 
     def known(self, name: str = "") -> str:
         """What errors say about the fields there are, and which of them is like `name`."""
-        return (
-            f"which is no field of {self.owner}; its fields are {listed(self.names)}{errors.suggest(name, self.names)}"
-        )
+        return f"which is no field of {self.owner}; its fields are {listed(self.names)}{suggest(name, self.names)}"
 
     def meant(self, names: Iterable[str]) -> str:
         """What errors say about names that are like one that a constructor takes."""
-        return "".join(errors.suggest(name, self.taken.union(_OWN_ARGUMENTS)) for name in names)
+        return "".join(suggest(name, self.taken.union(_OWN_ARGUMENTS)) for name in names)
 
     def hint_of(self, name: str) -> Any:
         """The resolved annotation of a field.

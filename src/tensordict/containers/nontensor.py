@@ -31,8 +31,8 @@ from tensordict.core import makers, pytree, registry, settings
 from tensordict.core.contract import Clones, Contract, Names, identity
 from tensordict.core.devices import as_device
 from tensordict.core.equality import same_value
-from tensordict.core.errors import ShapeError
-from tensordict.core.indexing import checked_size, leaf_index
+from tensordict.core.exceptions import ShapeError
+from tensordict.core.indices import checked_size, leaf_index
 from tensordict.core.key_views import is_non_tensor
 from tensordict.core.keys import Path, entry_of, joined
 from tensordict.core.shapes import as_size, broadcasts_to, joined_size, nested_lists

@@ -16,7 +16,7 @@ from tensordict.core import pytree
 from tensordict.core.annotations import is_a
 from tensordict.core.contract import Contract
 from tensordict.core.equality import same_value
-from tensordict.core.errors import ShapeError
+from tensordict.core.exceptions import ShapeError
 from tensordict.core.keys import Path, joined
 from tensordict.io.formats.value_files import Place
 from tensordict.io.specification import specification_of

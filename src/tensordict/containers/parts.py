@@ -16,7 +16,7 @@ from torch import Tensor
 from tensordict.containers.dense import TensorDict
 from tensordict.core import makers
 from tensordict.core.contract import Contract, is_node
-from tensordict.core.errors import SaveError, ShapeError
+from tensordict.core.exceptions import SaveError, ShapeError
 from tensordict.core.keys import Path, entry_of, joined
 from tensordict.core.locks import Lock
 from tensordict.memory import files

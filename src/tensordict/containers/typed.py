@@ -12,13 +12,13 @@ import torch
 from torch import Tensor
 from typing_extensions import NotRequired, Required
 
-from tensordict.containers.base import TensorDictBase
 from tensordict.containers.fields import listed
 from tensordict.containers.nontensor import NonTensorDataBase, unwrap, wrap
+from tensordict.containers.tensordict_base import TensorDictBase
 from tensordict.containers.wrapper import FieldWrapper, container_of, register_wrapper
 from tensordict.core.annotations import UNION, is_any_of, kinds_of, resolve, scope_of
 from tensordict.core.contract import Contract, is_node
-from tensordict.core.errors import FieldError
+from tensordict.core.exceptions import FieldError
 from tensordict.core.key_views import is_non_tensor
 from tensordict.ops.printing import Printing
 

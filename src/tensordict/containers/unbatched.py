@@ -15,7 +15,7 @@ from torch.overrides import get_default_nowrap_functions
 from tensordict.core import registry
 from tensordict.core import torch_internals as internals
 from tensordict.core.contract import Contract, LeafFn, Rename
-from tensordict.core.errors import ShapeError
+from tensordict.core.exceptions import ShapeError
 from tensordict.core.keys import Path, joined
 from tensordict.core.shapes import as_size, joined_size
 from tensordict.io.formats import torch_files

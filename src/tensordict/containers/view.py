@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from tensordict.containers.base import TensorDictBase
 from tensordict.containers.dense import TensorDict
+from tensordict.containers.tensordict_base import TensorDictBase
 from tensordict.core import pytree, registry
 from tensordict.core.context import remember, remember_state
 from tensordict.core.contract import (
@@ -23,12 +23,12 @@ from tensordict.core.contract import (
     named_error,
     state_of,
 )
-from tensordict.core.errors import ShapeError
+from tensordict.core.exceptions import ShapeError
 from tensordict.core.keys import Path, path_of
 from tensordict.core.settings import set_lazy_legacy
 from tensordict.ops.dims.batch_ops import BatchOp, Reshape
 from tensordict.ops.entries.locking import _keep
-from tensordict.ops.entries.writes import Resize, Write
+from tensordict.ops.entries.write_plans import Resize, Write
 
 if TYPE_CHECKING:
     from typing_extensions import Self

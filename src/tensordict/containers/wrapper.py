@@ -17,14 +17,14 @@ from tensordict.containers.nontensor import wrap
 from tensordict.core import torch_internals as internals
 from tensordict.core.annotations import cast as as_annotated
 from tensordict.core.contract import Contract, LeafFn, Names, Rename, is_node, state_of
-from tensordict.core.errors import FieldError, suggest
+from tensordict.core.exceptions import FieldError, suggest
 from tensordict.core.keys import Path
 from tensordict.core.shapes import as_size
-from tensordict.io.formats import pickled
+from tensordict.io.formats import pickled_containers
 from tensordict.ops.collection import TensorCollection
 from tensordict.ops.entries.assigning import Assign
 from tensordict.ops.entries.copying import TRANSIENT
-from tensordict.ops.entries.writes import Update, Write
+from tensordict.ops.entries.write_plans import Update, Write
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -162,7 +162,7 @@ class Wrapper(TensorCollection):
         return {name: value for name, value in self.__dict__.items() if name not in TRANSIENT}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(pickled.as_ours(type(self), state))
+        self.__dict__.update(pickled_containers.as_ours(type(self), state))
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         result = memo[id(self)] = self._wrapping(copy.deepcopy(self._tensordict, memo))

@@ -35,12 +35,12 @@ from tensordict.convert.columns import (
 )
 from tensordict.core import ragged
 from tensordict.core.equality import same_value
-from tensordict.core.errors import DuplicateKeyError, UnsupportedEntryError
+from tensordict.core.exceptions import DuplicateKeyError, UnsupportedEntryError
 from tensordict.core.extras import require
 from tensordict.core.json_text import parse_json
 from tensordict.core.keys import Path, entry_of, joined
-from tensordict.io import checked
-from tensordict.io.formats.columns import elements_of_rows, ragged_leaf, taken
+from tensordict.io import checks
+from tensordict.io.formats.stack_columns import elements_of_rows, ragged_leaf, taken
 from tensordict.io.values import NotJson, exact, restored
 from tensordict.memory import kernel
 
@@ -271,7 +271,7 @@ class Reader:
                 raise ValueError(
                     f"column {_shown(place)!r}: a value is not the JSON that was written: {error}"
                 ) from None
-        batch = checked.ints(note.get("batch", []), f"the batch size of column {_shown(place)!r}")
+        batch = checks.ints(note.get("batch", []), f"the batch size of column {_shown(place)!r}")
         self.found.append(TableColumn(path, values, batch=batch))
 
     # --- lists --------------------------------------------------------------------------------------------------------
@@ -320,7 +320,7 @@ class Reader:
         if row_sizes is None:
             return self._values(path, place, whole, note)
         try:
-            row = None if row is None else checked.sizes(row, "the form of its rows", -1)
+            row = None if row is None else checks.sizes(row, "the form of its rows", -1)
             flat = _as_dtype(flat, note, place)
             fits = elements_of_rows(row_sizes, row) == len(flat)
         except ValueError:

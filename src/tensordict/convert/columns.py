@@ -18,10 +18,10 @@ from torch import Tensor
 
 from tensordict.core import makers, ragged, registry
 from tensordict.core.contract import Contract
-from tensordict.core.errors import DuplicateKeyError, SaveError, UnsupportedEntryError
+from tensordict.core.exceptions import DuplicateKeyError, SaveError, UnsupportedEntryError
 from tensordict.core.json_text import parse_json
 from tensordict.core.keys import Path, entry_of, joined
-from tensordict.io import checked
+from tensordict.io import checks
 from tensordict.io.specification import (
     DICT,
     LAZY,
@@ -509,9 +509,9 @@ def _node(tree: dict[str, Any], rows: int, nodes: Mapping[Path, dict[str, Any]],
     said = nodes.get(path, {})
     try:
         batch = said.get("batch", [])
-        size = torch.Size(()) if batch is None else torch.Size((rows, *checked.ints(batch, "its batch size")))
-        names = checked.names(said.get("names"), len(size))
-        dim = None if said.get("stack_dim") is None else checked.dim(said["stack_dim"], len(size))
+        size = torch.Size(()) if batch is None else torch.Size((rows, *checks.ints(batch, "its batch size")))
+        names = checks.names(said.get("names"), len(size))
+        dim = None if said.get("stack_dim") is None else checks.dim(said["stack_dim"], len(size))
         for name, value in dict(said.get("metadata", {})).items():
             tree.setdefault(name, Specification("MetaData", size, value=restored(value)))
     except (ValueError, TypeError) as error:

@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 import torch
 
 from tensordict.convert.columns import paths_of
-from tensordict.convert.sources import SourceFile
+from tensordict.convert.input_files import SourceFile
 from tensordict.convert.text_tables import TextTables
 from tensordict.core.extras import require
 

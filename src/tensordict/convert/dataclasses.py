@@ -11,7 +11,7 @@ from tensordict.core import registry
 if TYPE_CHECKING:
     from typing_extensions import TypedDict, Unpack
 
-    from tensordict.containers.tensorclass import TensorClass
+    from tensordict.containers.tensor_class import TensorClass
 
     C = TypeVar("C")
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, NoReturn
 import numpy as np
 
 from tensordict.convert import arrow
-from tensordict.convert.sources import SourceFile
+from tensordict.convert.input_files import SourceFile
 from tensordict.convert.text_tables import TextTables
 from tensordict.core.extras import require
 from tensordict.core.json_text import parse_json

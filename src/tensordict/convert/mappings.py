@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tensordict.core.contract import Contract
-from tensordict.core.errors import KeyMismatchError
+from tensordict.core.exceptions import KeyMismatchError
 
 if TYPE_CHECKING:
     pass

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from tensordict.core import makers, ragged
 from tensordict.core.contract import is_node
-from tensordict.core.errors import SaveError, StackError, UnsupportedEntryError
+from tensordict.core.exceptions import SaveError, StackError, UnsupportedEntryError
 from tensordict.core.extras import require
 from tensordict.core.json_text import parse_json
 from tensordict.core.keys import Path, joined

@@ -9,7 +9,7 @@ import torch
 
 from tensordict.core import makers
 from tensordict.core.contract import Contract, is_node
-from tensordict.core.errors import ContainerExpected
+from tensordict.core.exceptions import ContainerExpected
 from tensordict.core.keys import Path, joined
 from tensordict.core.shapes import nested_lists
 

@@ -10,9 +10,9 @@ from typing import Any, BinaryIO
 
 from tensordict.convert import arrow
 from tensordict.convert.columns import Nulls, TableOptions, paths_of
-from tensordict.convert.sources import SourceFile, files_of
+from tensordict.convert.input_files import SourceFile, files_of
 from tensordict.convert.text_tables import write_text
-from tensordict.core.errors import SaveError, UnsupportedEntryError, suggest
+from tensordict.core.exceptions import SaveError, UnsupportedEntryError, suggest
 from tensordict.core.extras import require
 from tensordict.io.remote.remote_saves import Access
 from tensordict.io.remote.urls import StorageOptions

@@ -17,7 +17,7 @@ from tensordict.convert.mappings import refuse_exclusive
 from tensordict.core import makers, registry
 from tensordict.core import torch_internals as internals
 from tensordict.core.contract import Contract, is_node
-from tensordict.core.errors import FieldError
+from tensordict.core.exceptions import FieldError
 from tensordict.core.keys import Path, joined
 
 # The entry that says what a container was, and the beginning of the names of those that hold a key and its value.

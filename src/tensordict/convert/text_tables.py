@@ -9,8 +9,8 @@ from typing import Any, BinaryIO, Protocol
 
 from tensordict.convert import arrow
 from tensordict.convert.columns import TableOptions
-from tensordict.convert.sources import SourceFile
-from tensordict.core.errors import SaveError
+from tensordict.convert.input_files import SourceFile
+from tensordict.core.exceptions import SaveError
 from tensordict.core.extras import require
 from tensordict.io.remote.uploads import write_file
 from tensordict.io.remote.urls import StorageOptions

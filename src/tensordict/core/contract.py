@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from tensordict.core import ragged
-from tensordict.core.errors import KeyMismatchError
+from tensordict.core.exceptions import KeyMismatchError
 
 if TYPE_CHECKING:
     from typing_extensions import Self

@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from tensordict.core import torch_internals as internals
-from tensordict.core.errors import ShapeError, refuse_stored
+from tensordict.core.exceptions import ShapeError, refuse_stored
 
 # The errors that torch raises for unsupported operations on nested tensors (NotImplementedError is a RuntimeError).
 REFUSALS = (RuntimeError, ValueError, AssertionError)

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from tensordict.core.errors import DimError, ShapeError
+from tensordict.core.exceptions import DimError, ShapeError
 
 _NO_DIMS = torch.Size(())
 

@@ -16,10 +16,10 @@ from torch import Tensor
 
 from tensordict.containers.concatenated import LazyConcatenatedTensorDict
 from tensordict.containers.dense import TensorDict
-from tensordict.containers.stored import FileSelection
+from tensordict.containers.on_disk import FileSelection
 from tensordict.core import pytree, registry
 from tensordict.core.contract import is_node
-from tensordict.core.errors import SaveError, SchemaError
+from tensordict.core.exceptions import SaveError, SchemaError
 from tensordict.core.keys import Path
 from tensordict.core.locks import Lock
 from tensordict.datasets.index import Manifests, Stretch

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from functools import partial
 from typing import Any, NamedTuple
 
-from tensordict.core.errors import SaveError, SchemaError
+from tensordict.core.exceptions import SaveError, SchemaError
 from tensordict.core.locks import Lock
 from tensordict.datasets.lines import Line, is_id
 from tensordict.datasets.location import Location

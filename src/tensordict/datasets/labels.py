@@ -14,7 +14,7 @@ import json
 import os
 from collections.abc import Callable
 
-from tensordict.core.errors import SaveError
+from tensordict.core.exceptions import SaveError
 from tensordict.datasets.lines import Line, parse_label
 from tensordict.io.formats.archive_reader import Archive
 from tensordict.io.formats.meta import LABEL

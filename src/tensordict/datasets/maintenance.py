@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from tensordict.core.errors import SaveError, SchemaError
+from tensordict.core.exceptions import SaveError, SchemaError
 from tensordict.core.keys import Path
 from tensordict.core.logs import logger
 from tensordict.datasets.dataset import Dataset, Shards, opened

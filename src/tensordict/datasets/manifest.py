@@ -36,7 +36,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
 
-from tensordict.core.errors import SaveError
+from tensordict.core.exceptions import SaveError
 from tensordict.datasets.lines import WRITERS, Line, is_id, parse_line
 from tensordict.datasets.location import Location, Log
 from tensordict.datasets.records import read_records, to_file

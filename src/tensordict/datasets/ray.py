@@ -7,7 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from tensordict.core import extras
-from tensordict.core.errors import UnsupportedEntryError
+from tensordict.core.exceptions import UnsupportedEntryError
 from tensordict.core.keys import joined
 from tensordict.datasets.dataset import Dataset, Segment
 from tensordict.io.remote.remote_saves import Access

@@ -15,11 +15,11 @@ from torch import Tensor
 
 from tensordict.containers.dense import TensorDict
 from tensordict.core import ragged
-from tensordict.core.errors import SchemaError, UnsupportedEntryError
+from tensordict.core.exceptions import SchemaError, UnsupportedEntryError
 from tensordict.core.keys import Path, entry_of, joined
-from tensordict.io import checked
-from tensordict.io.formats.columns import elements_of_rows, ragged_leaf, taken
+from tensordict.io import checks
 from tensordict.io.formats.meta import DTYPES
+from tensordict.io.formats.stack_columns import elements_of_rows, ragged_leaf, taken
 from tensordict.io.formats.structure import bad, node_from_json, node_to_json
 from tensordict.io.specification import (
     DICT,
@@ -374,7 +374,7 @@ def _field_from_json(item: dict[str, Any], key: Path) -> Field:
     if type(dtype) is not str or dtype not in DTYPES:
         raise bad(key, f"its dtype is {dtype!r:.80}")
     try:
-        return Field(DTYPES[dtype], checked.ints(item.get("shape"), "its shape", -1), item.get("jagged") is True)
+        return Field(DTYPES[dtype], checks.ints(item.get("shape"), "its shape", -1), item.get("jagged") is True)
     except ValueError as error:
         raise bad(key, str(error)) from None
 

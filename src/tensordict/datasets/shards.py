@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tensordict.core.errors import SaveError
+from tensordict.core.exceptions import SaveError
 from tensordict.core.keys import Path
 from tensordict.datasets.folders import refuse_links
 from tensordict.datasets.labels import GROUP_LABEL, describe_shard

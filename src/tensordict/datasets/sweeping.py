@@ -13,7 +13,7 @@ import re
 from collections.abc import Collection, Iterable, Mapping
 from typing import NamedTuple
 
-from tensordict.core.errors import SchemaError
+from tensordict.core.exceptions import SchemaError
 from tensordict.core.keys import joined
 from tensordict.core.logs import logger
 from tensordict.datasets.folders import IsOurs

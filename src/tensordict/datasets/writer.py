@@ -10,7 +10,7 @@ import weakref
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from tensordict.core.errors import SaveError, add_note
+from tensordict.core.exceptions import SaveError, add_note
 from tensordict.core.keys import Path, path_of
 from tensordict.core.locks import Lock
 from tensordict.datasets.index import Manifests

@@ -12,7 +12,7 @@ from tensordict.core import foreach, makers, ragged
 from tensordict.core.context import same_memory
 from tensordict.core.contract import Contract
 from tensordict.core.equality import same_value
-from tensordict.core.errors import LockedError, StateError
+from tensordict.core.exceptions import LockedError, StateError
 from tensordict.core.keys import Path, joined
 from tensordict.io.specification import DICT, LAZY, OWN, UNBATCHED, Specification, check, tensorclass_over, to_container
 from tensordict.io.states import (

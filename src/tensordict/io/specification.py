@@ -17,10 +17,10 @@ from torch import Tensor
 
 from tensordict.core import ragged, registry
 from tensordict.core.contract import Contract, Names
-from tensordict.core.errors import SaveError, UnsupportedEntryError
+from tensordict.core.exceptions import SaveError, UnsupportedEntryError
 from tensordict.core.keys import Path, entry_of
-from tensordict.io.formats import columns
-from tensordict.io.formats.columns import Column
+from tensordict.io.formats import stack_columns
+from tensordict.io.formats.stack_columns import Column
 
 DICT, LAZY, UNBATCHED = "TensorDict", "LazyStackedTensorDict", "UnbatchedTensor"
 VALUES = ("NonTensorData", "MetaData")
@@ -261,17 +261,17 @@ def specification_of(
             found.value = container.tolist()
         else:
             found.entries = _members(container, key)
-            by_name = columns.columns(list(found.entries.values()), key) if ragged_columns else None
+            by_name = stack_columns.columns(list(found.entries.values()), key) if ragged_columns else None
             if by_name is not None:
                 found = _by_columns(found, by_name)
     return found
 
 
 def _by_columns(stack: Specification, found: Mapping[str, Any]) -> Specification:
-    """That of a lazy stack as columns; `found` is what `columns.columns` gives."""
+    """That of a lazy stack as columns; `found` is what `stack_columns.columns` gives."""
     entries: dict[str, Any] = {}
     for name, value in found.items():
-        if isinstance(value, columns.Below):
+        if isinstance(value, stack_columns.Below):
             entries[name] = _below(stack, value)
         elif isinstance(value, list):
             # One list of all values, whatever the batch size of each.
@@ -282,10 +282,10 @@ def _by_columns(stack: Specification, found: Mapping[str, Any]) -> Specification
     return replace(stack, entries=entries, columns=True)
 
 
-def _below(stack: Specification, below: columns.Below) -> Specification:
+def _below(stack: Specification, below: stack_columns.Below) -> Specification:
     """That of what the members of a lazy stack have under one name, as a stack of its own."""
     first, dim = below.containers[0], stack.stack_dim or 0
-    size = columns.stacked_size(below.containers, dim)
+    size = stack_columns.stacked_size(below.containers, dim)
     names = None if first._names is None else [*first._names[:dim], None, *first._names[dim:]]
     inner = _by_columns(Specification(LAZY, size, stack.device, names, stack_dim=dim), below.entries)
     if not is_typed(first):
@@ -390,7 +390,11 @@ def _stack_problem(stack: Specification) -> str | None:
         return "one of its members is a tensor"
     if len({len(member.batch_size) for member in members}) > 1:
         return "its members have different numbers of batch dims"
-    size = columns.stacked_size(members, dim) if members else (*stack.batch_size[:dim], 0, *stack.batch_size[dim + 1 :])
+    size = (
+        stack_columns.stacked_size(members, dim)
+        if members
+        else (*stack.batch_size[:dim], 0, *stack.batch_size[dim + 1 :])
+    )
     if size != stack.batch_size:
         return f"the batch size {list(stack.batch_size)} is not that of its members, {list(size)}"
     return None
@@ -483,7 +487,7 @@ def _members_of(node: Specification, entries: Mapping[str, Any]) -> list[Any]:
     names = None if node.names is None else [*node.names[:dim], *node.names[dim + 1 :]]
     if names is not None and not any(names):
         names = None
-    return columns.members_of(entries, node.batch_size, dim, node.device, names)
+    return stack_columns.members_of(entries, node.batch_size, dim, node.device, names)
 
 
 def class_named(name: str) -> Any:

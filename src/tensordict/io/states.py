@@ -16,7 +16,7 @@ from torch import Tensor
 
 from tensordict.core import ragged
 from tensordict.core.contract import Contract
-from tensordict.core.errors import SaveError, StackError
+from tensordict.core.exceptions import SaveError, StackError
 from tensordict.core.keys import Path, entry_of, joined
 from tensordict.io.specification import DICT, LAZY, OWN, VALUE_STACK, Specification, is_typed, specification_of
 from tensordict.memory.mapped import MemoryMappedTensor

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from tensordict.core.errors import InstructionError
+from tensordict.core.exceptions import InstructionError
 from tensordict.core.extras import require
 
 EXTRA = "ifeval"

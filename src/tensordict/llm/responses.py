@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from tensordict.containers.dense import TensorDict
-from tensordict.containers.functional import lazy_stack
+from tensordict.containers.free_functions import lazy_stack
 from tensordict.containers.lazy import LazyStackedTensorDict
 from tensordict.containers.nontensor import NonTensorData
 from tensordict.core.json_text import parse_json

@@ -11,9 +11,9 @@ from typing import Any, Literal, TypeVar
 import torch
 
 from tensordict.containers.dense import TensorDict
-from tensordict.containers.functional import lazy_stack, maybe_dense_stack
+from tensordict.containers.free_functions import lazy_stack, maybe_dense_stack
 from tensordict.containers.nontensor import NonTensorData, NonTensorStack, unwrap
-from tensordict.core.errors import ContainerExpected, InstructionError
+from tensordict.core.exceptions import ContainerExpected, InstructionError
 from tensordict.core.keys import Key, canonical
 from tensordict.llm.checkers import judge, registry
 from tensordict.llm.scores import FIELDS, IFEvalScoreData

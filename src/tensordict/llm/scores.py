@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from tensordict.containers.tensorclass import TensorClass
+from tensordict.containers.tensor_class import TensorClass
 
 
 class IFEvalScoreData(TensorClass):

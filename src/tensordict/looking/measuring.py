@@ -11,7 +11,7 @@ import numpy as np
 from torch import Tensor
 
 from tensordict.core.keys import Path
-from tensordict.io.formats.columns import taken
+from tensordict.io.formats.stack_columns import taken
 from tensordict.io.saving.comparing import pieces, read_piece, source_of
 from tensordict.io.saving.progress import Progress
 from tensordict.io.specification import LAZY, WRAPPED, LeafSpec, Specification, specified

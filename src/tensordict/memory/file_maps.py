@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.multiprocessing import reductions
 
 from tensordict.core import torch_internals as internals
-from tensordict.core.errors import SaveError
+from tensordict.core.exceptions import SaveError
 from tensordict.memory import kernel, rows, system
 
 # Bytes of a map: the first one, and their content.

@@ -16,7 +16,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from tensordict.core.errors import SaveError
+from tensordict.core.exceptions import SaveError
 from tensordict.core.keys import Path, entry_of
 from tensordict.memory import system
 from tensordict.memory.stored_tensors import StoredTensor, in_memory

@@ -13,7 +13,7 @@ from torch import Tensor
 from tensordict.core import foreach, ragged
 from tensordict.core import torch_internals as internals
 from tensordict.core.contract import Contract
-from tensordict.core.errors import SaveError, UnsupportedEntryError
+from tensordict.core.exceptions import SaveError, UnsupportedEntryError
 from tensordict.core.keys import joined
 from tensordict.memory import files
 from tensordict.memory.storable import SHARDED, is_sharded

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from tensordict.core import ragged
 from tensordict.core import torch_internals as internals
-from tensordict.core.errors import SaveError, UnsupportedEntryError
+from tensordict.core.exceptions import SaveError, UnsupportedEntryError
 from tensordict.core.keys import Path, entry_of
 from tensordict.memory import files, system
 from tensordict.memory.file_source import FileSource, check_identity

@@ -8,7 +8,7 @@ from collections.abc import Container
 from typing import TypeVar
 from urllib.parse import unquote
 
-from tensordict.core.errors import SaveError
+from tensordict.core.exceptions import SaveError
 from tensordict.core.redaction import redact
 
 _PathT = TypeVar("_PathT")

@@ -29,7 +29,7 @@ from torch import Tensor
 from tensordict.core import ragged, registry
 from tensordict.core import torch_internals as internals
 from tensordict.core.contract import Contract
-from tensordict.core.errors import SaveError
+from tensordict.core.exceptions import SaveError
 from tensordict.memory import copy_on_write
 from tensordict.memory.file_maps import FileMap, Finder
 from tensordict.memory.flat_buffers import Block, fresh, is_whole

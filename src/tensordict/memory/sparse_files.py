@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from tensordict.core.contract import Contract
-from tensordict.core.indexing import is_basic
+from tensordict.core.indices import is_basic
 from tensordict.core.keys import Path, entry_of
 from tensordict.memory import files, system
 from tensordict.memory.file_source import FileSource, is_sparse

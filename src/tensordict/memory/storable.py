@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from tensordict.core.contract import Contract
-from tensordict.core.errors import UnsupportedEntryError
+from tensordict.core.exceptions import UnsupportedEntryError
 from tensordict.core.keys import entry_of
 from tensordict.memory.stored_tensors import StoredTensor
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from tensordict.core import torch_internals as internals
 from tensordict.core.devices import place_of
-from tensordict.core.errors import UnsupportedEntryError
+from tensordict.core.exceptions import UnsupportedEntryError
 from tensordict.core.keys import Path, joined
 
 aten = torch.ops.aten

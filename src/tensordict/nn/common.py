@@ -8,7 +8,7 @@ from tensordict.nn.module import (
     WrapModule,
     as_tensordict_module,
 )
-from tensordict.nn.pickled import _OutKeysSelect
+from tensordict.nn.pickled_modules import _OutKeysSelect
 
 __all__ = [
     "TensorDictModule",

@@ -12,17 +12,17 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar, overload
 import torch
 from torch import Tensor, nn
 
-from tensordict.containers.base import TensorDictBase
 from tensordict.containers.dense import TensorDict
-from tensordict.core.errors import add_note
+from tensordict.containers.tensordict_base import TensorDictBase
+from tensordict.core.exceptions import add_note
 from tensordict.core.extras import require
 from tensordict.core.keys import Key, is_nested_key, path_of, unravel_key
-from tensordict.nn import pickled
+from tensordict.nn import pickled_modules
 from tensordict.nn.dispatch import entries_as_container
 from tensordict.nn.skipping import must_skip
 from tensordict.ops.collection import TensorCollection
 from tensordict.ops.dims.indexing import given
-from tensordict.ops.entries.together import set_all
+from tensordict.ops.entries.atomic_updates import set_all
 
 if TYPE_CHECKING:
     from torch.utils.hooks import RemovableHandle
@@ -235,7 +235,7 @@ class TensorDictModuleBase(nn.Module):
             warnings.warn(f"no module below {type(module).__name__} has reset_parameters", stacklevel=3)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        state, selecting = pickled.as_ours(state)
+        state, selecting = pickled_modules.as_ours(state)
         super().__setstate__(state)  # type: ignore[no-untyped-call]
         if selecting:
             self._selecting = self.register_forward_hook(_drop_unselected)

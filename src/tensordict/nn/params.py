@@ -9,19 +9,19 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from torch import Tensor, compiler, nn, no_grad
 from torch.nn.parameter import is_lazy
 
-from tensordict.containers.base import GivesTensorDicts
 from tensordict.containers.dense import TensorDict
+from tensordict.containers.tensordict_base import GivesTensorDicts
 from tensordict.containers.wrapper import Wrapper
 from tensordict.core import pytree, registry
 from tensordict.core.contract import Clones, Contract, is_node
-from tensordict.core.errors import ContainerExpected, ModuleError, SaveError
+from tensordict.core.exceptions import ContainerExpected, ModuleError, SaveError
 from tensordict.core.keys import Path, entry_of, is_nested_key, path_of
 from tensordict.core.uninitialized import uninitialized_like
-from tensordict.io.formats import pickled
+from tensordict.io.formats import pickled_containers
 from tensordict.io.specification import is_typed
 from tensordict.memory.mapped import MemoryMappedTensor
 from tensordict.ops.entries.copying import TRANSIENT
-from tensordict.ops.entries.writes import Update, Write
+from tensordict.ops.entries.write_plans import Update, Write
 from tensordict.ops.modules import is_parameter
 
 if TYPE_CHECKING:
@@ -396,7 +396,7 @@ class TensorDictParams(Wrapper, GivesTensorDicts, nn.Module):  # type: ignore[mi
         return {**state, "_tensordict": self._tensordict}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        state = {"_kind": None, **(_convert_state(state) if pickled.PARAMS in state else state)}
+        state = {"_kind": None, **(_convert_state(state) if pickled_containers.PARAMS in state else state)}
         container = state.pop("_tensordict")
         self.__dict__.update(state)
         self._hold(container)
@@ -607,11 +607,11 @@ def _convert_state(state: dict[str, Any]) -> dict[str, Any]:
     """Convert the pickled state of a `TensorDictParams` of the reference to our state."""
     no_convert, hooks = state.get("no_convert"), state.get("_get_post_hook")
     convert = "buffer" if no_convert is True else no_convert or "auto"
-    if convert not in _CHOICES or not isinstance(state[pickled.PARAMS], Contract) or type(hooks) is not list:
+    if convert not in _CHOICES or not isinstance(state[pickled_containers.PARAMS], Contract) or type(hooks) is not list:
         raise SaveError("the pickled TensorDictParams is inconsistent: its parts have unexpected types")
     own = set(vars(nn.Module())) - {"_parameters", "_buffers", "_modules"}
     kept = {name: value for name, value in state.items() if name in own}
-    container: Any = state[pickled.PARAMS]
+    container: Any = state[pickled_containers.PARAMS]
     kind = type(container) if is_typed(container) else None
     ours = {
         "_modules": {},

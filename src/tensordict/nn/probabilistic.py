@@ -26,7 +26,7 @@ from tensordict.nn.module import C, TensorDictModuleBase
 from tensordict.nn.sequence import TensorDictSequential, run_where_possible
 from tensordict.nn.skipping import must_skip
 from tensordict.ops.collection import TensorCollection
-from tensordict.ops.entries.together import set_all
+from tensordict.ops.entries.atomic_updates import set_all
 
 __all__ = [
     "InteractionType",

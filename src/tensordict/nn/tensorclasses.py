@@ -7,7 +7,7 @@ from typing import Any, Generic, TypeVar, get_args, get_origin
 
 from torch import nn
 
-from tensordict.containers.tensorclass import is_tensorclass
+from tensordict.containers.tensor_class import is_tensorclass
 from tensordict.core.annotations import UNION
 from tensordict.core.keys import Key, path_of
 from tensordict.nn.dispatch import dispatch

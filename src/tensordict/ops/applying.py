@@ -12,13 +12,13 @@ from torch import Tensor
 from tensordict.core import ragged
 from tensordict.core.contract import Contract, EntryStore, Names, is_node
 from tensordict.core.devices import as_device, put_on
-from tensordict.core.errors import add_note
+from tensordict.core.exceptions import add_note
 from tensordict.core.key_views import IsLeaf, MembersApart
 from tensordict.core.keys import Path, joined
 from tensordict.core.shapes import as_size
 from tensordict.ops.entries.numbers import stored
 from tensordict.ops.entries.reading import NO_DEFAULT
-from tensordict.ops.entries.writes import WritePlan
+from tensordict.ops.entries.write_plans import WritePlan
 from tensordict.ops.entries.writing import Writing
 
 if TYPE_CHECKING:

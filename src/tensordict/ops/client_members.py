@@ -10,18 +10,18 @@ from torch import Tensor
 from tensordict.core import makers
 from tensordict.core.contract import Contract
 from tensordict.core.devices import as_device, wait_for
-from tensordict.core.indexing import is_basic, leaf_index
+from tensordict.core.indices import is_basic, leaf_index
 from tensordict.core.key_views import IsLeaf, is_leaf_nontensor
 from tensordict.core.keys import path_of
 from tensordict.core.shapes import as_dim, as_size
 from tensordict.ops.applying import Applying, _Call, _size
-from tensordict.ops.client_parts import part_of
 from tensordict.ops.dims.indexing import Indexing
 from tensordict.ops.dims.naming import Naming
 from tensordict.ops.dims.stacking import stack_containers
 from tensordict.ops.entries.locking import raise_locked
 from tensordict.ops.entries.reading import NO_DEFAULT
-from tensordict.ops.entries.writes import WritePlan
+from tensordict.ops.entries.write_plans import WritePlan
+from tensordict.ops.linked_parts import part_of
 
 if TYPE_CHECKING:
     from typing_extensions import Self

@@ -20,8 +20,8 @@ from tensordict.ops.dims.stacking import Stacking
 from tensordict.ops.entries.adding import Adding
 from tensordict.ops.entries.copying import Copying
 from tensordict.ops.entries.factories import Factories
-from tensordict.ops.entries.structure import Structure
-from tensordict.ops.entries.values import Values
+from tensordict.ops.entries.nontensor_entries import Values
+from tensordict.ops.entries.restructuring import Structure
 from tensordict.ops.foreign import Foreign
 from tensordict.ops.mapping import Mapping
 from tensordict.ops.math import torch_functions

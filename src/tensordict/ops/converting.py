@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn, SupportsIndex
 
 from torch import Tensor
 
-from tensordict.convert.any import opened
 from tensordict.convert.dataclasses import from_dataclass
 from tensordict.convert.mappings import refuse_exclusive
+from tensordict.convert.python_structures import opened
 from tensordict.core import makers, registry
 from tensordict.core.contract import Contract, EntryStore, named_error
 from tensordict.core.keys import path_of

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from tensordict.convert import numpy as arrays
 from tensordict.convert import pytrees
-from tensordict.convert.any import is_h5, is_zarr, opened
+from tensordict.convert.python_structures import is_h5, is_zarr, opened
 from tensordict.core.contract import Contract
-from tensordict.core.errors import ShapeError
+from tensordict.core.exceptions import ShapeError
 from tensordict.core.keys import joined, path_of
 from tensordict.core.shapes import as_size
 from tensordict.ops.converting import Converting

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, TypeVar
 import torch
 
 from tensordict.ops.storing.leaves import Leaves
-from tensordict.parallel.mapping import Mapped, Options, check_shuffle
+from tensordict.parallel.chunking import Mapped, Options, check_shuffle
 
 if TYPE_CHECKING:
     from typing_extensions import Self

@@ -13,7 +13,7 @@ from torch.nn.parameter import is_lazy
 from tensordict.core import makers, registry
 from tensordict.core import torch_internals as internals
 from tensordict.core.contract import Contract
-from tensordict.core.errors import KeyMismatchError, ModuleError, OptionError
+from tensordict.core.exceptions import KeyMismatchError, ModuleError, OptionError
 from tensordict.core.uninitialized import initialize_with_first_call, is_element, stack_lazy_leaves
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from tensordict.core.errors import TransferError
+from tensordict.core.exceptions import TransferError
 from tensordict.memory.flat_buffers import fresh
 
 if TYPE_CHECKING:

@@ -15,11 +15,11 @@ from torch import Tensor
 from tensordict.core import foreach, ragged
 from tensordict.core import torch_internals as internals
 from tensordict.core.contract import Contract
-from tensordict.core.errors import TransferError
+from tensordict.core.exceptions import TransferError
 from tensordict.core.json_text import parse_json
 from tensordict.core.keys import Path, joined
 from tensordict.memory.flat_buffers import fresh
-from tensordict.parallel import sharing, wire
+from tensordict.parallel import shared_memory, wire
 from tensordict.parallel.channels import Channel, MessageDevices, as_group, broadcast_all, from_all, rank_in, wait_for
 from tensordict.parallel.transfers import Receiving, Sending, differences, received_apart
 from tensordict.parallel.verdicts import attempt, refusal, settle
@@ -410,7 +410,7 @@ def _is_row(part: Contract, container: Any, row: int) -> bool:
         # The member of a lazy stack.
         return True
     leaves = part._leaves()
-    if sharing.holds_values(part) or any(leaf.is_nested for leaf in leaves):
+    if shared_memory.holds_values(part) or any(leaf.is_nested for leaf in leaves):
         return False
     known = {internals.storage_id(leaf.untyped_storage()) for leaf in container._leaves() if _is_plain(leaf)}
     return all(internals.storage_id(leaf.untyped_storage()) in known for leaf in leaves)

@@ -27,7 +27,7 @@ from tensordict.memory import pickling, system
 from tensordict.memory.file_maps import Finder
 from tensordict.memory.files import write_bytes
 from tensordict.memory.mapped import MemoryMappedTensor, SharedBlock, over_same, received
-from tensordict.parallel import sharing
+from tensordict.parallel import shared_memory
 
 # Up to this many bytes of tensors are part of the message.
 _INLINE = 64 << 10
@@ -49,7 +49,7 @@ class CommonMemory:
 
     def __init__(self, container: object = None) -> None:
         leaves = container._leaves() if isinstance(container, Contract) else []
-        parts = [part for leaf in leaves for part in sharing.parts(leaf)]
+        parts = [part for leaf in leaves for part in shared_memory.parts(leaf)]
         self.tensors = [part for part in parts if type(part) in (Tensor, MemoryMappedTensor)]
         self._numbers = {_base(part): number for number, part in enumerate(self.tensors) if _is_common(part)}
 
@@ -315,7 +315,7 @@ def _is_over_memory(tensor: Tensor) -> bool:
 
 
 def _is_common(tensor: Tensor) -> bool:
-    if not _is_over_memory(tensor) or not sharing.is_seen_by_others(tensor):
+    if not _is_over_memory(tensor) or not shared_memory.is_seen_by_others(tensor):
         return False
     # What torch maps says that it is shared whether it is or not.
     return isinstance(tensor, MemoryMappedTensor) or tensor.untyped_storage().filename is None

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from tensordict.core.contract import ContainerT, Contract
-from tensordict.core.errors import TransferError
+from tensordict.core.exceptions import TransferError
 from tensordict.core.keys import joined
 from tensordict.memory.mapped import PathLike
 from tensordict.memory.storable import is_sharded

@@ -24,7 +24,7 @@ from torch.futures import Future
 
 from tensordict.core import ragged
 from tensordict.core.contract import Contract
-from tensordict.core.errors import StackError, TransferError
+from tensordict.core.exceptions import StackError, TransferError
 from tensordict.core.keys import Path, joined
 from tensordict.io.specification import specification_of
 from tensordict.parallel import verdicts, wire

@@ -28,7 +28,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from tensordict.core.errors import TransferError
+from tensordict.core.exceptions import TransferError
 from tensordict.parallel.channels import MessageDevices, from_all
 from tensordict.parallel.wire import as_message, content_of
 

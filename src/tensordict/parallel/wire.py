@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from tensordict.core.errors import SaveError, TransferError, UnsupportedEntryError
+from tensordict.core.exceptions import SaveError, TransferError, UnsupportedEntryError
 from tensordict.core.json_text import parse_json
 from tensordict.core.keys import Path, entry_of
 from tensordict.io.formats.structure import SIZES, Described, restore, value_of

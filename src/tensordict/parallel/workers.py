@@ -34,7 +34,7 @@ from typing import Any, NoReturn
 
 import torch
 
-from tensordict.core.errors import WorkerError, WorkerTimeoutError
+from tensordict.core.exceptions import WorkerError, WorkerTimeoutError
 from tensordict.core.logs import logger
 from tensordict.parallel.jobs import (
     Chunk,

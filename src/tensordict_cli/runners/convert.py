@@ -11,7 +11,7 @@ import threading
 from collections.abc import Iterator
 
 from tensordict.core import registry
-from tensordict.core.errors import SaveError, UnsupportedEntryError
+from tensordict.core.exceptions import SaveError, UnsupportedEntryError
 from tensordict.io.formats.opening import (
     ARCHIVE,
     DIRECTORY,

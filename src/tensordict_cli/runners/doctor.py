@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from tensordict.core.errors import SaveError
+from tensordict.core.exceptions import SaveError
 from tensordict.core.settings import kernel_memory_info
 from tensordict.io.remote.urls import is_url
 from tensordict.memory import files, kernel, system

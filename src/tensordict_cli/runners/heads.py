@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from tensordict.io.formats.columns import taken
+from tensordict.io.formats.stack_columns import taken
 from tensordict.io.saving.comparing import OPAQUE, read_piece, source_of
 from tensordict.io.specification import LeafSpec, Specification, Unread
 from tensordict_cli.runners.terminal import QUIET, VALUE, Line, json_number, json_value, number_text, shorten

@@ -10,9 +10,9 @@ from typing import Any
 
 from tensordict.llm.checkers import missing_data
 from tensordict.llm.responses import read_responses
+from tensordict.llm.score_summary import IFEvalSummary, ifeval_summary
 from tensordict.llm.scorer import IFEvalScorer
 from tensordict.llm.scores import FIELDS
-from tensordict.llm.summary import IFEvalSummary, ifeval_summary
 from tensordict.ops.collection import TensorCollection
 from tensordict_cli.runners.terminal import BAD, GOOD, NAME, QUIET, Line, align, count_text, show
 from tensordict_cli.text import printable

@@ -15,10 +15,10 @@ from itertools import islice
 from typing import Any, TypeVar
 
 from tensordict.core.contract import Names
-from tensordict.core.errors import SaveError
+from tensordict.core.exceptions import SaveError
 from tensordict.core.keys import Path, entry_of
-from tensordict.io.formats.columns import taken
 from tensordict.io.formats.opening import describe_save
+from tensordict.io.formats.stack_columns import taken
 from tensordict.io.remote.remote_saves import remote_bytes
 from tensordict.io.remote.urls import is_url
 from tensordict.io.saving.comparing import OPAQUE, pieces, read_piece, source_of

@@ -6,7 +6,7 @@ import argparse
 import os
 import sys
 
-from tensordict.core.errors import SaveError
+from tensordict.core.exceptions import SaveError
 from tensordict.looking.report import MARK, report
 from tensordict.memory.files import write_file
 from tensordict_cli.runners.terminal import GOOD, show, size_text

@@ -12,11 +12,11 @@ from typing import Any
 from tensordict.convert.arrow import table_of
 from tensordict.convert.columns import Fill, Nulls, TableOptions
 from tensordict.convert.csv import CsvOptions, csv_tables, write_csv
+from tensordict.convert.input_files import files_of
 from tensordict.convert.json import json_tables, write_json
 from tensordict.convert.parquet import batches_of_files, refuse_empty_lists
-from tensordict.convert.sources import files_of
 from tensordict.convert.text_tables import write_text
-from tensordict.core.errors import SaveError
+from tensordict.core.exceptions import SaveError
 from tensordict.core.extras import require
 from tensordict.datasets import DatasetWriter
 from tensordict.io.formats.opening import CSV, JSON, JSON_LINES, PARQUET, TABLES, open_save

@@ -16,12 +16,7 @@ from tensordict import (
     set_lazy_legacy,
     set_list_to_stack,
 )
-from tensordict.nn import (
-    InteractionType,
-    set_composite_lp_aggregate,
-    set_interaction_type,
-    set_skip_existing,
-)
+from tensordict.nn import InteractionType, set_composite_lp_aggregate, set_interaction_type, set_skip_existing
 
 VIEWS: dict[str, Callable[[Any], Any]] = {
     "view": lambda td: td.view(-1),

@@ -2,7 +2,7 @@
 
 from tensordict.containers.dense import TensorDict
 from tensordict.containers.lazy import LazyStackedTensorDict
-from tensordict.containers.persistent import PersistentTensorDict
+from tensordict.containers.persistent_tensordict import PersistentTensorDict
 from tensordict.core.pytree import Context, flatten_container, register, unflatten_container
 
 # The classes registered with torch's pytree. TorchRL's storages read these names with torch before 2.4.

@@ -1,6 +1,6 @@
 """The exception classes of this package, under the path that client programs import them from."""
 
-from tensordict.core.errors import (
+from tensordict.core.exceptions import (
     BatchIndexError,
     ContainerExpected,
     DimError,

@@ -2,8 +2,8 @@
 
 from typing import Literal
 
-from tensordict.containers.served import TensorDictStore
-from tensordict.containers.served_stacks import LazyStackedTensorDictStore
+from tensordict.containers.stacked_store import LazyStackedTensorDictStore
+from tensordict.containers.tensordict_store import TensorDictStore
 
 STORE_BACKENDS = Literal["redis", "dragonfly", "keydb"]
 

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from tensordict.containers.base import TensorDictBase
 from tensordict.containers.lazy.members import Members, common_size
+from tensordict.containers.tensordict_base import TensorDictBase
 from tensordict.core import makers
 from tensordict.core.contract import NOT_BACKED, Backing, Contract, Names
-from tensordict.core.errors import ShapeError
-from tensordict.io.formats import pickled
+from tensordict.core.exceptions import ShapeError
+from tensordict.io.formats import pickled_containers
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -186,7 +186,7 @@ class LazyCore(TensorDictBase):
         return result
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        state = dict(pickled.as_ours(type(self), state))
+        state = dict(pickled_containers.as_ours(type(self), state))
         self._own_backing = state.pop("_backing", NOT_BACKED)
         self.__dict__.update(state)
         if self._sealed:

@@ -15,8 +15,8 @@ from tensordict.containers.lazy.core import LazyCore
 from tensordict.containers.lazy.members import Members
 from tensordict.core.context import elements_of
 from tensordict.core.contract import Contract
-from tensordict.core.errors import ShapeError, StackError
-from tensordict.core.indexing import is_mask, leaf_index, result_size
+from tensordict.core.exceptions import ShapeError, StackError
+from tensordict.core.indices import is_mask, leaf_index, result_size
 from tensordict.core.shapes import nested_lists
 from tensordict.ops.dims.batch_ops import BatchOp, Cut, ForMembers, Reshape, without
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from tensordict.core import makers
 from tensordict.core.contract import Contract, EntryStore, distinct
 from tensordict.core.devices import put_on
-from tensordict.core.errors import ShapeError, StackError
+from tensordict.core.exceptions import ShapeError, StackError
 from tensordict.core.keys import Path, joined
 from tensordict.ops.entries.locking import raise_locked
 

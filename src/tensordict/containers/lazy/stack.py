@@ -11,18 +11,18 @@ from torch.compiler import is_dynamo_compiling
 
 from tensordict.containers.lazy.core import LazyCore
 from tensordict.containers.lazy.dims import LazyDims
+from tensordict.containers.lazy.member_writes import LazyWrites
 from tensordict.containers.lazy.members import Hook, Members
 from tensordict.containers.lazy.vmapping import flatten_stack, flatten_stack_with_keys, unflatten_stack
-from tensordict.containers.lazy.writes import LazyWrites
 from tensordict.core import makers, pytree, registry
 from tensordict.core.contract import Contract
 from tensordict.core.devices import as_device
-from tensordict.core.errors import ShapeError
+from tensordict.core.exceptions import ShapeError
 from tensordict.core.keys import joined, path_of
 from tensordict.core.shapes import as_new_dim, as_size
 from tensordict.looking.shown_entries import list_entries_by_member
 from tensordict.ops import printing
-from tensordict.ops.dims import uneven
+from tensordict.ops.dims import ragged_stacks
 from tensordict.ops.entries.reading import NO_DEFAULT
 
 if TYPE_CHECKING:
@@ -304,7 +304,7 @@ class LazyStackedTensorDict(LazyWrites):
                 return default  # type: ignore[no-any-return]
             if isinstance(column[-1], Contract):
                 raise TypeError(f"entry {joined(path)!r} is a container, and no nested tensor: read it with get")
-        return uneven.nested_of(self, column, torch.strided if layout is None else layout, path)
+        return ragged_stacks.nested_of(self, column, torch.strided if layout is None else layout, path)
 
     def valid_keys(
         self, include_nested: bool = False, leaves_only: bool = False, is_leaf: Any = None, *, sort: bool = False

@@ -18,7 +18,7 @@ from tensordict.containers.lazy.members import Members
 from tensordict.core import makers, pytree, vmapped
 from tensordict.core import torch_internals as internals
 from tensordict.core.contract import Contract, is_node
-from tensordict.core.errors import StackError
+from tensordict.core.exceptions import StackError
 from tensordict.core.shapes import as_dim, as_new_dim
 
 

@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any
 
 from tensordict.core.contract import Contract
-from tensordict.core.errors import SaveError, UnsupportedEntryError
+from tensordict.core.exceptions import SaveError, UnsupportedEntryError
 from tensordict.core.json_text import parse_json
 from tensordict.io.formats import zipping
 from tensordict.io.formats.archive_reader import Archive

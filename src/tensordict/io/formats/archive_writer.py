@@ -16,13 +16,13 @@ from typing import Any
 
 from torch import Tensor
 
-from tensordict.core.errors import SaveError
+from tensordict.core.exceptions import SaveError
 from tensordict.core.keys import Path
 from tensordict.io.formats import zipping
 from tensordict.io.formats.zipping import BZIP2, DEFLATE, STORED, Stamp
 from tensordict.io.saving.checksums import Crc32
+from tensordict.io.saving.leaf_writer import watching
 from tensordict.io.saving.progress import Progress
-from tensordict.io.saving.writing import watching
 from tensordict.memory import files, system
 
 # Shorter contents go out together, in one system call, which takes this many buffers ...

@@ -30,18 +30,18 @@ from torch import Tensor
 
 from tensordict.core import ragged
 from tensordict.core.contract import Contract
-from tensordict.core.errors import SaveError, UnsupportedEntryError
+from tensordict.core.exceptions import SaveError, UnsupportedEntryError
 from tensordict.core.json_text import parse_json
 from tensordict.core.keys import Path, joined
-from tensordict.io import checked
-from tensordict.io.formats.columns import Column, is_ragged
+from tensordict.io import checks
 from tensordict.io.formats.detect import refuse_other
 from tensordict.io.formats.meta import DTYPES, leaf_spec
+from tensordict.io.formats.reference_consolidated import OWN_NAMES, Jagged, Translation
+from tensordict.io.formats.stack_columns import Column, is_ragged
 from tensordict.io.formats.structure import SIZES, Complain, Described, naming_file, restore
-from tensordict.io.formats.translated import OWN_NAMES, Jagged, Translation
 from tensordict.io.saving.checksums import Recorded
+from tensordict.io.saving.leaf_writer import SaveOptions, TensorRun
 from tensordict.io.saving.transaction import FileTransaction
-from tensordict.io.saving.writing import SaveOptions, TensorRun
 from tensordict.io.specification import (
     DICT,
     LAZY,
@@ -528,7 +528,7 @@ def _checked(span: object, name: str, separator: str, end: int) -> int:
     if type(dtype) is not str or dtype not in DTYPES:
         raise SaveError(f"{_entry(name, separator)}its dtype {dtype!r:.80} is unknown")
     try:
-        checked.shape(shape)
+        checks.shape(shape)
     except ValueError as error:
         raise SaveError(f"{_entry(name, separator)}{error}") from None
     if type(start) is not int or type(stop) is not int or not 0 <= start <= stop <= end:

@@ -9,7 +9,7 @@ import stat
 from collections.abc import Callable, Collection
 from itertools import islice
 
-from tensordict.core.errors import SaveError
+from tensordict.core.exceptions import SaveError
 from tensordict.io.stores.backends import BACKENDS, backend_at
 from tensordict.memory import files, system
 from tensordict.memory.mapped import PathLike

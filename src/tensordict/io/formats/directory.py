@@ -17,9 +17,8 @@ from torch import Tensor
 
 from tensordict.core import ragged
 from tensordict.core.contract import Contract
-from tensordict.core.errors import SaveError, UnsupportedEntryError
+from tensordict.core.exceptions import SaveError, UnsupportedEntryError
 from tensordict.core.keys import Path, entry_of, joined
-from tensordict.io.formats.columns import Column, file_of, is_ragged, ragged_leaf, taken
 from tensordict.io.formats.loading import LoadOptions, load_directory
 from tensordict.io.formats.meta import (
     CHECKSUM,
@@ -35,13 +34,14 @@ from tensordict.io.formats.meta import (
     ragged_spec,
     read_there,
 )
+from tensordict.io.formats.stack_columns import Column, file_of, is_ragged, ragged_leaf, taken
 from tensordict.io.formats.value_files import Place, ValueFiles, files_of_value, read_value_files, unpickle
 from tensordict.io.saving import commit, reopening
 from tensordict.io.saving.comparing import Difference
+from tensordict.io.saving.leaf_writer import LeafFile, SaveOptions, WriteOptions
 from tensordict.io.saving.progress import progress_bar
 from tensordict.io.saving.source import FOLDERS
 from tensordict.io.saving.transaction import FolderTransaction, OwnFolderTransaction, Transaction
-from tensordict.io.saving.writing import LeafFile, SaveOptions, WriteOptions
 from tensordict.io.specification import (
     DICT,
     LAZY,

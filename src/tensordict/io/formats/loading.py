@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 
 from tensordict.core import ragged
-from tensordict.core.errors import SaveError, UnsupportedEntryError
+from tensordict.core.exceptions import SaveError, UnsupportedEntryError
 from tensordict.core.keys import Path, entry_of, joined, path_of
 from tensordict.io.formats.archive_reader import Archive
-from tensordict.io.formats.columns import Column, elements_of_rows, ragged_leaf, stacked_size
 from tensordict.io.formats.meta import FolderSpecification, Leaf, read_node
+from tensordict.io.formats.stack_columns import Column, elements_of_rows, ragged_leaf, stacked_size
 from tensordict.io.formats.value_files import Place, Unpickle, refuse_pickle, regular_size
 from tensordict.io.saving.commit import read_consistently
 from tensordict.io.saving.progress import Progress

@@ -13,10 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tensordict.core.errors import SaveError, UnsupportedEntryError
+from tensordict.core.exceptions import SaveError, UnsupportedEntryError
 from tensordict.core.json_text import parse_json
 from tensordict.core.keys import Path, entry_of, find_duplicate, joined
-from tensordict.io import checked
+from tensordict.io import checks
 from tensordict.io.saving.source import FOLDERS, Folders, Source
 from tensordict.io.specification import DICT, KINDS, LAZY, UNBATCHED, VALUE_STACK, VALUES, Specification
 from tensordict.io.values import NotJson, encode, plain, restored
@@ -321,8 +321,8 @@ def _node(meta: dict[str, Any]) -> tuple[FolderSpecification, list[tuple[str, An
         return _lazy_node(meta), []
     if kind not in KINDS:
         return FolderSpecification(kind, _SCALAR), []
-    batch_size = checked.sizes(meta.get(_SHAPE), "the batch size")
-    node = FolderSpecification(kind, batch_size, checked.device(meta.get(_DEVICE)), sized=True)
+    batch_size = checks.sizes(meta.get(_SHAPE), "the batch size")
+    node = FolderSpecification(kind, batch_size, checks.device(meta.get(_DEVICE)), sized=True)
     if isinstance(meta.get(_STACK), list):
         _read_columns(node, meta[_STACK])
     else:
@@ -344,27 +344,27 @@ def _node(meta: dict[str, Any]) -> tuple[FolderSpecification, list[tuple[str, An
 
 def _names_in(meta: dict[str, Any], ndim: int | None) -> list[str | None] | None:
     names = meta.get(_NAMES)
-    return checked.names(names, ndim) if isinstance(names, list) else None
+    return checks.names(names, ndim) if isinstance(names, list) else None
 
 
 def _read_columns(node: FolderSpecification, stack: list[Any]) -> None:
     """Make the node that of a lazy stack by columns."""
     if len(stack) != 3:
         raise ValueError(f"{_STACK!r} is {stack!r:.80} and not a stack dim, a batch size and names")
-    size = checked.sizes(stack[1], "the batch size of the stack", -1)
-    dim = checked.dim(stack[0], len(size))
+    size = checks.sizes(stack[1], "the batch size of the stack", -1)
+    dim = checks.dim(stack[0], len(size))
     if (size[dim],) != node.batch_size:
         raise ValueError(f"its stack dim is {dim}, of the batch size {list(size)}, for {node.batch_size} members")
     node.kind, node.batch_size, node.stack_dim, node.columns, node.count = LAZY, size, dim, True, size[dim]
-    node.names = checked.names(stack[2], len(size))
+    node.names = checks.names(stack[2], len(size))
 
 
 def _lazy_node(meta: dict[str, Any]) -> FolderSpecification:
-    node = FolderSpecification(LAZY, _SCALAR, stack_dim=checked.dim(meta.get(_DIM)))
+    node = FolderSpecification(LAZY, _SCALAR, stack_dim=checks.dim(meta.get(_DIM)))
     if _COUNT in meta:
-        (node.count,) = checked.sizes([meta[_COUNT]], "the number of members")
+        (node.count,) = checks.sizes([meta[_COUNT]], "the number of members")
     if _OWN_SIZE in meta:
-        node.batch_size, node.sized = checked.sizes(meta[_OWN_SIZE], "the batch size"), True
+        node.batch_size, node.sized = checks.sizes(meta[_OWN_SIZE], "the batch size"), True
     node.names = _names_in(meta, None)
     if node.names is None and isinstance(meta.get(_DIM_NAME), str):
         node.dim_name = meta[_DIM_NAME]
@@ -376,10 +376,10 @@ def _value_node(kind: str, meta: dict[str, Any]) -> FolderSpecification:
     own = meta if stack else meta.get(_METADATA)
     if not isinstance(own, dict):
         own = {}
-    dim = checked.dim(meta.get(_DIM)) if stack else None
+    dim = checks.dim(meta.get(_DIM)) if stack else None
     node = FolderSpecification(kind, _SCALAR, stack_dim=dim, shared=own.get(_SHARED) is True)
     if _OWN_SIZE in own:
-        node.batch_size, node.sized = checked.sizes(own[_OWN_SIZE], "the batch size"), True
+        node.batch_size, node.sized = checks.sizes(own[_OWN_SIZE], "the batch size"), True
         node.names = _names_in(own, len(node.batch_size))
     if stack and meta.get(_DATA) == STACK_PICKLE:
         node.pickled = STACK_PICKLE
@@ -453,13 +453,13 @@ def _read_entry(node: FolderSpecification, name: str, spec: object, batch_size: 
     dtype = DTYPES.get(dtype_name) if isinstance(dtype_name, str) else None
     if dtype is None:
         raise ValueError(f"its dtype {dtype_name!r} is unknown")
-    shape = checked.shape(spec.get("shape"))
+    shape = checks.shape(spec.get("shape"))
     ragged, row = bool(spec.get("is_nested")), spec.get(_ROW)
     if ragged and (len(shape) != 2 or shape[: min(1, len(batch_size))] != batch_size[:1]):
         raise ValueError(f"its table of sizes has shape {list(shape)}, in a batch of size {list(batch_size)}")
     if not ragged and shape[: len(batch_size)] != batch_size:
         raise ValueError(f"its shape {list(shape)} does not begin with the batch size {list(batch_size)}")
-    rows = checked.sizes(row, "the shape of its rows", -1) if ragged and row is not None else None
+    rows = checks.sizes(row, "the shape of its rows", -1) if ragged and row is not None else None
     if rows is not None and (len(rows) != shape[1] or rows.count(-1) != 1):
         raise ValueError(f"the shape of its rows is {row!r:.80}, and not {shape[1]} ints of which one is -1")
     node.listed[name] = Leaf(dtype, shape, ragged, rows)

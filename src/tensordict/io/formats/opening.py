@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 
 from tensordict.core import makers, registry
-from tensordict.core.errors import SaveError, UnsupportedEntryError
+from tensordict.core.exceptions import SaveError, UnsupportedEntryError
 from tensordict.core.keys import Path
 from tensordict.io.formats import consolidated, safetensors
 from tensordict.io.formats.archive import load_archive

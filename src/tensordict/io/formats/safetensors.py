@@ -16,17 +16,17 @@ from torch import Tensor
 
 from tensordict.core.contract import Contract
 from tensordict.core.devices import put_on
-from tensordict.core.errors import SaveError, UnsupportedEntryError
+from tensordict.core.exceptions import SaveError, UnsupportedEntryError
 from tensordict.core.json_text import parse_json
 from tensordict.core.keys import Path, joined
-from tensordict.io import checked
+from tensordict.io import checks
 from tensordict.io.formats.detect import refuse_other
 from tensordict.io.formats.loading import LoadOptions
 from tensordict.io.formats.structure import Described, naming_file, restore
 from tensordict.io.saving.checksums import Recorded
+from tensordict.io.saving.leaf_writer import SaveOptions, TensorRun
 from tensordict.io.saving.progress import Progress, progress_bar
 from tensordict.io.saving.transaction import FileTransaction
-from tensordict.io.saving.writing import SaveOptions, TensorRun
 from tensordict.io.specification import DICT, MAX_LEVELS, Specification, to_container
 from tensordict.memory import file_maps, files, system
 from tensordict.memory.mapped import PathLike
@@ -417,8 +417,8 @@ def _read_entry(
         raise SaveError(f"{bad}it is described by {spec!r:.80}")
     shape, offsets, dtype_name = spec["shape"], spec["data_offsets"], spec["dtype"]
     try:
-        size = checked.shape(shape)
-        begin, end = checked.ints(offsets, "its place")
+        size = checks.shape(shape)
+        begin, end = checks.ints(offsets, "its place")
     except ValueError as error:
         raise SaveError(f"{bad}{error}") from None
     dtype = _TORCH.get(dtype_name) if type(dtype_name) is str else None

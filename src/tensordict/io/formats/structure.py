@@ -12,10 +12,10 @@ from torch import Tensor
 
 from tensordict.core import ragged
 from tensordict.core.contract import Contract
-from tensordict.core.errors import SaveError, UnsupportedEntryError
+from tensordict.core.exceptions import SaveError, UnsupportedEntryError
 from tensordict.core.keys import Path, entry_of, joined
-from tensordict.io import checked
-from tensordict.io.formats.columns import Column, elements_of_rows, is_ragged, ragged_leaf, taken
+from tensordict.io import checks
+from tensordict.io.formats.stack_columns import Column, elements_of_rows, is_ragged, ragged_leaf, taken
 from tensordict.io.specification import (
     KINDS,
     LAZY,
@@ -247,7 +247,7 @@ class _Reader:
                 f"{entry_of(key)}a ragged tensor has no form without content, as on the meta device"
             )
         try:
-            row = None if form is None else checked.sizes(form, "the form of its rows", -1)
+            row = None if form is None else checks.sizes(form, "the form of its rows", -1)
             fits = flat.dim() == 1 and elements_of_rows(table, row) == flat.numel()
         except ValueError as error:
             raise bad(key, str(error)) from None
@@ -267,9 +267,9 @@ def node_from_json(spec: Any, key: Path) -> tuple[Specification, str | None]:
         raise bad(key, f"its kind is {kind!r:.80}" if type(spec) is dict else f"it is described by {spec!r:.80}")
     try:
         # The members of a lazy stack may differ along a dim.
-        size = checked.sizes(spec.get("batch_size"), "its batch size", -1 if kind == LAZY else 0)
-        names, device = checked.names(spec.get("names")), checked.device(spec.get("device"))
-        dim = None if spec.get("stack_dim") is None else checked.dim(spec["stack_dim"], len(size))
+        size = checks.sizes(spec.get("batch_size"), "its batch size", -1 if kind == LAZY else 0)
+        names, device = checks.names(spec.get("names")), checks.device(spec.get("device"))
+        dim = None if spec.get("stack_dim") is None else checks.dim(spec["stack_dim"], len(size))
     except ValueError as error:
         raise bad(key, str(error)) from None
     tensorclass = spec.get("class")

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from tensordict.core import registry
 from tensordict.core.contract import Contract
-from tensordict.core.errors import SaveError, UnsupportedEntryError
+from tensordict.core.exceptions import SaveError, UnsupportedEntryError
 from tensordict.io.specification import (
     KINDS,
     Specification,

@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
-from tensordict.core.errors import SaveError, UnsupportedEntryError
+from tensordict.core.exceptions import SaveError, UnsupportedEntryError
 from tensordict.core.keys import Path, entry_of, joined
 from tensordict.io.formats.meta import (
     HOLDER_PICKLE,

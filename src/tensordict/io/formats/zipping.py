@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from mmap import mmap
 from typing import Any, NamedTuple, Protocol
 
-from tensordict.core.errors import SaveError
+from tensordict.core.exceptions import SaveError
 from tensordict.io.saving.checksums import Crc32
 
 STORED, DEFLATE, BZIP2, LZMA = 0, 8, 12, 14

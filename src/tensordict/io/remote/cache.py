@@ -24,7 +24,7 @@ import zlib
 from collections.abc import Iterable, Iterator
 from functools import partial
 
-from tensordict.core.errors import SaveError
+from tensordict.core.exceptions import SaveError
 from tensordict.core.locks import Lock
 from tensordict.core.logs import logger
 from tensordict.io.remote.urls import IN_FLIGHT, Remote, RemoteFile

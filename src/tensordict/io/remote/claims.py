@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import secrets
 
-from tensordict.core.errors import SaveError
+from tensordict.core.exceptions import SaveError
 from tensordict.core.locks import Lock
 from tensordict.io.remote.urls import Remote
 from tensordict.io.saving.commit import JOURNAL

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from tensordict.core import registry
 from tensordict.core.contract import is_node
-from tensordict.core.errors import SaveError
+from tensordict.core.exceptions import SaveError
 from tensordict.core.keys import Path
 from tensordict.io.formats.loading import LoadOptions, load_directory, read_directory
 from tensordict.io.formats.structure import Complain

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from tensordict.core.errors import SaveError
+from tensordict.core.exceptions import SaveError
 from tensordict.core.keys import Path
 from tensordict.io.formats.loading import LoadOptions, load_directory, read_directory
 from tensordict.io.formats.value_files import left_pickled, unpickle

@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 from urllib.parse import quote, unquote, urlsplit
 
 from tensordict.core import extras
-from tensordict.core.errors import SaveError
+from tensordict.core.exceptions import SaveError
 from tensordict.core.redaction import HIDDEN, redact, secrets_of_url
 from tensordict.io.remote.credentials import GuardedOptions, Url, as_url, full_url
 from tensordict.io.remote.credentials import StorageOptions as StorageOptions

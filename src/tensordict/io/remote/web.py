@@ -16,7 +16,7 @@ from typing import Any
 import aiohttp
 import yarl
 
-from tensordict.core.errors import SaveError
+from tensordict.core.exceptions import SaveError
 from tensordict.core.redaction import redact
 
 # The answer to a request that asks for no range has at most so many bytes.

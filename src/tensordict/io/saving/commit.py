@@ -19,7 +19,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
-from tensordict.core.errors import SaveError
+from tensordict.core.exceptions import SaveError
 from tensordict.core.json_text import parse_json
 from tensordict.core.logs import logger
 from tensordict.io.formats.meta import HOLDER_PICKLE, STACK_PICKLE, is_meta, listed_apart

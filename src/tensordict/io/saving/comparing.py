@@ -14,8 +14,8 @@ from torch import Tensor
 
 from tensordict.core.equality import same_value
 from tensordict.core.keys import Path
-from tensordict.io.formats.columns import taken
 from tensordict.io.formats.meta import DTYPES
+from tensordict.io.formats.stack_columns import taken
 from tensordict.io.saving.progress import Progress
 from tensordict.io.specification import LeafSpec, Specification, Unread
 from tensordict.memory.stored_tensors import in_memory

@@ -14,7 +14,7 @@ import shlex
 import stat
 from collections.abc import Iterator
 
-from tensordict.core.errors import SaveError
+from tensordict.core.exceptions import SaveError
 from tensordict.io.saving import commit
 from tensordict.memory import files, system
 

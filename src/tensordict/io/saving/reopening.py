@@ -15,7 +15,7 @@ from torch import Tensor
 
 from tensordict.core.contract import Contract
 from tensordict.core.devices import as_device
-from tensordict.core.errors import SaveError
+from tensordict.core.exceptions import SaveError
 from tensordict.core.keys import joined
 from tensordict.io.saving.comparing import Difference, differences
 from tensordict.io.specification import DICT, LAZY, is_typed, specification_of, to_container

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tensordict.core.errors import SaveError
+from tensordict.core.exceptions import SaveError
 from tensordict.core.json_text import parse_json
 from tensordict.core.keys import Path, joined
 from tensordict.io.formats import consolidated, safetensors

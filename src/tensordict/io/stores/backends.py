@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tensordict.io.stores import hdf5, redis, zarr
-from tensordict.io.stores.store import Store
+from tensordict.io.stores.array_store import Store
 
 # Those at a path, each a format of saves.
 BACKENDS: dict[str, type[Store]] = {kind.backend: kind for kind in (hdf5.File, zarr.ZarrStore)}

@@ -18,11 +18,11 @@ from torch import Tensor
 from tensordict.core import ragged
 from tensordict.core.contract import Contract, Names
 from tensordict.core.devices import put_on
-from tensordict.core.errors import SaveError, UnsupportedEntryError
+from tensordict.core.exceptions import SaveError, UnsupportedEntryError
 from tensordict.core.json_text import parse_json
 from tensordict.core.keys import Path, entry_of, joined
-from tensordict.io import checked
-from tensordict.io.formats import columns
+from tensordict.io import checks
+from tensordict.io.formats import stack_columns
 from tensordict.io.formats.structure import Complain
 from tensordict.io.remote.urls import Remote
 from tensordict.io.saving.progress import progress_bar
@@ -41,7 +41,7 @@ from tensordict.io.specification import (
     specification_of,
     tensorclass_over,
 )
-from tensordict.io.stores.store import SIZE, ArrayItem, Group, Item, Other, Store, Text
+from tensordict.io.stores.array_store import SIZE, ArrayItem, Group, Item, Other, Store, Text
 from tensordict.io.values import Encoded, NotJson, encode, restored
 from tensordict.memory.files import is_direct
 from tensordict.memory.storable import check_storable
@@ -66,8 +66,8 @@ def noted_state(item: Item) -> tuple[torch.Size | None, Names | None, str | None
     """
     with item.store.errors(item.key):
         sizes, names = item.numbers(SIZE), item.text(NAMES)
-        size = None if sizes is None else torch.Size(checked.sizes(sizes, "its batch size"))
-        return size, None if names is None else checked.names(parse_json(names)), item.text(CLASS)
+        size = None if sizes is None else torch.Size(checks.sizes(sizes, "its batch size"))
+        return size, None if names is None else checks.names(parse_json(names)), item.text(CLASS)
 
 
 def noted_class(group: Group) -> str | None:
@@ -209,11 +209,11 @@ def ragged_in(group: Group, size: torch.Size | None, device: torch.device | None
     with group.store.errors(group.key):
         row = parse_json(group.text(RAGGED) or "null")
         if row is not None:
-            row = checked.ints(row, "the shape of its rows", least=-1)
+            row = checks.ints(row, "the shape of its rows", least=-1)
         flat, sizes = (_part_of(group, name).tensor(None).read() for name in (_ELEMENTS, _SIZES))
-        if flat.dim() != 1 or columns.elements_of_rows(sizes, row) != len(flat):
+        if flat.dim() != 1 or stack_columns.elements_of_rows(sizes, row) != len(flat):
             raise ValueError(f"its {list(flat.shape)} elements are not those of rows of the sizes that are noted")
-        leaf = columns.ragged_leaf(flat, sizes, row, False, ragged.SharedOffsets())
+        leaf = stack_columns.ragged_leaf(flat, sizes, row, False, ragged.SharedOffsets())
     assert isinstance(leaf, Tensor)
     return leaf if device is None else put_on(leaf, device)
 
@@ -337,7 +337,7 @@ def _is_zero(value: Tensor) -> bool:
 
 
 def _made_ragged(group: Group, value: Tensor, options: Mapping[str, Any], key: Path) -> Group:
-    flat, sizes, row = columns.taken(value)
+    flat, sizes, row = stack_columns.taken(value)
     node = group.new_group(key)
     with group.store.errors(key):
         node.set_attribute(RAGGED, json.dumps(row))

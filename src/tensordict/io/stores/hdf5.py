@@ -19,9 +19,9 @@ import torch
 
 from tensordict.core import extras
 from tensordict.core.contract import Contract
-from tensordict.core.errors import SaveError
+from tensordict.core.exceptions import SaveError
 from tensordict.core.keys import Path, joined
-from tensordict.io.stores.store import (
+from tensordict.io.stores.array_store import (
     DTYPE,
     ENCODED,
     SIZE,

@@ -19,9 +19,10 @@ from urllib.parse import unquote
 
 import torch
 
-from tensordict.core.errors import SaveError
+from tensordict.core.exceptions import SaveError
 from tensordict.core.keys import Path, entry_of, joined
 from tensordict.core.locks import Lock
+from tensordict.io.stores.array_store import Item, Pick, StaleError, Store
 from tensordict.io.stores.redis_items import WireArray, WireGroup, WireText, addresses
 from tensordict.io.stores.redis_layout import (
     Ahead,
@@ -35,7 +36,6 @@ from tensordict.io.stores.redis_layout import (
     request_of,
 )
 from tensordict.io.stores.redis_wire import LIMIT, Address, Request, State, Wire, only_frees
-from tensordict.io.stores.store import Item, Pick, StaleError, Store
 from tensordict.memory.stored_tensors import Selection
 
 

@@ -13,11 +13,12 @@ from urllib.parse import quote
 import numpy as np
 import torch
 
-from tensordict.core.errors import SaveError
+from tensordict.core.exceptions import SaveError
 from tensordict.core.json_text import parse_json
 from tensordict.core.keys import Path, entry_of, joined
-from tensordict.io import checked
+from tensordict.io import checks
 from tensordict.io.specification import VALUES
+from tensordict.io.stores.array_store import SIZE, ArrayItem, Group, Item, Other, Text, decode_names
 from tensordict.io.stores.entries import CLASS, KIND, TEXT
 from tensordict.io.stores.redis_layout import (
     Meta,
@@ -33,7 +34,6 @@ from tensordict.io.stores.redis_layout import (
     request_for,
 )
 from tensordict.io.stores.redis_wire import LIMIT, Request
-from tensordict.io.stores.store import SIZE, ArrayItem, Group, Item, Other, Text, decode_names
 from tensordict.memory.stored_tensors import Selection, Values
 
 if TYPE_CHECKING:
@@ -224,7 +224,7 @@ class WireGroup(Group):
         raw = self.store.header.get(header)
         if raw is None:
             return None
-        return raw.decode() if name == CLASS else list(checked.sizes(parse_json(raw), "its batch size"))
+        return raw.decode() if name == CLASS else list(checks.sizes(parse_json(raw), "its batch size"))
 
     def set_attribute(self, name: str, value: str | int | Sequence[int] | None) -> None:
         if self._place is None:

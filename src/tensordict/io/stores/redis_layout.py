@@ -15,10 +15,10 @@ from urllib.parse import quote, unquote
 import numpy as np
 import torch
 
-from tensordict.core.errors import SaveError
+from tensordict.core.exceptions import SaveError
 from tensordict.core.json_text import parse_json
 from tensordict.core.keys import Path
-from tensordict.io import checked
+from tensordict.io import checks
 from tensordict.io.stores.redis_protocol import Word
 from tensordict.io.stores.redis_wire import LIMIT, Check, Request
 from tensordict.memory.stored_tensors import Selection, Values, stored_dtype
@@ -82,14 +82,14 @@ class Meta:
             stored_dtype(dtype)
             if b"shapes" in self.fields:
                 self._parse_shapes(dtype)
-            self.shape, self.dtype = checked.shape(parse_json(self.fields.get(b"shape", b""))), dtype
+            self.shape, self.dtype = checks.shape(parse_json(self.fields.get(b"shape", b""))), dtype
         return self
 
     def _parse_shapes(self, dtype: torch.dtype) -> None:
         shapes = parse_json(self.fields[b"shapes"])
         if type(shapes) is not list:
             raise ValueError(f"its shapes {shapes!r:.80} are no list of shapes")
-        self.shapes = [None if shape is None else checked.shape(shape) for shape in shapes]
+        self.shapes = [None if shape is None else checks.shape(shape) for shape in shapes]
         sizes = [0 if shape is None else math.prod(shape) * dtype.itemsize for shape in self.shapes]
         self.starts = [0, *itertools.accumulate(sizes)]
 

@@ -19,18 +19,18 @@ from typing import Any
 import numpy as np
 import torch
 
-from tensordict.core.errors import SaveError, UnsupportedEntryError
+from tensordict.core.exceptions import SaveError, UnsupportedEntryError
 from tensordict.core.json_text import parse_json
 from tensordict.core.keys import Path, joined
-from tensordict.io import checked
+from tensordict.io import checks
 from tensordict.io.specification import VALUES
+from tensordict.io.stores.array_store import SIZE, ArrayItem, Item, Other, Pick, StaleError, Text, decode_names
 from tensordict.io.stores.entries import CLASS, KIND, NAMES, STACK_DIM, TEXT
 from tensordict.io.stores.redis import Server
 from tensordict.io.stores.redis_items import WireArray, WireGroup, WireText, addresses
 from tensordict.io.stores.redis_layout import Meta, Scope, bytes_of, decoded, noted_in, notes_of, portions, request_for
 from tensordict.io.stores.redis_protocol import Word
 from tensordict.io.stores.redis_wire import ABSENT, LIMIT, Address, Request, State, Wire
-from tensordict.io.stores.store import SIZE, ArrayItem, Item, Other, Pick, StaleError, Text, decode_names
 from tensordict.memory.stored_tensors import Selection, Values, as_array
 
 # What is noted of a nested container, or of the stack itself, whose elements have unequal batch sizes.
@@ -120,7 +120,7 @@ class StackServer(Server):
     def inner_size(self) -> tuple[int, ...]:
         """The batch size of the elements, of the first where they differ."""
         with self.errors(()):
-            return checked.sizes(parse_json(self.header.get("__inner_batch_size__", b"[]")), "its batch size")
+            return checks.sizes(parse_json(self.header.get("__inner_batch_size__", b"[]")), "its batch size")
 
     def element(self, at: int | None, place: str = "", key: Path = ()) -> ElementGroup:
         """The group of an element of the stack, or of the container nested at a place; `None` stands for all."""
@@ -136,7 +136,7 @@ class StackServer(Server):
         if sizes is not None:
             if type(sizes) is not list or len(sizes) != self.count:
                 raise ValueError(f"its batch sizes {sizes!r:.80} are not those of {self.count} elements")
-            return list(checked.sizes(sizes[at], "its batch size"))
+            return list(checks.sizes(sizes[at], "its batch size"))
         found = noted_in(notes, SIZE) if place else list(self.inner_size)
         assert not isinstance(found, str)
         return found

@@ -29,7 +29,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
 
-from tensordict.core.errors import SaveError, ServerFullError
+from tensordict.core.exceptions import SaveError, ServerFullError
 from tensordict.core.keys import Path, entries_of
 from tensordict.io.remote.credentials import GuardedConnection
 from tensordict.io.stores.redis_protocol import Parser, Word, library, packed

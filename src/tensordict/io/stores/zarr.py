@@ -23,13 +23,12 @@ import numpy as np
 import torch
 
 from tensordict.core import extras
-from tensordict.core.errors import SaveError
+from tensordict.core.exceptions import SaveError
 from tensordict.core.keys import Path, joined, path_of
-from tensordict.io import checked
+from tensordict.io import checks
 from tensordict.io.remote.claims import Claim
 from tensordict.io.remote.urls import Remote, is_url
-from tensordict.io.stores.entries import KIND, NAMES, STACK_DIM
-from tensordict.io.stores.store import (
+from tensordict.io.stores.array_store import (
     DTYPE,
     ENCODED,
     SIZE,
@@ -44,6 +43,7 @@ from tensordict.io.stores.store import (
     decode_names,
     encode_name,
 )
+from tensordict.io.stores.entries import KIND, NAMES, STACK_DIM
 from tensordict.io.stores.zarr_chunks import find_damaged_chunks
 from tensordict.io.stores.zarr_raw import RawChunks
 from tensordict.memory.names import local_path
@@ -362,7 +362,7 @@ class _ZarrNode(Item):
         if name == NAMES:
             return json.dumps(found)
         numbers = found if isinstance(found, list) else [found]
-        return list(checked.ints(numbers, f"the attribute {name!r}"))
+        return list(checks.ints(numbers, f"the attribute {name!r}"))
 
     def set_attribute(self, name: str, value: str | int | Sequence[int] | None) -> None:
         self.set_attributes({name: value})
@@ -722,7 +722,7 @@ def _item_of(store: ZarrStore, key: Path, path: str, document: Document, address
         _check_codecs(document)
         array = store.nodes.array_over(path, document)
         dtype = np.dtype(array.dtype)
-        checked.shape(list(array.shape))
+        checks.shape(list(array.shape))
     except (ValueError, TypeError, KeyError, NotImplementedError) as error:
         return Other(store, key, address, f"an array that cannot be read ({error})")
     if _VALUE in (document.get("attributes") or {}):

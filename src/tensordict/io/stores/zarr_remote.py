@@ -13,7 +13,7 @@ from zarr.core.common import concurrent_map
 from zarr.storage import FsspecStore, WrapperStore
 
 from tensordict.core import extras
-from tensordict.core.errors import SaveError
+from tensordict.core.exceptions import SaveError
 from tensordict.io.remote.listing import is_listed_by_pages, list_below
 from tensordict.io.remote.urls import IN_FLIGHT, LengthError
 from tensordict.io.remote.web import AnswerError

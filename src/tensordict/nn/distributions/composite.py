@@ -12,12 +12,12 @@ from torch.distributions import constraints
 
 from tensordict.containers.dense import TensorDict
 from tensordict.core.contract import Contract, is_node, named_error
-from tensordict.core.errors import ContainerExpected, DuplicateKeyError
+from tensordict.core.exceptions import ContainerExpected, DuplicateKeyError
 from tensordict.core.keys import Key, joined, path_of, unravel_key
 from tensordict.core.settings import _Modes, _Switch, from_environment
 from tensordict.nn.interaction import InteractionType, take_value
 from tensordict.ops.collection import TensorCollection
-from tensordict.ops.entries.together import set_all
+from tensordict.ops.entries.atomic_updates import set_all
 
 C = TypeVar("C", bound=TensorCollection)
 V = TypeVar("V")

@@ -18,7 +18,7 @@ from torch import Size, Tensor
 
 from tensordict.core import ragged
 from tensordict.core.contract import LeafFn, Names
-from tensordict.core.errors import ShapeError
+from tensordict.core.exceptions import ShapeError
 from tensordict.core.shapes import PerNdim, swapped_pair, with_dim
 
 ForMembers = tuple["BatchOp | None", int | None]

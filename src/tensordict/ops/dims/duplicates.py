@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from tensordict.core.contract import Contract
-from tensordict.core.errors import ShapeError
+from tensordict.core.exceptions import ShapeError
 from tensordict.core.keys import path_of
 from tensordict.core.shapes import as_dim
 

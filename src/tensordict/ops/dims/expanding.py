@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tensordict.core.errors import ShapeError
+from tensordict.core.exceptions import ShapeError
 
 
 def expand_right(tensor: Any, shape: Any) -> Any:

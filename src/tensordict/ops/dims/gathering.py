@@ -9,7 +9,7 @@ from torch import Tensor
 
 from tensordict.core import foreach, ragged
 from tensordict.core.contract import ByNdim, Contract, LeafFn, identity, named_error
-from tensordict.core.errors import KeyMismatchError, ShapeError
+from tensordict.core.exceptions import KeyMismatchError, ShapeError
 from tensordict.core.keys import Path, joined
 from tensordict.core.shapes import as_dim, broadcasts_to, expand_size
 from tensordict.ops.dims.sizing import replace_leaves

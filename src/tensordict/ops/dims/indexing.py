@@ -10,18 +10,18 @@ from typing import TYPE_CHECKING, Any, overload
 import torch
 from torch import Tensor
 
-from tensordict.core import indexing, ragged
+from tensordict.core import indices, ragged
 from tensordict.core.contract import Contract, Names, is_node, named_error
-from tensordict.core.errors import ShapeError
-from tensordict.core.indexing import checked_size, is_basic, is_mask, leaf_index, result_size
+from tensordict.core.exceptions import ShapeError
+from tensordict.core.indices import checked_size, is_basic, is_mask, leaf_index, result_size
 from tensordict.core.keys import Key, is_nested_key, key_path, path_of
 from tensordict.core.ragged import REFUSALS
 from tensordict.memory import rows
 from tensordict.memory.file_source import FileSource
 from tensordict.memory.sparse_files import make_room
 from tensordict.ops.entries.assigning import Assign, AssignWithin, assignable
-from tensordict.ops.entries.sources import leaf_items, restricted
-from tensordict.ops.entries.writes import WritePlan
+from tensordict.ops.entries.update_sources import leaf_items, restricted
+from tensordict.ops.entries.write_plans import WritePlan
 from tensordict.ops.entries.writing import Writing
 from tensordict.ops.refusals import has_ragged, retried
 
@@ -95,8 +95,8 @@ class Indexing(Writing):
         new_size = checked_size(at, size) if unchecked else result_size(at, size)
         rename = None
         if self._names is not None:
-            named = indexing.index_for_names(index, at)
-            rename = lambda names: indexing.rename_dims(names, named, len(new_size))  # noqa: E731
+            named = indices.index_for_names(index, at)
+            rename = lambda names: indices.rename_dims(names, named, len(new_size))  # noqa: E731
         fn = rows.reader(at) if rows.maps else itemgetter(at)
         try:
             out = self._map(fn, new_size, len(size), rename, fn)
@@ -267,7 +267,7 @@ class Indexing(Writing):
         source = input_dict_or_td if keys_to_update is None else restricted(input_dict_or_td, keys_to_update)
         if not isinstance(source, (Contract, Mapping)):
             raise TypeError(f"update_at_ reads from a container or a mapping, got {type(source).__name__}")
-        if not indexing.is_beyond(idx, self._batch_size):
+        if not indices.is_beyond(idx, self._batch_size):
             self._assign(idx, source, adds=False)
             return self
         plan = WritePlan()

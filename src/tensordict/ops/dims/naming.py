@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from tensordict.core.contract import Contract, Names, identity
-from tensordict.core.errors import DimError, NamesError
+from tensordict.core.exceptions import DimError, NamesError
 from tensordict.core.keys import Path, joined
 from tensordict.core.shapes import as_dim
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from tensordict.core import makers, ragged
 from tensordict.core import torch_internals as internals
 from tensordict.core.contract import Contract, LeafFn, identity, merged_device, named_error, raise_key_mismatch
-from tensordict.core.errors import DimError, ShapeError
+from tensordict.core.exceptions import DimError, ShapeError
 from tensordict.core.keys import Path, entry_of, joined
 from tensordict.core.shapes import PerNdim
 from tensordict.ops.dims.gathering import written

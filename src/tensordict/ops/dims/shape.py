@@ -11,7 +11,7 @@ from torch import Tensor
 from tensordict.core import registry, settings
 from tensordict.core.context import remember, remember_state
 from tensordict.core.contract import Contract, is_node, named_error
-from tensordict.core.errors import DimError, ShapeError
+from tensordict.core.exceptions import DimError, ShapeError
 from tensordict.core.shapes import (
     as_dim,
     as_dims,
@@ -28,7 +28,7 @@ from tensordict.ops.dims import batch_ops
 from tensordict.ops.dims.batch_ops import BatchOp
 from tensordict.ops.dims.sizing import Sizing, replace_leaves
 from tensordict.ops.entries.locking import _keep
-from tensordict.ops.entries.writes import resize
+from tensordict.ops.entries.write_plans import resize
 from tensordict.ops.refusals import naming_entry
 from tensordict.ops.storing.leaves import _entries_of
 

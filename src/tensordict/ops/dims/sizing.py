@@ -9,11 +9,11 @@ from torch import Tensor
 
 from tensordict.core import ragged
 from tensordict.core.contract import ContainerT, Contract, LeafFn, Names, Rename, distinct
-from tensordict.core.errors import ShapeError
+from tensordict.core.exceptions import ShapeError
 from tensordict.core.replacing import replacing
 from tensordict.core.shapes import as_dim, as_size
 from tensordict.ops.entries.locking import Locking, raise_locked
-from tensordict.ops.entries.writes import resize
+from tensordict.ops.entries.write_plans import resize
 from tensordict.ops.entries.writing import Writing
 
 if TYPE_CHECKING:

@@ -13,11 +13,11 @@ from torch import Tensor
 from tensordict.core import foreach, makers, ragged, settings
 from tensordict.core import torch_internals as internals
 from tensordict.core.contract import Contract, Names, Rename, identity, named_error, raise_key_mismatch
-from tensordict.core.errors import KeyMismatchError, ShapeError
+from tensordict.core.exceptions import KeyMismatchError, ShapeError
 from tensordict.core.keys import Path, entry_of, joined, path_of
 from tensordict.core.ragged import REFUSALS
 from tensordict.core.shapes import as_dim, as_new_dim, even_lengths, split_lengths, with_dim
-from tensordict.ops.dims import uneven
+from tensordict.ops.dims import ragged_stacks
 from tensordict.ops.dims.batch_ops import Cut
 from tensordict.ops.dims.gathering import check_out, written
 from tensordict.ops.dims.naming import check_agreement
@@ -28,8 +28,8 @@ from tensordict.ops.refusals import has_ragged, retried
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-    from tensordict.containers.base import TensorDictBase
     from tensordict.containers.lazy import LazyStackedTensorDict
+    from tensordict.containers.tensordict_base import TensorDictBase
 
     _Container = TypeVar("_Container", bound=Contract)
 
@@ -297,7 +297,7 @@ class Stacking(Writing):
         if self._is_non_tensor:
             return self
         if self._members() is not None:
-            return self._rewrap(uneven.densified(self._wrapped_container(), layout, ()))  # type: ignore[no-any-return]
+            return self._rewrap(ragged_stacks.densified(self._wrapped_container(), layout, ()))  # type: ignore[no-any-return]
         entries = {}
         changed = False
         for name, value in self._entries.items():

@@ -14,10 +14,10 @@ from torch import Tensor
 
 from tensordict.core import makers, ragged
 from tensordict.core.contract import Contract, is_node
-from tensordict.core.errors import SaveError, UnsupportedEntryError
+from tensordict.core.exceptions import SaveError, UnsupportedEntryError
 from tensordict.core.keys import Key, Path, joined, path_of
 from tensordict.io.formats import meta
-from tensordict.io.formats.columns import Column, elements_of_rows, is_ragged, ragged_leaf, taken
+from tensordict.io.formats.stack_columns import Column, elements_of_rows, is_ragged, ragged_leaf, taken
 from tensordict.io.saving import commit
 from tensordict.io.specification import DICT, Specification, specification_of
 from tensordict.memory import files

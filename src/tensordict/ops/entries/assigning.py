@@ -10,14 +10,14 @@ from torch import Tensor
 
 from tensordict.core import makers, ragged
 from tensordict.core.contract import Contract, Names, is_node, named_error
-from tensordict.core.errors import ShapeError, refuse_stored
-from tensordict.core.indexing import checked_size, is_basic, leaf_index
+from tensordict.core.exceptions import ShapeError, refuse_stored
+from tensordict.core.indices import checked_size, is_basic, leaf_index
 from tensordict.core.keys import Path, joined, path_of
 from tensordict.core.ragged import REFUSALS
 from tensordict.ops.entries.locking import raise_locked
 from tensordict.ops.entries.numbers import stored, to_tensor
-from tensordict.ops.entries.sources import nested_under
-from tensordict.ops.entries.writes import Write, WritePlan, alike, check_expandable, plain_pairs, raise_no_entry
+from tensordict.ops.entries.update_sources import nested_under
+from tensordict.ops.entries.write_plans import Write, WritePlan, alike, check_expandable, plain_pairs, raise_no_entry
 
 # Stands for the size of a ragged dim.
 _ANY_LENGTH = 2**30

@@ -13,12 +13,12 @@ from torch import Tensor
 
 from tensordict.core import foreach, ragged
 from tensordict.core.contract import NOT_BACKED, Clones, Contract, EntryStore, is_flat
-from tensordict.io.formats import pickled, torch_files
+from tensordict.io.formats import pickled_containers, torch_files
 from tensordict.io.specification import is_typed
 from tensordict.memory import pickling
 from tensordict.memory.flat_buffers import is_whole
 from tensordict.ops.storing.leaves import Leaves
-from tensordict.parallel import sharing
+from tensordict.parallel import shared_memory
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -126,7 +126,7 @@ class Copying(Leaves):
 
     def __setstate__(self, state: dict[str, object]) -> None:
         # Nested containers have been restored by now: each level tells its own children who holds them.
-        state = pickled.as_ours(type(self), state)
+        state = pickled_containers.as_ours(type(self), state)
         locked = state.get("_locked", False)
         for name in self._slots:
             setattr(self, name, state[name] if name in state else getattr(Contract, name))
@@ -135,7 +135,7 @@ class Copying(Leaves):
             self._lock_tree()
         if self._is_shared:
             # Plain pickling copies; only multiprocessing's own pickler hands over the shared memory itself.
-            self._is_shared = sharing.is_seen(self)
+            self._is_shared = shared_memory.is_seen(self)
 
 
 def _clones(leaves: list[Tensor], options: dict[str, Any]) -> Sequence[Tensor]:

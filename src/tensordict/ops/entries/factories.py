@@ -12,7 +12,7 @@ from torch import Tensor
 
 from tensordict.core import foreach
 from tensordict.core.contract import Contract, EntryStore
-from tensordict.core.errors import refuse_stored
+from tensordict.core.exceptions import refuse_stored
 from tensordict.core.keys import path_of
 from tensordict.core.shapes import as_ints, as_size
 from tensordict.ops.entries.reading import NO_DEFAULT, Reading

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from tensordict.core.context import remember_state
 from tensordict.core.contract import NOT_BACKED, Backing, Contract, is_flat, underlying
-from tensordict.core.errors import LockedError
+from tensordict.core.exceptions import LockedError
 from tensordict.core.locks import Lock
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from tensordict.convert.numpy import container_of, is_numeric, shape_of_rows
 from tensordict.core import makers
 from tensordict.core.contract import Contract
 from tensordict.core.devices import place_of
-from tensordict.core.errors import ShapeError
+from tensordict.core.exceptions import ShapeError
 from tensordict.core.keys import Path, joined
 
 _NUMBERS = (bool, int, float, complex, np.number, np.bool_)

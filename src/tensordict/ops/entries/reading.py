@@ -11,12 +11,12 @@ from torch import Tensor
 
 from tensordict.core import ragged, settings
 from tensordict.core.contract import Contract
-from tensordict.core.errors import MissingKeyError
-from tensordict.core.indexing import leaf_index
+from tensordict.core.exceptions import MissingKeyError
+from tensordict.core.indices import leaf_index
 from tensordict.core.key_views import IsLeaf, _Items, _Keys, _Values
 from tensordict.core.keys import Path, joined, path_of
 from tensordict.memory.stored_tensors import StoredTensor, in_memory
-from tensordict.ops.dims import uneven
+from tensordict.ops.dims import ragged_stacks
 
 No = Literal[False]
 
@@ -214,13 +214,13 @@ class Reading(Contract):
             path = path_of(key)
             holder = self._uneven_holder(path)
             if holder is not None or self._members() is not None:
-                uneven.check_form(as_list, as_padded_tensor, as_nested_tensor, return_mask)
+                ragged_stacks.check_form(as_list, as_padded_tensor, as_nested_tensor, return_mask)
             if holder is not None and as_list:
-                return uneven.column(holder, path[-1])
+                return ragged_stacks.column(holder, path[-1])
             if holder is not None and as_nested_tensor:
-                return uneven.as_nested(holder, path, layout or torch.jagged)
+                return ragged_stacks.as_nested(holder, path, layout or torch.jagged)
             if holder is not None:
-                return uneven.as_padded(holder, path, padding_side, padding_value, return_mask)
+                return ragged_stacks.as_padded(holder, path, padding_side, padding_value, return_mask)
         # `dict.get` would cost every read that finds something 10 of 90 ns.
         try:
             if type(key) is str:

@@ -11,7 +11,7 @@ from torch import Tensor
 from tensordict.core import makers, ragged
 from tensordict.core.contract import Contract, EntryStore, distinct, identity, is_node
 from tensordict.core.devices import put_on, wait_for
-from tensordict.core.errors import ShapeError, StackError
+from tensordict.core.exceptions import ShapeError, StackError
 from tensordict.core.foreach import refuse_graph_leaves
 from tensordict.core.key_views import IsLeaf
 from tensordict.core.keys import Path, joined, path_of
@@ -22,8 +22,8 @@ from tensordict.ops.dims.naming import checked_names, take_names
 from tensordict.ops.entries.locking import Locking, raise_locked
 from tensordict.ops.entries.numbers import stored
 from tensordict.ops.entries.reading import NO_DEFAULT, Reading
-from tensordict.ops.entries.sources import one_source, restricted
-from tensordict.ops.entries.writes import (
+from tensordict.ops.entries.update_sources import one_source, restricted
+from tensordict.ops.entries.write_plans import (
     Copy,
     Resize,
     Update,

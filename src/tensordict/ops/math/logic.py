@@ -13,10 +13,10 @@ from torch import Tensor
 from tensordict.core import makers
 from tensordict.core.contract import Contract, named_error
 from tensordict.core.equality import same_value
-from tensordict.core.errors import ShapeError
+from tensordict.core.exceptions import ShapeError
 from tensordict.core.keys import path_of
 from tensordict.core.shapes import nested_lists
-from tensordict.ops.entries.writes import Copy, WritePlan
+from tensordict.ops.entries.write_plans import Copy, WritePlan
 from tensordict.ops.math.comparison import Comparison
 
 

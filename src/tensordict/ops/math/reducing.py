@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from tensordict.core import torch_internals as internals
-from tensordict.core.errors import ShapeError
+from tensordict.core.exceptions import ShapeError
 from tensordict.ops.dims.gathering import check_out
 from tensordict.ops.entries.reading import NO_DEFAULT
-from tensordict.ops.entries.writes import raise_no_entry
+from tensordict.ops.entries.write_plans import raise_no_entry
 from tensordict.ops.math.reduction_plans import (
     Casts,
     Dims,

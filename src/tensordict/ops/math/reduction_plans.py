@@ -13,7 +13,7 @@ from torch import Tensor
 from tensordict.core import foreach, makers, ragged
 from tensordict.core import torch_internals as internals
 from tensordict.core.contract import Contract, EntryStore, LeafFn, Names, is_flat, named_error
-from tensordict.core.errors import KeyMismatchError, ShapeError, StackError
+from tensordict.core.exceptions import KeyMismatchError, ShapeError, StackError
 from tensordict.core.keys import Path, joined, path_of
 from tensordict.ops.dims.naming import Naming
 from tensordict.ops.entries.reading import NO_DEFAULT

@@ -14,8 +14,8 @@ from tensordict.io.formats.loading import LoadOptions
 from tensordict.io.remote.remote_saves import read_file
 from tensordict.io.remote.uploads import write_file
 from tensordict.io.saving import checksums
+from tensordict.io.saving.leaf_writer import SaveOptions
 from tensordict.io.saving.progress import quiet
-from tensordict.io.saving.writing import SaveOptions
 from tensordict.io.states import StateWriter
 from tensordict.memory.mapped import PathLike
 

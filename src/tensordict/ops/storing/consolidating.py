@@ -13,14 +13,14 @@ from torch import Tensor
 from tensordict.core import torch_internals as internals
 from tensordict.core.contract import Contract
 from tensordict.core.devices import as_device, put_on, wait_for
-from tensordict.core.errors import UnsupportedEntryError
+from tensordict.core.exceptions import UnsupportedEntryError
 from tensordict.io.formats import consolidated
 from tensordict.io.formats.consolidated import BlockPlan
 from tensordict.io.remote.remote_saves import read_file
 from tensordict.io.remote.uploads import write_file
 from tensordict.io.saving import checksums
+from tensordict.io.saving.leaf_writer import SaveOptions
 from tensordict.io.saving.progress import quiet
-from tensordict.io.saving.writing import SaveOptions
 from tensordict.memory import flat_buffers, system
 from tensordict.memory.flat_buffers import Block, Copies
 from tensordict.memory.mapped import PathLike

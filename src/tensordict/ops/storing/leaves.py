@@ -10,7 +10,7 @@ from torch import Tensor
 
 from tensordict.core import makers
 from tensordict.core.contract import Contract, is_node
-from tensordict.core.errors import ShapeError
+from tensordict.core.exceptions import ShapeError
 from tensordict.core.keys import Path
 from tensordict.core.replacing import replacing
 from tensordict.ops.entries.locking import Locking
@@ -18,7 +18,7 @@ from tensordict.ops.entries.locking import Locking
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-    from tensordict.containers.base import TensorDictBase
+    from tensordict.containers.tensordict_base import TensorDictBase
 
 LockingT = TypeVar("LockingT", bound=Locking)
 

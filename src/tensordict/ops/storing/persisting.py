@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from tensordict.core import makers, registry
 from tensordict.core.contract import Contract
-from tensordict.core.errors import SaveError
+from tensordict.core.exceptions import SaveError
 from tensordict.io.formats.detect import refuse_other
 from tensordict.io.remote.credentials import as_url
 from tensordict.io.remote.remote_saves import read_file
@@ -26,7 +26,7 @@ from tensordict.memory.storable import refuse_sharded
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-    from tensordict.containers.served import TensorDictStore
+    from tensordict.containers.tensordict_store import TensorDictStore
     from tensordict.io.remote.remote_saves import CacheDir
     from tensordict.io.remote.urls import StorageOptions
 

@@ -8,7 +8,7 @@ import torch
 
 from tensordict.core import ragged
 from tensordict.core.contract import Contract, is_node
-from tensordict.core.errors import SaveError
+from tensordict.core.exceptions import SaveError
 from tensordict.core.keys import Path, joined
 from tensordict.io.specification import DICT, LAZY, specification_of
 from tensordict.memory.file_source import FileSource

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 
 from tensordict.core.contract import ContainerT, Contract, underlying
 from tensordict.core.devices import as_device, place_of
-from tensordict.core.errors import SaveError, UnsupportedEntryError
+from tensordict.core.exceptions import SaveError, UnsupportedEntryError
 from tensordict.io.formats import opening as formats
 from tensordict.io.formats.archive import plan_archive, wants_archive
 from tensordict.io.formats.directory import FolderOptions, plan_save

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tensordict.core.errors import UnsupportedEntryError
+from tensordict.core.exceptions import UnsupportedEntryError
 from tensordict.ops.storing.leaves import Leaves
-from tensordict.parallel import sharing
+from tensordict.parallel import shared_memory
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -43,7 +43,7 @@ class Sharing(Leaves):
                 "to_tensordict().share_memory_() has, and other "
                 "processes can open the file themselves"
             )
-        sharing.share(self)
+        shared_memory.share(self)
         if not self._locked:
             self._lock_tree()
         self._mark(shared=True)

@@ -12,8 +12,8 @@ import torch
 from tensordict.convert import mds, parquet
 from tensordict.convert.columns import Fill, Nulls, TableOptions
 from tensordict.convert.csv import CsvOptions, csv_tables, refuse_compound, write_csv
+from tensordict.convert.input_files import SourceFile, files_of
 from tensordict.convert.json import json_tables, write_json
-from tensordict.convert.sources import SourceFile, files_of
 from tensordict.convert.text_tables import write_text
 from tensordict.core.extras import require
 from tensordict.io.remote.remote_saves import Access, CacheDir

@@ -1,7 +1,7 @@
 """Re-export the tensorclass decorator and module tracing, for programs that import them from here."""
 
-from tensordict.containers.tensorclass import TensorClass, tensorclass
+from tensordict.containers.tensor_class import TensorClass, tensorclass
 from tensordict.convert.dataclasses import from_dataclass
-from tensordict.nn.fx import symbolic_trace
+from tensordict.nn.tracing import symbolic_trace
 
 __all__ = ["TensorClass", "from_dataclass", "symbolic_trace", "tensorclass"]

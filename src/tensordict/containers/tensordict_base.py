@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from tensordict.containers.dense import TensorDict
     from tensordict.containers.lazy import LazyStackedTensorDict
-    from tensordict.containers.persistent import PersistentTensorDict
+    from tensordict.containers.persistent_tensordict import PersistentTensorDict
     from tensordict.core.keys import Key
     from tensordict.io.remote.remote_saves import CacheDir
     from tensordict.io.remote.urls import StorageOptions

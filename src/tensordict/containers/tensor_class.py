@@ -19,7 +19,7 @@ from tensordict.containers.nontensor import NonTensorData, unwrap
 from tensordict.containers.wrapper import FieldWrapper, container_of, register_wrapper, with_class_name
 from tensordict.core import registry
 from tensordict.core.contract import Contract
-from tensordict.core.errors import ContainerExpected, FieldError
+from tensordict.core.exceptions import ContainerExpected, FieldError
 from tensordict.looking.shown_entries import list_entries
 from tensordict.ops.entries.reading import AS_SET, NO_DEFAULT
 from tensordict.ops.printing import entry_text, in_order

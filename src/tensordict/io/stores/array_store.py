@@ -15,7 +15,7 @@ from urllib.parse import quote, unquote
 
 import torch
 
-from tensordict.core.errors import SaveError, UnsupportedEntryError
+from tensordict.core.exceptions import SaveError, UnsupportedEntryError
 from tensordict.core.keys import Path, find_duplicate, joined
 from tensordict.memory.stored_tensors import SPREAD, Selection, StoredTensor
 

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from tensordict.core import makers, ragged
 from tensordict.core.contract import Contract
-from tensordict.core.errors import UnsupportedEntryError
+from tensordict.core.exceptions import UnsupportedEntryError
 from tensordict.core.keys import Path
 from tensordict.memory.file_source import FileSource
 from tensordict.memory.mapped import MemoryMappedTensor, _wrap, nested

@@ -12,25 +12,25 @@ import torch
 from torch import Tensor
 
 from tensordict.containers.dense import TensorDict
-from tensordict.containers.stored import OnDisk, Twin
+from tensordict.containers.on_disk import OnDisk, Twin
 from tensordict.core import makers, pytree, ragged, registry
 from tensordict.core.contract import Contract, Names
 from tensordict.core.devices import as_device
-from tensordict.core.errors import SaveError, ShapeError
+from tensordict.core.exceptions import SaveError, ShapeError
 from tensordict.core.keys import Path, joined
 from tensordict.core.replacing import is_replacing
 from tensordict.core.shapes import as_size
-from tensordict.io.formats import pickled
+from tensordict.io.formats import pickled_containers
 from tensordict.io.remote.urls import Remote, is_url
 from tensordict.io.specification import class_named, to_container
 from tensordict.io.stores import entries as stored_entries
+from tensordict.io.stores.array_store import ArrayItem, Group, Item, Other, Pick, Store
 from tensordict.io.stores.backends import backend_of
 from tensordict.io.stores.entries import noted_state
-from tensordict.io.stores.store import ArrayItem, Group, Item, Other, Pick, Store
 from tensordict.memory.stored_tensors import StoredTensor
 
 if TYPE_CHECKING:
-    from tensordict.containers.base import TensorDictBase
+    from tensordict.containers.tensordict_base import TensorDictBase
     from tensordict.io.remote.urls import StorageOptions
 
 __all__ = ["PersistentTensorDict"]
@@ -367,9 +367,9 @@ class PersistentTensorDict(OnDisk):
         }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        foreign = pickled.is_of_file(state)
+        foreign = pickled_containers.is_of_file(state)
         if foreign:
-            state, nested = pickled.of_file(type(self), state)
+            state, nested = pickled_containers.of_file(type(self), state)
             for container in nested:
                 # Open for reading, while the file may have to be opened for writing.
                 container.close()

@@ -15,7 +15,7 @@ from tensordict.convert.frames import columns_of, values_of
 from tensordict.convert.numpy import container_of, is_numeric, shape_of_rows
 from tensordict.core import makers
 from tensordict.core.contract import Contract
-from tensordict.core.errors import DuplicateKeyError
+from tensordict.core.exceptions import DuplicateKeyError
 from tensordict.core.keys import Path, joined, path_of
 
 # What is given back at once: 0.1 us an entry, where the questions for everything else take 1 us.

@@ -15,10 +15,10 @@ from torch import Tensor
 
 from tensordict.core import makers, registry
 from tensordict.core.contract import Backing, Contract
-from tensordict.core.errors import SaveError
-from tensordict.io import checked
+from tensordict.core.exceptions import SaveError
+from tensordict.io import checks
 from tensordict.io.formats import consolidated
-from tensordict.io.formats.translated import OWN_NAMES
+from tensordict.io.formats.reference_consolidated import OWN_NAMES
 from tensordict.io.specification import (
     DICT,
     LAZY,
@@ -117,7 +117,7 @@ def _shape(cls: object, state: Mapping[str, Any]) -> tuple[torch.Size, Any, Any]
     _check(type(size) is torch.Size, cls, f"its batch size is {size!r:.80}")
     _check(device is None or type(device) is torch.device, cls, f"its device is {device!r:.80}")
     try:
-        names = checked.names(names)
+        names = checks.names(names)
     except ValueError as error:
         raise _refused(cls, str(error)) from None
     return size, device, names if names and any(names) else None

@@ -8,9 +8,9 @@ from typing import Any, ClassVar
 import torch
 
 from tensordict.containers.dense import TensorDict
-from tensordict.containers.persistent import PersistentTensorDict
-from tensordict.containers.served_stacks import LazyStackedTensorDictStore
-from tensordict.containers.stored import Twin
+from tensordict.containers.on_disk import Twin
+from tensordict.containers.persistent_tensordict import PersistentTensorDict
+from tensordict.containers.stacked_store import LazyStackedTensorDictStore
 from tensordict.core import pytree, registry
 from tensordict.core.contract import Contract
 from tensordict.core.devices import as_device

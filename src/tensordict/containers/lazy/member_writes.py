@@ -15,13 +15,13 @@ from tensordict.containers.lazy.dims import LazyDims
 from tensordict.containers.lazy.members import pieces_of
 from tensordict.core import makers, settings
 from tensordict.core.contract import Contract
-from tensordict.core.errors import ShapeError
-from tensordict.core.indexing import checked_size, is_beyond, leaf_index
+from tensordict.core.exceptions import ShapeError
+from tensordict.core.indices import checked_size, is_beyond, leaf_index
 from tensordict.core.keys import Path, joined, path_of
 from tensordict.ops.entries.assigning import Assign, AssignWithin, fitting, refuse_container, without_leading
 from tensordict.ops.entries.locking import raise_locked
 from tensordict.ops.entries.numbers import stored
-from tensordict.ops.entries.writes import Copy, Resize, Write, check_expandable
+from tensordict.ops.entries.write_plans import Copy, Resize, Write, check_expandable
 from tensordict.ops.entries.writing import check_way
 
 _SCALAR = torch.Size(())

@@ -9,7 +9,7 @@ import torch
 
 from tensordict.containers.dense import TensorDict
 from tensordict.containers.nontensor import unwrap
-from tensordict.containers.tensorclass import TensorClass
+from tensordict.containers.tensor_class import TensorClass
 from tensordict.core.keys import Key, canonical
 from tensordict.llm.scorer import flatten_rows
 from tensordict.ops.collection import TensorCollection

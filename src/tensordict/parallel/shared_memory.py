@@ -7,7 +7,7 @@ from torch import Tensor
 
 from tensordict.core import ragged
 from tensordict.core.contract import Contract, named_error
-from tensordict.core.errors import UnsupportedEntryError
+from tensordict.core.exceptions import UnsupportedEntryError
 from tensordict.core.keys import joined
 from tensordict.memory import system
 from tensordict.memory.file_maps import Finder

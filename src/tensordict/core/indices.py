@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tensordict.core.errors import BatchIndexError, ShapeError
+from tensordict.core.exceptions import BatchIndexError, ShapeError
 
 _FULL = slice(None)
 _BASIC = (int, slice, type(None))

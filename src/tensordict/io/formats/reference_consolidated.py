@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple, NoReturn
 
 from tensordict.core import registry
-from tensordict.core.errors import SaveError, UnsupportedEntryError
+from tensordict.core.exceptions import SaveError, UnsupportedEntryError
 from tensordict.core.keys import Path, entry_of
 from tensordict.io.specification import DICT, LAZY, VALUE_STACK, check_level
 from tensordict.io.values import exact

@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from tensordict.core import makers
 from tensordict.core.contract import Contract
-from tensordict.core.errors import StackError
+from tensordict.core.exceptions import StackError
 from tensordict.core.keys import Path, joined
 
 

@@ -13,10 +13,10 @@ import torch.multiprocessing as mp
 from torch import Tensor
 
 from tensordict.core.contract import Contract
-from tensordict.core.errors import DimError, OptionError, WorkerError
+from tensordict.core.exceptions import DimError, OptionError, WorkerError
 from tensordict.core.shapes import as_dim
 from tensordict.io.saving.progress import progress_bar
-from tensordict.parallel import sharing
+from tensordict.parallel import shared_memory
 from tensordict.parallel.jobs import Chunk, Job, fitting, name_chunk, raise_failure
 from tensordict.parallel.workers import CallersPool, WorkerPool
 
@@ -75,7 +75,7 @@ class Mapped:
         self._writes_here = False
         if options.out is not None:
             self._check_out(container)
-            self._writes_here = not sharing.reaches(options.out)
+            self._writes_here = not shared_memory.reaches(options.out)
         order = torch.randperm(self._length, generator=options.generator) if options.shuffle else None
         self._job = Job(fn, container, self.dim, order, None if self._writes_here else options.out)
 
@@ -113,7 +113,7 @@ class Mapped:
         chunks = self._chunks(count)
         # What is written into a chunk is to be seen here, as it is when torch sends a tensor to a process. But files
         # that are mapped privately are not copied for that: what is written to them stays where it is written.
-        sharing.share(self._job.container, private_maps=False)
+        shared_memory.share(self._job.container, private_maps=False)
         base = int(torch.empty((), dtype=torch.int64, device="cpu").random_(generator=options.generator))
         workers = max(1, min(count, len(chunks)))
         limit, timeout = options.max_tasks_per_child, options.timeout

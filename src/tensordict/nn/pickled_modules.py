@@ -7,7 +7,7 @@ import sys
 from typing import Any
 
 from tensordict.core import torch_internals as internals
-from tensordict.core.errors import SaveError
+from tensordict.core.exceptions import SaveError
 from tensordict.core.extras import require
 
 # Attributes of the reference that are dropped, because they follow from others, or hold modules a second time.

@@ -188,7 +188,7 @@ class TensorRun:
 
     Example:
         >>> import torch
-        >>> from tensordict.io.saving.writing import TensorRun
+        >>> from tensordict.io.saving.leaf_writer import TensorRun
         >>> TensorRun([torch.ones(2)], "crc32").checksums()
         ['crc32:00000000']
     """

@@ -11,7 +11,7 @@ from tensordict.core.keys import Key, path_of
 from tensordict.nn.dispatch import dispatch
 from tensordict.nn.module import Inplace, TensorDictModule, TensorDictModuleBase, output_of
 from tensordict.nn.sequence import TensorDictSequential
-from tensordict.ops.entries.together import set_all
+from tensordict.ops.entries.atomic_updates import set_all
 
 
 class TDGraphModule(TensorDictModuleBase):

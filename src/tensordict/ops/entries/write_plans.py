@@ -10,7 +10,7 @@ from torch import Tensor
 
 from tensordict.core import foreach, ragged
 from tensordict.core.contract import Contract, EntryStore, is_node, named_error
-from tensordict.core.errors import ShapeError, nearest, refuse_stored
+from tensordict.core.exceptions import ShapeError, nearest, refuse_stored
 from tensordict.core.key_views import IsLeaf
 from tensordict.core.keys import Path, joined, path_of
 from tensordict.memory.file_source import FileSource
@@ -18,7 +18,7 @@ from tensordict.memory.sparse_files import make_room
 from tensordict.ops.dims.naming import take_names
 from tensordict.ops.entries.locking import adopt, raise_locked
 from tensordict.ops.entries.numbers import overwriting, to_tensor
-from tensordict.ops.entries.sources import nested_under
+from tensordict.ops.entries.update_sources import nested_under
 
 _NAMES = {str}
 

@@ -11,20 +11,20 @@ from torch import Tensor
 from tensordict.containers.lazy import LazyStackedTensorDict
 from tensordict.containers.lazy.members import Members
 from tensordict.containers.lazy.vmapping import flatten_stack, flatten_stack_with_keys, unflatten_stack
-from tensordict.containers.persistent import PersistentTensorDict
-from tensordict.containers.stored import Twin, _all_of
+from tensordict.containers.on_disk import Twin, _all_of
+from tensordict.containers.persistent_tensordict import PersistentTensorDict
 from tensordict.core import pytree, registry
 from tensordict.core.contract import Contract, identity
 from tensordict.core.devices import as_device
-from tensordict.core.errors import StackError
-from tensordict.core.indexing import leaf_index
+from tensordict.core.exceptions import StackError
+from tensordict.core.indices import leaf_index
 from tensordict.core.shapes import as_new_dim, as_size
 from tensordict.io.specification import check_levels, class_name, class_named, is_typed
 from tensordict.io.stores import entries as stored_entries
+from tensordict.io.stores.array_store import StaleError
 from tensordict.io.stores.entries import noted_class
 from tensordict.io.stores.redis_stacks import ElementGroup, StackServer
 from tensordict.io.stores.redis_wire import Address
-from tensordict.io.stores.store import StaleError
 
 __all__ = ["LazyStackedTensorDictStore"]
 

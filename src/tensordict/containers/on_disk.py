@@ -14,24 +14,24 @@ import torch
 from torch import Tensor
 from torch.utils.data import get_worker_info
 
-from tensordict.containers.base import GivesTensorDicts
 from tensordict.containers.dense import TensorDict
-from tensordict.core import indexing, pytree, ragged, registry
+from tensordict.containers.tensordict_base import GivesTensorDicts
+from tensordict.core import indices, pytree, ragged, registry
 from tensordict.core import torch_internals as internals
 from tensordict.core.contract import Contract, EntryStore, Names, is_node, state_of
-from tensordict.core.errors import ShapeError, UnsupportedEntryError, refuse_stored
-from tensordict.core.indexing import INTEGERS, checked_size, is_basic, leaf_index, result_size
+from tensordict.core.exceptions import ShapeError, UnsupportedEntryError, refuse_stored
+from tensordict.core.indices import INTEGERS, checked_size, is_basic, leaf_index, result_size
 from tensordict.core.keys import Path, joined, path_of
 from tensordict.core.ragged import REFUSALS
-from tensordict.io.stores.store import Item, Pick, StaleError
+from tensordict.io.stores.array_store import Item, Pick, StaleError
 from tensordict.memory.stored_tensors import SPREAD, Rows, RowsOf, Selection, StoredTensor, in_memory
 from tensordict.ops.entries.assigning import Assign
-from tensordict.ops.entries.writes import Write
+from tensordict.ops.entries.write_plans import Write
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-    from tensordict.containers.base import TensorDictBase
+    from tensordict.containers.tensordict_base import TensorDictBase
     from tensordict.core.keys import Key
 
 _NO_SIZE = torch.Size(())
@@ -259,7 +259,7 @@ class OnDisk(GivesTensorDicts):
             shown = result_size(at, size)
         names = self._names
         if names is not None:
-            names = indexing.rename_dims(names, indexing.index_for_names(index, at), len(shown))
+            names = indices.rename_dims(names, indices.index_for_names(index, at), len(shown))
         return self._view(at, shown, names)
 
     def _view(self, at: Any, size: torch.Size, names: Names | None) -> FileView:

@@ -15,7 +15,7 @@ from tensordict.convert.mappings import refuse_exclusive
 from tensordict.core import ragged
 from tensordict.core import torch_internals as internals
 from tensordict.core.contract import Contract, is_node, merged_device, raise_key_mismatch
-from tensordict.core.errors import KeyMismatchError, ShapeError
+from tensordict.core.exceptions import KeyMismatchError, ShapeError
 from tensordict.core.keys import Path, joined, path_of
 from tensordict.core.shapes import as_new_dim
 from tensordict.ops.dims.padding import pad_and_stack
@@ -26,13 +26,13 @@ from tensordict.ops.dims.stacking import (
     maybe_dense_stack_containers,
     stack_containers,
 )
-from tensordict.ops.entries.writes import fitting
+from tensordict.ops.entries.write_plans import fitting
 
 if TYPE_CHECKING:
     from torch import nn
     from typing_extensions import TypedDict, Unpack
 
-    from tensordict.containers.base import TensorDictBase
+    from tensordict.containers.tensordict_base import TensorDictBase
     from tensordict.nn.params import TensorDictParams
     from tensordict.ops.collection import TensorCollection
 
