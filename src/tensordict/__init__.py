@@ -77,8 +77,8 @@ try:
     )
     from tensordict.io.formats.archive import is_memmap_archive, pack_memmap, refresh_archive_checksums, unpack_memmap
     from tensordict.io.remote.cache import RemoteCache
-    from tensordict.io.saving.diff import diff
-    from tensordict.io.saving.verify import verify
+    from tensordict.io.saving.save_diff import diff
+    from tensordict.io.saving.verification import verify
     from tensordict.memmap import MemmapTensor, MemoryMappedTensor
     from tensordict.nn import TensorClassModuleBase, TensorClassModuleWrapper, TensorDictParams, as_tensordict_module
     from tensordict.ops.collection import TensorCollection

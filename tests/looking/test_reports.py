@@ -25,7 +25,7 @@ from tensordict import (
 from tensordict.core.exceptions import SaveError
 from tensordict.io.formats.opening import write_save
 from tensordict.looking import measuring
-from tensordict.looking.report import MARK, report
+from tensordict.looking.html_report import MARK, report
 from tensordict_cli.runners import main
 
 FORMATS = ["directory", "archive", "consolidated", "h5", "zarr", "safetensors", "dataset", "url"]
@@ -234,7 +234,7 @@ def test_a_sample_says_so(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[
 
 MEMORY = """
 import sys, threading
-from tensordict.looking.report import report
+from tensordict.looking.html_report import report
 from tensordict_cli.runners import main
 
 def private():

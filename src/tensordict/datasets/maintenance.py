@@ -29,7 +29,7 @@ from tensordict.io.formats.structure import Complain
 from tensordict.io.remote.remote_saves import Access
 from tensordict.io.remote.urls import StorageOptions
 from tensordict.io.saving.progress import Progress, progress_bar, quiet
-from tensordict.io.saving.verify import Report
+from tensordict.io.saving.verification import Report
 from tensordict.io.specification import LeafSpec, Specification, Unread
 from tensordict.memory import files
 from tensordict.memory.mapped import PathLike

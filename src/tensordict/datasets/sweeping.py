@@ -25,7 +25,7 @@ from tensordict.datasets.schema import Schema, find_difference
 from tensordict.datasets.shards import rows_per_block
 from tensordict.io.formats.directory import FolderOptions, files_of, plan_files
 from tensordict.io.saving.commit import TEMPORARY
-from tensordict.io.saving.verify import Report, verify
+from tensordict.io.saving.verification import Report, verify
 
 # The files of a Zarr group that this package writes: documents and chunks.
 _OF_ZARR = re.compile(rf"([^/]+/)*({re.escape(GROUP)}|c|c/([0-9]+/)*[0-9]*)|([^/]+/)+")

@@ -8,7 +8,7 @@ import math
 
 from tensordict.io.formats.opening import describe_save
 from tensordict.io.saving.comparing import Difference
-from tensordict.io.saving.diff import diff
+from tensordict.io.saving.save_diff import diff
 from tensordict.io.specification import LeafSpec, walk
 from tensordict_cli.runners.terminal import (
     BAD,

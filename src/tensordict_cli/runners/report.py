@@ -7,7 +7,7 @@ import os
 import sys
 
 from tensordict.core.exceptions import SaveError
-from tensordict.looking.report import MARK, report
+from tensordict.looking.html_report import MARK, report
 from tensordict.memory.files import write_file
 from tensordict_cli.runners.terminal import GOOD, show, size_text
 from tensordict_cli.text import printable

@@ -7,7 +7,7 @@ import json
 import sys
 
 from tensordict.core.exceptions import SaveError
-from tensordict.io.saving.verify import Report, verify
+from tensordict.io.saving.verification import Report, verify
 from tensordict_cli.runners.terminal import BAD, GOOD, NAME, count_text, has_tqdm, show, size_text
 from tensordict_cli.text import printable
 

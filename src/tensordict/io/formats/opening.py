@@ -36,7 +36,7 @@ from tensordict.memory.names import LEAF_SUFFIX, META, SCHEMA, TABLE_SUFFIX, loc
 
 if TYPE_CHECKING:
     from tensordict.io.saving.progress import Progress
-    from tensordict.io.saving.verify import Report
+    from tensordict.io.saving.verification import Report
 
 T = TypeVar("T")
 

@@ -19,7 +19,7 @@ from tensordict.core.extras import require
 from tensordict.io.remote.remote_saves import Access, CacheDir
 from tensordict.io.remote.urls import StorageOptions
 from tensordict.memory.mapped import PathLike
-from tensordict.ops.storing.tables import Tables, finished
+from tensordict.ops.storing.tabulating import Tables, finished
 
 if TYPE_CHECKING:
     from typing_extensions import Self

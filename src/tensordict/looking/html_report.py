@@ -119,7 +119,7 @@ def report(path: PathLike, other: PathLike | None = None, *, limit: int = 0, pro
         >>> import tempfile
         >>> import torch
         >>> from tensordict import TensorDict
-        >>> from tensordict.looking.report import report
+        >>> from tensordict.looking.html_report import report
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     _ = TensorDict(x=torch.randn(100), batch_size=[100]).save(folder)
         ...     page = report(folder)
