@@ -419,7 +419,7 @@ def _as_parameter(value: Tensor, old: nn.Parameter, lasting: bool) -> Tensor:
     if value.requires_grad:
         return value
     if torch.compiler.is_compiling():
-        if internals.transforms_active() or torch.compiler.is_exporting():
+        if internals.transforms_active() or internals.is_exporting():
             return value
         # Dynamo makes parameters of what the graph is given, not of what is computed in it.
         if not lasting:

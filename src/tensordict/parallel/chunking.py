@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 from collections.abc import Callable, Iterator
@@ -153,8 +154,9 @@ class Mapped:
 
     def one_by_one(self) -> Iterator[Any]:
         """The results, as somebody takes them."""
-        for _, value in self.results(bounded=True):
-            yield value
+        with contextlib.closing(self.results(bounded=True)) as results:
+            for _, value in results:
+                yield value
 
     def joined(self) -> Any:
         """`out`, or the results joined along the dim; `None` when there are none."""
