@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -122,7 +122,7 @@ class Mapped:
             self._context, self._job, workers, base, options.worker_threads, limit, len(chunks), timeout
         ), chunks
 
-    def results(self, bounded: bool = False) -> Iterator[tuple[Chunk, Any]]:
+    def results(self, bounded: bool = False) -> Generator[tuple[Chunk, Any], None, None]:
         """The results with their chunks, in their order or as they come.
 
         Args:
