@@ -29,7 +29,7 @@ from tensordict.datasets.writer import DatasetWriter, schema_there
 from tensordict.io.remote.remote_saves import Access, CacheDir
 from tensordict.io.remote.urls import StorageOptions
 from tensordict.memory.mapped import PathLike
-from tensordict.memory.stored_tensors import Selection, StoredTensor, in_memory, tensor_of
+from tensordict.memory.stored_tensors import Selection, StoredTensor, as_tensor, in_memory
 
 # So many maps of files are kept; a process may have 65,530 by default. And so many copies of what is behind URLs, each
 # an open file.
@@ -229,7 +229,7 @@ class _RowsOfShard:
 
     def write(self, selection: Selection, values: Any) -> None:
         """Write to the selection."""
-        self._rows[_as_index(selection)] = tensor_of(values, self._rows.dtype)
+        self._rows[_as_index(selection)] = as_tensor(values, self._rows.dtype)
 
 
 def _as_index(selection: Selection) -> Any:
