@@ -24,7 +24,7 @@ from tensordict.core.indices import INTEGERS, checked_size, is_basic, leaf_index
 from tensordict.core.keys import Path, joined, path_of
 from tensordict.core.ragged import REFUSALS
 from tensordict.io.stores.array_store import Item, Pick, StaleError
-from tensordict.memory.stored_tensors import SPREAD, Rows, RowsOf, Selection, StoredTensor, in_memory
+from tensordict.memory.stored_tensors import SPREAD, Rows, RowsArray, Selection, StoredTensor, in_memory
 from tensordict.ops.entries.assigning import Assign
 from tensordict.ops.entries.write_plans import Write
 
@@ -656,7 +656,7 @@ class _LeafIndex:
         shape = self.shape_of(leaf.shape)
         if _is_stored(leaf) and is_basic(self.index) and 0 not in shape:
             return leaf[self.index]
-        array = RowsOf(leaf, self, leaf.array.check if _is_stored(leaf) else None, shape)
+        array = RowsArray(leaf, self, leaf.array.check if _is_stored(leaf) else None, shape)
         return StoredTensor.of(array, leaf.dtype, leaf.device, key)
 
     def then(self, index: Any) -> Any:

@@ -48,15 +48,15 @@ class Context(NamedTuple):
 
     def __eq__(self, other: object) -> bool:
         # Dynamo of torch 2.11 cannot compare classes with `==` if they define `__eq__`.
-        return type(other) is Context and self.cls is other.cls and self._compared() == other._compared()
+        return type(other) is Context and self.cls is other.cls and self._parts_besides_class() == other._parts_besides_class()
 
     def __ne__(self, other: object) -> bool:
         return not self == other
 
     def __hash__(self) -> int:
-        return hash((self.cls, *self._compared()))
+        return hash((self.cls, *self._parts_besides_class()))
 
-    def _compared(self) -> tuple[object, ...]:
+    def _parts_besides_class(self) -> tuple[object, ...]:
         return self.keys, count_dims(self.batch_size), self.names, self.device
 
 
@@ -150,12 +150,12 @@ def to_context_size(size: torch.Size) -> HeldSize:
 
 
 def count_dims(size: HeldSize) -> int:
-    """The number of batch dims."""
+    """Return the number of batch dims."""
     return int(size) if isinstance(size, BatchDims) else len(size)
 
 
 def _varies(size: Sequence[int]) -> bool:
-    """Whether a size varies in the program that torch compiles or exports; comparing it would make it constant."""
+    """Return True if a size varies in a compiled or exported program. Comparing it would make it constant there."""
     if not torch.compiler.is_dynamo_compiling():
         for count in size:  # noqa: SIM110 (a generator inside any() would take four times as long)
             if type(count) is not int:

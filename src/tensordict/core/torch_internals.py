@@ -238,14 +238,14 @@ is_wrapper: Callable[[Tensor], bool] = _take(
     _has_dispatch,
     "missing: reports take every tensor with a dispatch of its own for one that consists of others",
 )
-# The operation by which tensors change their device and dtype.
+# The operation that changes the device and dtype of a tensor.
 aten_to_copy: Any = _take(
     "torch.ops.aten._to_copy.default", None, "slower: tensors in stores are read to change device"
 )
 
 
 class _NoFakeTensor:
-    """Stands for the class of fake tensors if torch has none."""
+    """A substitute for the class of fake tensors in a torch without it."""
 
 
 if TYPE_CHECKING:

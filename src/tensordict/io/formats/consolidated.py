@@ -54,7 +54,7 @@ from tensordict.io.specification import (
 )
 from tensordict.io.values import NotJson, plain
 from tensordict.memory import file_maps, files, system
-from tensordict.memory.flat_buffers import ALIGN, Block, Layout, fresh
+from tensordict.memory.flat_buffers import ALIGN, Block, Layout, new_bytes
 from tensordict.memory.mapped import PathLike
 from tensordict.memory.names import local_path
 from tensordict.memory.storable import check_storable
@@ -130,7 +130,7 @@ class BlockPlan:
             SaveError: another process or thread is saving there, or there is a file that is no consolidated container.
             OSError: the file cannot be written; what was there before stays.
         """
-        storage = fresh(self.layout.nbytes) if buffer else None
+        storage = new_bytes(self.layout.nbytes) if buffer else None
         if storage is not None:
             self.layout.fill(Block(storage), options.num_threads)
         tensors, places = self._row(storage)
@@ -142,7 +142,7 @@ class BlockPlan:
                 checksums = row.checksums()
                 files.write_bytes(fd, self._end([checksums[at] for at in places if checksums]), self.payload)
                 if storage is None:
-                    storage = file_maps.shared_bytes_of(fd, self.layout.nbytes, save.path)
+                    storage = file_maps.map_shared_bytes(fd, self.layout.nbytes, save.path)
             save.commit()
         return storage
 
@@ -320,7 +320,7 @@ def _opened(filename: PathLike, complain: Complain | None = None) -> tuple[Speci
     try:
         with naming_file(target):
             content = _read(fd, complain is not None)
-            storage = file_maps.bytes_of(fd, content.nbytes, target)
+            storage = file_maps.map_bytes(fd, content.nbytes, target)
             tensors = _Tensors(Block(storage), content.spans, content.jagged, content.broken)
             return restore(content.spec, tensors, content.separator, complain=complain), content, storage
     except SaveError:

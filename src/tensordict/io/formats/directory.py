@@ -465,7 +465,7 @@ def _write_into(
             for leaf in leaves
         ]
         # A file that several threads write is written no faster on most file systems, so it is not cut unasked.
-        threads = files.threads(options.num_threads, nbytes)
+        threads = files.choose_threads(options.num_threads, nbytes)
         files.run_all([job for file in written for job in file.jobs()], threads)
         for leaf, file in zip(leaves, written, strict=True):
             if not file.there:

@@ -284,7 +284,7 @@ class _Mapped:
         ) is not Tensor
         if not self.unread:
             # Through the descriptor whose header was checked: another file may have the path by now.
-            self.bytes = file_maps.bytes_of(fd, os.fstat(fd).st_size, header.path)
+            self.bytes = file_maps.map_bytes(fd, os.fstat(fd).st_size, header.path)
             self.storage = self.bytes.untyped_storage()
 
     def take(self, name: str, key: Path) -> Tensor:

@@ -21,7 +21,7 @@ from tensordict.core.contract import Contract
 from tensordict.core.exceptions import UnsupportedEntryError
 from tensordict.core.keys import Path
 from tensordict.memory.file_source import FileSource
-from tensordict.memory.mapped import MemoryMappedTensor, _wrap, nested
+from tensordict.memory.mapped import MemoryMappedTensor, _wrap, make_nested_view
 from tensordict.memory.stored_tensors import SPREAD, Selection, StoredTensor, as_array, stored_dtype
 
 # Stacks of fewer members are stored as the reference has them, member by member, so that it reads them as stacks too.
@@ -93,7 +93,7 @@ def ragged_leaf(
         return Column(flat, sizes)
     if row is not None:
         return ragged.from_row_order(flat.detach().as_subclass(Tensor), sizes, row.index(-1) + 1, row, share)
-    return nested(flat, sizes) if isinstance(flat, MemoryMappedTensor) else ragged.from_buffer(flat, sizes)
+    return make_nested_view(flat, sizes) if isinstance(flat, MemoryMappedTensor) else ragged.from_buffer(flat, sizes)
 
 
 def elements_of_rows(sizes: Tensor, row: Sequence[int] | None) -> int:

@@ -97,7 +97,7 @@ class Copying(Leaves):
     def __init_subclass__(cls, **options: object) -> None:
         super().__init_subclass__(**options)
         # Its pickler goes by the class alone, before it asks for `__reduce_ex__`.
-        ForkingPickler.register(cls, pickling.for_process)
+        ForkingPickler.register(cls, pickling.reduce_for_process)
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> Any:
         if type(self).__reduce__ is not object.__reduce__:
@@ -108,8 +108,8 @@ class Copying(Leaves):
             if self._wrapped_container() is not self and not is_typed(self):
                 # A wrapper with a state of its own, such as a container of parameters.
                 return object.__reduce_ex__(self, protocol)
-            packed = pickling.for_torch(self) or torch_files.reduced(self)
-        return pickling.reduced(self, int(protocol)) if packed is None else packed
+            packed = pickling.reduce_for_torch(self) or torch_files.reduced(self)
+        return pickling.reduce(self, int(protocol)) if packed is None else packed
 
     def __getstate__(self) -> dict[str, Any]:
         slots = {name: getattr(self, name) for name in self._slots}

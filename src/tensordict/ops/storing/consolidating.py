@@ -289,7 +289,7 @@ def _copied(
         return copies.over(Block(storage)), storage
     if not storage.is_cpu and all(leaf.is_cpu for leaf in copies.leaves):
         # One large transfer in the place of many small ones.
-        host = flat_buffers.fresh(nbytes)
+        host = flat_buffers.new_bytes(nbytes)
         copies.layout.fill(Block(host), num_threads)
         storage.copy_(host, non_blocking)
     else:
@@ -310,7 +310,7 @@ def _allocated(nbytes: int, device: torch.device, share: bool, pin: bool) -> Ten
         except RuntimeError as error:
             raise system.explain_shared_memory(error) from error
         return torch.empty(0, dtype=torch.uint8, device=device).set_(shared)
-    return flat_buffers.fresh(nbytes)
+    return flat_buffers.new_bytes(nbytes)
 
 
 def _written(plan: BlockPlan, options: SaveOptions, buffer: bool, filename: PathLike) -> tuple[list[Any], Tensor]:
