@@ -41,7 +41,7 @@ from tensordict.core.json_text import parse_json
 from tensordict.core.keys import Path, entry_of, joined
 from tensordict.io import checks
 from tensordict.io.formats.stack_columns import elements_of_rows, ragged_leaf, taken
-from tensordict.io.values import NotJson, exact, restored
+from tensordict.io.values import NotJson, decode, encode_without_tensors
 from tensordict.memory import kernel
 
 if TYPE_CHECKING:
@@ -266,7 +266,7 @@ class Reader:
             values = [fill[_shown(place)] if value is None else value for value in values]
         if note.get("values") == "json":
             try:
-                values = [restored(parse_json(value)) for value in values]
+                values = [decode(parse_json(value)) for value in values]
             except (ValueError, TypeError, RecursionError) as error:
                 raise ValueError(
                     f"column {_shown(place)!r}: a value is not the JSON that was written: {error}"
@@ -677,7 +677,7 @@ def _array_of_values(column: TableColumn) -> tuple[Any, dict[str, Any]]:
     except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError, OverflowError, ValueError):
         pass  # mixed types, and objects that Arrow does not know, have JSON below or an error that names them
     try:
-        texts = [json.dumps(exact(value)) for value in values]
+        texts = [json.dumps(encode_without_tensors(value)) for value in values]
     except NotJson as error:
         raise UnsupportedEntryError(f"{entry_of(path)}{error}, and none in a table") from None
     return pa.array(texts, pa.string()), {**note, "values": "json"}

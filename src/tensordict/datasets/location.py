@@ -157,7 +157,7 @@ class Location:
                 files.write_new(staged, content, durable)
                 os.link(staged, self.path(name))
             finally:
-                commit.unless_it_fails(os.unlink, staged)
+                commit.try_to(os.unlink, staged)
             if durable:
                 files.sync_folder(self.root)
 
@@ -270,7 +270,7 @@ class Location:
             SaveError: another process does.
         """
         root, lock = self.root, self.path(_LOCK)
-        with commit.locked(lock, root, os.O_RDWR | os.O_CREAT) as sure:
+        with commit.hold_lock(lock, root, os.O_RDWR | os.O_CREAT) as sure:
             if not sure:
                 raise SaveError(
                     f"the file system of {root!r} has no locks, which would tell that nobody else compacts it"
@@ -322,7 +322,7 @@ class _GrowingLog:
                 if self._durable:
                     os.fsync(self._fd)
             except OSError:
-                commit.unless_it_fails(os.ftruncate, self._fd, self._end)
+                commit.try_to(os.ftruncate, self._fd, self._end)
                 raise
         self._end += len(content)
         self._crc = crc
@@ -331,13 +331,13 @@ class _GrowingLog:
         """Close the file. A manifest that lists nothing is removed, unless its writer has left a shard."""
         try:
             if not self._records:
-                commit.unless_it_fails(os.rmdir, self._shards)
+                commit.try_to(os.rmdir, self._shards)
                 if not os.path.lexists(self._shards):
                     os.unlink(self._path)
         finally:
             # Explicitly, because a forked child may have the descriptor, too.
             if system.HAS_LOCKS:
-                commit.unless_it_fails(system.unlock, self._fd)
+                commit.try_to(system.unlock, self._fd)
             os.close(self._fd)
 
 

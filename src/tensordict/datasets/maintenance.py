@@ -28,9 +28,9 @@ from tensordict.io.formats.opening import ABOVE, DATASET, DIRECTORY, Above
 from tensordict.io.formats.structure import Complain
 from tensordict.io.remote.remote_saves import Access
 from tensordict.io.remote.urls import StorageOptions
-from tensordict.io.saving.progress import Progress, progress_bar, quiet
+from tensordict.io.saving.progress import Progress, hide_bars, progress_bar
 from tensordict.io.saving.verification import Report
-from tensordict.io.specification import LeafSpec, Specification, Unread
+from tensordict.io.specification import DeferredValue, LeafSpec, Specification
 from tensordict.memory import files
 from tensordict.memory.mapped import PathLike
 
@@ -99,9 +99,9 @@ def compact(
         tensor([0, 1, 2, 3, 4, 5, 6, 7, 8, 9])
     """
     place = Location.of(path, Access(storage_options))
-    with quiet(progress):
+    with hide_bars(progress):
         schema = schema_there(place)
-    with place.alone(), quiet(progress):
+    with place.alone(), hide_bars(progress):
         index = _read_index(place, schema)
         _warn(index.problems)
         parts = index.parts()
@@ -291,7 +291,7 @@ def describe(path: PathLike, complain: Complain | None, access: Access) -> Speci
     leaves: dict[Path, Any] = {}
     for key, field in schema.fields.items():
         if field.dtype is None:
-            leaves[key] = Unread("one for each row", partial(values, key))
+            leaves[key] = DeferredValue("one for each row", partial(values, key))
         else:
             shape = (rows, *field.shape)
             # What ragged rows take is known by their shards only.

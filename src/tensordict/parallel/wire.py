@@ -26,7 +26,7 @@ from tensordict.core.json_text import parse_json
 from tensordict.core.keys import Path, entry_of
 from tensordict.io.formats.structure import SIZES, Described, restore, value_of
 from tensordict.io.specification import Specification, to_container
-from tensordict.io.values import Encoded, NotJson, exact
+from tensordict.io.values import EncodedValue, NotJson, encode_without_tensors
 from tensordict.memory.files import is_direct
 from tensordict.memory.flat_buffers import Block, Layout, fresh, is_whole
 from tensordict.memory.stored_tensors import StoredTensor, in_memory
@@ -62,9 +62,9 @@ class Sketch(Described):
         self._allow_pickle = allow_pickle
         super().__init__(container, _SEPARATOR)
 
-    def _value(self, form: Specification, key: Path) -> Encoded:
+    def _value(self, form: Specification, key: Path) -> EncodedValue:
         try:
-            value: dict[str, Any] = {"key": key, "json": exact(form.value)}
+            value: dict[str, Any] = {"key": key, "json": encode_without_tensors(form.value)}
         except NotJson as error:
             if not self._allow_pickle:
                 raise UnsupportedEntryError(
@@ -72,7 +72,7 @@ class Sketch(Described):
                 ) from None
             value = {"key": key, "pickle": base64.b64encode(_pickled(form.value, key)).decode()}
         self.values.append(value)
-        return Encoded(len(self.values) - 1, [])
+        return EncodedValue(len(self.values) - 1, [])
 
 
 class WireTensor(NamedTuple):

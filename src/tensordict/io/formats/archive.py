@@ -146,7 +146,7 @@ def _reopened(container: Contract, path: str, options: FolderOptions) -> Any:
     loading = LoadOptions(robust=options.robust, mode="r+", num_threads=options.num_threads)
     if options.allow_pickle:
         loading.unpickle = unpickle
-    return reopening.opened(container, path, partial(load_archive, path, loading))
+    return reopening.open_whole(container, path, partial(load_archive, path, loading))
 
 
 def _check(options: FolderOptions) -> Callable[[str], None] | None:

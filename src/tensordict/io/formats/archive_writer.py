@@ -21,7 +21,7 @@ from tensordict.core.keys import Path
 from tensordict.io.formats import zipping
 from tensordict.io.formats.zipping import BZIP2, DEFLATE, STORED, Stamp
 from tensordict.io.saving.checksums import Crc32
-from tensordict.io.saving.leaf_writer import watching
+from tensordict.io.saving.leaf_writer import make_watch
 from tensordict.io.saving.progress import Progress
 from tensordict.memory import files, system
 
@@ -191,7 +191,7 @@ def _pieces(fd: int, item: Part, sums: list[Crc32], progress: Progress | None) -
 def _write_gathered(fd: int, item: Part, crc: Crc32, progress: Progress | None) -> None:
     assert isinstance(item.source, Tensor)
     try:
-        files.write_tensor(fd, item.source, item.start, watching(crc, progress))
+        files.write_tensor(fd, item.source, item.start, make_watch(crc, progress))
     except OSError as error:
         raise _named(error, item) from error
 

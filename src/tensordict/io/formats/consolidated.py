@@ -39,7 +39,7 @@ from tensordict.io.formats.meta import DTYPES, leaf_spec
 from tensordict.io.formats.reference_consolidated import OWN_NAMES, Jagged, Translation
 from tensordict.io.formats.stack_columns import Column, is_ragged
 from tensordict.io.formats.structure import SIZES, Complain, Described, naming_file, restore
-from tensordict.io.saving.checksums import Recorded
+from tensordict.io.saving.checksums import RecordedChecksum
 from tensordict.io.saving.leaf_writer import SaveOptions, TensorRun
 from tensordict.io.saving.transaction import FileTransaction
 from tensordict.io.specification import (
@@ -52,7 +52,7 @@ from tensordict.io.specification import (
     specification_of,
     to_container,
 )
-from tensordict.io.values import NotJson, plain
+from tensordict.io.values import NotJson, encode_plainly
 from tensordict.memory import file_maps, files, system
 from tensordict.memory.flat_buffers import ALIGN, Block, Layout, fresh
 from tensordict.memory.mapped import PathLike
@@ -238,7 +238,7 @@ class _Foreign:
         # The reference has no form for a value that is not plain.
         with contextlib.suppress(NotJson):
             if form.is_value and form.kind != VALUE_STACK:
-                node["non_tensors"][name] = [plain(form.value), list(form.batch_size), None]
+                node["non_tensors"][name] = [encode_plainly(form.value), list(form.batch_size), None]
             elif name not in OWN_NAMES:
                 node[name] = self.node(value, key)
 
@@ -280,7 +280,7 @@ def _stack_of(values: Any, ndim: int, locked: bool) -> dict[str, Any]:
     }  # fmt: skip
     for position, value in enumerate(values):
         if ndim == 1:
-            node["non_tensors"][str(position)] = [plain(value), [], None]
+            node["non_tensors"][str(position)] = [encode_plainly(value), [], None]
         else:
             node[str(position)] = _stack_of(value, ndim - 1, locked)
     return node
@@ -364,7 +364,7 @@ def from_parts(description: Any, storage: object) -> Any:
     return _settled(to_container(node), content, storage)
 
 
-def recorded(filename: PathLike) -> list[Recorded]:
+def recorded(filename: PathLike) -> list[RecordedChecksum]:
     """The checksums that a file keeps of its tensors; none when none were asked for.
 
     Raises:
@@ -379,7 +379,7 @@ def recorded(filename: PathLike) -> list[Recorded]:
         raise SaveError(f"{target!r} is broken: its checksums are not those of its tensors")
     spans = ((name, content.spans[name], checksum) for name, checksum in found.items())
     return [
-        Recorded(name.replace(content.separator, "."), start, stop - start, checksum)
+        RecordedChecksum(name.replace(content.separator, "."), start, stop - start, checksum)
         for name, (_, _, start, stop), checksum in spans
     ]
 

@@ -415,7 +415,7 @@ def _save_directory(
         return _finish(root, prefix, options)
     there = _reopened(root, prefix, options)
     if there is not None and not there[1]:
-        return reopening.as_mapped(root.container, there[0])
+        return reopening.merge_and_lock(root.container, there[0])
     start = len(root.folder) + 1
     kept = {leaf.path[start:] for leaf in leaves if leaf.result is not None}
     paths = list(files_of(FolderPlan(root, leaves, nodes)))
@@ -431,7 +431,7 @@ def _save_directory(
             if (there := _reopened(root, prefix, options)) is not None:
                 saved, missing = there
                 if not missing:
-                    return reopening.as_mapped(root.container, saved)
+                    return reopening.merge_and_lock(root.container, saved)
                 plan = _plan_adding(root, saved, missing, options)
                 root, leaves, nodes = plan.root, plan.leaves, plan.nodes
             elif adding:
@@ -468,7 +468,7 @@ def _write_into(
         threads = files.threads(options.num_threads, nbytes)
         files.run_all([job for file in written for job in file.jobs()], threads)
         for leaf, file in zip(leaves, written, strict=True):
-            if not file.there:
+            if not file.is_staged:
                 leaf.result = map_file(save.at(leaf.path), leaf.tensor.dtype, tuple(leaf.tensor.shape), leaf.key)
                 moving.append(leaf)
             if options.checksum and not file.zero:
@@ -586,7 +586,7 @@ def _plan_adding(root: _Node, saved: Any, missing: list[Difference], options: Fo
         leaf.always = True
         folder, _, name = leaf.path.rpartition("/")
         if folder not in owned:
-            owned[folder] = commit.owned(folder)[0]
+            owned[folder] = commit.list_own_names(folder)[0]
         if name in owned[folder] and os.path.exists(leaf.path):
             leaf.result = map_file(leaf.path, leaf.tensor.dtype, tuple(leaf.tensor.shape), leaf.key)
     return plan

@@ -19,7 +19,7 @@ from tensordict.core.keys import Path, entry_of, find_duplicate, joined
 from tensordict.io import checks
 from tensordict.io.saving.source import FOLDERS, Folders, Source
 from tensordict.io.specification import DICT, KINDS, LAZY, UNBATCHED, VALUE_STACK, VALUES, Specification
-from tensordict.io.values import NotJson, encode, plain, restored
+from tensordict.io.values import NotJson, decode, encode, encode_plainly
 from tensordict.memory import files
 from tensordict.memory.names import META
 
@@ -106,7 +106,7 @@ class FolderSpecification(Specification):
     def fill(self, tensors: Sequence[Tensor] = ()) -> None:
         """Make the value of its form and the tensors in it; a `ValueError` when they make none."""
         try:
-            self.value = restored(self.form, tensors)
+            self.value = decode(self.form, tensors)
         except ValueError as error:
             raise ValueError(f"its value is broken: {error}") from error
 
@@ -198,7 +198,7 @@ def value_meta(
     if not pickled:
         precise, tensors = encode(form.value)
         with contextlib.suppress(NotJson):
-            data[_DATA] = plain(form.value)
+            data[_DATA] = encode_plainly(form.value)
         if not data or precise != data[_DATA]:
             own[_EXACT] = precise
     if stack or form.names is not None or form.batch_size != outer:

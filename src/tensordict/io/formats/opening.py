@@ -27,7 +27,7 @@ from tensordict.io.remote.credentials import as_url
 from tensordict.io.remote.remote_rows import describe_rows
 from tensordict.io.remote.remote_saves import Access, CacheDir, RemoteSave, read_remote
 from tensordict.io.remote.urls import Remote, StorageOptions, is_url
-from tensordict.io.saving.progress import bytes_on_disk, progress_bar, quiet
+from tensordict.io.saving.progress import count_bytes, hide_bars, progress_bar
 from tensordict.io.specification import DICT, LeafSpec, Specification
 from tensordict.io.stores.backends import BACKENDS, backend_at, backend_of
 from tensordict.io.stores.entries import specification_in
@@ -192,7 +192,7 @@ def load(path: PathLike, options: LoadOptions, access: Access, format: str | Non
             return load_mapped(save, options, access)
         return save.kept_for(open_file(save.in_place or save.local(), options, access, save.format))
 
-    with quiet(options.shows):
+    with hide_bars(options.shows):
         return read_at(path, access, use, lambda format, _: open_file(path, options, access, format))
 
 
@@ -200,7 +200,7 @@ def load_mapped(path: PathLike | RemoteSave, options: LoadOptions, access: Acces
     """The container in a folder or an archive, at a path or URL; see `TensorDict.load_memmap`."""
     if options.mode not in ("r", "r+"):
         raise ValueError(f"mode must be 'r' or 'r+', got {options.mode!r}")
-    nbytes = None if isinstance(path, RemoteSave) or is_url(path) else partial(bytes_on_disk, path)
+    nbytes = None if isinstance(path, RemoteSave) or is_url(path) else partial(count_bytes, path)
     with progress_bar(options.shows, "loading", nbytes) as options.progress:
         if isinstance(path, RemoteSave):
             return path.load(options)
@@ -335,7 +335,7 @@ def write_save(container: Any, path: PathLike, format: str, *, overwrite: bool =
     if format not in TABLES.values() and format != DATASET:
         asked["progress"] = progress
     try:
-        with quiet(progress):
+        with hide_bars(progress):
             return _write(container, path, format, {"overwrite": overwrite, **asked})
     except (ValueError, TypeError) as error:
         # Writers of tables raise errors of Python for entries that have no form there.

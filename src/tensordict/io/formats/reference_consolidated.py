@@ -13,7 +13,7 @@ from tensordict.core import registry
 from tensordict.core.exceptions import SaveError, UnsupportedEntryError
 from tensordict.core.keys import Path, entry_of
 from tensordict.io.specification import DICT, LAZY, VALUE_STACK, check_level
-from tensordict.io.values import exact
+from tensordict.io.values import encode_without_tensors
 
 _JAGGED = ("<NJT_VALUES>", "<NJT_OFFSETS>", "<NJT_LENGTHS>")
 # The names that the description of a node has for itself.
@@ -42,7 +42,9 @@ class Translation:
         UnsupportedEntryError: it is of a class that has no counterpart here.
     """
 
-    def __init__(self, root: dict[str, Any], separator: str, value: Callable[[Any], Any] = exact) -> None:
+    def __init__(
+        self, root: dict[str, Any], separator: str, value: Callable[[Any], Any] = encode_without_tensors
+    ) -> None:
         self.separator = separator
         self._form_of = value
         # dtype, shape, first byte and last byte of each tensor.

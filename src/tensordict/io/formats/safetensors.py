@@ -23,7 +23,7 @@ from tensordict.io import checks
 from tensordict.io.formats.detect import refuse_other
 from tensordict.io.formats.loading import LoadOptions
 from tensordict.io.formats.structure import Described, naming_file, restore
-from tensordict.io.saving.checksums import Recorded
+from tensordict.io.saving.checksums import RecordedChecksum
 from tensordict.io.saving.leaf_writer import SaveOptions, TensorRun
 from tensordict.io.saving.progress import Progress, progress_bar
 from tensordict.io.saving.transaction import FileTransaction
@@ -246,7 +246,7 @@ def _inside(path: str) -> Collection[str]:
     return () if _STRUCTURE in header.metadata else header.entries or header.metadata or ["no tensors"]
 
 
-def recorded(path: PathLike) -> list[Recorded]:
+def recorded(path: PathLike) -> list[RecordedChecksum]:
     """The checksums that a file keeps of its tensors; none when none were asked for.
 
     Raises:
@@ -263,7 +263,7 @@ def recorded(path: PathLike) -> list[Recorded]:
         raise SaveError(f"the header of {target!r} is broken: its checksums are not those of its tensors")
     entries = ((name, header.entries[name], checksum) for name, checksum in found.items())
     return [
-        Recorded(name, entry.offset, math.prod(entry.shape) * entry.dtype.itemsize, checksum)
+        RecordedChecksum(name, entry.offset, math.prod(entry.shape) * entry.dtype.itemsize, checksum)
         for name, entry, checksum in entries
     ]
 

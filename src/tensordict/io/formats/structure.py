@@ -29,7 +29,7 @@ from tensordict.io.specification import (
     specification_of,
     tensorclass_over,
 )
-from tensordict.io.values import Encoded, NotJson, encode, restored
+from tensordict.io.values import EncodedValue, NotJson, decode, encode
 
 # What follows the name of a ragged tensor in that of the table of the sizes of its rows.
 SIZES = "%sizes"
@@ -85,7 +85,7 @@ class Described:
             spec["entries"] = {name: self._item(value, (*key, name)) for name, value in form.entries.items()}
         return spec
 
-    def _value(self, form: Specification, key: Path) -> Encoded:
+    def _value(self, form: Specification, key: Path) -> EncodedValue:
         """The form of the value of a holder."""
         try:
             return encode(form.value)
@@ -146,7 +146,7 @@ def value_of(form: object, key: Path, tensors: Sequence[Tensor] = ()) -> Any:
         SaveError: it is none; the key is named.
     """
     try:
-        return restored(form, tensors)
+        return decode(form, tensors)
     except ValueError as error:
         raise bad(key, f"its value is broken: {error}") from None
 

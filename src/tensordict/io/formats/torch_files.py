@@ -19,8 +19,8 @@ from tensordict.io.specification import (
     KINDS,
     Specification,
     check,
-    class_named,
-    is_typed,
+    find_class,
+    is_stored_as_class,
     specification_of,
     to_container,
 )
@@ -33,7 +33,7 @@ def reduced(container: Contract) -> tuple[Callable[..., Any], tuple[Any, ...]] |
     """What `__reduce_ex__` gives for a container in a file of `torch.save`; `None` for kinds that have no such form."""
     inner = container._wrapped_container()
     kind = getattr(inner, "_stored_as", type(inner).__name__)
-    if kind not in KINDS or (inner is not container and not is_typed(container)):
+    if kind not in KINDS or (inner is not container and not is_stored_as_class(container)):
         return None
     cls = registry.lookup(kind)
     if type(inner) is not cls and isinstance(inner, cls) and not inner._is_in_file:
@@ -74,7 +74,7 @@ def restored(
     ):
         raise SaveError(f"the {kind!r:.80} that was saved does not add up: its parts are not of the types they have")
     if kind not in KINDS:
-        class_named(kind)
+        find_class(kind)
     container = to_container(check(Specification(kind, batch_size, device, names, entries, stack_dim, value)))
     if locked is True and not container._locked:
         container._lock_tree()

@@ -29,7 +29,7 @@ from tensordict.io.formats.meta import (
     write_meta,
 )
 from tensordict.io.saving.source import FOLDERS, Source
-from tensordict.io.specification import VALUE_STACK, Pickled, Specification
+from tensordict.io.specification import VALUE_STACK, PickledValue, Specification
 from tensordict.io.values import NotJson
 from tensordict.memory import files
 from tensordict.memory.names import LEAF_SUFFIX, META
@@ -141,9 +141,9 @@ def unpickle(source: Source, path: str, key: Path, stack: bool) -> Any:
     return found["data"]
 
 
-def left_pickled(source: Source, path: str, key: Path, stack: bool) -> Pickled:
+def left_pickled(source: Source, path: str, key: Path, stack: bool) -> PickledValue:
     """The content of a pickle file as it is: what takes the place of `unpickle` where a save is only looked at."""
-    return Pickled(source.read(path))
+    return PickledValue(source.read(path))
 
 
 def refuse_pickle(source: Source, path: str, key: Path, stack: bool) -> NoReturn:

@@ -33,7 +33,7 @@ from tensordict.io.formats.zipping import Entry
 from tensordict.io.remote.cache import CachedFile, ChangedError, LocalCopies, Range, RemoteCache
 from tensordict.io.remote.credentials import GuardedOptions, StorageOptions
 from tensordict.io.remote.urls import IN_FLIGHT, Remote, RemoteFile, is_url
-from tensordict.io.saving.progress import transferring
+from tensordict.io.saving.progress import show_transfer
 from tensordict.memory import file_maps, files
 from tensordict.memory.mapped import PathLike
 from tensordict.memory.names import LEAF_SUFFIX, META, SCHEMA, TABLE_SUFFIX, without_scheme
@@ -469,7 +469,7 @@ class RemoteFolder:
     def fetch(self, names: Iterable[str]) -> None:
         """Have these files here."""
         wanted = [self._cached(name) for name in names]
-        with transferring("fetching", sum(cached.file.size for cached in wanted)):
+        with show_transfer("fetching", sum(cached.file.size for cached in wanted)):
             files.run_all([cached.ensure for cached in wanted], IN_FLIGHT)
 
     def inflating(self, num_threads: int) -> contextlib.AbstractContextManager[None]:

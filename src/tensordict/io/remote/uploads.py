@@ -26,7 +26,7 @@ from tensordict.io.remote.claims import Claim
 from tensordict.io.remote.remote_saves import Access, RemoteFolder, RemoteSave, naming_url
 from tensordict.io.remote.urls import IN_FLIGHT, Remote, StorageOptions, is_url
 from tensordict.io.saving.commit import JOURNAL
-from tensordict.io.saving.progress import transferring
+from tensordict.io.saving.progress import show_transfer
 from tensordict.io.saving.source import Save, Source
 from tensordict.memory import file_maps, files
 from tensordict.memory.mapped import PathLike
@@ -145,7 +145,7 @@ def _put(remote: Remote, path: str, names: Iterable[str], sent: list[str]) -> No
         remote.put(name, f"{path}/{name}")
 
     large = {name for name, size in sizes.items() if size > _LARGE}
-    with transferring("uploading", sum(sizes.values())):
+    with show_transfer("uploading", sum(sizes.values())):
         files.run_all([partial(put, name) for name in sizes if name not in large], IN_FLIGHT)
         for name in sorted(large):
             put(name)

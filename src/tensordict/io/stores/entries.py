@@ -33,7 +33,7 @@ from tensordict.io.specification import (
     VALUES,
     WRAPPED,
     Specification,
-    Unreadable,
+    UnreadableValue,
     check,
     check_level,
     class_name,
@@ -42,7 +42,7 @@ from tensordict.io.specification import (
     tensorclass_over,
 )
 from tensordict.io.stores.array_store import SIZE, ArrayItem, Group, Item, Other, Store, Text
-from tensordict.io.values import Encoded, NotJson, encode, restored
+from tensordict.io.values import EncodedValue, NotJson, decode, encode
 from tensordict.memory.files import is_direct
 from tensordict.memory.storable import check_storable
 from tensordict.memory.stored_tensors import SLAB, StoredTensor, as_array, stored_dtype
@@ -112,7 +112,7 @@ def value_of(
             raise ValueError(f"{kind!r:.40} is no kind of a value")
         is_text = noted is None or item.attribute(TEXT) is not None
         told = text if is_text else parse_json(text)
-        value = told if is_text else restored(told, list(parts.values()))
+        value = told if is_text else decode(told, list(parts.values()))
         dims = item.numbers(STACK_DIM) if kind == VALUE_STACK else None
         own, own_names, _ = noted_state(item)
         if kind != VALUE_STACK and own is not None and own[: len(size)] != size:
@@ -170,7 +170,7 @@ def _entry_in(item: Item, node: Specification) -> Any:
     if is_value(item):
         return value_of(item, size, None, node.names, unread=True)
     if isinstance(item, Other):
-        return Specification(VALUES[0], size, value=Unreadable(item.why))
+        return Specification(VALUES[0], size, value=UnreadableValue(item.why))
     assert isinstance(item, ArrayItem)
     if item.shape[: len(size)] != size:
         where = f"entry {joined(item.key)!r}"
@@ -410,7 +410,7 @@ def _unsupported_kind(store: Store | type[Store], kind: str, key: Path) -> Unsup
     return UnsupportedEntryError(f"{entry_of(key)}{store.a_kind} holds no {kind}; a folder or an archive (memmap) does")
 
 
-def _encode_value(store: Store | type[Store], value: object, key: Path) -> Encoded:
+def _encode_value(store: Store | type[Store], value: object, key: Path) -> EncodedValue:
     """The form of a value; an `UnsupportedEntryError` when there is none."""
     try:
         return encode(value)
@@ -512,7 +512,7 @@ def _uneven(stack: Any, key: Path) -> Path | None:
 def _made_value(group: Group, form: Specification, options: Mapping[str, Any], key: Path) -> Item:
     value = form.value
     is_text = not group.store.texts_are_json and type(value) is str and "\0" not in value
-    content, tensors = Encoded(value, []) if is_text else _encode_value(group.store, value, key)
+    content, tensors = EncodedValue(value, []) if is_text else _encode_value(group.store, value, key)
     text = content if is_text else json.dumps(content)
     node = group.new_group(key) if tensors else None
     try:

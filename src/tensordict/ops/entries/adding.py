@@ -237,7 +237,7 @@ def _add(
     else:
         folder = os.path.abspath(parent._memmap_prefix)
         target, table = f"{folder}/{file}{LEAF_SUFFIX}", f"{folder}/{file}{TABLE_SUFFIX}"
-        with commit.locked(folder, patience=_PATIENCE), _new_files(target, table):
+        with commit.hold_lock(folder, patience=_PATIENCE), _new_files(target, table):
             meta.refuse_entry(folder, path[-1], path)
             if content.sizes is not None:
                 _write_table(table, content.sizes, copy_data, path)
@@ -347,7 +347,7 @@ def _new_node(parent: Contract, name: str, path: Path, robust: bool) -> Any:
         child._memmap_prefix = parent._memmap_prefix / inner
         folder = os.path.abspath(child._memmap_prefix)
         above = os.path.dirname(folder)
-        with commit.locked(above, patience=_PATIENCE):
+        with commit.hold_lock(above, patience=_PATIENCE):
             meta.refuse_entry(above, name, path)
             os.makedirs(folder, exist_ok=True)
             meta.write_meta(folder, meta.node_meta(Specification(DICT, child._batch_size, names=child._names), {}))

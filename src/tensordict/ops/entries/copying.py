@@ -14,7 +14,7 @@ from torch import Tensor
 from tensordict.core import foreach, ragged
 from tensordict.core.contract import NOT_BACKED, Clones, Contract, EntryStore, is_flat
 from tensordict.io.formats import pickled_containers, torch_files
-from tensordict.io.specification import is_typed
+from tensordict.io.specification import is_stored_as_class
 from tensordict.memory import pickling
 from tensordict.memory.flat_buffers import is_whole
 from tensordict.ops.storing.leaves import Leaves
@@ -105,7 +105,7 @@ class Copying(Leaves):
             return self.__reduce__()
         packed = None
         if protocol == torch_files.PROTOCOL:
-            if self._wrapped_container() is not self and not is_typed(self):
+            if self._wrapped_container() is not self and not is_stored_as_class(self):
                 # A wrapper with a state of its own, such as a container of parameters.
                 return object.__reduce_ex__(self, protocol)
             packed = pickling.for_torch(self) or torch_files.reduced(self)

@@ -21,7 +21,7 @@ from tensordict.io.remote.remote_saves import Access
 from tensordict.io.remote.uploads import save_file, save_folder
 from tensordict.io.remote.urls import is_url
 from tensordict.io.saving import checksums
-from tensordict.io.saving.progress import quiet
+from tensordict.io.saving.progress import hide_bars
 from tensordict.io.specification import specification_of
 from tensordict.io.stores.backends import BACKENDS
 from tensordict.memory.mapped import PathLike
@@ -735,7 +735,7 @@ def _save(
         upload = save_file if is_archive else save_folder
 
         def run() -> Any:
-            with quiet(options.progress):
+            with hide_bars(options.progress):
                 return upload(prefix, options.storage_options, options.overwrite, write)
 
     elif is_archive:
