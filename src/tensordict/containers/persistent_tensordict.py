@@ -367,9 +367,9 @@ class PersistentTensorDict(OnDisk):
         }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        foreign = pickled_containers.is_of_file(state)
+        foreign = pickled_containers.is_hdf5_state(state)
         if foreign:
-            state, nested = pickled_containers.of_file(type(self), state)
+            state, nested = pickled_containers.convert_hdf5_state(type(self), state)
             for container in nested:
                 # Open for reading, while the file may have to be opened for writing.
                 container.close()

@@ -38,12 +38,12 @@ from tensordict.datasets.records import to_file, to_line
 from tensordict.io.formats.archive_reader import Archive
 from tensordict.io.formats.detect import detect_format
 from tensordict.io.formats.loading import LoadOptions, load_directory
-from tensordict.io.formats.opening import ARCHIVE, DIRECTORY, SUFFIXES, load_mapped, open_file
+from tensordict.io.formats.opening import ARCHIVE, DIRECTORY, SUFFIXES, map_save, open_file
 from tensordict.io.remote.remote_rows import open_rows
 from tensordict.io.remote.remote_saves import Access
 from tensordict.io.remote.urls import IN_FLIGHT, Remote, is_url
 from tensordict.io.saving import commit
-from tensordict.io.saving.source import PrivateSave
+from tensordict.io.saving.source import PrivateSaveFolder
 from tensordict.memory import files, system
 from tensordict.memory.mapped import PathLike
 from tensordict.memory.names import META, SCHEMA, local_path
@@ -201,9 +201,9 @@ class Location:
         check_label(self.label(name), name, path)
         format = detect_format(path)
         if format == DIRECTORY and mode == "r":
-            return load_directory(path, LoadOptions(source=PrivateSave(path)))
+            return load_directory(path, LoadOptions(source=PrivateSaveFolder(path)))
         if format in (DIRECTORY, ARCHIVE):
-            return load_mapped(path, LoadOptions(mode=mode), Access())
+            return map_save(path, LoadOptions(mode=mode), Access())
         return open_file(path, LoadOptions(mode=mode), Access(), format)
 
     def label(self, name: str) -> Line | None:

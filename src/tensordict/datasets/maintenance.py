@@ -24,7 +24,7 @@ from tensordict.datasets.schema import Schema
 from tensordict.datasets.shards import Shard, new_shard, rows_per_block
 from tensordict.datasets.sweeping import Sweep, Sweeper, check_shard, list_unlisted_shards, names_of
 from tensordict.datasets.writer import DatasetWriter, find_schema, schema_there, shard_options
-from tensordict.io.formats.opening import ABOVE, DATASET, DIRECTORY, Above
+from tensordict.io.formats.opening import DATASET, DIRECTORY, REGISTERED_FORMATS, RegisteredFormat
 from tensordict.io.formats.structure import Complain
 from tensordict.io.remote.remote_saves import Access
 from tensordict.io.remote.urls import StorageOptions
@@ -361,4 +361,4 @@ def write_rows(writer: DatasetWriter, container: Any) -> None:
         writer.extend(container[start : start + step])
 
 
-ABOVE[DATASET] = Above(opened, describe, _write, _verify)
+REGISTERED_FORMATS[DATASET] = RegisteredFormat(opened, describe, _write, _verify)

@@ -23,7 +23,7 @@ from tensordict.datasets.lines import SHARDS, WRITERS, Line, is_id
 from tensordict.datasets.location import Location, ShardItem, is_zarr
 from tensordict.datasets.schema import Schema, find_difference
 from tensordict.datasets.shards import rows_per_block
-from tensordict.io.formats.directory import FolderOptions, files_of, plan_files
+from tensordict.io.formats.directory import FolderOptions, list_files, plan_files
 from tensordict.io.saving.commit import TEMPORARY
 from tensordict.io.saving.verification import Report, verify
 
@@ -170,7 +170,7 @@ def known_files(schema: Schema) -> IsOurs:
     """Return a function that tells whether a shard of this schema, as a folder, can have a file or a folder (which ends
     with a slash) of this path."""
     options = FolderOptions(archive=True, label=[])
-    files = {*files_of(plan_files(schema.sample(1), "/shard", options)), ""}
+    files = {*list_files(plan_files(schema.sample(1), "/shard", options)), ""}
     folders = {name[: at + 1] for name in files for at, letter in enumerate(name) if letter == "/"}
 
     # A writer that is killed may leave a file of a temporary name.

@@ -260,17 +260,17 @@ def specification_of(
             found.value = container.tolist()
         else:
             found.entries = _members(container, key)
-            by_name = stack_columns.columns(list(found.entries.values()), key) if ragged_columns else None
+            by_name = stack_columns.collect_columns(list(found.entries.values()), key) if ragged_columns else None
             if by_name is not None:
                 found = _by_columns(found, by_name)
     return found
 
 
 def _by_columns(stack: Specification, found: Mapping[str, Any]) -> Specification:
-    """Describe a lazy stack by its columns, as `stack_columns.columns` returned them."""
+    """Describe a lazy stack by its columns, as `stack_columns.collect_columns` returned them."""
     entries: dict[str, Any] = {}
     for name, value in found.items():
-        if isinstance(value, stack_columns.Below):
+        if isinstance(value, stack_columns.NestedColumns):
             entries[name] = _describe_nested(stack, value)
         elif isinstance(value, list):
             # One value for each member, whatever its batch size.
@@ -281,7 +281,7 @@ def _by_columns(stack: Specification, found: Mapping[str, Any]) -> Specification
     return replace(stack, entries=entries, columns=True)
 
 
-def _describe_nested(stack: Specification, below: stack_columns.Below) -> Specification:
+def _describe_nested(stack: Specification, below: stack_columns.NestedColumns) -> Specification:
     """Describe the containers that the members of a lazy stack have under one name as a lazy stack of their own."""
     first, dim = below.containers[0], stack.stack_dim or 0
     size = stack_columns.stacked_size(below.containers, dim)
@@ -485,7 +485,7 @@ def _build_members(node: Specification, entries: Mapping[str, Any]) -> list[Any]
     names = None if node.names is None else [*node.names[:dim], *node.names[dim + 1 :]]
     if names is not None and not any(names):
         names = None
-    return stack_columns.members_of(entries, node.batch_size, dim, node.device, names)
+    return stack_columns.build_members(entries, node.batch_size, dim, node.device, names)
 
 
 def find_class(name: str) -> Any:

@@ -11,7 +11,7 @@ import numpy as np
 from torch import Tensor
 
 from tensordict.core.keys import Path
-from tensordict.io.formats.stack_columns import taken
+from tensordict.io.formats.stack_columns import split_ragged
 from tensordict.io.saving.comparing import cut_pieces, open_source, read_piece
 from tensordict.io.saving.progress import Progress
 from tensordict.io.specification import LAZY, WRAPPED, LeafSpec, Specification, specify
@@ -189,7 +189,7 @@ def _measure(found: LeafFigures, every: int, bar: Progress | None) -> None:
         found.columns = ColumnFigures(group.shape[1:])
     for spec in group.specs:
         source = open_source(spec)
-        elements = taken(source)[0] if spec.ragged else source
+        elements = split_ragged(source)[0] if spec.ragged else source
         # Opening a ragged leaf tells its number of elements, which the specification does not know.
         found.total += elements.numel() - spec.nbytes // spec.dtype.itemsize
         _read_display(found, spec, elements)

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from tensordict.io.formats.stack_columns import taken
+from tensordict.io.formats.stack_columns import split_ragged
 from tensordict.io.saving.comparing import OPAQUE, open_source, read_piece
 from tensordict.io.specification import DeferredValue, LeafSpec, Specification
 from tensordict_cli.runners.terminal import QUIET, VALUE, Line, json_number, json_value, number_text, shorten
@@ -84,7 +84,7 @@ def _read_rows(leaf: LeafSpec, count: int, whole: bool) -> list[Row]:
 
 
 def _read_ragged_rows(leaf: LeafSpec, count: int, whole: bool) -> list[Row]:
-    flat, sizes, _ = taken(open_source(leaf))
+    flat, sizes, _ = split_ragged(open_source(leaf))
     found: list[Row] = []
     start = 0
     for shape in map(tuple, sizes[:count].tolist()):

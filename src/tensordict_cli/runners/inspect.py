@@ -18,7 +18,7 @@ from tensordict.core.contract import Names
 from tensordict.core.exceptions import SaveError
 from tensordict.core.keys import Path, entry_of
 from tensordict.io.formats.opening import describe_save
-from tensordict.io.formats.stack_columns import taken
+from tensordict.io.formats.stack_columns import split_ragged
 from tensordict.io.remote.remote_saves import remote_bytes
 from tensordict.io.remote.urls import is_url
 from tensordict.io.saving.comparing import OPAQUE, cut_pieces, open_source, read_piece
@@ -214,7 +214,7 @@ def _compute_statistics(leaf: LeafSpec, progress: Progress | None) -> dict[str, 
         return None
     source = open_source(leaf)
     if leaf.ragged:
-        source = taken(source)[0]
+        source = split_ragged(source)[0]
     tally = Tally()
     for index in cut_pieces(tuple(source.shape), leaf.dtype.itemsize):
         piece = read_piece(source, index)

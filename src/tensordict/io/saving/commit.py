@@ -22,8 +22,8 @@ from typing import Any, NamedTuple, TypeVar
 from tensordict.core.exceptions import SaveError
 from tensordict.core.json_text import parse_json
 from tensordict.core.logs import logger
-from tensordict.io.formats.meta import HOLDER_PICKLE, STACK_PICKLE, is_meta, listed_apart
-from tensordict.io.saving.source import FOLDERS
+from tensordict.io.formats.meta import HOLDER_PICKLE, STACK_PICKLE, is_meta, special_entries
+from tensordict.io.saving.source import FILE_SYSTEM
 from tensordict.io.specification import WRAPPED
 from tensordict.memory import files, system
 from tensordict.memory.names import LEAF_SUFFIX, META, TABLE_SUFFIX, file_name
@@ -376,12 +376,12 @@ def plan_moves(old: str, new: str, inner: str = "") -> tuple[list[str], list[str
 def list_own_names(folder: str) -> tuple[Collection[str], Collection[str]]:
     """Return the names of the files and of the folders that belong to the save in this folder."""
     try:
-        meta: Any = parse_json(FOLDERS.read(f"{folder}/{META}"))
+        meta: Any = parse_json(FILE_SYSTEM.read(f"{folder}/{META}"))
     except (OSError, ValueError):
         meta = None
     if not is_meta(meta):
         return (), ()
-    apart = [name for name, _ in listed_apart(meta)]
+    apart = [name for name, _ in special_entries(meta)]
     names = {name for name in meta if "/" not in name} | set(apart)
     names |= {_encode_name(name) for name in (*meta, *apart)}
     own_folders = names | _FIXED_FOLDERS | {"%2E".join(name.rsplit(".", 1)) for name in names}

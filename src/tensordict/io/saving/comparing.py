@@ -15,7 +15,7 @@ from torch import Tensor
 from tensordict.core.equality import same_value
 from tensordict.core.keys import Path
 from tensordict.io.formats.meta import DTYPES
-from tensordict.io.formats.stack_columns import taken
+from tensordict.io.formats.stack_columns import split_ragged
 from tensordict.io.saving.progress import Progress
 from tensordict.io.specification import DeferredValue, LeafSpec, Specification
 from tensordict.memory.stored_tensors import in_memory
@@ -134,7 +134,7 @@ def _leaf_differences(
     a, b = open_source(one), open_source(other)
     shape = one.shape
     if one.ragged:
-        (a, rows, _), (b, others, _) = taken(a), taken(b)
+        (a, rows, _), (b, others, _) = split_ragged(a), split_ragged(b)
         if not torch.equal(rows, others):
             yield Difference(key, "shape", rows.tolist(), others.tolist())
             return

@@ -19,20 +19,20 @@ from tensordict.core.exceptions import SaveError
 from tensordict.core.json_text import parse_json
 from tensordict.core.keys import Path, joined
 from tensordict.io.formats import consolidated, safetensors
-from tensordict.io.formats.archive import archive_problems
+from tensordict.io.formats.archive import find_archive_problems
 from tensordict.io.formats.detect import detect_format
 from tensordict.io.formats.loading import LoadOptions, read_directory
-from tensordict.io.formats.meta import CHECKSUM, TABLE_CHECKSUM, listed_apart
-from tensordict.io.formats.opening import ABOVE, Above, describe_save, read_at
+from tensordict.io.formats.meta import CHECKSUM, TABLE_CHECKSUM, special_entries
+from tensordict.io.formats.opening import REGISTERED_FORMATS, RegisteredFormat, describe_save, read_at
 from tensordict.io.formats.structure import SIZES
-from tensordict.io.formats.value_files import left_pickled
+from tensordict.io.formats.value_files import skip_unpickling
 from tensordict.io.remote.credentials import as_url
 from tensordict.io.remote.remote_saves import Access, CacheDir, RemoteSave
 from tensordict.io.remote.urls import IN_FLIGHT, Remote, StorageOptions, is_url
 from tensordict.io.saving import checksums
 from tensordict.io.saving.checksums import RecordedChecksum
 from tensordict.io.saving.progress import Progress, hide_bars, progress_bar
-from tensordict.io.saving.source import Save
+from tensordict.io.saving.source import SaveFolder
 from tensordict.io.specification import LeafSpec, Specification, walk
 from tensordict.io.stores.backends import BACKENDS, backend_of
 from tensordict.io.stores.entries import specification_in
@@ -123,8 +123,8 @@ def verify(
                 path,
                 access,
                 partial(_verify_remote, check),
-                lambda format, above: _fill_report(
-                    Report(as_url(path), format), _bind_access(above, access), num_threads, progress
+                lambda format, registered: _fill_report(
+                    Report(as_url(path), format), _bind_access(registered, access), num_threads, progress
                 ),
             )
     else:
@@ -157,13 +157,15 @@ def _verify_local(path: PathLike, num_threads: int, progress: bool | None) -> Re
     except (OSError, ValueError) as error:
         report.problems.append(str(error))
         return report
-    above = ABOVE.get(report.format)
+    registered = REGISTERED_FORMATS.get(report.format)
     verifier = VERIFIERS.get(report.format, _verify_structure)
-    return _fill_report(report, verifier if above is None else _bind_access(above, Access()), num_threads, progress)
+    return _fill_report(
+        report, verifier if registered is None else _bind_access(registered, Access()), num_threads, progress
+    )
 
 
-def _bind_access(above: Above, access: Access) -> Verifier:
-    return lambda report, num_threads, shown: above.verify(report, num_threads, shown, access)
+def _bind_access(registered: RegisteredFormat, access: Access) -> Verifier:
+    return lambda report, num_threads, shown: registered.verify(report, num_threads, shown, access)
 
 
 def _fill_report(report: Report, verifier: Verifier, num_threads: int, progress: bool | None) -> Report:
@@ -190,7 +192,7 @@ def _count(report: Report, root: Specification) -> None:
 
 def _verify_directory(report: Report, num_threads: int, progress: Progress | None) -> None:
     source = _CheckingSource(report, progress)
-    options = LoadOptions(unpickle=left_pickled, source=source)
+    options = LoadOptions(unpickle=skip_unpickling, source=source)
     options.complain = lambda error: report.problems.append(str(error))
     read_directory(report.path, options)
     files.run_all(source.jobs, num_threads)
@@ -207,7 +209,7 @@ class _CheckingSource:
         self.jobs: list[Callable[[], None]] = []
         # The descriptions of entries in each meta.json, by folder and name.
         self._specs: dict[str, dict[str, Any]] = {}
-        self._save = Save(os.path.abspath(report.path))
+        self._save = SaveFolder(os.path.abspath(report.path))
         self.exists, self.is_folder = self._save.exists, self._save.is_folder
 
     def read(self, path: str) -> bytes:
@@ -278,11 +280,11 @@ def _read_specs(content: bytes) -> dict[str, Any]:
         return {}
     if not isinstance(meta, dict):
         return {}
-    return {name: spec for name, spec in (*meta.items(), *listed_apart(meta)) if isinstance(spec, dict)}
+    return {name: spec for name, spec in (*meta.items(), *special_entries(meta)) if isinstance(spec, dict)}
 
 
 def _verify_archive(report: Report, num_threads: int, progress: Progress | None) -> None:
-    problems, root = archive_problems(report.path, progress)
+    problems, root = find_archive_problems(report.path, progress)
     report.problems += [f"{name}: {problem}" if name else problem for name, problem in problems]
     if root is not None:
         _count(report, root)

@@ -211,9 +211,9 @@ def ragged_in(group: Group, size: torch.Size | None, device: torch.device | None
         if row is not None:
             row = checks.ints(row, "the shape of its rows", least=-1)
         flat, sizes = (_part_of(group, name).tensor(None).read() for name in (_ELEMENTS, _SIZES))
-        if flat.dim() != 1 or stack_columns.elements_of_rows(sizes, row) != len(flat):
+        if flat.dim() != 1 or stack_columns.count_elements(sizes, row) != len(flat):
             raise ValueError(f"its {list(flat.shape)} elements are not those of rows of the sizes that are noted")
-        leaf = stack_columns.ragged_leaf(flat, sizes, row, False, ragged.SharedOffsets())
+        leaf = stack_columns.join_ragged(flat, sizes, row, False, ragged.SharedOffsets())
     assert isinstance(leaf, Tensor)
     return leaf if device is None else put_on(leaf, device)
 
@@ -337,7 +337,7 @@ def _is_zero(value: Tensor) -> bool:
 
 
 def _made_ragged(group: Group, value: Tensor, options: Mapping[str, Any], key: Path) -> Group:
-    flat, sizes, row = stack_columns.taken(value)
+    flat, sizes, row = stack_columns.split_ragged(value)
     node = group.new_group(key)
     with group.store.errors(key):
         node.set_attribute(RAGGED, json.dumps(row))

@@ -29,7 +29,7 @@ from zarr.storage import LocalStore, MemoryStore, StorePath, WrapperStore, ZipSt
 
 from tensordict.core.json_text import parse_json
 from tensordict.io.saving import commit
-from tensordict.io.saving.source import Save
+from tensordict.io.saving.source import SaveFolder
 from tensordict.io.stores.zarr_chunks import find_longest_chunk
 
 if TYPE_CHECKING:
@@ -57,9 +57,9 @@ class Folder:
         self.root = os.fspath(store.root)
 
     @functools.cached_property
-    def links(self) -> Save:
+    def links(self) -> SaveFolder:
         """What refuses links that lead out of the folder; zarr follows any."""
-        return Save(self.root)
+        return SaveFolder(self.root)
 
     def read(self, key: str) -> bytes | None:
         """Return the content of a file; `None` if there is none."""

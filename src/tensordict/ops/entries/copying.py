@@ -108,7 +108,7 @@ class Copying(Leaves):
             if self._wrapped_container() is not self and not is_stored_as_class(self):
                 # A wrapper with a state of its own, such as a container of parameters.
                 return object.__reduce_ex__(self, protocol)
-            packed = pickling.for_torch(self) or torch_files.reduced(self)
+            packed = pickling.for_torch(self) or torch_files.reduce(self)
         return pickling.reduced(self, int(protocol)) if packed is None else packed
 
     def __getstate__(self) -> dict[str, Any]:
@@ -126,7 +126,7 @@ class Copying(Leaves):
 
     def __setstate__(self, state: dict[str, object]) -> None:
         # Nested containers have been restored by now: each level tells its own children who holds them.
-        state = pickled_containers.as_ours(type(self), state)
+        state = pickled_containers.convert_state(type(self), state)
         locked = state.get("_locked", False)
         for name in self._slots:
             setattr(self, name, state[name] if name in state else getattr(Contract, name))

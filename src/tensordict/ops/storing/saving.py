@@ -544,7 +544,7 @@ class Saving(Contract):
             subpath=subpath, keys=keys, mode=mode, num_threads=num_threads, out=out, shows=progress,
         )  # fmt: skip
         access = Access.of(storage_options, cache_dir)
-        return _given(out, formats.load_mapped(without_scheme(prefix), options, access))  # type: ignore[no-any-return]
+        return _given(out, formats.map_save(without_scheme(prefix), options, access))  # type: ignore[no-any-return]
 
     @classmethod
     def load(
@@ -712,7 +712,7 @@ def _save(
             options.return_early,
             lambda whole: _save(whole, prefix, replace(options, full_tensor=False, return_early=False)),
             partial(
-                formats.load_mapped,
+                formats.map_save,
                 without_scheme(prefix or ""),
                 LoadOptions(robust=options.robust, unpickle=_unpickler(options.allow_pickle)),
                 Access.of(options.storage_options),
