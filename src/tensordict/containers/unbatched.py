@@ -115,7 +115,7 @@ class UnbatchedTensor(Tensor, Contract):
         return _label(result, _find_first(operands))
 
     def __reduce_ex__(self, protocol: object) -> Any:
-        found = torch_files.reduced(self) if protocol == torch_files.PROTOCOL else None
+        found = torch_files.reduce(self) if protocol == torch_files.PROTOCOL else None
         return super().__reduce_ex__(protocol) if found is None else found  # type: ignore[no-untyped-call]
 
     def __repr__(self, *, tensor_contents: object = None) -> str:  # type: ignore[override]

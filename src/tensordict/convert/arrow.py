@@ -40,8 +40,8 @@ from tensordict.core.extras import require
 from tensordict.core.json_text import parse_json
 from tensordict.core.keys import Path, entry_of, joined
 from tensordict.io import checks
-from tensordict.io.formats.stack_columns import elements_of_rows, ragged_leaf, taken
-from tensordict.io.values import NotJson, exact, restored
+from tensordict.io.formats.stack_columns import count_elements, join_ragged, split_ragged
+from tensordict.io.values import NotJson, decode, encode_without_tensors
 from tensordict.memory import kernel
 
 if TYPE_CHECKING:
@@ -266,7 +266,7 @@ class Reader:
             values = [fill[_shown(place)] if value is None else value for value in values]
         if note.get("values") == "json":
             try:
-                values = [restored(parse_json(value)) for value in values]
+                values = [decode(parse_json(value)) for value in values]
             except (ValueError, TypeError, RecursionError) as error:
                 raise ValueError(
                     f"column {_shown(place)!r}: a value is not the JSON that was written: {error}"
@@ -322,7 +322,7 @@ class Reader:
         try:
             row = None if row is None else checks.sizes(row, "the form of its rows", -1)
             flat = _as_dtype(flat, note, place)
-            fits = elements_of_rows(row_sizes, row) == len(flat)
+            fits = count_elements(row_sizes, row) == len(flat)
         except ValueError:
             fits = False
         if not fits:
@@ -338,7 +338,7 @@ class Reader:
 
     def _rows(self, flat: Tensor, sizes: Tensor, row: Sequence[int] | None) -> Tensor:
         """The ragged leaf of these elements, which has the same offsets as others of these sizes."""
-        leaf = ragged_leaf(flat, sizes, row, False, self.share)
+        leaf = join_ragged(flat, sizes, row, False, self.share)
         assert isinstance(leaf, Tensor)  # and no column, as of lazy stacks
         return leaf
 
@@ -538,9 +538,9 @@ def array_of(column: TableColumn) -> tuple[Any, dict[str, Any]]:
         # Codes of nothing are written as null.
         note["missing"] = True
     if leaf.is_nested:
-        flat, sizes, row = taken(leaf)
+        flat, sizes, row = split_ragged(leaf)
         if elements is not None:
-            elements = taken(elements)[0]
+            elements = split_ragged(elements)[0]
         array, by_default = _ragged_array(_typed(flat, column, elements), sizes, row)
         form = None if row is None else list(row)
         if form != by_default:
@@ -677,7 +677,7 @@ def _array_of_values(column: TableColumn) -> tuple[Any, dict[str, Any]]:
     except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError, OverflowError, ValueError):
         pass  # mixed types, and objects that Arrow does not know, have JSON below or an error that names them
     try:
-        texts = [json.dumps(exact(value)) for value in values]
+        texts = [json.dumps(encode_without_tensors(value)) for value in values]
     except NotJson as error:
         raise UnsupportedEntryError(f"{entry_of(path)}{error}, and none in a table") from None
     return pa.array(texts, pa.string()), {**note, "values": "json"}

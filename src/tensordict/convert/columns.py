@@ -37,7 +37,7 @@ from tensordict.io.specification import (
     tensorclass_problem,
     to_container,
 )
-from tensordict.io.values import NotJson, exact, restored
+from tensordict.io.values import NotJson, decode, encode_without_tensors
 from tensordict.memory.storable import check_storable
 
 # What follows the name of an entry in those of the ones that say more about it.
@@ -379,7 +379,7 @@ def places_of(columns: Sequence[TableColumn], separator: str | None) -> list[Pat
 
 def _exact(path: Path, value: Any) -> Any:
     try:
-        return exact(value)
+        return encode_without_tensors(value)
     except NotJson as error:
         raise UnsupportedEntryError(f"{entry_of(path)}{error}: tables keep such values as JSON") from None
 
@@ -513,7 +513,7 @@ def _node(tree: dict[str, Any], rows: int, nodes: Mapping[Path, dict[str, Any]],
         names = checks.names(said.get("names"), len(size))
         dim = None if said.get("stack_dim") is None else checks.dim(said["stack_dim"], len(size))
         for name, value in dict(said.get("metadata", {})).items():
-            tree.setdefault(name, Specification("MetaData", size, value=restored(value)))
+            tree.setdefault(name, Specification("MetaData", size, value=decode(value)))
     except (ValueError, TypeError) as error:
         raise SaveError(f"{entry_of(path)}{error}") from None
     entries: dict[str, Any] = {}

@@ -18,7 +18,7 @@ from tensordict.convert.text_tables import TextTables
 from tensordict.core.extras import require
 from tensordict.core.json_text import parse_json
 from tensordict.core.keys import Path
-from tensordict.io.values import restored
+from tensordict.io.values import decode
 
 if TYPE_CHECKING:
     pass
@@ -145,7 +145,7 @@ class _Texts:
 
     def _text(self, place: Path, value: Any) -> str:
         if value is not None and place in self.as_json:
-            value = restored(json.loads(value))
+            value = decode(json.loads(value))
         try:
             return _encoder.encode(_without_nan(value))
         except (ValueError, TypeError) as error:

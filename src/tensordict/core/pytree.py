@@ -48,7 +48,11 @@ class Context(NamedTuple):
 
     def __eq__(self, other: object) -> bool:
         # Dynamo of torch 2.11 cannot compare classes with `==` if they define `__eq__`.
-        return type(other) is Context and self.cls is other.cls and self._parts_besides_class() == other._parts_besides_class()
+        return (
+            type(other) is Context
+            and self.cls is other.cls
+            and self._parts_besides_class() == other._parts_besides_class()
+        )
 
     def __ne__(self, other: object) -> bool:
         return not self == other

@@ -235,7 +235,7 @@ class TensorDictModuleBase(nn.Module):
             warnings.warn(f"no module below {type(module).__name__} has reset_parameters", stacklevel=3)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        state, selecting = pickled_modules.as_ours(state)
+        state, selecting = pickled_modules.convert_state(state)
         super().__setstate__(state)  # type: ignore[no-untyped-call]
         if selecting:
             self._selecting = self.register_forward_hook(_drop_unselected)

@@ -14,7 +14,7 @@ from torch import Tensor
 from tensordict.core import foreach, ragged
 from tensordict.core.contract import NOT_BACKED, Clones, Contract, EntryStore, is_flat
 from tensordict.io.formats import pickled_containers, torch_files
-from tensordict.io.specification import is_typed
+from tensordict.io.specification import is_stored_as_class
 from tensordict.memory import pickling
 from tensordict.memory.flat_buffers import is_whole
 from tensordict.ops.storing.leaves import Leaves
@@ -105,10 +105,10 @@ class Copying(Leaves):
             return self.__reduce__()
         packed = None
         if protocol == torch_files.PROTOCOL:
-            if self._wrapped_container() is not self and not is_typed(self):
+            if self._wrapped_container() is not self and not is_stored_as_class(self):
                 # A wrapper with a state of its own, such as a container of parameters.
                 return object.__reduce_ex__(self, protocol)
-            packed = pickling.reduce_for_torch(self) or torch_files.reduced(self)
+            packed = pickling.reduce_for_torch(self) or torch_files.reduce(self)
         return pickling.reduce(self, int(protocol)) if packed is None else packed
 
     def __getstate__(self) -> dict[str, Any]:
@@ -126,7 +126,7 @@ class Copying(Leaves):
 
     def __setstate__(self, state: dict[str, object]) -> None:
         # Nested containers have been restored by now: each level tells its own children who holds them.
-        state = pickled_containers.as_ours(type(self), state)
+        state = pickled_containers.convert_state(type(self), state)
         locked = state.get("_locked", False)
         for name in self._slots:
             setattr(self, name, state[name] if name in state else getattr(Contract, name))

@@ -20,7 +20,7 @@ from tensordict.io.remote.remote_saves import read_file
 from tensordict.io.remote.uploads import write_file
 from tensordict.io.saving import checksums
 from tensordict.io.saving.leaf_writer import SaveOptions
-from tensordict.io.saving.progress import quiet
+from tensordict.io.saving.progress import hide_bars
 from tensordict.memory import flat_buffers, system
 from tensordict.memory.flat_buffers import Block, Copies
 from tensordict.memory.mapped import PathLike
@@ -184,7 +184,7 @@ class Consolidating(Leaves):
         moved = target if filename is not None or (self._device is not None and self._device != target) else None
 
         def finished() -> Any:
-            with quiet(progress):
+            with hide_bars(progress):
                 leaves, storage = run()
             return source._over_block(leaves, storage, moved, inplace)
 

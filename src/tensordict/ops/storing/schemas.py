@@ -117,7 +117,7 @@ def _in_store(zeros: Any, backend: str, filename: Any, overwrite: bool = False, 
 
     if not overwrite and (backend_of(backend).opens_urls or not is_url(path)):
         with contextlib.suppress(FileNotFoundError):
-            return reopening.opened(zeros, str(path), load)
+            return reopening.open_whole(zeros, str(path), load)
     return getattr(zeros, f"to_{backend}")(path, overwrite=overwrite, **kwargs)
 
 
