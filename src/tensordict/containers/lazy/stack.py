@@ -304,7 +304,7 @@ class LazyStackedTensorDict(LazyWrites):
                 return default  # type: ignore[no-any-return]
             if isinstance(column[-1], Contract):
                 raise TypeError(f"entry {joined(path)!r} is a container, and no nested tensor: read it with get")
-        return ragged_stacks.nested_of(self, column, torch.strided if layout is None else layout, path)
+        return ragged_stacks.make_nested_tensor(self, column, torch.strided if layout is None else layout, path)
 
     def valid_keys(
         self, include_nested: bool = False, leaves_only: bool = False, is_leaf: Any = None, *, sort: bool = False

@@ -14,7 +14,7 @@ from tensordict.core import torch_internals as internals
 from tensordict.core.contract import Contract
 from tensordict.core.foreach import Many, One
 from tensordict.core.keys import joined
-from tensordict.ops.dims.gathering import written
+from tensordict.ops.dims.gathering import write_into
 from tensordict.ops.math.logic import combining
 from tensordict.ops.math.pairing import beside, checked_default, grown, operand, pair_up, refuse_operand, spread
 from tensordict.ops.storing.leaves import Leaves
@@ -219,7 +219,7 @@ class Arithmetic(Leaves, _DataSet):
             result = self.clamp_min(min)
         else:
             result = self._with_two(_clamp, _foreach_clamp, "clamp", min, max)
-        return result if out is None else written(out, result)
+        return result if out is None else write_into(out, result)
 
     def clamp_min(self, other: object, default: object = None) -> Self:
         """Each element, or the lower bound that it is below; the arguments as for :meth:`add`."""
