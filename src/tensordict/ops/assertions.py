@@ -93,7 +93,7 @@ def _compare(
         if is_node(left) and is_node(right) and left._is_non_tensor is not right._is_non_tensor:
             differences.append(f"key {joined(path)!r} does not match: only one side is a value that is no tensor")
         elif is_node(left) and is_node(right) and left._is_non_tensor:
-            if left._batch_size != right._batch_size or not left._compared_with_container(right, torch.eq).all():
+            if left._batch_size != right._batch_size or not left._compare_with_container(right, torch.eq).all():
                 differences.append(f"key {joined(path)!r} does not match: the values are {left} and {right}")
         elif is_node(left) and is_node(right):
             _compare(left, right, options, intersection, path, differences)

@@ -16,7 +16,7 @@ from tensordict.core.context import remember
 from tensordict.core.contract import Contract, identity
 from tensordict.core.devices import as_device, place_of, put_on, wait_for
 from tensordict.core.shapes import as_size
-from tensordict.ops.refusals import naming_entry
+from tensordict.ops.refusals import name_entry
 from tensordict.ops.storing.describing import fitted, is_description
 from tensordict.ops.storing.leaves import Leaves, _walk
 
@@ -225,7 +225,7 @@ class Casting(Leaves):
         try:
             return self._map(fn) if device == "kept" else self._place_on(fn, device)
         except (RuntimeError, NotImplementedError, TypeError) as error:
-            raise naming_entry(error, _walk(self), fn) from error
+            raise name_entry(error, _walk(self), fn) from error
 
     def _place_on(self, fn: Callable[[Any], object], device: torch.device) -> Self:
         """The same structure with leaves `fn(leaf)`, on `device` at every level."""

@@ -23,7 +23,7 @@ from tensordict.ops.entries.assigning import Assign, AssignWithin, assignable
 from tensordict.ops.entries.update_sources import leaf_items, restricted
 from tensordict.ops.entries.write_plans import WritePlan
 from tensordict.ops.entries.writing import Writing
-from tensordict.ops.refusals import has_ragged, retried
+from tensordict.ops.refusals import has_ragged_leaves, retry_with_ragged
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -102,9 +102,9 @@ class Indexing(Writing):
         try:
             out = self._map(fn, new_size, len(size), rename, fn)
         except REFUSALS:
-            if not has_ragged(self):
+            if not has_ragged_leaves(self):
                 raise
-            out = retried(self, self._map, ragged.Index(at), new_size, len(size), rename)
+            out = retry_with_ragged(self, self._map, ragged.Index(at), new_size, len(size), rename)
         if keeps and is_basic(at):
             out._mark_as(self)
             out.lock_()

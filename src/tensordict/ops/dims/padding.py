@@ -20,7 +20,7 @@ from tensordict.ops.dims.batch_ops import drop_dim
 from tensordict.ops.dims.gathering import write_into
 from tensordict.ops.dims.sizing import Sizing, replace_leaves
 from tensordict.ops.dims.stacking import stack_containers
-from tensordict.ops.refusals import retried
+from tensordict.ops.refusals import retry_with_ragged
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -63,7 +63,7 @@ class Padding(Sizing):
         for dim, extra in enumerate(zip(pads[::2], pads[1::2], strict=True)):
             new[dim] += sum(extra)
         if not inplace:
-            return retried(self, self._map, fn, torch.Size(new), len(size), identity)
+            return retry_with_ragged(self, self._map, fn, torch.Size(new), len(size), identity)
         for path, leaf in self._walk():
             if leaf.is_nested and any(pads[2:]):
                 raise named_error(_ragged_error(leaf, pads), path)
@@ -263,7 +263,7 @@ class _SequencePadding:
             rank = len(shapes[0])
             dim = self.dim if self.dim >= 0 else rank + self.dim
             if not 0 <= dim < rank:
-                raise DimError(f"entry {joined(path)!r} has shape {list(shapes[0])}, which lacks the dim {self.dim}")
+                raise DimError(f"entry {joined(path)!r} has shape {list(shapes[0])} and no dim {self.dim} to pad")
             shape = self._padded_shape(shapes, rank, path, "shapes")
             lengths = [one[dim] for one in shapes]
             if len({leaf.dtype for leaf in column}) > 1:
@@ -336,6 +336,6 @@ def pad_and_stack(containers: Any, dim: int, value: float, out: object, return_m
     result, masks = _SequencePadding(dim, value, return_mask is not False).pad_nodes(items, ())
     if masks is not None:
         if key in result:
-            raise KeyError(f"the masks cannot be written to {key!r}, an existing entry: pass return_mask=<a free key>")
+            raise KeyError(f"the masks cannot go to {key!r}, an existing entry: pass return_mask=<a free key>")
         result.set(key, masks)
     return result if out is None else write_into(out, result)

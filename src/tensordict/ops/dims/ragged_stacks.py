@@ -21,9 +21,7 @@ from tensordict.core.keys import Path, joined
 def check_form(as_list: bool, as_padded_tensor: bool, as_nested_tensor: bool, return_mask: bool) -> None:
     """Raise if the options of `get` contradict each other."""
     if return_mask and not as_padded_tensor:
-        raise ValueError(
-            "return_mask=True needs as_padded_tensor=True: the mask marks the elements that are not padding"
-        )
+        raise ValueError("return_mask works with as_padded_tensor=True only: the mask marks padding as False")
     if as_list + as_padded_tensor + as_nested_tensor > 1:
         raise ValueError("get takes only one of as_list, as_padded_tensor and as_nested_tensor")
 

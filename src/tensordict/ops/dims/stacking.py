@@ -23,7 +23,7 @@ from tensordict.ops.dims.gathering import check_out, write_into
 from tensordict.ops.dims.naming import check_agreement
 from tensordict.ops.entries.locking import Locking, adopt, raise_locked
 from tensordict.ops.entries.writing import Writing
-from tensordict.ops.refusals import has_ragged, retried
+from tensordict.ops.refusals import has_ragged_leaves, retry_with_ragged
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -128,9 +128,9 @@ class Stacking(Writing):
             try:
                 pieces = self._map_many(op.leaf, sizes, batch_dims, op.rename, op.on_stack)
             except REFUSALS:
-                if not has_ragged(self):
+                if not has_ragged_leaves(self):
                     raise
-                pieces = retried(self, self._map_many, op.make_ragged_leaf(), sizes, batch_dims, op.rename)
+                pieces = retry_with_ragged(self, self._map_many, op.make_ragged_leaf(), sizes, batch_dims, op.rename)
         if self._locked and (op.lengths is not None or self._is_memmap or self._is_shared):
             for piece in pieces:
                 piece._lock_tree()
@@ -414,7 +414,7 @@ def stack_containers(input: Iterable[Any], dim: int = 0, out: object = None) -> 
         words = "The sets of keys in the tensordicts to stack are exclusive: "
         raise KeyMismatchError(text if text.startswith(words) else words + text) from None
     except REFUSALS:
-        if not has_ragged(*items):
+        if not has_ragged_leaves(*items):
             raise
     try:
         on_node = partial(stack_containers, dim=dim)
@@ -513,7 +513,7 @@ def cat_containers(input: Iterable[Any], dim: int = 0, out: object = None) -> An
     try:
         return first._merge(items, fn, new, len(size), identity, (), partial(cat_containers, dim=dim))
     except REFUSALS:
-        if not has_ragged(*items):
+        if not has_ragged_leaves(*items):
             raise
     return first._merge(items, ragged.Cat(dim), new, len(size), identity, (), partial(cat_containers, dim=dim))
 
