@@ -323,10 +323,10 @@ class LazyStackedTensorDict(LazyWrites):
         common, others = list_entries_by_member(self)
         exclusive = []
         for position, entries in others.items():
-            lines = printing.fields_text(entries).replace("\n", "\n    ")
+            lines = printing.format_fields(entries).replace("\n", "\n    ")
             exclusive.append(f"{position} ->{lines}")
         facts = [_exclusive_text(exclusive), *self._facts(), f"stack_dim={self._entries.dim}"]
-        return printing.container_repr(type(self).__name__, {"fields": common}, facts)
+        return printing.format_container(type(self).__name__, {"fields": common}, facts)
 
 
 def _exclusive_text(parts: list[str]) -> str:

@@ -16,6 +16,14 @@ from tensordict.core.shapes import as_dim
 def isin(input: Any, reference: Any, key: object, dim: int = 0) -> Tensor:
     """Test which elements of an entry, along a batch dim, also occur in the same entry of another container.
 
+    Example:
+        >>> import torch
+        >>> from tensordict import TensorDict
+        >>> from tensordict.utils import isin
+        >>> td = TensorDict(a=torch.tensor([[1, 2], [3, 4]]), batch_size=[2])
+        >>> isin(td, TensorDict(a=torch.tensor([[3, 4]]), batch_size=[1]), "a")
+        tensor([False,  True])
+
     Args:
         input: a container.
         reference: a container whose entry has the same shape in all dims but `dim`.
@@ -29,14 +37,6 @@ def isin(input: Any, reference: Any, key: object, dim: int = 0) -> Tensor:
         KeyError: one of the containers lacks a tensor at `key`.
         ValueError: `dim` is not a batch dim of both.
         RuntimeError: the entries differ in another dim.
-
-    Example:
-        >>> import torch
-        >>> from tensordict import TensorDict
-        >>> from tensordict.utils import isin
-        >>> td = TensorDict(a=torch.tensor([[1, 2], [3, 4]]), batch_size=[2])
-        >>> isin(td, TensorDict(a=torch.tensor([[3, 4]]), batch_size=[1]), "a")
-        tensor([False,  True])
     """
     wanted, known = _tensor_at(input, key, "input"), _tensor_at(reference, key, "reference")
     dim = as_dim(dim, len(input._batch_size))
@@ -58,6 +58,14 @@ def isin(input: Any, reference: Any, key: object, dim: int = 0) -> Tensor:
 def remove_duplicates(input: Any, key: Any, dim: int = 0, *, return_indices: bool = False) -> Any:
     """Keep only the first of equal elements along a batch dim; one entry decides which elements are equal.
 
+    Example:
+        >>> import torch
+        >>> from tensordict import TensorDict
+        >>> from tensordict.utils import remove_duplicates
+        >>> td = TensorDict(a=torch.tensor([5, 5, 7]), b=torch.arange(3), batch_size=[3])
+        >>> remove_duplicates(td, "a")["b"]
+        tensor([0, 2])
+
     Args:
         input: a container.
         key: the nested key of the entry to compare.
@@ -70,14 +78,6 @@ def remove_duplicates(input: Any, key: Any, dim: int = 0, *, return_indices: boo
     Raises:
         KeyError: `key` does not lead to a tensor.
         ValueError: `dim` is not a batch dim.
-
-    Example:
-        >>> import torch
-        >>> from tensordict import TensorDict
-        >>> from tensordict.utils import remove_duplicates
-        >>> td = TensorDict(a=torch.tensor([5, 5, 7]), b=torch.arange(3), batch_size=[3])
-        >>> remove_duplicates(td, "a")["b"]
-        tensor([0, 2])
     """
     tensor = _tensor_at(input, key, "the container")
     dim = as_dim(dim, len(input._batch_size))

@@ -10,6 +10,13 @@ from tensordict.core.exceptions import ShapeError
 def expand_right(tensor: Any, shape: Any) -> Any:
     """Expand a tensor or container to a shape by adding trailing dims.
 
+    Example:
+        >>> import torch
+        >>> from tensordict.utils import expand_right
+        >>> expand_right(torch.arange(2), (2, 3))
+        tensor([[0, 0, 0],
+                [1, 1, 1]])
+
     Args:
         tensor: its shape must match the first dims of `shape`, or be 1 there.
         shape: a sequence of ints.
@@ -19,13 +26,6 @@ def expand_right(tensor: Any, shape: Any) -> Any:
 
     Raises:
         RuntimeError: `shape` has fewer dims than the tensor, or its sizes do not match.
-
-    Example:
-        >>> import torch
-        >>> from tensordict.utils import expand_right
-        >>> expand_right(torch.arange(2), (2, 3))
-        tensor([[0, 0, 0],
-                [1, 1, 1]])
     """
     shape = tuple(shape)
     missing = len(shape) - tensor.ndim

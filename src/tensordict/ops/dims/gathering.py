@@ -24,6 +24,13 @@ class Gathering(Contract):
     def gather(self, dim: int, index: Tensor, out: object = None, *, inplace: bool = False) -> Self:
         """Gather elements along a batch dim, together with all their features (like :func:`torch.gather`).
 
+        Example:
+            >>> import torch
+            >>> from tensordict import TensorDict
+            >>> td = TensorDict({"a": torch.arange(6).view(2, 3)}, batch_size=[2, 3])
+            >>> td.gather(1, torch.tensor([[0], [2]]))["a"].tolist()
+            [[0], [5]]
+
         Args:
             dim: the dim to gather along.
             index: an integer tensor with as many dims as the batch, and no larger than the batch in the other dims. An
@@ -34,13 +41,6 @@ class Gathering(Contract):
         Raises:
             IndexError: the dim is out of range.
             RuntimeError: the index does not fit the batch, or points outside it.
-
-        Example:
-            >>> import torch
-            >>> from tensordict import TensorDict
-            >>> td = TensorDict({"a": torch.arange(6).view(2, 3)}, batch_size=[2, 3])
-            >>> td.gather(1, torch.tensor([[0], [2]]))["a"].tolist()
-            [[0], [5]]
         """
         size = self._batch_size
         batch_dims = len(size)
@@ -76,24 +76,20 @@ class Gathering(Contract):
     def masked_select(self, mask: Tensor) -> Self:
         """Copy the elements where the mask is true. The same as `td[mask]`.
 
-        Args:
-            mask: a boolean tensor of the shape of the batch, or of its first dims.
-
         Example:
             >>> import torch
             >>> from tensordict import TensorDict
             >>> td = TensorDict({"a": torch.arange(3)}, batch_size=[3])
             >>> td.masked_select(torch.tensor([True, False, True]))["a"]
             tensor([0, 2])
+
+        Args:
+            mask: a boolean tensor of the shape of the batch, or of its first dims.
         """
         return self._index(_as_mask(mask))
 
     def masked_fill(self, mask: Tensor, value: float | int | bool | Tensor) -> Self:
         """Copy this container with `value` where the mask is true.
-
-        Args:
-            mask: a boolean tensor that broadcasts to the batch size. A mask with fewer dims applies to the first ones.
-            value: a number or a tensor without dims.
 
         Example:
             >>> import torch
@@ -101,14 +97,15 @@ class Gathering(Contract):
             >>> td = TensorDict({"a": torch.zeros(3)}, batch_size=[3])
             >>> td.masked_fill(torch.tensor([True, False, True]), 1.0)["a"]
             tensor([1., 0., 1.])
+
+        Args:
+            mask: a boolean tensor that broadcasts to the batch size. A mask with fewer dims applies to the first ones.
+            value: a number or a tensor without dims.
         """
         return self._map_with(lambda v, part: _fill(v, part, value), self._check_batch_mask(mask))
 
     def masked_fill_(self, mask: Tensor, value: float | int | bool | Tensor) -> Self:
         """Write `value` into the entries where the mask is true. Arguments as for :meth:`masked_fill`.
-
-        Returns:
-            this container, which may be locked.
 
         Example:
             >>> import torch
@@ -116,6 +113,9 @@ class Gathering(Contract):
             >>> td = TensorDict({"a": torch.zeros(3)}, batch_size=[3])
             >>> td.masked_fill_(torch.tensor([True, False, True]), 1.0)["a"]
             tensor([1., 0., 1.])
+
+        Returns:
+            this container, which may be locked.
         """
         checked = self._check_batch_mask(mask)
         leaves = self._leaves()
@@ -157,6 +157,13 @@ class Gathering(Contract):
     ) -> Self:
         """Select elements of this container where the condition is true, and elements of `other` elsewhere.
 
+        Example:
+            >>> import torch
+            >>> from tensordict import TensorDict
+            >>> td = TensorDict({"a": torch.ones(3)}, batch_size=[3])
+            >>> td.where(torch.tensor([True, False, True]), 0.0)["a"]
+            tensor([1., 0., 1.])
+
         Args:
             condition: a boolean tensor that broadcasts to the batch size. With fewer dims it applies to the first ones.
             other: a number, a tensor that broadcasts like the condition, or a container with the same keys, whose batch
@@ -170,13 +177,6 @@ class Gathering(Contract):
         Raises:
             KeyError: one of the containers lacks an entry, and `pad` is not given.
             RuntimeError: shapes do not fit, or `out` is locked.
-
-        Example:
-            >>> import torch
-            >>> from tensordict import TensorDict
-            >>> td = TensorDict({"a": torch.ones(3)}, batch_size=[3])
-            >>> td.where(torch.tensor([True, False, True]), 0.0)["a"]
-            tensor([1., 0., 1.])
         """
         self._check_broadcast(condition, "condition")
         if isinstance(other, Contract) and other._batch_size != self._batch_size:

@@ -23,7 +23,7 @@ from tensordict.ops.entries.assigning import Assign, AssignWithin, assignable
 from tensordict.ops.entries.update_sources import leaf_items, restricted
 from tensordict.ops.entries.write_plans import WritePlan
 from tensordict.ops.entries.writing import Writing
-from tensordict.ops.refusals import has_ragged_leaves, retry_with_ragged
+from tensordict.ops.refusals import has_ragged_leaves, retry_ragged_walk
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -46,16 +46,16 @@ class Indexing(Writing):
         A key returns the tensor, the nested container or the non-tensor value itself. An index returns views or copies,
         as indexing a tensor does.
 
-        Raises:
-            KeyError: the container lacks the entry.
-            IndexError: the index does not fit the batch size.
-
         Example:
             >>> import torch
             >>> from tensordict import TensorDict
             >>> td = TensorDict({"a": torch.arange(6).view(3, 2)}, [3])
             >>> td["a"].shape, td[0]["a"], td[:2].batch_size
             (torch.Size([3, 2]), tensor([0, 1]), torch.Size([2]))
+
+        Raises:
+            KeyError: the container lacks the entry.
+            IndexError: the index does not fit the batch size.
         """
         kind = type(index)
         if kind is str:
@@ -104,7 +104,7 @@ class Indexing(Writing):
         except REFUSALS:
             if not has_ragged_leaves(self):
                 raise
-            out = retry_with_ragged(self, self._map, ragged.Index(at), new_size, len(size), rename)
+            out = retry_ragged_walk(self, self._map, ragged.Index(at), new_size, len(size), rename)
         if keeps and is_basic(at):
             out._mark_as(self)
             out.lock_()
@@ -119,10 +119,6 @@ class Indexing(Writing):
         `value` has is allocated with zeros for the whole batch, so that an empty container can be filled item by item.
         All shapes are checked before the first write.
 
-        Raises:
-            IndexError: the index does not fit the batch size.
-            RuntimeError: batch sizes or shapes do not fit; the entry is named.
-
         Example:
             >>> import torch
             >>> from tensordict import TensorDict
@@ -130,6 +126,10 @@ class Indexing(Writing):
             >>> buffer[3] = TensorDict({"obs": torch.ones(4)})
             >>> buffer["obs"].shape, buffer["obs"].sum()
             (torch.Size([100, 4]), tensor(4.))
+
+        Raises:
+            IndexError: the index does not fit the batch size.
+            RuntimeError: batch sizes or shapes do not fit; the entry is named.
         """
         kind = type(index)
         if kind is str:
@@ -195,6 +195,13 @@ class Indexing(Writing):
     def set_at_(self, key: object, value: Any, index: Any, *, non_blocking: bool = False) -> Self:
         """Copy `value` into `td.get(key)[index]`. Also works on a locked container.
 
+        Example:
+            >>> import torch
+            >>> from tensordict import TensorDict
+            >>> TensorDict({"a": torch.zeros(2, 3)}, [2]).set_at_("a", 1.0, (..., 0))["a"]
+            tensor([[1., 0., 0.],
+                    [1., 0., 0.]])
+
         Args:
             key: a string or a tuple of strings.
             value: a tensor or number that broadcasts to that part of the tensor. For a nested container, anything that
@@ -205,13 +212,6 @@ class Indexing(Writing):
 
         Raises:
             KeyError: the container lacks the entry.
-
-        Example:
-            >>> import torch
-            >>> from tensordict import TensorDict
-            >>> TensorDict({"a": torch.zeros(2, 3)}, [2]).set_at_("a", 1.0, (..., 0))["a"]
-            tensor([[1., 0., 0.],
-                    [1., 0., 0.]])
         """
         if self._holds_parameters and torch.is_grad_enabled():
             with torch.no_grad():
@@ -256,15 +256,15 @@ class Indexing(Writing):
 
         The index is applied to each tensor, as in :meth:`set_at_`. All shapes are checked before the first write.
 
-        Raises:
-            KeyError: `self` lacks one of the entries.
-
         Example:
             >>> import torch
             >>> from tensordict import TensorDict
             >>> td = TensorDict({"a": torch.zeros(3)}, [3])
             >>> td.update_at_({"a": 1.0}, 2)["a"]
             tensor([0., 0., 1.])
+
+        Raises:
+            KeyError: `self` lacks one of the entries.
         """
         source = input_dict_or_td if keys_to_update is None else restricted(input_dict_or_td, keys_to_update)
         if not isinstance(source, (Contract, Mapping)):

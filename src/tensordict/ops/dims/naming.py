@@ -25,16 +25,16 @@ class Naming(Contract):
 
         Assign a sequence to name the dims of the whole tree, or `None` to remove all names.
 
-        Raises:
-            ValueError: on assignment: the number of names is not the number of dims, a name is used twice, or a nested
-                container has an additional dim of the same name. Nothing changes then.
-
         Example:
             >>> import torch
             >>> from tensordict import TensorDict
             >>> td = TensorDict({"a": torch.zeros(2, 3)}, [2, 3], names=["batch", "time"])
             >>> td[0].names
             ['time']
+
+        Raises:
+            ValueError: on assignment: the number of names is not the number of dims, a name is used twice, or a nested
+                container has an additional dim of the same name. Nothing changes then.
         """
         names = self._names
         return [None] * len(self._batch_size) if names is None else names[:]
@@ -58,18 +58,18 @@ class Naming(Contract):
     def refine_names(self, *names: object) -> Self:
         """Name the dims that do not have a name yet. Returns this container.
 
+        Example:
+            >>> from tensordict import TensorDict
+            >>> td = TensorDict(batch_size=[3, 4, 5])
+            >>> td.refine_names("batch", ...).refine_names(..., "time").names
+            ['batch', None, 'time']
+
         Args:
             *names: one name, or `None`, per batch dim. A dim that has a name must keep it. One of the names can be
                 `...`, which stands for any number of dims and leaves them unchanged.
 
         Raises:
             RuntimeError: a name contradicts the present one, or the number of names does not fit. Nothing changes then.
-
-        Example:
-            >>> from tensordict import TensorDict
-            >>> td = TensorDict(batch_size=[3, 4, 5])
-            >>> td.refine_names("batch", ...).refine_names(..., "time").names
-            ['batch', None, 'time']
         """
         own = self.names
         wanted = as_names(_fill_ellipsis(names, own, "refine_names"), len(own))
@@ -86,6 +86,12 @@ class Naming(Contract):
     def rename(self, *names: object, **rename_map: str | None) -> Self:
         """Return a container of the same entries with other dim names.
 
+        Example:
+            >>> from tensordict import TensorDict
+            >>> td = TensorDict(batch_size=[3, 4, 5], names=["batch", "time", "step"])
+            >>> td.rename(time="frame").names, td.rename("b", ...).names
+            (['batch', 'frame', 'step'], ['b', 'time', 'step'])
+
         Args:
             *names: one name, or `None`, per batch dim. One of them can be `...`, which stands for any number of dims
                 and keeps their names. A single `None` removes all names.
@@ -97,12 +103,6 @@ class Naming(Contract):
         Raises:
             ValueError: both names and a map are given, or neither; the number of names does not fit; a name is used
                 twice; or the map names an unknown dim.
-
-        Example:
-            >>> from tensordict import TensorDict
-            >>> td = TensorDict(batch_size=[3, 4, 5], names=["batch", "time", "step"])
-            >>> td.rename(time="frame").names, td.rename("b", ...).names
-            (['batch', 'frame', 'step'], ['b', 'time', 'step'])
         """
         wanted = self._resolve_names("rename", names, rename_map)
         renamed = self._map(identity)

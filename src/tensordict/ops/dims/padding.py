@@ -20,7 +20,7 @@ from tensordict.ops.dims.batch_ops import drop_dim
 from tensordict.ops.dims.gathering import write_into
 from tensordict.ops.dims.sizing import Sizing, replace_leaves
 from tensordict.ops.dims.stacking import stack_containers
-from tensordict.ops.refusals import retry_with_ragged
+from tensordict.ops.refusals import retry_ragged_walk
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -31,6 +31,15 @@ class Padding(Sizing):
 
     def pad(self, pad_size: Sequence[int], value: float | None = 0.0, inplace: bool = False, safe: bool = True) -> Self:
         """Pad batch dims of every entry with `value`.
+
+        Example:
+            >>> import torch
+            >>> from tensordict import TensorDict
+            >>> td = TensorDict({"a": torch.ones(2, 3)}, batch_size=[2])
+            >>> td.pad([0, 1], value=7)["a"]
+            tensor([[1., 1., 1.],
+                    [1., 1., 1.],
+                    [7., 7., 7.]])
 
         Args:
             pad_size: two ints for each batch dim, starting with the first dim: the numbers of elements to add before
@@ -46,15 +55,6 @@ class Padding(Sizing):
             RuntimeError: the number of ints is odd or too large, more elements are removed than a dim has, or the
                 container is locked (with `inplace`).
             NotImplementedError: a ragged entry can be padded only along its first dim.
-
-        Example:
-            >>> import torch
-            >>> from tensordict import TensorDict
-            >>> td = TensorDict({"a": torch.ones(2, 3)}, batch_size=[2])
-            >>> td.pad([0, 1], value=7)["a"]
-            tensor([[1., 1., 1.],
-                    [1., 1., 1.],
-                    [7., 7., 7.]])
         """
         size = self._batch_size
         pads = _as_pads(pad_size, size)
@@ -63,7 +63,7 @@ class Padding(Sizing):
         for dim, extra in enumerate(zip(pads[::2], pads[1::2], strict=True)):
             new[dim] += sum(extra)
         if not inplace:
-            return retry_with_ragged(self, self._map, fn, torch.Size(new), len(size), identity)
+            return retry_ragged_walk(self, self._map, fn, torch.Size(new), len(size), identity)
         for path, leaf in self._walk():
             if leaf.is_nested and any(pads[2:]):
                 raise named_error(_ragged_error(leaf, pads), path)
@@ -71,6 +71,14 @@ class Padding(Sizing):
 
     def to_padded_tensor(self, padding: float = 0.0, mask_key: object = None) -> Self:
         """Make ragged entries dense: pad their rows with `padding` to the length of the longest row.
+
+        Example:
+            >>> import torch
+            >>> from tensordict import TensorDict
+            >>> x = torch.nested.nested_tensor([torch.ones(1), torch.ones(3)], layout=torch.jagged)
+            >>> TensorDict(x=x, batch_size=[2]).to_padded_tensor(padding=-1)["x"]
+            tensor([[ 1., -1., -1.],
+                    [ 1.,  1.,  1.]])
 
         Args:
             padding: the value after the end of a row.
@@ -83,14 +91,6 @@ class Padding(Sizing):
 
         Raises:
             RuntimeError: `mask_key` is given, and no batch dim is ragged.
-
-        Example:
-            >>> import torch
-            >>> from tensordict import TensorDict
-            >>> x = torch.nested.nested_tensor([torch.ones(1), torch.ones(3)], layout=torch.jagged)
-            >>> TensorDict(x=x, batch_size=[2]).to_padded_tensor(padding=-1)["x"]
-            tensor([[ 1., -1., -1.],
-                    [ 1.,  1.,  1.]])
         """
         if not any(map(_has_ragged_dim, self._sizes())):
             out = self._map(partial(_pad_rows, padding=padding))

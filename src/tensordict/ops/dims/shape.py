@@ -89,6 +89,17 @@ class Shape(Sizing):
     def view(self, *shape: object, size: object = None, batch_size: object = None) -> Self:
         """View the same memory with another batch size, or as another dtype.
 
+        Example:
+            >>> import torch
+            >>> from tensordict import TensorDict
+            >>> td = TensorDict({"a": torch.zeros(3, 4, 5)}, batch_size=[3, 4])
+            >>> td.view(-1)["a"].shape, td.view(2, 6).batch_size
+            (torch.Size([12, 5]), torch.Size([2, 6]))
+            >>> with td.view(-1) as flat:
+            ...     flat["b"] = torch.ones(12)
+            >>> td["b"].shape
+            torch.Size([3, 4])
+
         Args:
             *shape: the new batch size as ints or as one sequence; one size can be -1, and is then inferred. Or a
                 `torch.dtype`.
@@ -103,17 +114,6 @@ class Shape(Sizing):
         Raises:
             RuntimeError: the number of elements differs, or the memory of an entry does not allow the view (use
                 `reshape`).
-
-        Example:
-            >>> import torch
-            >>> from tensordict import TensorDict
-            >>> td = TensorDict({"a": torch.zeros(3, 4, 5)}, batch_size=[3, 4])
-            >>> td.view(-1)["a"].shape, td.view(2, 6).batch_size
-            (torch.Size([12, 5]), torch.Size([2, 6]))
-            >>> with td.view(-1) as flat:
-            ...     flat["b"] = torch.ones(12)
-            >>> td["b"].shape
-            torch.Size([3, 4])
         """
         if len(shape) == 1 and isinstance(shape[0], torch.dtype):
             return self._view_dtype(shape[0], batch_size)
@@ -136,17 +136,17 @@ class Shape(Sizing):
     def reshape(self, *args: object, shape: object = None, size: object = None, inplace: bool = False) -> Self:
         """Give the elements another batch size. Returns views where the memory allows it, and copies elsewhere.
 
-        Args:
-            *args: the new batch size as ints or as one sequence; one size can be -1, and is then inferred.
-            shape: the new batch size, instead of `args`.
-            size: the same as `shape`.
-            inplace: change this container, leaf by leaf, instead of making a new one.
-
         Example:
             >>> import torch
             >>> from tensordict import TensorDict
             >>> TensorDict({"a": torch.zeros(3, 4, 5)}, batch_size=[3, 4]).reshape(-1)["a"].shape
             torch.Size([12, 5])
+
+        Args:
+            *args: the new batch size as ints or as one sequence; one size can be -1, and is then inferred.
+            shape: the new batch size, instead of `args`.
+            size: the same as `shape`.
+            inplace: change this container, leaf by leaf, instead of making a new one.
         """
         old = self._batch_size
         new = infer_shape(as_ints(args, size if shape is None else shape), old)
@@ -158,6 +158,13 @@ class Shape(Sizing):
     def flatten(self, start_dim: int | None = None, end_dim: int | None = None, *, inplace: bool = False) -> Self:
         """Merge neighbouring batch dims into one.
 
+        Example:
+            >>> import torch
+            >>> from tensordict import TensorDict
+            >>> td = TensorDict({"a": torch.zeros(2, 3, 4, 5)}, batch_size=[2, 3, 4])
+            >>> td.flatten(1, 2)["a"].shape
+            torch.Size([2, 12, 5])
+
         Args:
             start_dim: the first dim to merge; the first batch dim by default.
             end_dim: the last dim to merge, inclusive; the last batch dim by default.
@@ -165,13 +172,6 @@ class Shape(Sizing):
 
         Returns:
             views where the memory allows it, and copies elsewhere. A `with` block undoes it at its end.
-
-        Example:
-            >>> import torch
-            >>> from tensordict import TensorDict
-            >>> td = TensorDict({"a": torch.zeros(2, 3, 4, 5)}, batch_size=[2, 3, 4])
-            >>> td.flatten(1, 2)["a"].shape
-            torch.Size([2, 12, 5])
         """
         old = self._batch_size
         batch_dims = len(old)
@@ -190,6 +190,13 @@ class Shape(Sizing):
     def unflatten(self, dim: int, unflattened_size: object, *, inplace: bool = False) -> Self:
         """Split one batch dim into several dims.
 
+        Example:
+            >>> import torch
+            >>> from tensordict import TensorDict
+            >>> td = TensorDict({"a": torch.zeros(12, 5)}, batch_size=[12])
+            >>> td.unflatten(0, (3, -1))["a"].shape
+            torch.Size([3, 4, 5])
+
         Args:
             dim: the dim to split.
             unflattened_size: the sizes of the new dims; one size can be -1, and is then inferred.
@@ -197,13 +204,6 @@ class Shape(Sizing):
 
         Returns:
             views. The last of the new dims keeps the name of the dim. A `with` block undoes it at its end.
-
-        Example:
-            >>> import torch
-            >>> from tensordict import TensorDict
-            >>> td = TensorDict({"a": torch.zeros(12, 5)}, batch_size=[12])
-            >>> td.unflatten(0, (3, -1))["a"].shape
-            torch.Size([3, 4, 5])
         """
         old = self._batch_size
         dim = as_dim(dim, len(old))
@@ -220,6 +220,13 @@ class Shape(Sizing):
     def permute(self, *args: object, dims: object = None) -> Self:
         """Reorder the batch dims.
 
+        Example:
+            >>> import torch
+            >>> from tensordict import TensorDict
+            >>> td = TensorDict({"a": torch.zeros(2, 3, 4, 5)}, batch_size=[2, 3, 4], names=["x", "y", "z"])
+            >>> td.permute(2, 0, 1)["a"].shape, td.permute(2, 0, 1).names
+            (torch.Size([4, 2, 3, 5]), ['z', 'x', 'y'])
+
         Args:
             *args: the dims in their new order, as ints or as one sequence.
             dims: the same, by keyword.
@@ -230,13 +237,6 @@ class Shape(Sizing):
         Raises:
             IndexError: a dim is out of range.
             ValueError: a dim is missing or given twice.
-
-        Example:
-            >>> import torch
-            >>> from tensordict import TensorDict
-            >>> td = TensorDict({"a": torch.zeros(2, 3, 4, 5)}, batch_size=[2, 3, 4], names=["x", "y", "z"])
-            >>> td.permute(2, 0, 1)["a"].shape, td.permute(2, 0, 1).names
-            (torch.Size([4, 2, 3, 5]), ['z', 'x', 'y'])
         """
         return self._permute(permutation(as_ints(args, dims, "order"), len(self._batch_size)))
 
@@ -253,9 +253,6 @@ class Shape(Sizing):
 
         A `with` block undoes it at its end.
 
-        Raises:
-            IndexError: a dim is out of range.
-
         Example:
             >>> import torch
             >>> from tensordict import TensorDict
@@ -264,6 +261,9 @@ class Shape(Sizing):
             ...     swapped["b"] = torch.zeros(3, 2)
             >>> td["b"].shape
             torch.Size([2, 3])
+
+        Raises:
+            IndexError: a dim is out of range.
         """
         old = self._batch_size
         dim0, dim1 = as_dim(dim0, len(old)), as_dim(dim1, len(old))
@@ -299,18 +299,18 @@ class Shape(Sizing):
     def squeeze(self, dim: int | tuple[int, ...] | None = None) -> Self:
         """Drop batch dims of size 1.
 
-        Args:
-            dim: the dim, or dims, to drop if their size is 1; by default all batch dims of size 1.
-
-        Returns:
-            a container of views; this container if no dim is dropped. A `with` block undoes it at its end.
-
         Example:
             >>> import torch
             >>> from tensordict import TensorDict
             >>> td = TensorDict({"a": torch.zeros(3, 1, 4, 1)}, batch_size=[3, 1, 4])
             >>> td.squeeze().batch_size, td.squeeze(1)["a"].shape
             (torch.Size([3, 4]), torch.Size([3, 4, 1]))
+
+        Args:
+            dim: the dim, or dims, to drop if their size is 1; by default all batch dims of size 1.
+
+        Returns:
+            a container of views; this container if no dim is dropped. A `with` block undoes it at its end.
         """
         old = self._batch_size
         given = range(len(old)) if dim is None else as_dims(dim, len(old))
@@ -320,20 +320,26 @@ class Shape(Sizing):
     def unsqueeze(self, dim: int) -> Self:
         """Insert a batch dim of size 1 at `dim`. Returns views; a `with` block undoes it at its end.
 
-        Raises:
-            IndexError: the dim is not between `-batch_dims - 1` and `batch_dims`.
-
         Example:
             >>> import torch
             >>> from tensordict import TensorDict
             >>> TensorDict({"a": torch.zeros(3, 5)}, batch_size=[3]).unsqueeze(-1)["a"].shape
             torch.Size([3, 1, 5])
+
+        Raises:
+            IndexError: the dim is not between `-batch_dims - 1` and `batch_dims`.
         """
         old = self._batch_size
         return self._on_batch(batch_ops.Unsqueeze(old, as_new_dim(dim, len(old))), True)
 
     def expand(self, *args: object, size: object = None, shape: object = None) -> Self:
         """Expand batch dims of size 1 and add leading dims, without copying (as `Tensor.expand`).
+
+        Example:
+            >>> import torch
+            >>> from tensordict import TensorDict
+            >>> TensorDict({"a": torch.zeros(3, 1, 5)}, batch_size=[3, 1]).expand(2, -1, 4)["a"].shape
+            torch.Size([2, 3, 4, 5])
 
         Args:
             *args: the new batch size as ints or as one sequence; -1 keeps a dim.
@@ -342,12 +348,6 @@ class Shape(Sizing):
 
         Raises:
             RuntimeError: a dim that is not of size 1 would change.
-
-        Example:
-            >>> import torch
-            >>> from tensordict import TensorDict
-            >>> TensorDict({"a": torch.zeros(3, 1, 5)}, batch_size=[3, 1]).expand(2, -1, 4)["a"].shape
-            torch.Size([2, 3, 4, 5])
         """
         old = self._batch_size
         return self._on_batch(batch_ops.Expand(old, expand_size(as_ints(args, shape if size is None else size), old)))
@@ -355,14 +355,14 @@ class Shape(Sizing):
     def expand_as(self, other: object) -> Self:
         """Expand the batch to the shape of a tensor, or each entry to its shape in another container.
 
-        Raises:
-            KeyError: `other` is a container that lacks one of the entries.
-
         Example:
             >>> import torch
             >>> from tensordict import TensorDict
             >>> TensorDict({"a": torch.zeros(1, 5)}, [1]).expand_as(torch.zeros(2, 3))["a"].shape
             torch.Size([2, 3, 5])
+
+        Raises:
+            KeyError: `other` is a container that lacks one of the entries.
         """
         if isinstance(other, Tensor):
             return self.expand(other.shape)
@@ -453,16 +453,16 @@ class Shape(Sizing):
     ) -> Self:
         """Shift the elements along batch dims. Elements that leave at one end return at the other. Returns copies.
 
-        Args:
-            shifts: the number of positions; a tuple for a tuple of dims.
-            dims: the dims; by default, shift the flattened batch and restore its shape.
-            inplace: replace the entries of this container, leaf by leaf, instead of making a new one.
-
         Example:
             >>> import torch
             >>> from tensordict import TensorDict
             >>> TensorDict({"a": torch.arange(4)}, batch_size=[4]).roll(1, 0)["a"]
             tensor([3, 0, 1, 2])
+
+        Args:
+            shifts: the number of positions; a tuple for a tuple of dims.
+            dims: the dims; by default, shift the flattened batch and restore its shape.
+            inplace: replace the entries of this container, leaf by leaf, instead of making a new one.
         """
         old = self._batch_size
         if dims is None:
@@ -478,15 +478,15 @@ class Shape(Sizing):
     def narrow(self, dim: int, start: int | Tensor, length: int) -> Self:
         """Select the elements `start` to `start + length` of a batch dim. Returns views.
 
-        Raises:
-            IndexError: `dim` or `start` is out of range.
-            RuntimeError: the range goes past the end.
-
         Example:
             >>> import torch
             >>> from tensordict import TensorDict
             >>> TensorDict({"a": torch.arange(4)}, batch_size=[4]).narrow(0, 1, 2)["a"]
             tensor([1, 2])
+
+        Raises:
+            IndexError: `dim` or `start` is out of range.
+            RuntimeError: the range goes past the end.
         """
         old = self._batch_size
         dim = as_dim(dim, len(old))
@@ -503,15 +503,15 @@ class Shape(Sizing):
     def repeat(self, *repeats: object, inplace: bool = False) -> Self:
         """Repeat the batch along its dims (as `Tensor.repeat`). Returns copies. See also :meth:`repeat_interleave`.
 
-        Args:
-            *repeats: the number of repetitions, one int per batch dim, or one sequence. More ints add leading dims.
-            inplace: replace the entries of this container, leaf by leaf, instead of making a new one.
-
         Example:
             >>> import torch
             >>> from tensordict import TensorDict
             >>> TensorDict({"a": torch.arange(2)}, batch_size=[2]).repeat(2)["a"]
             tensor([0, 1, 0, 1])
+
+        Args:
+            *repeats: the number of repetitions, one int per batch dim, or one sequence. More ints add leading dims.
+            inplace: replace the entries of this container, leaf by leaf, instead of making a new one.
         """
         old = self._batch_size
         times = as_ints(repeats, what="number of repetitions")
@@ -525,14 +525,14 @@ class Shape(Sizing):
     def tile(self, dims: object) -> Self:
         """Repeat the batch along its last dims (as `Tensor.tile`). Returns copies.
 
-        Args:
-            dims: the number of repetitions, an int or a sequence. Too few numbers count for the last dims.
-
         Example:
             >>> import torch
             >>> from tensordict import TensorDict
             >>> TensorDict({"a": torch.zeros(2, 3, 5)}, batch_size=[2, 3]).tile((2,))["a"].shape
             torch.Size([2, 6, 5])
+
+        Args:
+            dims: the number of repetitions, an int or a sequence. Too few numbers count for the last dims.
         """
         times = as_ints((dims,), what="number of repetitions")
         return self.repeat((1,) * (len(self._batch_size) - len(times)) + times)
@@ -542,17 +542,17 @@ class Shape(Sizing):
     ) -> Self:
         """Repeat every element of a batch dim. Returns copies.
 
-        Args:
-            repeats: the number of repetitions; a tensor gives each element its own number.
-            dim: the dim; by default the batch is flattened first.
-            output_size: the resulting size of the dim, if known. Saves a synchronisation on GPUs.
-            inplace: replace the entries of this container, leaf by leaf, instead of making a new one.
-
         Example:
             >>> import torch
             >>> from tensordict import TensorDict
             >>> TensorDict({"a": torch.arange(2)}, batch_size=[2]).repeat_interleave(2, dim=0)["a"]
             tensor([0, 0, 1, 1])
+
+        Args:
+            repeats: the number of repetitions; a tensor gives each element its own number.
+            dim: the dim; by default the batch is flattened first.
+            output_size: the resulting size of the dim, if known. Saves a synchronisation on GPUs.
+            inplace: replace the entries of this container, leaf by leaf, instead of making a new one.
         """
         if dim is None and len(self._batch_size) != 1:
             flat = self.flatten(inplace=inplace)

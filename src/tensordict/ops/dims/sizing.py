@@ -77,13 +77,13 @@ class Sizing(Writing):
     def size(self, dim: int | None = None) -> torch.Size | int:
         """Return the batch size, or the size of one batch dim.
 
-        Raises:
-            IndexError: the dim is out of range.
-
         Example:
             >>> from tensordict import TensorDict
             >>> TensorDict(batch_size=[3, 4]).size(-1)
             4
+
+        Raises:
+            IndexError: the dim is out of range.
         """
         return self._batch_size if dim is None else self._batch_size[as_dim(dim, len(self._batch_size))]
 
@@ -96,6 +96,13 @@ class Sizing(Writing):
 
         Each nested container gets the longest size that fits its own entries.
 
+        Example:
+            >>> import torch
+            >>> from tensordict import TensorDict
+            >>> td = TensorDict({"a": torch.zeros(3, 4, 5), "b": {"c": torch.zeros(3, 4, 6)}})
+            >>> td.auto_batch_size_().batch_size, td.auto_batch_size_(batch_dims=1).batch_size
+            (torch.Size([3, 4]), torch.Size([3]))
+
         Args:
             batch_dims: the largest number of batch dims, also in nested containers.
             keep_compliant_size: do not change nested containers whose batch size begins with the new one.
@@ -106,13 +113,6 @@ class Sizing(Writing):
         Raises:
             RuntimeError: a nested container cannot have the new batch size, for example a lazy stack that would lose
                 its stack dim. Nothing changes then.
-
-        Example:
-            >>> import torch
-            >>> from tensordict import TensorDict
-            >>> td = TensorDict({"a": torch.zeros(3, 4, 5), "b": {"c": torch.zeros(3, 4, 6)}})
-            >>> td.auto_batch_size_().batch_size, td.auto_batch_size_(batch_dims=1).batch_size
-            (torch.Size([3, 4]), torch.Size([3]))
         """
         if batch_dims is not None and batch_dims < 0:
             raise ShapeError(f"batch_dims is the largest number of batch dims, got {batch_dims}")

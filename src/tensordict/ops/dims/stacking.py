@@ -23,7 +23,7 @@ from tensordict.ops.dims.gathering import check_out, write_into
 from tensordict.ops.dims.naming import check_agreement
 from tensordict.ops.entries.locking import Locking, adopt, raise_locked
 from tensordict.ops.entries.writing import Writing
-from tensordict.ops.refusals import has_ragged_leaves, retry_with_ragged
+from tensordict.ops.refusals import has_ragged_leaves, retry_ragged_walk
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -44,6 +44,13 @@ class Stacking(Writing):
     def split(self, split_size: int | Sequence[int] | Tensor, dim: int = 0) -> tuple[Self, ...]:
         """Split the container into pieces along a batch dim.
 
+        Example:
+            >>> import torch
+            >>> from tensordict import TensorDict
+            >>> td = TensorDict({"a": torch.zeros(5, 2)}, batch_size=[5])
+            >>> [piece.batch_size[0] for piece in td.split(2)]
+            [2, 2, 1]
+
         Args:
             split_size: the length of the pieces (the last piece may be shorter), or a list of their lengths. Either may
                 be a tensor of integers.
@@ -55,13 +62,6 @@ class Stacking(Writing):
         Raises:
             IndexError: the dim is out of range.
             ValueError: the lengths do not add up, or the length is not positive.
-
-        Example:
-            >>> import torch
-            >>> from tensordict import TensorDict
-            >>> td = TensorDict({"a": torch.zeros(5, 2)}, batch_size=[5])
-            >>> [piece.batch_size[0] for piece in td.split(2)]
-            [2, 2, 1]
         """
         old = self._batch_size
         dim = as_dim(dim, len(old))
@@ -88,11 +88,6 @@ class Stacking(Writing):
     def tensor_split(self, indices_or_sections: int | Sequence[int] | Tensor, dim: int = 0) -> tuple[Self, ...]:
         """Split the container into pieces along a batch dim (as :func:`torch.tensor_split`). Returns views.
 
-        Args:
-            indices_or_sections: the number of pieces, whose lengths differ by one at most; or the positions between
-                them.
-            dim: the dim to split.
-
         Example:
             >>> import torch
             >>> from tensordict import TensorDict
@@ -101,6 +96,11 @@ class Stacking(Writing):
             [2, 2, 1]
             >>> [piece.batch_size[0] for piece in td.tensor_split([1, 4])]
             [1, 3, 1]
+
+        Args:
+            indices_or_sections: the number of pieces, whose lengths differ by one at most; or the positions between
+                them.
+            dim: the dim to split.
         """
         dim = as_dim(dim, len(self._batch_size))
         length = self._batch_size[dim]
@@ -130,7 +130,7 @@ class Stacking(Writing):
             except REFUSALS:
                 if not has_ragged_leaves(self):
                     raise
-                pieces = retry_with_ragged(self, self._map_many, op.make_ragged_leaf(), sizes, batch_dims, op.rename)
+                pieces = retry_ragged_walk(self, self._map_many, op.make_ragged_leaf(), sizes, batch_dims, op.rename)
         if self._locked and (op.lengths is not None or self._is_memmap or self._is_shared):
             for piece in pieces:
                 piece._lock_tree()
@@ -163,6 +163,13 @@ class Stacking(Writing):
     def stack(cls, input: Iterable[_Container], dim: int = 0, *, out: object = None) -> _Container:
         """Stack containers of the same keys and shapes along a new batch dim.
 
+        Example:
+            >>> import torch
+            >>> from tensordict import TensorDict
+            >>> tds = [TensorDict({"a": torch.zeros(3, 5)}, batch_size=[3]) for _ in range(2)]
+            >>> TensorDict.stack(tds, 1)["a"].shape
+            torch.Size([3, 2, 5])
+
         Args:
             input: the containers.
             dim: the position of the new dim.
@@ -175,13 +182,6 @@ class Stacking(Writing):
         Raises:
             KeyError: the keys differ. The error names the keys that only some inputs have.
             RuntimeError: the batch sizes, or the shapes of an entry, differ. The error names both and the key.
-
-        Example:
-            >>> import torch
-            >>> from tensordict import TensorDict
-            >>> tds = [TensorDict({"a": torch.zeros(3, 5)}, batch_size=[3]) for _ in range(2)]
-            >>> TensorDict.stack(tds, 1)["a"].shape
-            torch.Size([3, 2, 5])
         """
         return stack_containers(input, dim, out)  # type: ignore[no-any-return]
 
@@ -249,6 +249,13 @@ class Stacking(Writing):
     def to_lazystack(self, dim: int = 0) -> Self:
         """Convert this container to a lazy stack of its elements along a batch dim. The elements are views.
 
+        Example:
+            >>> import torch
+            >>> from tensordict import TensorDict
+            >>> stack = TensorDict({"a": torch.zeros(2, 3)}, [2, 3]).to_lazystack(1)
+            >>> stack.stack_dim, len(stack.tensordicts), stack.batch_size
+            (1, 3, torch.Size([2, 3]))
+
         Args:
             dim: the stack dim of the result.
 
@@ -257,13 +264,6 @@ class Stacking(Writing):
 
         Raises:
             IndexError: the dim is out of range.
-
-        Example:
-            >>> import torch
-            >>> from tensordict import TensorDict
-            >>> stack = TensorDict({"a": torch.zeros(2, 3)}, [2, 3]).to_lazystack(1)
-            >>> stack.stack_dim, len(stack.tensordicts), stack.batch_size
-            (1, 3, torch.Size([2, 3]))
         """
         names = self._names
         dim = as_dim(dim, len(self._batch_size))
@@ -282,6 +282,16 @@ class Stacking(Writing):
 
         The new `TensorDict` has all entries of all members. A member that lacks an entry contributes an empty leaf.
 
+        Example:
+            >>> import torch
+            >>> from tensordict import TensorDict, lazy_stack
+            >>> stack = lazy_stack([TensorDict(a=torch.zeros(2), b=torch.zeros(1)) for _ in range(3)])
+            >>> type(stack.densify()).__name__, stack.densify()["a"].shape
+            ('TensorDict', torch.Size([3, 2]))
+            >>> stack = lazy_stack([TensorDict(a=torch.ones(1)), TensorDict(a=torch.ones(2), b=torch.ones(2))])
+            >>> [row.shape[0] for row in stack.densify()["b"].unbind()]
+            [0, 2]
+
         Args:
             layout: the layout of the nested tensors.
 
@@ -293,16 +303,6 @@ class Stacking(Writing):
         Raises:
             RuntimeError: a nested tensor of that layout cannot hold the leaves, or the stack dim is not the first dim.
                 The error names the entry.
-
-        Example:
-            >>> import torch
-            >>> from tensordict import TensorDict, lazy_stack
-            >>> stack = lazy_stack([TensorDict(a=torch.zeros(2), b=torch.zeros(1)) for _ in range(3)])
-            >>> type(stack.densify()).__name__, stack.densify()["a"].shape
-            ('TensorDict', torch.Size([3, 2]))
-            >>> stack = lazy_stack([TensorDict(a=torch.ones(1)), TensorDict(a=torch.ones(2), b=torch.ones(2))])
-            >>> [row.shape[0] for row in stack.densify()["b"].unbind()]
-            [0, 2]
         """
         if self._is_non_tensor:
             return self
@@ -319,6 +319,13 @@ class Stacking(Writing):
     def stack_tensors(self, *keys: object, out_key: object, dim: int = 0, keep_entries: bool = False) -> Self:
         """Stack entries of this container into a new entry, and drop them.
 
+        Example:
+            >>> import torch
+            >>> from tensordict import TensorDict
+            >>> td = TensorDict(a=torch.zeros(()), b=torch.ones(())).stack_tensors("a", "b", out_key="c")
+            >>> td["c"].tolist(), "a" in td
+            ([0.0, 1.0], False)
+
         Args:
             *keys: the (nested) keys of the entries. A key may occur several times.
             out_key: the key of the result.
@@ -331,13 +338,6 @@ class Stacking(Writing):
         Raises:
             KeyError: an entry does not exist, or `out_key` lies within an entry that is dropped.
             RuntimeError: a container is locked, or shapes do not fit. Nothing changes after an error.
-
-        Example:
-            >>> import torch
-            >>> from tensordict import TensorDict
-            >>> td = TensorDict(a=torch.zeros(()), b=torch.ones(())).stack_tensors("a", "b", out_key="c")
-            >>> td["c"].tolist(), "a" in td
-            ([0.0, 1.0], False)
         """
         return self._join_entries(keys, partial(torch.stack, dim=dim), out_key, keep_entries)
 

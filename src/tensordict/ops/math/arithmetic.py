@@ -71,6 +71,15 @@ class Arithmetic(Leaves, _DataSet):
     def add(self, other: object, *, alpha: float | None = None, default: object = None) -> Self:
         """Add `alpha * other` to each element.
 
+        Example:
+            >>> import torch
+            >>> from tensordict import TensorDict
+            >>> td = TensorDict({"a": torch.zeros(2, 3), "b": {"c": torch.ones(2)}}, [2])
+            >>> td.add(torch.tensor([1.0, 2.0]))["b", "c"]
+            tensor([2., 3.])
+            >>> td.add(TensorDict({"b": {"c": torch.ones(2)}}, [2]), alpha=10, default="intersection")["b", "c"]
+            tensor([11., 11.])
+
         Args:
             other: a container, a mapping, a tensor or a number. A tensor broadcasts to the batch size.
             alpha: a number to multiply `other` by.
@@ -80,15 +89,6 @@ class Arithmetic(Leaves, _DataSet):
         Raises:
             KeyError: the keys differ and `default` is not given.
             RuntimeError: the shapes of an entry do not broadcast, or a tensor does not broadcast to the batch size.
-
-        Example:
-            >>> import torch
-            >>> from tensordict import TensorDict
-            >>> td = TensorDict({"a": torch.zeros(2, 3), "b": {"c": torch.ones(2)}}, [2])
-            >>> td.add(torch.tensor([1.0, 2.0]))["b", "c"]
-            tensor([2., 3.])
-            >>> td.add(TensorDict({"b": {"c": torch.ones(2)}}, [2]), alpha=10, default="intersection")["b", "c"]
-            tensor([11., 11.])
         """
         one, many = _bind_alpha(torch.add, internals.foreach_add, alpha)
         return self._with(one, many, "add", other, default)
@@ -161,15 +161,15 @@ class Arithmetic(Leaves, _DataSet):
     def lerp(self, end: object, weight: object) -> Self:
         """Interpolate linearly: compute `self + weight * (end - self)`.
 
-        Args:
-            end: a container or a tensor.
-            weight: a container, a tensor or a number.
-
         Example:
             >>> import torch
             >>> from tensordict import TensorDict
             >>> TensorDict(a=torch.zeros(2)).lerp(TensorDict(a=torch.ones(2)), 0.25)["a"]
             tensor([0.2500, 0.2500])
+
+        Args:
+            end: a container or a tensor.
+            weight: a container, a tensor or a number.
         """
         return self._with_two(torch.lerp, internals.foreach_lerp, "lerp", end, weight)
 
@@ -202,6 +202,12 @@ class Arithmetic(Leaves, _DataSet):
     def clamp(self, min: object = None, max: object = None, *, out: object = None) -> Self:
         """Limit each element to the range from `min` to `max`. Where `min` exceeds `max`, the result is `max`.
 
+        Example:
+            >>> import torch
+            >>> from tensordict import TensorDict
+            >>> TensorDict(a=torch.arange(4)).clamp(1, 2)["a"]
+            tensor([1, 1, 2, 2])
+
         Args:
             min: the lower bound: a container, a tensor, a number or `None`.
             max: the upper bound, likewise.
@@ -212,12 +218,6 @@ class Arithmetic(Leaves, _DataSet):
 
         Raises:
             RuntimeError: both bounds are `None`.
-
-        Example:
-            >>> import torch
-            >>> from tensordict import TensorDict
-            >>> TensorDict(a=torch.arange(4)).clamp(1, 2)["a"]
-            tensor([1, 1, 2, 2])
         """
         if min is None:
             if max is None:

@@ -30,15 +30,15 @@ class Autograd(Leaves):
     def requires_grad_(self, requires_grad: bool = True) -> Self:
         """Make every leaf require grad, or stop requiring it. Returns this container.
 
-        Raises:
-            RuntimeError: a leaf is neither floating point nor complex; or, with `False`, it is the result of a recorded
-                operation. Nothing changes then.
-
         Example:
             >>> import torch
             >>> from tensordict import TensorDict
             >>> TensorDict(a=torch.zeros(2)).requires_grad_()["a"].requires_grad
             True
+
+        Raises:
+            RuntimeError: a leaf is neither floating point nor complex; or, with `False`, it is the result of a recorded
+                operation. Nothing changes then.
         """
         pairs = list(_walk(self))
         if self._holds_parameters:
@@ -66,16 +66,16 @@ class Autograd(Leaves):
     def detach_(self) -> Self:
         """Detach every leaf from the autograd graph, in place. Returns this container.
 
-        Raises:
-            RuntimeError: an entry that requires grad is a view, which torch cannot detach in place. Nothing changes
-                then.
-
         Example:
             >>> import torch
             >>> from tensordict import TensorDict
             >>> td = TensorDict(a=torch.zeros(2, requires_grad=True) * 2)
             >>> td.detach_().requires_grad
             False
+
+        Raises:
+            RuntimeError: an entry that requires grad is a view, which torch cannot detach in place. Nothing changes
+                then.
         """
         recorded = [(path, leaf) for path, leaf in _walk(self) if leaf.requires_grad]
         for path, leaf in recorded:
@@ -113,9 +113,6 @@ class Autograd(Leaves):
     def zero_grad(self, set_to_none: bool = True) -> Self:
         """Drop the gradients of all leaves. Returns this container.
 
-        Args:
-            set_to_none: with `False`, fill the existing gradients with zeros in place instead.
-
         Example:
             >>> import torch
             >>> from tensordict import TensorDict
@@ -123,6 +120,9 @@ class Autograd(Leaves):
             >>> td["a"].sum().backward()
             >>> td.zero_grad().grad is None
             True
+
+        Args:
+            set_to_none: with `False`, fill the existing gradients with zeros in place instead.
         """
         kept = []
         for leaf in self._leaves():
@@ -153,6 +153,14 @@ class Autograd(Leaves):
     ) -> None:
         """Run one backward pass from all entries that require grad, adding to the `.grad` of the graph's leaves.
 
+        Example:
+            >>> import torch
+            >>> from tensordict import TensorDict
+            >>> x = torch.ones(3, requires_grad=True)
+            >>> TensorDict(first=x.sum(), second=(2 * x).sum()).backward()
+            >>> x.grad
+            tensor([3., 3., 3.])
+
         Args:
             gradient: a container with the gradient with respect to each of these entries, under the same key and of the
                 same shape. `None` means ones; then each of these entries must have one element.
@@ -165,14 +173,6 @@ class Autograd(Leaves):
                 gradient has another shape. The error names the entry, and nothing has been computed.
             KeyError: `gradient` lacks an entry. The error names it.
             TypeError: `gradient` is not a container.
-
-        Example:
-            >>> import torch
-            >>> from tensordict import TensorDict
-            >>> x = torch.ones(3, requires_grad=True)
-            >>> TensorDict(first=x.sum(), second=(2 * x).sum()).backward()
-            >>> x.grad
-            tensor([3., 3., 3.])
         """
         pairs = [(path, leaf) for path, leaf in _entries_of(self) if leaf.requires_grad]
         if not pairs:

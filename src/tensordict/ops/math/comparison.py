@@ -36,16 +36,16 @@ class Comparison(Leaves):
     def __eq__(self, other: object) -> Self:  # type: ignore[override]
         """Test where the elements are equal. Returns a container of bools.
 
-        Raises:
-            KeyError: the keys of the containers differ. The error names the keys that only one of them has.
-            RuntimeError: the shapes of an entry do not broadcast. The error names the entry.
-
         Example:
             >>> import torch
             >>> from tensordict import TensorDict
             >>> td = TensorDict({"a": torch.arange(3), "b": {"c": torch.ones(3)}}, [3])
             >>> (td == 1)["a"], (td == td).all()
             (tensor([False,  True, False]), True)
+
+        Raises:
+            KeyError: the keys of the containers differ. The error names the keys that only one of them has.
+            RuntimeError: the shapes of an entry do not broadcast. The error names the entry.
         """
         return self._compare(other, torch.eq)
 

@@ -27,23 +27,19 @@ class Pointwise(Leaves):
     def abs(self) -> Self:
         """Compute the absolute value of each element.
 
-        Raises:
-            RuntimeError: torch does not define the function for the dtype of an entry. The error names the entry.
-
         Example:
             >>> import torch
             >>> from tensordict import TensorDict
             >>> TensorDict({"a": torch.tensor([-1.0, 2.0]), "b": {"c": torch.tensor([-3, 0])}}, [2]).abs()["b", "c"]
             tensor([3, 0])
+
+        Raises:
+            RuntimeError: torch does not define the function for the dtype of an entry. The error names the entry.
         """
         return self._pointwise(torch.abs, internals.foreach_abs)
 
     def abs_(self) -> Self:
         """Compute the absolute value of each element, in place. Returns this container.
-
-        Raises:
-            RuntimeError: the result does not fit the dtype of an entry, or the entry is a leaf of the autograd graph
-                that requires grad. The error names the entry, and nothing changes.
 
         Example:
             >>> import torch
@@ -51,6 +47,10 @@ class Pointwise(Leaves):
             >>> td = TensorDict(a=torch.tensor([-1.0, 2.0])).lock_()
             >>> td.abs_() is td, td["a"]
             (True, tensor([1., 2.]))
+
+        Raises:
+            RuntimeError: the result does not fit the dtype of an entry, or the entry is a leaf of the autograd graph
+                that requires grad. The error names the entry, and nothing changes.
         """
         return self._pointwise_(Tensor.abs_, internals.foreach_abs_)
 

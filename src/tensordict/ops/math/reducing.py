@@ -86,6 +86,17 @@ class Reducing(ReductionBase):
     ) -> Self | Tensor:
         """Sum the elements.
 
+        Example:
+            >>> import torch
+            >>> from tensordict import TensorDict
+            >>> td = TensorDict({"a": torch.ones(2, 3, 4), "b": torch.ones(2, 3)}, [2, 3], names=["env", "time"])
+            >>> td.sum("time")["a"].shape, td.sum(0).names
+            (torch.Size([2, 4]), ['time'])
+            >>> td.sum()["b"], td.sum(dim="feature")["a"][0]
+            (tensor(6.), tensor([4., 4., 4.]))
+            >>> td.sum(reduce=True)
+            tensor(30.)
+
         Args:
             dim: a batch dim or a tuple of batch dims, by number or by name; or `"feature"`. By default, all elements of
                 each leaf.
@@ -100,17 +111,6 @@ class Reducing(ReductionBase):
         Raises:
             IndexError: a dim is out of range, or a name is unknown.
             RuntimeError: with `reduce=True` and batch dims, the leaves differ in shape. The error names them.
-
-        Example:
-            >>> import torch
-            >>> from tensordict import TensorDict
-            >>> td = TensorDict({"a": torch.ones(2, 3, 4), "b": torch.ones(2, 3)}, [2, 3], names=["env", "time"])
-            >>> td.sum("time")["a"].shape, td.sum(0).names
-            (torch.Size([2, 4]), ['time'])
-            >>> td.sum()["b"], td.sum(dim="feature")["a"][0]
-            (tensor(6.), tensor([4., 4., 4.]))
-            >>> td.sum(reduce=True)
-            tensor(30.)
         """
         how = _SUM if dtype is None else Reduction(partial(Tensor.sum, dtype=dtype), combine=Tensor.sum)
         return self._reduce(how, dim, keepdim, reduce, key_transform)
@@ -258,6 +258,12 @@ class Reducing(ReductionBase):
     def logsumexp(self, dim: object = None, keepdim: bool = False, *, out: object = None) -> Self:
         """Compute the logarithm of the sum of the exponentials along batch dims, without overflow.
 
+        Example:
+            >>> import torch
+            >>> from tensordict import TensorDict
+            >>> TensorDict({"a": torch.zeros(4, 2)}, [4]).logsumexp(0)["a"]
+            tensor([1.3863, 1.3863])
+
         Args:
             dim: a batch dim or a tuple of batch dims, by number or by name; all batch dims by default.
             keepdim: keep the reduced dims, with size 1.
@@ -265,12 +271,6 @@ class Reducing(ReductionBase):
 
         Returns:
             a new container with the remaining batch dims and their names, or `out`.
-
-        Example:
-            >>> import torch
-            >>> from tensordict import TensorDict
-            >>> TensorDict({"a": torch.zeros(4, 2)}, [4]).logsumexp(0)["a"]
-            tensor([1.3863, 1.3863])
         """
         dims = tuple(range(len(self._batch_size))) if dim is None else self._dims(dim)
         if not dims:
@@ -283,6 +283,12 @@ class Reducing(ReductionBase):
     ) -> Self:
         """Compute the Euclidean norm of each leaf.
 
+        Example:
+            >>> import torch
+            >>> from tensordict import TensorDict
+            >>> TensorDict(a=torch.tensor([3.0, 4.0])).norm()["a"]
+            tensor(5.)
+
         Args:
             out: a container without batch dims, to write the result into in place.
             dtype: cast leaves to this dtype first.
@@ -293,15 +299,9 @@ class Reducing(ReductionBase):
 
         Raises:
             RuntimeError: the container is empty, or a leaf is neither floating point nor complex.
-
-        Example:
-            >>> import torch
-            >>> from tensordict import TensorDict
-            >>> TensorDict(a=torch.tensor([3.0, 4.0])).norm()["a"]
-            tensor(5.)
         """
         if not self._leaves():
-            raise RuntimeError("norm needs at least one entry; the container is empty")
+            raise RuntimeError("norm needs at least one entry, but the container has no entries")
         how = Reduction(
             partial(torch.linalg.vector_norm, dtype=dtype), many=partial(internals.foreach_norm, ord=2, dtype=dtype)
         )
@@ -352,6 +352,13 @@ class Reducing(ReductionBase):
     ) -> Any:
         """Find the smallest element and its position.
 
+        Example:
+            >>> import torch
+            >>> from tensordict import TensorDict
+            >>> values, indices = TensorDict({"a": torch.tensor([[3, 1], [2, 4]])}, [2]).min(dim=0)
+            >>> values["a"], indices["a"]
+            (tensor([2, 1]), tensor([1, 0]))
+
         Args:
             dim: one batch dim, by number or by name; or `"feature"`. Without it, the smallest element of each leaf.
             keepdim: keep the reduced dim, with size 1.
@@ -362,13 +369,6 @@ class Reducing(ReductionBase):
             with `dim`, a `torch.return_types.min` of two containers, `values` and `indices`. The indices are positions
             along the dim. For `"feature"` they count the flattened feature elements; with `reduce=True`, the
             concatenated leaves. Without `dim`, the values alone.
-
-        Example:
-            >>> import torch
-            >>> from tensordict import TensorDict
-            >>> values, indices = TensorDict({"a": torch.tensor([[3, 1], [2, 4]])}, [2]).min(dim=0)
-            >>> values["a"], indices["a"]
-            (tensor([2, 1]), tensor([1, 0]))
         """
         if not return_indices or dim is NO_DEFAULT or dim is None:
             return self.amin(dim, keepdim, reduce=reduce)
@@ -410,6 +410,12 @@ class Reducing(ReductionBase):
     def cummin(self, dim: object, *, reduce: bool | None = None, return_indices: bool = True) -> Any:
         """Find the smallest element up to each position along a batch dim, and its position.
 
+        Example:
+            >>> import torch
+            >>> from tensordict import TensorDict
+            >>> TensorDict({"a": torch.tensor([3, 1, 2])}, [3]).cummin(0).values["a"]
+            tensor([3, 1, 1])
+
         Args:
             dim: the batch dim, by number or by name.
             reduce: concatenate the leaves along the dim first, and return tensors.
@@ -417,12 +423,6 @@ class Reducing(ReductionBase):
 
         Returns:
             a `torch.return_types.cummin` of two containers of the same shape as this one, `values` and `indices`.
-
-        Example:
-            >>> import torch
-            >>> from tensordict import TensorDict
-            >>> TensorDict({"a": torch.tensor([3, 1, 2])}, [3]).cummin(0).values["a"]
-            tensor([3, 1, 1])
         """
         return self._accumulate(Tensor.cummin, torch.return_types.cummin, dim, reduce, return_indices)
 
@@ -462,18 +462,18 @@ class Reducing(ReductionBase):
     ) -> Self | Tensor:
         """Compute quantiles: the value below which the fraction `q` of the elements lies.
 
-        Args:
-            q: a number between 0 and 1; or a tensor of one dim, which adds a first dim of quantiles to the result.
-            dim, keepdim, reduce, key_transform: as for :meth:`sum`.
-            interpolation: the value between two elements: `"linear"`, `"lower"`, `"higher"`, `"midpoint"` or
-                `"nearest"`.
-
         Example:
             >>> import torch
             >>> from tensordict import TensorDict
             >>> td = TensorDict({"a": torch.tensor([0.0, 1.0, 5.0])}, [3])
             >>> td.quantile(0.5, dim=0)["a"], td.quantile(torch.tensor([0.0, 1.0])).batch_size
             (tensor(1.), torch.Size([2]))
+
+        Args:
+            q: a number between 0 and 1; or a tensor of one dim, which adds a first dim of quantiles to the result.
+            dim, keepdim, reduce, key_transform: as for :meth:`sum`.
+            interpolation: the value between two elements: `"linear"`, `"lower"`, `"higher"`, `"midpoint"` or
+                `"nearest"`.
         """
         added = len(q) if isinstance(q, Tensor) and q.dim() else None
         how = Reduction(partial(_quantile, q, interpolation), stacked=True, added=added)
@@ -484,18 +484,18 @@ class Reducing(ReductionBase):
     def softmax(self, dim: object, dtype: torch.dtype | None = None) -> Self:
         """Compute exponentials that are scaled to sum to 1 along a batch dim.
 
+        Example:
+            >>> import torch
+            >>> from tensordict import TensorDict
+            >>> TensorDict({"a": torch.zeros(4)}, [4]).softmax(0)["a"]
+            tensor([0.2500, 0.2500, 0.2500, 0.2500])
+
         Args:
             dim: the batch dim, by number or by name.
             dtype: cast leaves to this dtype first.
 
         Raises:
             IndexError: the dim is out of range, or the name is unknown.
-
-        Example:
-            >>> import torch
-            >>> from tensordict import TensorDict
-            >>> TensorDict({"a": torch.zeros(4)}, [4]).softmax(0)["a"]
-            tensor([0.2500, 0.2500, 0.2500, 0.2500])
         """
         how = Reduction(partial(_softmax, dtype))
         return self._run_plan(plan_same_size(lambda dims: partial(apply_along, how, dims, False), (self._dim(dim),)))
@@ -507,6 +507,13 @@ class Reducing(ReductionBase):
     def all(self, dim: Any = None, keepdim: bool = False) -> Self | bool:
         """Test whether all elements are true (non-zero).
 
+        Example:
+            >>> import torch
+            >>> from tensordict import TensorDict
+            >>> td = TensorDict({"a": torch.tensor([[1, 1], [0, 1]])}, [2])
+            >>> td.all(), td.all(dim=0)["a"]
+            (False, tensor([False,  True]))
+
         Args:
             dim: a batch dim or a tuple of batch dims, by number or by name; or `"feature"`. `None` tests the elements
                 of all leaves together.
@@ -517,13 +524,6 @@ class Reducing(ReductionBase):
 
         Raises:
             IndexError: a dim is out of range, or a name is unknown.
-
-        Example:
-            >>> import torch
-            >>> from tensordict import TensorDict
-            >>> td = TensorDict({"a": torch.tensor([[1, 1], [0, 1]])}, [2])
-            >>> td.all(), td.all(dim=0)["a"]
-            (False, tensor([False,  True]))
         """
         if dim is not None:
             return self._run_plan(self._plan(_ALL, dim, keepdim))

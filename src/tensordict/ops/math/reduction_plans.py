@@ -501,8 +501,8 @@ def flatten_leaves(leaves: list[Tensor]) -> Tensor:
 def reduce_to_bool(leaves: list[Tensor], method: Callable[..., Any], settles: bool) -> bool:
     """Test all elements of all leaves with `Tensor.all` or `Tensor.any`.
 
-    Small leaves are tested together. Large CPU leaves are tested one by one until one decides the result. The results of
-    leaves on another device are transferred together.
+    Small leaves are tested together. Large CPU leaves are tested one by one until one decides the result. The results
+    of leaves on another device are transferred together.
 
     Args:
         leaves: the tensors.

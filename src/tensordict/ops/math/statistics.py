@@ -30,7 +30,7 @@ def name_quantiles(percentiles: Sequence[float]) -> dict[str, float]:
         )
     names = {f"{100 * q:g}%": float(q) for q in sorted(percentiles)}
     if len(names) < len(percentiles):
-        raise ValueError(f"each percentile can be given only once, got {list(percentiles)}")
+        raise ValueError(f"percentiles are given once each, got {list(percentiles)}")
     return names
 
 
