@@ -41,13 +41,13 @@ from tensordict.ops.converting import LinkedList
 from tensordict.ops.dims.naming import as_names
 from tensordict.ops.entries.locking import adopt
 from tensordict.ops.entries.reading import AS_SET
-from tensordict.ops.math.logic import Operators
+from tensordict.ops.math.logic import ValueOperators
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
 
-class _Holding(Saved, Operators, TensorCollection):
+class _Holding(Saved, ValueOperators, TensorCollection):
     """What holders and stacks of holders have in common: no entries, and values that arithmetic leaves as they are."""
 
     _is_non_tensor: bool = True

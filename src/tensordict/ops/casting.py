@@ -46,7 +46,7 @@ class Casting(Leaves):
 
         Call it as `to(device)`, `to(dtype)`, `to(device, dtype)`, `to(tensor)` or `to(container)`. `non_blocking` and
         `copy` may follow by position, as in `torch.Tensor.to`. `to(td.attrs())` casts each leaf to the device and dtype
-        described there under the same key; see :meth:`attrs`.
+        described there under the same key; see :meth:`attrs`. Keys that only one of the two has are ignored.
 
         Example:
             >>> import torch

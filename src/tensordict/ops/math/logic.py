@@ -72,7 +72,7 @@ def _make_bools(values: list[Any], size: torch.Size, device: torch.device | None
     return torch.tensor(values, dtype=torch.bool, device=device).reshape(size)
 
 
-class Operators(Comparison):
+class ValueOperators(Comparison):
     """Comparison and logic of non-tensor values, by Python's operators on each value."""
 
     def _flat_values(self) -> list[Any]:
