@@ -21,6 +21,7 @@ from tensordict.ops.math.pairing import (
     as_operand,
     check_default,
     expand_to_common,
+    is_operand,
     list_counterparts,
     pair_up,
     refuse_operand,
@@ -275,75 +276,65 @@ class Arithmetic(Leaves, _DataSet):
     # For any other object these return NotImplemented: Python then tries its operator, and raises a TypeError.
 
     def __add__(self, other: object) -> Self:  # type: ignore[override]  # `Dataset.__add__` joins two datasets
-        return NotImplemented if as_operand(other) is NotImplemented else self.add(other)
+        return self.add(other) if is_operand(other) else NotImplemented
 
     __radd__ = __add__
 
     def __iadd__(self, other: object) -> Self:  # type: ignore[override]
-        return NotImplemented if as_operand(other) is NotImplemented else self.add_(other)
+        return self.add_(other) if is_operand(other) else NotImplemented
 
     def __sub__(self, other: object) -> Self:
-        return NotImplemented if as_operand(other) is NotImplemented else self.sub(other)
+        return self.sub(other) if is_operand(other) else NotImplemented
 
     def __rsub__(self, other: object) -> Self:
-        return NotImplemented if as_operand(other) is NotImplemented else self.rsub(other)
+        return self.rsub(other) if is_operand(other) else NotImplemented
 
     def __isub__(self, other: object) -> Self:
-        return NotImplemented if as_operand(other) is NotImplemented else self.sub_(other)
+        return self.sub_(other) if is_operand(other) else NotImplemented
 
     def __mul__(self, other: object) -> Self:
-        return NotImplemented if as_operand(other) is NotImplemented else self.mul(other)
+        return self.mul(other) if is_operand(other) else NotImplemented
 
     __rmul__ = __mul__
 
     def __imul__(self, other: object) -> Self:
-        return NotImplemented if as_operand(other) is NotImplemented else self.mul_(other)
+        return self.mul_(other) if is_operand(other) else NotImplemented
 
     def __truediv__(self, other: object) -> Self:
-        return NotImplemented if as_operand(other) is NotImplemented else self.div(other)
+        return self.div(other) if is_operand(other) else NotImplemented
 
     def __rtruediv__(self, other: object) -> Self:
-        if as_operand(other) is NotImplemented:
-            return NotImplemented
-        return self._with(_rdiv, _foreach_rdiv, "/", other, plain_number=True)
+        return self._with(_rdiv, _foreach_rdiv, "/", other, plain_number=True) if is_operand(other) else NotImplemented
 
     def __itruediv__(self, other: object) -> Self:
-        return NotImplemented if as_operand(other) is NotImplemented else self.div_(other)
+        return self.div_(other) if is_operand(other) else NotImplemented
 
     def __floordiv__(self, other: object) -> Self:
-        return (
-            NotImplemented if as_operand(other) is NotImplemented else self._with(torch.floor_divide, None, "//", other)
-        )
+        return self._with(torch.floor_divide, None, "//", other) if is_operand(other) else NotImplemented
 
     def __rfloordiv__(self, other: object) -> Self:
-        return NotImplemented if as_operand(other) is NotImplemented else self._with(_rfloordiv, None, "//", other)
+        return self._with(_rfloordiv, None, "//", other) if is_operand(other) else NotImplemented
 
     def __ifloordiv__(self, other: object) -> Self:
-        if as_operand(other) is NotImplemented:
-            return NotImplemented
-        return self._with_(Tensor.floor_divide_, None, "//=", other)
+        return self._with_(Tensor.floor_divide_, None, "//=", other) if is_operand(other) else NotImplemented
 
     def __mod__(self, other: object) -> Self:
-        return NotImplemented if as_operand(other) is NotImplemented else self.mod(other)
+        return self.mod(other) if is_operand(other) else NotImplemented
 
     def __rmod__(self, other: object) -> Self:
-        return NotImplemented if as_operand(other) is NotImplemented else self._with(_rmod, None, "%", other)
+        return self._with(_rmod, None, "%", other) if is_operand(other) else NotImplemented
 
     def __imod__(self, other: object) -> Self:
-        return (
-            NotImplemented if as_operand(other) is NotImplemented else self._with_(Tensor.remainder_, None, "%=", other)
-        )
+        return self._with_(Tensor.remainder_, None, "%=", other) if is_operand(other) else NotImplemented
 
     def __pow__(self, other: object) -> Self:
-        return NotImplemented if as_operand(other) is NotImplemented else self.pow(other)
+        return self.pow(other) if is_operand(other) else NotImplemented
 
     def __rpow__(self, other: object) -> Self:
-        if as_operand(other) is NotImplemented:
-            return NotImplemented
-        return self._with(_rpow, _foreach_rpow, "**", other, plain_number=True)
+        return self._with(_rpow, _foreach_rpow, "**", other, plain_number=True) if is_operand(other) else NotImplemented
 
     def __ipow__(self, other: object) -> Self:
-        return NotImplemented if as_operand(other) is NotImplemented else self.pow_(other)
+        return self.pow_(other) if is_operand(other) else NotImplemented
 
     def __iand__(self, other: object) -> Self:
         return self._logic_(Tensor.bitwise_and_, torch.bitwise_and, "&=", other)

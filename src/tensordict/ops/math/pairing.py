@@ -32,6 +32,13 @@ def as_operand(value: object) -> Any:
     return value if isinstance(value, numbers.Number) else NotImplemented
 
 
+def is_operand(value: object) -> bool:
+    """Return whether `as_operand` accepts a value."""
+    if type(value) in _NUMBERS or isinstance(value, (Contract, Tensor)):
+        return True
+    return isinstance(value, (np.ndarray, np.number, np.bool_, Mapping, numbers.Number))
+
+
 def make_from_mapping(mapping: Mapping[Any, Any]) -> Any:
     """Make a `TensorDict` without batch dims from a mapping."""
     made = makers.dense({}, torch.Size(()), None, None)
