@@ -21,7 +21,7 @@ from tensordict.core.shapes import as_new_dim
 from tensordict.ops.dims.padding import pad_and_stack
 from tensordict.ops.dims.stacking import (
     cat_containers,
-    checked_for_lazy_cat,
+    check_lazy_cat,
     lazy_stack_containers,
     maybe_dense_stack_containers,
     stack_containers,
@@ -139,7 +139,7 @@ def lazy_cat(input: Iterable[Any], dim: int = 0) -> Any:
         >>> td[[0, 4]]["a"], td[1:3]["a"]
         (tensor([0., 1.]), tensor([0., 1.]))
     """
-    items = checked_for_lazy_cat(input, dim)
+    items = check_lazy_cat(input, dim)
     return items[0]._rewrap(LazyConcatenatedTensorDict(items))
 
 

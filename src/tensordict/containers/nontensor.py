@@ -38,16 +38,16 @@ from tensordict.core.keys import Path, entry_of, joined
 from tensordict.core.shapes import as_size, broadcasts_to, joined_size, nested_lists
 from tensordict.ops.collection import TensorCollection
 from tensordict.ops.converting import LinkedList
-from tensordict.ops.dims.naming import checked_names
+from tensordict.ops.dims.naming import as_names
 from tensordict.ops.entries.locking import adopt
 from tensordict.ops.entries.reading import AS_SET
-from tensordict.ops.math.logic import Operators
+from tensordict.ops.math.logic import ValueOperators
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
 
-class _Holding(Saved, Operators, TensorCollection):
+class _Holding(Saved, ValueOperators, TensorCollection):
     """What holders and stacks of holders have in common: no entries, and values that arithmetic leaves as they are."""
 
     _is_non_tensor: bool = True
@@ -224,7 +224,7 @@ class NonTensorDataBase(_Holding):
         if device is not None:
             self._device = as_device(device)
         if names is not None:
-            given = checked_names(names, len(self._batch_size))
+            given = as_names(names, len(self._batch_size))
             if given.count(None) != len(given):
                 self._names = given
 

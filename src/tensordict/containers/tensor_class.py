@@ -22,7 +22,7 @@ from tensordict.core.contract import Contract
 from tensordict.core.exceptions import ContainerExpected, FieldError
 from tensordict.looking.shown_entries import list_entries
 from tensordict.ops.entries.reading import AS_SET, NO_DEFAULT
-from tensordict.ops.printing import entry_text, in_order
+from tensordict.ops.printing import format_entry, sort_lines
 
 __all__ = ["TensorAttrs", "TensorClass", "is_tensorclass", "tensorclass"]
 
@@ -331,7 +331,7 @@ class TensorClass(FieldWrapper, metaclass=_Dataclass):
     def __repr__(self) -> str:
         """The class, the fields sorted by name with their shapes and dtypes, the batch size and the device."""
         entries = list_entries(self._tensordict)
-        lines = in_order(f"{name}={entry_text(value, '    ')}" for name, value in entries.items())
+        lines = sort_lines(f"{name}={format_entry(value, '    ')}" for name, value in entries.items())
         lines += [f"{name}=None" for name in self._layout.names if name not in entries]
         return f"{type(self).__name__}(\n    " + ",\n    ".join([*lines, *self._facts()]) + ")"
 

@@ -208,7 +208,7 @@ class UnbatchedTensor(Tensor, Contract):
                 break
         return self._over(self, size)
 
-    def _compared_with_container(self, other: object, op: Callable[[Any, Any], Any]) -> Any:
+    def _compare_with_container(self, other: object, op: Callable[[Any, Any], Any]) -> Any:
         return self._over(op(self, other), self._batch_size)
 
     def _resized_along(self, size: torch.Size, batch_dims: int) -> Self:

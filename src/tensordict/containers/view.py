@@ -197,7 +197,7 @@ class LazyView(TensorDictBase):
         if found is None or found[1] is None:
             return cls(source, op)
         inner, dim = found
-        views = [m if inner is None else m._on_batch(inner.over(m._batch_size), True) for m in members]
+        views = [m if inner is None else m._on_batch(inner.with_size(m._batch_size), True) for m in members]
         return remember(source._restack(views, dim), source, op)  # type: ignore[no-any-return]
 
     def _build(

@@ -21,7 +21,7 @@ from tensordict.nn import pickled_modules
 from tensordict.nn.dispatch import entries_as_container
 from tensordict.nn.skipping import must_skip
 from tensordict.ops.collection import TensorCollection
-from tensordict.ops.dims.indexing import given
+from tensordict.ops.dims.indexing import unwrap_value
 from tensordict.ops.entries.atomic_updates import set_all
 
 if TYPE_CHECKING:
@@ -404,7 +404,7 @@ class TensorDictModule(TensorDictModuleBase):
             else:
                 value = entries.get(key) if type(key) is str else tensordict.get(key, None)
             if type(value) is not Tensor:
-                value = given(value)
+                value = unwrap_value(value)
                 if value is None and self.strict:
                     raise self._missing(tensordict)
             arguments.append(value)

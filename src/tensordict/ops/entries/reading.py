@@ -216,11 +216,11 @@ class Reading(Contract):
             if holder is not None or self._members() is not None:
                 ragged_stacks.check_form(as_list, as_padded_tensor, as_nested_tensor, return_mask)
             if holder is not None and as_list:
-                return ragged_stacks.column(holder, path[-1])
+                return ragged_stacks.read_column(holder, path[-1])
             if holder is not None and as_nested_tensor:
-                return ragged_stacks.as_nested(holder, path, layout or torch.jagged)
+                return ragged_stacks.read_nested_tensor(holder, path, layout or torch.jagged)
             if holder is not None:
-                return ragged_stacks.as_padded(holder, path, padding_side, padding_value, return_mask)
+                return ragged_stacks.read_padded_tensor(holder, path, padding_side, padding_value, return_mask)
         # `dict.get` would cost every read that finds something 10 of 90 ns.
         try:
             if type(key) is str:

@@ -13,7 +13,7 @@ from tensordict.core.contract import ContainerT, Contract, is_node, named_error
 from tensordict.core.devices import place_of
 from tensordict.core.keys import Path, joined
 from tensordict.memory.stored_tensors import in_memory
-from tensordict.ops.math.statistics import quantile_names, statistics_of
+from tensordict.ops.math.statistics import compute_statistics, name_quantiles
 from tensordict.ops.storing.leaves import Leaves
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ class Describing(Leaves):
             >>> td.describe()["obs", "max"]
             tensor(3.)
         """
-        return _described(self, quantile_names(percentiles), ())
+        return _described(self, name_quantiles(percentiles), ())
 
     def attrs(self, *, fields: Sequence[str] = _FIELDS, num_threads: int | None = None) -> Self:
         """A container of the same keys that says what each leaf is, to be passed to `to()` of another one.
@@ -110,7 +110,7 @@ def _described(node: Contract, quantiles: dict[str, float], path: Path) -> Summa
             # An UnbatchedTensor is one for all members of a lazy stack.
             leaves = [node._entries[name]] if isinstance(value, Contract) else map(in_memory, node._leaves_of(name))
             parts = [ragged.elements(leaf) for leaf in leaves]
-            entries[name] = make(statistics_of(parts, quantiles), torch.Size(()), node._device, None)
+            entries[name] = make(compute_statistics(parts, quantiles), torch.Size(()), node._device, None)
         except (RuntimeError, TypeError) as error:
             raise named_error(error, inside) from error
     return make(entries, torch.Size(()), node._device, None)  # type: ignore[no-any-return]

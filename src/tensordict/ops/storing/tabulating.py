@@ -9,7 +9,7 @@ import torch
 from tensordict.convert import arrow, huggingface, pandas, polars
 from tensordict.convert.columns import Fill, Nulls, TableOptions
 from tensordict.ops.converting import Converting
-from tensordict.ops.foreign import adjusted
+from tensordict.ops.foreign import apply_options
 
 if TYPE_CHECKING:
     from pandas import DataFrame  # type: ignore[import-untyped]
@@ -316,4 +316,4 @@ def finished(
     """What was read, of the class that was asked and with the batch size that was."""
     if not isinstance(container, cls) and hasattr(cls, "from_tensordict"):
         container = cls.from_tensordict(container)
-    return adjusted(container, auto_batch_size, batch_dims, device, batch_size)
+    return apply_options(container, auto_batch_size, batch_dims, device, batch_size)
