@@ -27,7 +27,7 @@ from tensordict.core.shapes import (
 from tensordict.ops.dims import batch_ops
 from tensordict.ops.dims.batch_ops import BatchOp
 from tensordict.ops.dims.sizing import Sizing, replace_leaves
-from tensordict.ops.entries.locking import _keep
+from tensordict.ops.entries.locking import do_nothing
 from tensordict.ops.entries.write_plans import resize
 from tensordict.ops.refusals import naming_entry
 from tensordict.ops.storing.leaves import _entries_of
@@ -73,7 +73,7 @@ class Shape(Sizing):
 
     def _unchanged(self) -> Self:
         """This container as the result of an operation that has nothing to do."""
-        return remember_state(self, _keep)
+        return remember_state(self, do_nothing)
 
     # --- another form of the same elements --------------------------------------------------------------------------
 

@@ -13,7 +13,7 @@ from tensordict.core.keys import Path, joined
 from tensordict.io.specification import DICT, LAZY, specification_of
 from tensordict.memory.file_source import FileSource
 from tensordict.memory.mapped import MemoryMappedTensor
-from tensordict.ops.entries.adding import adopt
+from tensordict.ops.entries.adding import add_node
 
 
 def check_fit(target: Contract, loaded: Contract, path: Path) -> None:
@@ -71,7 +71,7 @@ def take_over(target: Any, loaded: Any) -> None:
             if is_node(value) and is_node(old) and _merge(old, value):
                 take_over(old, value)
             else:
-                adopt(target, name, value)
+                add_node(target, name, value)
         elif not _same_memory(old, value):
             target._entries[name] = value
 
