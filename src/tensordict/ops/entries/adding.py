@@ -44,6 +44,18 @@ class Adding(Contract):
     ) -> MemoryMappedTensor:
         """Add an entry of zeros to a memory-mapped container and to its folder.
 
+        Example:
+            >>> import tempfile
+            >>> import torch
+            >>> from tensordict import TensorDict
+            >>> with tempfile.TemporaryDirectory() as folder:
+            ...     td = TensorDict(batch_size=[2]).memmap_(folder)
+            ...     td.make_memmap("x", (2, 3), dtype=torch.int64)[0] = 1
+            ...     again = TensorDict.load_memmap(folder)
+            >>> again["x"]
+            MemoryMappedTensor([[1, 1, 1],
+                                [0, 0, 0]])
+
         If the folder already has a file of this name and size that belongs to no entry, the new entry maps this file
         and keeps its content.
 
@@ -64,18 +76,6 @@ class Adding(Contract):
                 shape does not begin with the batch size; the folder has a file of another size for this entry (use
                 :meth:`make_memmap_from_tensor` to replace it); or another process is saving to the folder.
             TypeError: the shape is a tensor of another dtype or shape.
-
-        Example:
-            >>> import tempfile
-            >>> import torch
-            >>> from tensordict import TensorDict
-            >>> with tempfile.TemporaryDirectory() as folder:
-            ...     td = TensorDict(batch_size=[2]).memmap_(folder)
-            ...     td.make_memmap("x", (2, 3), dtype=torch.int64)[0] = 1
-            ...     again = TensorDict.load_memmap(folder)
-            >>> again["x"]
-            MemoryMappedTensor([[1, 1, 1],
-                                [0, 0, 0]])
         """
         size, table = _split_shape(shape, key)
         content = torch.empty((), dtype=dtype, device="cpu").expand(size)
@@ -92,6 +92,17 @@ class Adding(Contract):
     ) -> MemoryMappedTensor:
         """Add a copy of a tensor to a memory-mapped container and to its folder.
 
+        Example:
+            >>> import tempfile
+            >>> import torch
+            >>> from tensordict import TensorDict
+            >>> with tempfile.TemporaryDirectory() as folder:
+            ...     td = TensorDict(batch_size=[2]).memmap_(folder)
+            ...     _ = td.make_memmap_from_tensor("x", torch.tensor([1, 2]))
+            ...     again = TensorDict.load_memmap(folder)
+            >>> again["x"]
+            MemoryMappedTensor([1, 2])
+
         Args:
             key: the nested key; missing containers on the way are created.
             tensor: the tensor, whose shape must begin with the batch size. Nested (ragged) tensors of either layout are
@@ -106,17 +117,6 @@ class Adding(Contract):
 
         Raises:
             RuntimeError: for the same reasons as :meth:`make_memmap`.
-
-        Example:
-            >>> import tempfile
-            >>> import torch
-            >>> from tensordict import TensorDict
-            >>> with tempfile.TemporaryDirectory() as folder:
-            ...     td = TensorDict(batch_size=[2]).memmap_(folder)
-            ...     _ = td.make_memmap_from_tensor("x", torch.tensor([1, 2]))
-            ...     again = TensorDict.load_memmap(folder)
-            >>> again["x"]
-            MemoryMappedTensor([1, 2])
         """
         return _add(self, key, _NewEntry.of(tensor), copy_data, robust_key is not False, preallocate)
 

@@ -34,6 +34,13 @@ class Copying(Leaves):
     def clone(self, recurse: bool = True, **kwargs: object) -> Self:
         """Copy the containers and the leaves.
 
+        Example:
+            >>> import torch
+            >>> from tensordict import TensorDict
+            >>> td = TensorDict(a=torch.zeros(1))
+            >>> td.clone()["a"] is td["a"], td.clone(recurse=False)["a"] is td["a"]
+            (False, True)
+
         Args:
             recurse: `False` copies only the containers and shares the leaves, as :meth:`copy` does.
             **kwargs: passed to `torch.Tensor.clone` (`memory_format`).
@@ -41,13 +48,6 @@ class Copying(Leaves):
         Returns:
             a new container with the same batch size, device and names. It is not locked and not memory-mapped, even if
             this one is. Gradients flow back through the copy.
-
-        Example:
-            >>> import torch
-            >>> from tensordict import TensorDict
-            >>> td = TensorDict(a=torch.zeros(1))
-            >>> td.clone()["a"] is td["a"], td.clone(recurse=False)["a"] is td["a"]
-            (False, True)
         """
         if not recurse:
             return self.copy()
@@ -72,9 +72,6 @@ class Copying(Leaves):
     def copy(self) -> Self:
         """Copy the containers, nested ones too, and share the leaves. `dict.copy` copies one level only.
 
-        Returns:
-            a new container, not locked.
-
         Example:
             >>> import torch
             >>> from tensordict import TensorDict
@@ -82,6 +79,9 @@ class Copying(Leaves):
             >>> copied = td.copy()
             >>> copied["a"] is td["a"], copied["a", "b"] is td["a", "b"]
             (False, True)
+
+        Returns:
+            a new container, not locked.
         """
         mapping: Any = self._entries
         if type(mapping) is not dict:

@@ -39,6 +39,12 @@ class Factories(Reading):
     ) -> Self:
         """Make a container of the same structure and another batch size, with uninitialised entries.
 
+        Example:
+            >>> import torch
+            >>> from tensordict import TensorDict
+            >>> TensorDict({"a": torch.zeros(3, 5)}, batch_size=[3]).new_empty(7)["a"].shape
+            torch.Size([7, 5])
+
         Args:
             *size: the new batch size, as ints or as one sequence.
             dtype: the dtype of all entries; by default each keeps its own.
@@ -51,12 +57,6 @@ class Factories(Reading):
         Returns:
             a new container, not locked. The new size replaces the batch dims of this container; nested containers keep
             their further batch dims.
-
-        Example:
-            >>> import torch
-            >>> from tensordict import TensorDict
-            >>> TensorDict({"a": torch.zeros(3, 5)}, batch_size=[3]).new_empty(7)["a"].shape
-            torch.Size([7, 5])
         """
         options = _collect_options(dtype, device, requires_grad, layout, pin_memory)
         return self._make_of_size(as_size(as_ints(size)), lambda v, shape: v.new_empty(shape, **options), device)
@@ -73,13 +73,13 @@ class Factories(Reading):
     ) -> Self:
         """Make a container of the same structure and another batch size, filled with 0.
 
-        Takes the arguments of :meth:`new_empty`.
-
         Example:
             >>> import torch
             >>> from tensordict import TensorDict
             >>> TensorDict({"a": torch.ones(3)}, batch_size=[3]).new_zeros(2)["a"]
             tensor([0., 0.])
+
+        Takes the arguments of :meth:`new_empty`.
         """
         options = _collect_options(dtype, device, requires_grad, layout, pin_memory)
         return self._make_of_size(as_size(as_ints(size)), lambda v, shape: v.new_zeros(shape, **options), device)
@@ -96,13 +96,13 @@ class Factories(Reading):
     ) -> Self:
         """Make a container of the same structure and another batch size, filled with 1.
 
-        Takes the arguments of :meth:`new_empty`.
-
         Example:
             >>> import torch
             >>> from tensordict import TensorDict
             >>> TensorDict({"a": torch.zeros(3)}, batch_size=[3]).new_ones(2)["a"]
             tensor([1., 1.])
+
+        Takes the arguments of :meth:`new_empty`.
         """
         options = _collect_options(dtype, device, requires_grad, layout, pin_memory)
         return self._make_of_size(as_size(as_ints(size)), lambda v, shape: v.new_ones(shape, **options), device)
@@ -121,13 +121,13 @@ class Factories(Reading):
     ) -> Self:
         """Make a container of the same structure and of batch size `size`, filled with `fill_value`.
 
-        Takes the other arguments of :meth:`new_empty`.
-
         Example:
             >>> import torch
             >>> from tensordict import TensorDict
             >>> TensorDict({"a": torch.zeros(3)}, batch_size=[3]).new_full((2,), 7.0)["a"]
             tensor([7., 7.])
+
+        Takes the other arguments of :meth:`new_empty`.
         """
         options = _collect_options(dtype, device, requires_grad, layout, pin_memory)
         return self._make_of_size(
@@ -153,6 +153,12 @@ class Factories(Reading):
     ) -> Self:
         """Make a container with the keys of this one and copies of `data`.
 
+        Example:
+            >>> import torch
+            >>> from tensordict import TensorDict
+            >>> TensorDict({"a": torch.zeros(3)}, batch_size=[3]).new_tensor(torch.arange(2))["a"]
+            tensor([0., 1.])
+
         Args:
             data: a container, whose entries are copied to the same keys; or a tensor (or a value that `torch.as_tensor`
                 takes), which is copied to every key.
@@ -167,12 +173,6 @@ class Factories(Reading):
 
         Raises:
             KeyError: `data` is a container and lacks one of the keys.
-
-        Example:
-            >>> import torch
-            >>> from tensordict import TensorDict
-            >>> TensorDict({"a": torch.zeros(3)}, batch_size=[3]).new_tensor(torch.arange(2))["a"]
-            tensor([0., 1.])
         """
 
         def copy(like: Tensor, source: Tensor) -> Tensor:
@@ -188,15 +188,15 @@ class Factories(Reading):
     def zero_(self) -> Self:
         """Write 0 into all entries, nested ones too; returns the same container, which may be locked.
 
-        Raises:
-            RuntimeError: an entry is a leaf of the autograd graph that requires grad. The error names it, and nothing
-                has changed.
-
         Example:
             >>> import torch
             >>> from tensordict import TensorDict
             >>> TensorDict(a=torch.ones(2)).zero_()["a"]
             tensor([0., 0.])
+
+        Raises:
+            RuntimeError: an entry is a leaf of the autograd graph that requires grad. The error names it, and nothing
+                has changed.
         """
         self._fill_leaves(self._leaves(), 0)
         return self
@@ -204,14 +204,14 @@ class Factories(Reading):
     def fill_(self, key: object, value: float | bool) -> Self:
         """Write a number into all elements of the entry at a nested key; returns the same container.
 
-        Raises:
-            KeyError: the container has no such entry.
-
         Example:
             >>> import torch
             >>> from tensordict import TensorDict
             >>> TensorDict(a=torch.zeros(2)).fill_("a", 3.0)["a"]
             tensor([3., 3.])
+
+        Raises:
+            KeyError: the container has no such entry.
         """
         path = path_of(key)
         if not self._has(path):

@@ -40,9 +40,6 @@ class Locking(Contract):
     def lock_(self) -> Self:
         """Lock this container and all nested ones; returns the same container.
 
-        A locked container refuses to add, replace, rename or delete entries. In-place writes (`set_`, `update_`,
-        `td[index] = ...`) are allowed. As a context manager, the lock lasts for the block.
-
         Example:
             >>> import torch
             >>> from tensordict import TensorDict
@@ -53,6 +50,9 @@ class Locking(Contract):
             ...     td["b"] = torch.zeros(1)
             >>> td.is_locked
             True
+
+        A locked container refuses to add, replace, rename or delete entries. In-place writes (`set_`, `update_`,
+        `td[index] = ...`) are allowed. As a context manager, the lock lasts for the block.
         """
         was_locked = self._locked
         if not was_locked:
@@ -62,19 +62,19 @@ class Locking(Contract):
     def unlock_(self) -> Self:
         """Unlock this container and all nested ones; returns the same container.
 
-        A nested container that is also an entry of another locked container stays locked until that one is unlocked.
-        After unlocking, `is_memmap()` and `is_shared()` are false, because the entries may be replaced.
-
-        Raises:
-            RuntimeError: this container, or a member of this lazy stack, is an entry of a locked container. Unlock that
-                one instead.
-
         Example:
             >>> import torch
             >>> from tensordict import TensorDict
             >>> td = TensorDict(a=torch.zeros(3)).lock_()
             >>> td.unlock_().is_locked
             False
+
+        A nested container that is also an entry of another locked container stays locked until that one is unlocked.
+        After unlocking, `is_memmap()` and `is_shared()` are false, because the entries may be replaced.
+
+        Raises:
+            RuntimeError: this container, or a member of this lazy stack, is an entry of a locked container. Unlock that
+                one instead.
         """
         if type(self._entries) is not dict:
             with _hold_lock_state():

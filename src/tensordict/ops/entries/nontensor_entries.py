@@ -22,6 +22,12 @@ class Values(Writing):
     def set_non_tensor(self, key: object, value: object) -> Self:
         """Store any object as a value, without converting it: a dict stays a dict, and a number a number.
 
+        Example:
+            >>> from tensordict import TensorDict
+            >>> td = TensorDict().set_non_tensor(("info", "limits"), {"low": 0, "high": 1})
+            >>> td["info", "limits"]
+            {'low': 0, 'high': 1}
+
         Args:
             key: a string or a tuple of strings; missing containers on the way are created.
             value: any object. `td[key]` returns it, and `td.get(key)` returns its holder.
@@ -31,12 +37,6 @@ class Values(Writing):
 
         Raises:
             RuntimeError: the container is locked.
-
-        Example:
-            >>> from tensordict import TensorDict
-            >>> td = TensorDict().set_non_tensor(("info", "limits"), {"low": 0, "high": 1})
-            >>> td["info", "limits"]
-            {'low': 0, 'high': 1}
         """
         if not (isinstance(value, Contract) and value._is_non_tensor):
             value = makers.value(value, self._batch_size)
@@ -46,17 +46,17 @@ class Values(Writing):
     def get_non_tensor(self, key: object, default: object = NO_DEFAULT) -> Any:
         """Return the value at a nested key. For a tensor or a container, return what :meth:`get` returns.
 
+        Example:
+            >>> from tensordict import TensorDict
+            >>> TensorDict(name="walker").get_non_tensor("name")
+            'walker'
+
         Args:
             key: a string or a tuple of strings.
             default: returned if the container has no such entry.
 
         Raises:
             KeyError: the container has no such entry, and `default` is not given.
-
-        Example:
-            >>> from tensordict import TensorDict
-            >>> TensorDict(name="walker").get_non_tensor("name")
-            'walker'
         """
         value = self._peek(path_of(key))
         if value is None:
@@ -70,15 +70,15 @@ class Values(Writing):
     def is_non_tensor(self, key: object) -> bool:
         """Return whether the entry at a nested key is a value.
 
-        Raises:
-            KeyError: the container has no such entry.
-
         Example:
             >>> import torch
             >>> from tensordict import TensorDict
             >>> td = TensorDict(name="walker", obs=torch.zeros(3))
             >>> td.is_non_tensor("name"), td.is_non_tensor("obs")
             (True, False)
+
+        Raises:
+            KeyError: the container has no such entry.
         """
         node, name = self._find_parent(path_of(key))
         value = node._structure()[name]
@@ -87,14 +87,14 @@ class Values(Writing):
     def non_tensor_items(self, include_nested: bool = False) -> tuple[tuple[Key, Any], ...]:
         """Return the (key, holder) pairs of all values.
 
-        Args:
-            include_nested: include the values in nested containers.
-
         Example:
             >>> from tensordict import TensorDict
             >>> td = TensorDict({"name": "walker", "a": {"b": "c"}})
             >>> [key for key, _ in td.non_tensor_items(include_nested=True)]
             ['name', ('a', 'b')]
+
+        Args:
+            include_nested: include the values in nested containers.
         """
         found: list[tuple[Any, Any]] = []
         _collect_values(self, (), include_nested, found)
@@ -103,14 +103,14 @@ class Values(Writing):
     def filter_non_tensor_data(self) -> Self:
         """Return a container of the same structure without the values.
 
-        Returns:
-            a new container over the same tensors, not locked.
-
         Example:
             >>> import torch
             >>> from tensordict import TensorDict
             >>> list(TensorDict(name="walker", obs=torch.zeros(3)).filter_non_tensor_data().keys())
             ['obs']
+
+        Returns:
+            a new container over the same tensors, not locked.
         """
         return self.exclude(*[key for key, _ in self.non_tensor_items(include_nested=True)])
 

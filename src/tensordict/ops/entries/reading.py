@@ -61,12 +61,6 @@ class Reading(Contract):
     ) -> KeysView[Any]:
         """Return a live view of the keys.
 
-        Args:
-            include_nested: include the keys of nested containers, as tuples. Children come before their parent.
-            leaves_only: leave out the nested containers themselves.
-            is_leaf: takes a class and returns whether its instances count as leaves. Their entries are then left out.
-            sort: sort the keys by their names joined with dots, instead of by insertion.
-
         Example:
             >>> import torch
             >>> from tensordict import TensorDict
@@ -75,6 +69,12 @@ class Reading(Contract):
             ['a', ('b', 'c'), 'b']
             >>> ("b", "c") in td.keys(True)
             True
+
+        Args:
+            include_nested: include the keys of nested containers, as tuples. Children come before their parent.
+            leaves_only: leave out the nested containers themselves.
+            is_leaf: takes a class and returns whether its instances count as leaves. Their entries are then left out.
+            sort: sort the keys by their names joined with dots, instead of by insertion.
         """
         if include_nested or leaves_only or sort:
             return _Keys(self, include_nested, leaves_only, is_leaf, sort)
@@ -187,6 +187,20 @@ class Reading(Contract):
     ) -> Any:
         """Return the entry at a nested key.
 
+        Example:
+            >>> import torch
+            >>> from tensordict import TensorDict
+            >>> td = TensorDict({"a": {"b": torch.arange(3)}})
+            >>> td.get(("a", "b")), td.get("missing", "nothing")
+            (tensor([0, 1, 2]), 'nothing')
+            >>> from tensordict import lazy_stack
+            >>> stack = lazy_stack([TensorDict(a=torch.ones(n)) for n in (1, 2)])
+            >>> stack.get("a", as_padded_tensor=True, padding_side="left", padding_value=-1)
+            tensor([[-1.,  1.],
+                    [ 1.,  1.]])
+            >>> stack.get("a", as_nested_tensor=True).offsets()
+            tensor([0, 1, 3])
+
         Args:
             key: a string or a tuple of strings.
             default: returned if the container has no such entry. With `tensordict.base.NO_DEFAULT`, a missing entry
@@ -212,20 +226,6 @@ class Reading(Contract):
             RuntimeError: the leaves of the members of a lazy stack cannot be stacked, padded or nested. The error names
                 their key and shapes.
             ValueError: more than one of the three forms is requested of a lazy stack, or a mask without padding.
-
-        Example:
-            >>> import torch
-            >>> from tensordict import TensorDict
-            >>> td = TensorDict({"a": {"b": torch.arange(3)}})
-            >>> td.get(("a", "b")), td.get("missing", "nothing")
-            (tensor([0, 1, 2]), 'nothing')
-            >>> from tensordict import lazy_stack
-            >>> stack = lazy_stack([TensorDict(a=torch.ones(n)) for n in (1, 2)])
-            >>> stack.get("a", as_padded_tensor=True, padding_side="left", padding_value=-1)
-            tensor([[-1.,  1.],
-                    [ 1.,  1.]])
-            >>> stack.get("a", as_nested_tensor=True).offsets()
-            tensor([0, 1, 3])
         """
         if as_list or as_padded_tensor or as_nested_tensor or return_mask:
             path = path_of(key)
@@ -264,6 +264,12 @@ class Reading(Contract):
     def get_at(self, key: object, index: object, default: object = AS_SET) -> Any:
         """Return a part of the entry at a nested key: `td.get(key)[index]`.
 
+        Example:
+            >>> import torch
+            >>> from tensordict import TensorDict
+            >>> TensorDict({"a": torch.arange(6).view(3, 2)}, [3]).get_at("a", (..., 0))
+            tensor([0, 2, 4])
+
         The result is a view or a copy, as with torch's indexing. From a file, only this part is read.
 
         Args:
@@ -271,12 +277,6 @@ class Reading(Contract):
             index: the index. For a leaf it may reach the feature dims. For a nested container or a value it applies to
                 the batch dims.
             default: returned for a missing entry, without indexing it; see :meth:`get`.
-
-        Example:
-            >>> import torch
-            >>> from tensordict import TensorDict
-            >>> TensorDict({"a": torch.arange(6).view(3, 2)}, [3]).get_at("a", (..., 0))
-            tensor([0, 2, 4])
         """
         if type(self._entries) is not dict and self._wrapped_container()._is_in_file:
             stored = self._peek_unread(path_of(key))

@@ -29,6 +29,13 @@ class Structure(Writing):
     def select(self, *keys: object, inplace: bool = False, strict: bool = True, as_tensordict: bool = False) -> Self:
         """Select the entries at these nested keys.
 
+        Example:
+            >>> import torch
+            >>> from tensordict import TensorDict
+            >>> td = TensorDict({"a": torch.zeros(1), "b": {"c": torch.zeros(1), "d": torch.zeros(1)}})
+            >>> list(td.select(("b", "c")).keys(True, True))
+            [('b', 'c')]
+
         Args:
             *keys: nested keys. The key of a nested container selects all of its entries.
             inplace: delete the other entries from this container instead of making a new one.
@@ -42,13 +49,6 @@ class Structure(Writing):
         Raises:
             KeyError: a key is missing, with `strict`.
             RuntimeError: with `inplace`, the container is locked.
-
-        Example:
-            >>> import torch
-            >>> from tensordict import TensorDict
-            >>> td = TensorDict({"a": torch.zeros(1), "b": {"c": torch.zeros(1), "d": torch.zeros(1)}})
-            >>> list(td.select(("b", "c")).keys(True, True))
-            [('b', 'c')]
         """
         mapping = self._entries
         if type(mapping) is dict and not inplace and not as_tensordict:
@@ -111,6 +111,12 @@ class Structure(Writing):
     def exclude(self, *keys: object, inplace: bool = False) -> Self:
         """Leave out the entries at these nested keys; missing keys are ignored.
 
+        Example:
+            >>> import torch
+            >>> from tensordict import TensorDict
+            >>> list(TensorDict({"a": torch.zeros(1), "b": torch.zeros(1)}).exclude("a").keys())
+            ['b']
+
         Args:
             *keys: nested keys.
             inplace: delete the entries from this container instead of making a new one.
@@ -121,12 +127,6 @@ class Structure(Writing):
 
         Raises:
             RuntimeError: with `inplace`, the container is locked.
-
-        Example:
-            >>> import torch
-            >>> from tensordict import TensorDict
-            >>> list(TensorDict({"a": torch.zeros(1), "b": torch.zeros(1)}).exclude("a").keys())
-            ['b']
         """
         paths = [(key,) if type(key) is str else path_of(key) for key in keys]
         if inplace:
@@ -175,6 +175,13 @@ class Structure(Writing):
     ) -> Self:
         """Make a container without entries, with the same batch size, device and names.
 
+        Example:
+            >>> import torch
+            >>> from tensordict import TensorDict
+            >>> td = TensorDict({"a": torch.zeros(3), "b": {"c": torch.zeros(3)}}, batch_size=[3])
+            >>> list(td.empty().keys()), list(td.empty(recurse=True).keys()), td.empty().batch_size
+            ([], ['b'], torch.Size([3]))
+
         Args:
             recurse: keep the nested containers, without their entries.
             batch_size: another batch size.
@@ -184,13 +191,6 @@ class Structure(Writing):
         Returns:
             a new container. For a lazy stack, a lazy stack of empty members, or a `TensorDict` if another batch size is
             given.
-
-        Example:
-            >>> import torch
-            >>> from tensordict import TensorDict
-            >>> td = TensorDict({"a": torch.zeros(3), "b": {"c": torch.zeros(3)}}, batch_size=[3])
-            >>> list(td.empty().keys()), list(td.empty(recurse=True).keys()), td.empty().batch_size
-            ([], ['b'], torch.Size([3]))
         """
         if (
             type(self._entries) is dict
@@ -220,18 +220,18 @@ class Structure(Writing):
     def replace(self, *args: Any, **kwargs: Any) -> Self:
         """Make a shallow copy and replace or add entries, given as a mapping or as keyword arguments.
 
-        Returns:
-            a new container that shares the other tensors. Without arguments, this container.
-
-        Raises:
-            TypeError: the argument is not a mapping or a container, or several are given.
-
         Example:
             >>> import torch
             >>> from tensordict import TensorDict
             >>> td = TensorDict(a=torch.zeros(1))
             >>> td.replace(a=torch.ones(1))["a"], td["a"]
             (tensor([1.]), tensor([0.]))
+
+        Returns:
+            a new container that shares the other tensors. Without arguments, this container.
+
+        Raises:
+            TypeError: the argument is not a mapping or a container, or several are given.
         """
         if len(args) > 1:
             raise TypeError(f"replace takes one mapping, got {len(args)} positional arguments")
@@ -247,6 +247,15 @@ class Structure(Writing):
     def flatten_keys(self, separator: str = ".", inplace: bool = False, is_leaf: IsLeaf | None = None) -> Self:
         """Put all leaves into one level, under their nested keys joined by `separator`.
 
+        Example:
+            >>> import torch
+            >>> from tensordict import TensorDict
+            >>> td = TensorDict({"a": {"b": torch.zeros(1)}})
+            >>> with td.flatten_keys(".") as flat:
+            ...     flat["a.c"] = torch.ones(1)
+            >>> sorted(td["a"].keys())
+            ['b', 'c']
+
         Args:
             separator: the text between the names.
             inplace: change this container instead of making a new one.
@@ -259,15 +268,6 @@ class Structure(Writing):
         Raises:
             KeyError: two keys have the same joined name.
             RuntimeError: with `inplace`, the container is locked.
-
-        Example:
-            >>> import torch
-            >>> from tensordict import TensorDict
-            >>> td = TensorDict({"a": {"b": torch.zeros(1)}})
-            >>> with td.flatten_keys(".") as flat:
-            ...     flat["a.c"] = torch.ones(1)
-            >>> sorted(td["a"].keys())
-            ['b', 'c']
         """
         keys: list[Any] = []
         flat = self._flatten(separator, is_leaf, keys)
@@ -299,6 +299,12 @@ class Structure(Writing):
     def unflatten_keys(self, separator: str = ".", inplace: bool = False) -> Self:
         """Split the names at `separator` and nest the entries accordingly, the reverse of :meth:`flatten_keys`.
 
+        Example:
+            >>> import torch
+            >>> from tensordict import TensorDict
+            >>> list(TensorDict({"a.b": torch.zeros(1)}).unflatten_keys().keys(True, True))
+            [('a', 'b')]
+
         Args:
             separator: the text between the parts of a name.
             inplace: change this container instead of making a new one.
@@ -310,12 +316,6 @@ class Structure(Writing):
         Raises:
             KeyError: a name leads into an entry that is a tensor.
             RuntimeError: with `inplace`, the container is locked.
-
-        Example:
-            >>> import torch
-            >>> from tensordict import TensorDict
-            >>> list(TensorDict({"a.b": torch.zeros(1)}).unflatten_keys().keys(True, True))
-            [('a', 'b')]
         """
         tree = self._nest(separator)
         undo = _Flatten(separator, self)
@@ -378,18 +378,18 @@ class Structure(Writing):
     def rename_keys(self, mapping: Mapping[Any, Any], *, safe: bool = False) -> Self:
         """Make a shallow copy in which entries have other nested keys.
 
+        Example:
+            >>> import torch
+            >>> from tensordict import TensorDict
+            >>> list(TensorDict(a=torch.zeros(1)).rename_keys({"a": ("b", "c")}).keys(True, True))
+            [('b', 'c')]
+
         Args:
             mapping: the new nested key for each old one. All entries move at once, so keys can be swapped.
             safe: raise an error if a new key exists, instead of replacing its entry.
 
         Raises:
             KeyError: an old key is missing; or a new one exists, with `safe`.
-
-        Example:
-            >>> import torch
-            >>> from tensordict import TensorDict
-            >>> list(TensorDict(a=torch.zeros(1)).rename_keys({"a": ("b", "c")}).keys(True, True))
-            [('b', 'c')]
         """
         if (members := self._members(or_template=True)) is not None:
             return self._restack([member.rename_keys(mapping, safe=safe) for member in members])
@@ -411,6 +411,13 @@ class Structure(Writing):
     ) -> tuple[Self, ...]:
         """Split the entries by keys: one container for each set of keys, and one for the remaining entries.
 
+        Example:
+            >>> import torch
+            >>> from tensordict import TensorDict
+            >>> one, two, rest = TensorDict(a=0, b=0, c=0).split_keys(["a"], {"b": "d"})
+            >>> list(one.keys()), list(two.keys()), list(rest.keys())
+            (['a'], ['d'], ['c'])
+
         Args:
             *key_sets: lists of nested keys, or mappings from a nested key to the key in the result.
             inplace: remove the entries from this container and return it as the last one.
@@ -424,13 +431,6 @@ class Structure(Writing):
         Raises:
             KeyError: a key is missing, or occurs in two sets.
             RuntimeError: with `inplace`, the container is locked.
-
-        Example:
-            >>> import torch
-            >>> from tensordict import TensorDict
-            >>> one, two, rest = TensorDict(a=0, b=0, c=0).split_keys(["a"], {"b": "d"})
-            >>> list(one.keys()), list(two.keys()), list(rest.keys())
-            (['a'], ['d'], ['c'])
         """
         if inplace:
             self._refuse_if_locked("split the keys in place")
@@ -468,6 +468,13 @@ class Structure(Writing):
     ) -> Self:
         """Remove the entries at these nested keys from this container and return them in a new one.
 
+        Example:
+            >>> import torch
+            >>> from tensordict import TensorDict
+            >>> td = TensorDict(a=0, b=0)
+            >>> list(td.separates("a").keys()), list(td.keys())
+            (['a'], ['b'])
+
         Args:
             *keys: nested keys.
             default: the entry for missing keys.
@@ -477,13 +484,6 @@ class Structure(Writing):
         Raises:
             KeyError: a key is missing.
             RuntimeError: the container is locked.
-
-        Example:
-            >>> import torch
-            >>> from tensordict import TensorDict
-            >>> td = TensorDict(a=0, b=0)
-            >>> list(td.separates("a").keys()), list(td.keys())
-            (['a'], ['b'])
         """
         out, _ = self.split_keys(keys, inplace=True, default=default, strict=strict, reproduce_struct=not filter_empty)
         return out
@@ -621,7 +621,7 @@ def _enter_level(root: Any, path: Path, levels: dict[Any, Any]) -> Any:
             child = level.get(name)
             if child is not None and not isinstance(child, Contract):
                 raise KeyError(f"unflatten_keys: {joined(prefix)!r} would be both a tensor and a container")
-            child = level[name] = root._child() if child is None else child.copy()
+            child = level[name] = root._make_child() if child is None else child.copy()
             levels[prefix] = child._entries
         level = levels[prefix]
     return level

@@ -59,6 +59,13 @@ class Writing(Reading, Locking):
     ) -> Self:
         """Write an entry; missing containers on the way are created.
 
+        Example:
+            >>> import torch
+            >>> from tensordict import TensorDict
+            >>> td = TensorDict(batch_size=[2])
+            >>> td.set(("a", "b"), torch.zeros(2, 3)).get("a").batch_size
+            torch.Size([2])
+
         Args:
             key: a string or a tuple of strings.
             item: a tensor, container, mapping, number, list or numpy array, whose shape must begin with the batch size.
@@ -78,13 +85,6 @@ class Writing(Reading, Locking):
                 does not broadcast to the shape of the existing tensor.
             TypeError: the item is a list of rows of different lengths, or the key is neither a string nor a tuple.
             KeyError: the key leads into a tensor.
-
-        Example:
-            >>> import torch
-            >>> from tensordict import TensorDict
-            >>> td = TensorDict(batch_size=[2])
-            >>> td.set(("a", "b"), torch.zeros(2, 3)).get("a").batch_size
-            torch.Size([2])
         """
         if inplace and self._has(path_of(key)):
             return self.set_(key, item, non_blocking=non_blocking)
@@ -324,6 +324,13 @@ class Writing(Reading, Locking):
     ) -> Self:
         """Write the entries of a mapping or container. Nested containers are merged, not replaced.
 
+        Example:
+            >>> import torch
+            >>> from tensordict import TensorDict
+            >>> td = TensorDict({"a": {"b": torch.zeros(1)}})
+            >>> sorted(td.update({"a": {"c": torch.ones(1)}, "d": 1.0}).keys(True, True), key=str)
+            [('a', 'b'), ('a', 'c'), 'd']
+
         All values are checked before the first write.
 
         Args:
@@ -339,13 +346,6 @@ class Writing(Reading, Locking):
 
         Returns:
             the same container.
-
-        Example:
-            >>> import torch
-            >>> from tensordict import TensorDict
-            >>> td = TensorDict({"a": {"b": torch.zeros(1)}})
-            >>> sorted(td.update({"a": {"c": torch.ones(1)}, "d": 1.0}).keys(True, True), key=str)
-            [('a', 'b'), ('a', 'c'), 'd']
         """
         source = merge_sources(input_dict_or_td, kwargs)
         if source is self:
@@ -390,6 +390,15 @@ class Writing(Reading, Locking):
     def set_(self, key: object, item: object, *, non_blocking: bool = False) -> Self:
         """Copy `item` into the existing entry at `key`; allowed on a locked container.
 
+        Example:
+            >>> import torch
+            >>> from tensordict import TensorDict
+            >>> td = TensorDict(a=torch.zeros(2))
+            >>> a = td["a"]
+            >>> _ = td.set_("a", torch.ones(2))
+            >>> a
+            tensor([1., 1.])
+
         Args:
             key: a string or a tuple of strings.
             item: a tensor, number, list or numpy array, which is broadcast to the entry; a container or mapping for a
@@ -402,15 +411,6 @@ class Writing(Reading, Locking):
         Raises:
             KeyError: the container has no such entry.
             ValueError: the item does not broadcast to the entry.
-
-        Example:
-            >>> import torch
-            >>> from tensordict import TensorDict
-            >>> td = TensorDict(a=torch.zeros(2))
-            >>> a = td["a"]
-            >>> _ = td.set_("a", torch.ones(2))
-            >>> a
-            tensor([1., 1.])
         """
         if self._holds_parameters and torch.is_grad_enabled():
             with torch.no_grad():
@@ -458,6 +458,13 @@ class Writing(Reading, Locking):
     ) -> Self:
         """Copy the values of a mapping or container into existing entries; allowed on a locked container.
 
+        Example:
+            >>> import torch
+            >>> from tensordict import TensorDict
+            >>> td = TensorDict(a=torch.zeros(2)).lock_()
+            >>> td.update_({"a": torch.ones(2)})["a"]
+            tensor([1., 1.])
+
         All shapes are checked before the first copy.
 
         Args:
@@ -472,13 +479,6 @@ class Writing(Reading, Locking):
         Raises:
             KeyError: this container has none of the entries.
             ValueError: a value does not broadcast to its entry.
-
-        Example:
-            >>> import torch
-            >>> from tensordict import TensorDict
-            >>> td = TensorDict(a=torch.zeros(2)).lock_()
-            >>> td.update_({"a": torch.ones(2)})["a"]
-            tensor([1., 1.])
         """
         source = merge_sources(input_dict_or_td, kwargs)
         if source is self:
@@ -504,14 +504,14 @@ class Writing(Reading, Locking):
     def del_(self, key: object) -> Self:
         """Delete the entry at a nested key; returns the same container. `del td[key]` does the same.
 
-        Raises:
-            KeyError: the container has no such entry.
-            RuntimeError: the container is locked.
-
         Example:
             >>> from tensordict import TensorDict
             >>> list(TensorDict(a=0, b=1).del_("a").keys())
             ['b']
+
+        Raises:
+            KeyError: the container has no such entry.
+            RuntimeError: the container is locked.
         """
         path = (key,) if type(key) is str else path_of(key)
         if type(self._entries) is not dict and (members := self._members(or_template=True)) is not None:
@@ -541,15 +541,15 @@ class Writing(Reading, Locking):
     def pop(self, key: object, default: object = NO_DEFAULT) -> Any:
         """Delete the entry at a nested key and return it. If it is missing, return `default`.
 
-        Raises:
-            KeyError: the container has no such entry, and `default` is not given.
-            RuntimeError: the container is locked.
-
         Example:
             >>> from tensordict import TensorDict
             >>> td = TensorDict(a=0)
             >>> td.pop("a"), td.pop("a", "missing"), len(td.keys())
             (tensor(0), 'missing', 0)
+
+        Raises:
+            KeyError: the container has no such entry, and `default` is not given.
+            RuntimeError: the container is locked.
         """
         path = path_of(key)
         value = self._peek(path)
@@ -582,6 +582,11 @@ class Writing(Reading, Locking):
     def rename_key_(self, old_key: object, new_key: object, safe: bool = False) -> Self:
         """Move an entry to another (nested) key; returns the same container.
 
+        Example:
+            >>> from tensordict import TensorDict
+            >>> list(TensorDict(a=0).rename_key_("a", ("b", "c")).keys(True, True))
+            [('b', 'c')]
+
         Args:
             old_key: the key of the entry.
             new_key: its new key. An existing entry there is replaced.
@@ -590,11 +595,6 @@ class Writing(Reading, Locking):
         Raises:
             KeyError: `old_key` does not exist; or `new_key` exists, with `safe`.
             RuntimeError: the container is locked.
-
-        Example:
-            >>> from tensordict import TensorDict
-            >>> list(TensorDict(a=0).rename_key_("a", ("b", "c")).keys(True, True))
-            [('b', 'c')]
         """
         if self._locked:
             raise_locked(f"rename the entry {old_key!r}")
