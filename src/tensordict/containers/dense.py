@@ -97,8 +97,8 @@ class TensorDict(TensorDictBase):
             if device is None:
                 self._fill(source)
             else:
-                self._fill(source, (), self._queues(non_blocking))
-                self._settle(non_blocking)
+                self._fill(source, (), self._queues_transfers(non_blocking))
+                self._wait_for_transfers(non_blocking)
         if lock:
             self.lock_()
 

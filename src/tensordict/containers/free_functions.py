@@ -26,7 +26,7 @@ from tensordict.ops.dims.stacking import (
     maybe_dense_stack_containers,
     stack_containers,
 )
-from tensordict.ops.entries.write_plans import fitting
+from tensordict.ops.entries.write_plans import take_plain_entries
 
 if TYPE_CHECKING:
     from torch import nn
@@ -385,7 +385,7 @@ def _merged(nodes: Sequence[Any], count: int, callbacks: Any, path: Path) -> Any
     result = first.empty()
     if callbacks is None and first._device is None and result._wrapped_container() is result:
         # Dynamo reads no name that `:=` binds in a comprehension.
-        plain = [given for given in [fitting(node, size) for node in nodes] if given is not None]
+        plain = [given for given in [take_plain_entries(node, size) for node in nodes] if given is not None]
         if len(plain) == len(nodes):
             for given in plain:
                 for name, value in given.items():

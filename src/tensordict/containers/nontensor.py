@@ -39,7 +39,7 @@ from tensordict.core.shapes import as_size, broadcasts_to, joined_size, nested_l
 from tensordict.ops.collection import TensorCollection
 from tensordict.ops.converting import LinkedList
 from tensordict.ops.dims.naming import as_names
-from tensordict.ops.entries.locking import adopt
+from tensordict.ops.entries.locking import lock_like
 from tensordict.ops.entries.reading import AS_SET
 from tensordict.ops.math.logic import ValueOperators
 
@@ -157,7 +157,7 @@ class _Holding(Saved, ValueOperators, TensorCollection):
                 save()
             fresh = self._assigned(at, new)
             if fresh is not parent._entries.get(name):
-                adopt(parent, fresh)
+                lock_like(parent, fresh)
                 parent._entries[name] = fresh
                 fresh._is_memmap, fresh._memmap_prefix = self._is_memmap, self._memmap_prefix
                 fresh._put_at(self._place, self._file is not None)
@@ -581,7 +581,7 @@ class NonTensorStack(_Holding, LazyStackedTensorDict):
         for position, piece in zip(picks.positions, pieces, strict=True):
             fresh = members[position]._assigned(picks.rest, piece)
             if fresh is not members[position]:
-                adopt(self, fresh)
+                lock_like(self, fresh)
                 members[position] = fresh
         return self
 

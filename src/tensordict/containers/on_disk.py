@@ -107,7 +107,7 @@ class _Read(EntryStore, MutableMapping[str, Any]):  # guarded: `_target` asks
         for key, value in restored.items(True, True):
             if key not in leaves or not isinstance(value, Tensor):
                 continue
-            current = self.owner._unread_at(path_of(key))
+            current = self.owner._peek_unread(path_of(key))
             if type(current) is StoredTensor and current.shape == value.shape and current.dtype is value.dtype:
                 written.add(key)
                 if not torch.equal(current, value):

@@ -152,11 +152,11 @@ class TensorClass(FieldWrapper, metaclass=_Dataclass):
         if not self._stores_tensors:
             values = {name: self._as_entry(name, value, True) for name, value in values.items()}
         try:
-            container._fill(values, (), device is not None and container._queues(non_blocking), self)
+            container._fill(values, (), device is not None and container._queues_transfers(non_blocking), self)
         except (RuntimeError, TypeError) as error:
             raise with_class_name(error, type(self)) from error
         if device is not None:
-            container._settle(non_blocking)
+            container._wait_for_transfers(non_blocking)
 
     # --- fields -----------------------------------------------------------------------------------------------------
 

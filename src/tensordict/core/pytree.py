@@ -48,19 +48,15 @@ class Context(NamedTuple):
 
     def __eq__(self, other: object) -> bool:
         # Dynamo of torch 2.11 cannot compare classes with `==` if they define `__eq__`.
-        return (
-            type(other) is Context
-            and self.cls is other.cls
-            and self._parts_besides_class() == other._parts_besides_class()
-        )
+        return type(other) is Context and self.cls is other.cls and self._describe() == other._describe()
 
     def __ne__(self, other: object) -> bool:
         return not self == other
 
     def __hash__(self) -> int:
-        return hash((self.cls, *self._parts_besides_class()))
+        return hash((self.cls, *self._describe()))
 
-    def _parts_besides_class(self) -> tuple[object, ...]:
+    def _describe(self) -> tuple[object, ...]:
         return self.keys, count_dims(self.batch_size), self.names, self.device
 
 

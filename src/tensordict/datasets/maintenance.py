@@ -276,7 +276,7 @@ def describe(path: PathLike, complain: Complain | None, access: Access) -> Speci
     def content(key: Path) -> Any:
         if not data:
             data.append(Dataset(path, access=access))
-        return data[0]._unread_at(key)
+        return data[0]._peek_unread(key)
 
     def values(key: Path, count: int | None) -> Any:
         rows = content(key)

@@ -64,7 +64,7 @@ class _Registered(MutableMapping[str, Any]):  # guarded: `_path` goes through al
         return self._container.get(self._path(name))
 
     def __setitem__(self, name: str, value: Any) -> None:
-        node, last = self._container._holder(self._path(name))
+        node, last = self._container._find_parent(self._path(name))
         node._entries[last] = value
 
     def __delitem__(self, name: str) -> None:

@@ -17,7 +17,7 @@ from tensordict.core.exceptions import ShapeError
 from tensordict.core.keys import joined, path_of
 from tensordict.core.shapes import as_size
 from tensordict.ops.converting import Converting
-from tensordict.ops.entries.numbers import stored
+from tensordict.ops.entries.numbers import make_entry
 
 if TYPE_CHECKING:
     from typing_extensions import Self, TypedDict, Unpack
@@ -98,7 +98,7 @@ class Foreign(Converting):
             return cls.from_zarr(obj, **given)  # type: ignore[attr-defined]
         tree = opened(obj)
         if type(tree) is list:
-            return stored(tree, ("obj",), torch.Size(()), device)
+            return make_entry(tree, ("obj",), torch.Size(()), device)
         if isinstance(tree, dict):
             return cls.from_dict(tree, **given)
         if not isinstance(tree, Contract) or isinstance(tree, Tensor):

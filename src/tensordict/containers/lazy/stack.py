@@ -299,7 +299,7 @@ class LazyStackedTensorDict(LazyWrites):
             elif isinstance(default, Tensor):
                 column.append(default)
             elif default is NO_DEFAULT:
-                raise self._missing(key)
+                raise self._make_missing_error(key)
             else:
                 return default  # type: ignore[no-any-return]
             if isinstance(column[-1], Contract):
