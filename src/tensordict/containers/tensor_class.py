@@ -402,8 +402,8 @@ def tensorclass(
         >>> issubclass(Point, TensorClass), point[1:].y
         (True, tensor([1., 1.]))
 
-    Type checkers see the fields of a decorated class as parameters, and the class itself unchanged. To tell them that it is a
-    container, derive it from `TensorClass`, with or without the decorator.
+    Type checkers see the fields of a decorated class as parameters, and the class itself unchanged. Derive it from
+    `TensorClass`, with or without the decorator, to tell them that it is a container.
 
     Returns:
         a subclass of :class:`TensorClass`, with the name, the bases and the body of `cls`.
