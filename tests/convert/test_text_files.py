@@ -491,7 +491,7 @@ def test_bad_json_that_is_no_lines(tmp_path: pathlib.Path) -> None:
         b'{"a": 1}\n{"a": 2}': "lines=True",
         b"[1]": "row 1: a row is an object, got a number",
         b'{"a": [1, 2], "b": [1]}': "different numbers of rows",
-        b'{"a": {"0": 1}, "b": {"1": 1}}': "column 'b': its rows have other names",
+        b'{"a": {"0": 1}, "b": {"1": 1}}': "column 'b': its row names differ",
         b"": "is empty",
         b"[]": "no rows",
         b'[{"a": "\xe9"}]': "can't decode byte 0xe9",

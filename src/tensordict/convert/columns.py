@@ -1,4 +1,4 @@
-"""The columns between containers and table libraries, each of which has a file beside this one.
+"""The columns between containers and table libraries. Each library has a file next to this one.
 
 To read, a library converts its columns to `TableColumn`s, and `container_of` makes a container of them. To write,
 `columns_of` gives the `TableColumn`s of a container. Facts that columns cannot express (further batch dims, dim names,
@@ -106,7 +106,7 @@ class TableColumn:
     values: a (ragged) tensor whose first dim is the rows, or a list with one value per row.
     type: the Arrow type that numbers stand for ("timestamp[us]").
     categories: the values that codes stand for.
-    valid: a mask that is false for nulls; `None` if there are no nulls.
+    valid: a mask that is false for nulls; `None` without nulls.
     batch: for non-tensor values, the batch dims after the first.
     """
 

@@ -20,7 +20,7 @@ from tensordict.convert.input_files import SourceFile
 from tensordict.convert.text_tables import TextTables
 from tensordict.core.extras import require
 
-# Cells that count as missing in columns of numbers and bools. They are those of pandas without NaN, a number here.
+# Cells that count as missing in columns of numbers and bools. pandas has the same, and NaN, which is a number here.
 _MISSING = ("", "NA", "N/A", "n/a", "NULL", "null", "None", "<NA>", "#N/A", "#NA")
 _TRUE, _FALSE = ("true", "True", "TRUE"), ("false", "False", "FALSE")
 # The kinds of columns, from the narrowest to the widest, with the description of their cells in errors.
@@ -383,7 +383,7 @@ class _CsvReader:
         return pa.uint64() if dtype == torch.uint64 else pa.int64()
 
     def _clean_cells(self, cells: Any) -> Any:
-        """Remove surrounding spaces and a leading + from cells, and replace those that count as missing by null."""
+        """Remove surrounding spaces and a leading + from cells, and replace missing ones by null."""
         pc = self.pc
         trimmed = pc.replace_substring_regex(pc.utf8_trim_whitespace(cells), r"^\+([^+-])", r"\1")
         return pc.if_else(pc.is_in(trimmed, value_set=self.pa.array(_MISSING)), None, trimmed)
