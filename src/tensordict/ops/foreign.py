@@ -11,7 +11,7 @@ from torch import Tensor
 
 from tensordict.convert import numpy as arrays
 from tensordict.convert import pytrees
-from tensordict.convert.python_structures import is_h5, is_zarr, opened
+from tensordict.convert.python_structures import is_h5, is_zarr, open_structure
 from tensordict.core.contract import Contract
 from tensordict.core.exceptions import ShapeError
 from tensordict.core.keys import joined, path_of
@@ -96,7 +96,7 @@ class Foreign(Converting):
             return cls.from_h5(obj, **given)  # type: ignore[attr-defined]
         if is_zarr(obj):
             return cls.from_zarr(obj, **given)  # type: ignore[attr-defined]
-        tree = opened(obj)
+        tree = open_structure(obj)
         if type(tree) is list:
             return make_entry(tree, ("obj",), torch.Size(()), device)
         if isinstance(tree, dict):
