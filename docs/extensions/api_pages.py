@@ -169,7 +169,7 @@ def resolve(app: Sphinx, env: BuildEnvironment, node: addnodes.pending_xref, sho
         if node.get("py:class"):
             candidates = [f"{scope}.{node['py:class']}.{target}", f"tensordict.TensorDictBase.{target}", *candidates]
     # Functions such as `from_arrow` are methods of containers, and their docstrings name others by the name alone.
-    if node["reftype"] == "meth":
+    if node["reftype"] in ("meth", "attr"):
         candidates.append(f"tensordict.TensorDictBase.{target}")
     candidates += [f"{module}.{target}" for module in public_names.MODULES]
     for candidate in candidates:
