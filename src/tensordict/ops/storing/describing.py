@@ -60,7 +60,7 @@ class Describing(Leaves):
         Raises:
             ValueError: a percentile is not in [0, 1], or given twice.
         """
-        return _summarize(self, quantile_names(percentiles), ())
+        return _summarize(self, name_quantiles(percentiles), ())
 
     def attrs(self, *, fields: Sequence[str] = _FIELDS, num_threads: int | None = None) -> Self:
         """Return the attributes of each leaf, in a container that can be passed to `to()` of another container.
