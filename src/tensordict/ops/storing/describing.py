@@ -13,7 +13,7 @@ from tensordict.core.contract import ContainerT, Contract, is_node, named_error
 from tensordict.core.devices import place_of
 from tensordict.core.keys import Path, joined
 from tensordict.memory.stored_tensors import in_memory
-from tensordict.ops.math.statistics import compute_statistics
+from tensordict.ops.math.statistics import compute_statistics, name_quantiles
 from tensordict.ops.storing.leaves import Leaves
 
 if TYPE_CHECKING:
