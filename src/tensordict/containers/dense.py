@@ -14,7 +14,7 @@ from tensordict.core.contract import Contract, Names
 from tensordict.core.devices import as_device
 from tensordict.core.exceptions import suggest
 from tensordict.core.shapes import as_size
-from tensordict.ops.dims.naming import checked_names
+from tensordict.ops.dims.naming import as_names
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -88,7 +88,7 @@ class TensorDict(TensorDictBase):
         self._names = None
         self._locked = False
         if names is not None:
-            given = checked_names(names, len(self._batch_size))
+            given = as_names(names, len(self._batch_size))
             if given.count(None) != len(given):
                 self._names = given
         if source is not None and (type(source) is not dict or source):
@@ -97,8 +97,8 @@ class TensorDict(TensorDictBase):
             if device is None:
                 self._fill(source)
             else:
-                self._fill(source, (), self._queues(non_blocking))
-                self._settle(non_blocking)
+                self._fill(source, (), self._queues_transfers(non_blocking))
+                self._wait_for_transfers(non_blocking)
         if lock:
             self.lock_()
 

@@ -21,12 +21,12 @@ from tensordict.core.shapes import as_new_dim
 from tensordict.ops.dims.padding import pad_and_stack
 from tensordict.ops.dims.stacking import (
     cat_containers,
-    checked_for_lazy_cat,
+    check_lazy_cat,
     lazy_stack_containers,
     maybe_dense_stack_containers,
     stack_containers,
 )
-from tensordict.ops.entries.write_plans import fitting
+from tensordict.ops.entries.write_plans import take_plain_entries
 
 if TYPE_CHECKING:
     from torch import nn
@@ -139,7 +139,7 @@ def lazy_cat(input: Iterable[Any], dim: int = 0) -> Any:
         RuntimeError: the input is empty, or one differs from the first. The error names the entry.
         TypeError: one of them is not a container.
     """
-    items = checked_for_lazy_cat(input, dim)
+    items = check_lazy_cat(input, dim)
     return items[0]._rewrap(LazyConcatenatedTensorDict(items))
 
 
@@ -386,7 +386,7 @@ def _merge_nodes(nodes: Sequence[Any], count: int, callbacks: Any, path: Path) -
     result = first.empty()
     if callbacks is None and first._device is None and result._wrapped_container() is result:
         # Dynamo cannot trace names that `:=` binds in a comprehension.
-        plain = [given for given in [fitting(node, size) for node in nodes] if given is not None]
+        plain = [given for given in [take_plain_entries(node, size) for node in nodes] if given is not None]
         if len(plain) == len(nodes):
             for given in plain:
                 for name, value in given.items():

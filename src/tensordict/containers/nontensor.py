@@ -38,16 +38,16 @@ from tensordict.core.keys import Path, entry_of, joined
 from tensordict.core.shapes import as_size, broadcasts_to, joined_size, nested_lists
 from tensordict.ops.collection import TensorCollection
 from tensordict.ops.converting import LinkedList
-from tensordict.ops.dims.naming import checked_names
-from tensordict.ops.entries.locking import adopt
+from tensordict.ops.dims.naming import as_names
+from tensordict.ops.entries.locking import lock_like
 from tensordict.ops.entries.reading import AS_SET
-from tensordict.ops.math.logic import Operators
+from tensordict.ops.math.logic import ValueOperators
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
 
-class _HolderBase(SavedHolder, Operators, TensorCollection):
+class _HolderBase(SavedHolder, ValueOperators, TensorCollection):
     """The base of holders and of stacks of holders. They have no entries, and arithmetic leaves their values alone."""
 
     _is_non_tensor: bool = True
@@ -157,7 +157,7 @@ class _HolderBase(SavedHolder, Operators, TensorCollection):
                 save()
             fresh = self._assign_values(at, new)
             if fresh is not parent._entries.get(name):
-                adopt(parent, fresh)
+                lock_like(parent, fresh)
                 parent._entries[name] = fresh
                 fresh._is_memmap, fresh._memmap_prefix = self._is_memmap, self._memmap_prefix
                 fresh._put_at(self._place, self._file is not None)
@@ -224,7 +224,7 @@ class NonTensorDataBase(_HolderBase):
         if device is not None:
             self._device = as_device(device)
         if names is not None:
-            given = checked_names(names, len(self._batch_size))
+            given = as_names(names, len(self._batch_size))
             if given.count(None) != len(given):
                 self._names = given
 
@@ -583,7 +583,7 @@ class NonTensorStack(_HolderBase, LazyStackedTensorDict):
         for position, piece in zip(picks.positions, pieces, strict=True):
             fresh = members[position]._assign_values(picks.rest, piece)
             if fresh is not members[position]:
-                adopt(self, fresh)
+                lock_like(self, fresh)
                 members[position] = fresh
         return self
 

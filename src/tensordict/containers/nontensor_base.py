@@ -157,7 +157,7 @@ class SavedHolder(Contract):
                 f"{where}a {specification_of(self).kind} that other processes share has one value for its whole "
                 "batch: save its maybe_to_stack() to give its elements values of their own"
             )
-        return self._place.writing(specification_of(after, key), key, self._file is not None)
+        return self._place.plan_write(specification_of(after, key), key, self._file is not None)
 
 
 def _nothing() -> None:

@@ -25,7 +25,7 @@ from tensordict.core.indices import INTEGERS, checked_size, is_basic, leaf_index
 from tensordict.core.keys import Path, joined, path_of
 from tensordict.core.ragged import REFUSALS
 from tensordict.io.stores.array_store import Item, Pick, StaleError
-from tensordict.memory.stored_tensors import SPREAD, Rows, RowsOf, Selection, StoredTensor, in_memory
+from tensordict.memory.stored_tensors import SPREAD, Rows, RowsArray, Selection, StoredTensor, in_memory
 from tensordict.ops.entries.assigning import Assign
 from tensordict.ops.entries.write_plans import Write
 
@@ -108,7 +108,7 @@ class _ReadEntries(EntryStore, MutableMapping[str, Any]):  # guarded: `_get_unre
         for key, value in restored.items(True, True):
             if key not in leaves or not isinstance(value, Tensor):
                 continue
-            current = self.owner._unread_at(path_of(key))
+            current = self.owner._peek_unread(path_of(key))
             if type(current) is StoredTensor and current.shape == value.shape and current.dtype is value.dtype:
                 written.add(key)
                 if not torch.equal(current, value):
@@ -660,7 +660,7 @@ class _LeafIndex:
         shape = self.shape_of(leaf.shape)
         if _is_stored_tensor(leaf) and is_basic(self.index) and 0 not in shape:
             return leaf[self.index]
-        array = RowsOf(leaf, self, leaf.array.check if _is_stored_tensor(leaf) else None, shape)
+        array = RowsArray(leaf, self, leaf.array.check if _is_stored_tensor(leaf) else None, shape)
         return StoredTensor.of(array, leaf.dtype, leaf.device, key)
 
     def then(self, index: Any) -> Any:

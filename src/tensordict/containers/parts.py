@@ -21,7 +21,7 @@ from tensordict.core.keys import Path, entry_of, joined
 from tensordict.core.locks import Lock
 from tensordict.memory import files
 from tensordict.memory import rows as scattered
-from tensordict.memory.stored_tensors import SPREAD, Selection, StoredTensor, Values, in_memory, tensor_of
+from tensordict.memory.stored_tensors import SPREAD, Selection, StoredTensor, Values, as_tensor, in_memory
 from tensordict.ops.dims.stacking import cat_containers
 
 # The number of a part, the index of some of its rows, and the positions of these rows in the result.
@@ -339,7 +339,7 @@ class RowRequest:
         sources: list[Any] = [columns.get(path) for columns in self._columns]
         if any(source is None for source in sources):
             return None
-        out = scattered.fresh((len(self.picks.local), *shape), dtype)
+        out = scattered.new_rows((len(self.picks.local), *shape), dtype)
         self.parts.missed = scattered.gather(sources, self.picks, out, self.parts.missed)
         return out
 
@@ -409,7 +409,7 @@ class RowsOfParts:
     def write(self, selection: Selection, values: Any) -> None:
         """Write values into the selected elements."""
         first, *others = selection
-        given = tensor_of(values, self.dtype)
+        given = as_tensor(values, self.dtype)
         rest = tuple(torch.from_numpy(item) if isinstance(item, np.ndarray) else item for item in others)
         if isinstance(first, (int, np.integer)):
             number, local = self.parts.place(self.rows[first])

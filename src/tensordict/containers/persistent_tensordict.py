@@ -22,7 +22,7 @@ from tensordict.core.replacing import is_replacing
 from tensordict.core.shapes import as_size
 from tensordict.io.formats import pickled_containers
 from tensordict.io.remote.urls import Remote, is_url
-from tensordict.io.specification import class_named, to_container
+from tensordict.io.specification import find_class, to_container
 from tensordict.io.stores import entries as stored_entries
 from tensordict.io.stores.array_store import ArrayItem, Group, Item, Other, Pick, Store
 from tensordict.io.stores.backends import backend_of
@@ -248,7 +248,7 @@ class PersistentTensorDict(StoredContainer):
         name = self._class_name
         if name is None:
             return self
-        cls = class_named(name)
+        cls = find_class(name)
         unknown = sorted(set(self._list_names()) - cls.__expected_keys__)
         if unknown:
             raise SaveError(f"{joined(self._group.key)!r} is saved as a {name}, which has no fields {unknown}")
@@ -372,9 +372,9 @@ class PersistentTensorDict(StoredContainer):
         }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        foreign = pickled_containers.is_of_file(state)
+        foreign = pickled_containers.is_hdf5_state(state)
         if foreign:
-            state, nested = pickled_containers.of_file(type(self), state)
+            state, nested = pickled_containers.convert_hdf5_state(type(self), state)
             for container in nested:
                 # These hold the file open for reading, and it may have to be opened for writing below.
                 container.close()

@@ -52,7 +52,7 @@ class SharedFile:
         if place is None:
             self._folder = _Folder()
             place = Place.of(self._folder.path)
-            place.writing(form, (), True)()
+            place.plan_write(form, (), True)()
         self.place, self._kind = place, form.kind
 
     def read_changes(self) -> FolderSpecification | None:
@@ -63,7 +63,7 @@ class SharedFile:
         try:
             status = os.stat(f"{self.place.folder}/{META}")
             seen = (status.st_ino, status.st_mtime_ns, status.st_size)
-            if seen == self._seen or not self.place.stands():
+            if seen == self._seen or not self.place.exists():
                 return None
             node = read_node(self.place.folder, ())
         except (FileNotFoundError, NotADirectoryError):
@@ -109,7 +109,7 @@ class MembersInFile(Members):
         first = (found or [self.template])[0]
         size = first._batch_size
         size = torch.Size((*size[: self.dim], len(found), *size[self.dim :]))
-        if changed is None or not changed.sized or changed.batch_size != size:
+        if changed is None or not changed.has_size or changed.batch_size != size:
             return found
         stack = makers.values(changed.value, size, self.dim, first._device)
         self.containers = found = stack._entries.containers

@@ -19,7 +19,7 @@ from tensordict.core.devices import as_device
 from tensordict.core.exceptions import StackError
 from tensordict.core.indices import leaf_index
 from tensordict.core.shapes import as_new_dim, as_size
-from tensordict.io.specification import check_levels, class_name, class_named, is_typed
+from tensordict.io.specification import check_levels, class_name, find_class, is_stored_as_class
 from tensordict.io.stores import entries as stored_entries
 from tensordict.io.stores.array_store import StaleError
 from tensordict.io.stores.entries import noted_class
@@ -389,7 +389,7 @@ class LazyStackedTensorDictStore(LazyStackedTensorDict):
         store = StackServer(address, (len(members), stack.stack_dim, members[0]._batch_size))
         with store.together():
             store.begin(target)
-            if is_typed(lazy_td):
+            if is_stored_as_class(lazy_td):
                 store.set_header("__tensorclass__", class_name(lazy_td).encode())
             if stack.stack_dim_name is not None:
                 store.note("", {**store.noted(""), _NAME: stack.stack_dim_name})
@@ -402,7 +402,7 @@ class LazyStackedTensorDictStore(LazyStackedTensorDict):
         self = object.__new__(cls)
         self._adopt(store, device)
         name = noted_class(store.element(None))
-        return self if name is None else class_named(name)._wrapping(self)
+        return self if name is None else find_class(name)._wrapping(self)
 
     @classmethod
     def from_store(

@@ -22,7 +22,7 @@ from tensordict.core.contract import Contract
 from tensordict.core.exceptions import ContainerExpected, FieldError
 from tensordict.looking.shown_entries import list_entries
 from tensordict.ops.entries.reading import AS_SET, NO_DEFAULT
-from tensordict.ops.printing import entry_text, in_order
+from tensordict.ops.printing import format_entry, sort_lines
 
 __all__ = ["TensorAttrs", "TensorClass", "is_tensorclass", "tensorclass"]
 
@@ -150,11 +150,11 @@ class TensorClass(FieldWrapper, metaclass=_Dataclass):
         if not self._stores_tensors:
             values = {name: self._as_entry(name, value, True) for name, value in values.items()}
         try:
-            container._fill(values, (), device is not None and container._queues(non_blocking), self)
+            container._fill(values, (), device is not None and container._queues_transfers(non_blocking), self)
         except (RuntimeError, TypeError) as error:
             raise with_class_name(error, type(self)) from error
         if device is not None:
-            container._settle(non_blocking)
+            container._wait_for_transfers(non_blocking)
 
     # --- fields -----------------------------------------------------------------------------------------------------
 
@@ -329,7 +329,7 @@ class TensorClass(FieldWrapper, metaclass=_Dataclass):
     def __repr__(self) -> str:
         """Return the class, the fields sorted by name with their shapes and dtypes, the batch size and the device."""
         entries = list_entries(self._tensordict)
-        lines = in_order(f"{name}={entry_text(value, '    ')}" for name, value in entries.items())
+        lines = sort_lines(f"{name}={format_entry(value, '    ')}" for name, value in entries.items())
         lines += [f"{name}=None" for name in self._layout.names if name not in entries]
         return f"{type(self).__name__}(\n    " + ",\n    ".join([*lines, *self._facts()]) + ")"
 

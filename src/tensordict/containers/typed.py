@@ -155,9 +155,9 @@ class TypedTensorDict(FieldWrapper, TensorDictBase):
             )
         container = self._begin(batch_size, device, names)
         entries = {key: self._as_entry(key, item) if type(key) is str else item for key, item in source.items()}
-        container._fill(entries, (), container._queues(non_blocking))
+        container._fill(entries, (), container._queues_transfers(non_blocking))
         if device is not None:
-            container._settle(non_blocking)
+            container._wait_for_transfers(non_blocking)
         if lock or cls._frozen:
             container._lock_tree()
 

@@ -115,7 +115,7 @@ class UnbatchedTensor(Tensor, Contract):
         return _wrap_new(result, _find_first(operands))
 
     def __reduce_ex__(self, protocol: object) -> Any:
-        found = torch_files.reduced(self) if protocol == torch_files.PROTOCOL else None
+        found = torch_files.reduce(self) if protocol == torch_files.PROTOCOL else None
         return super().__reduce_ex__(protocol) if found is None else found  # type: ignore[no-untyped-call]
 
     def __repr__(self, *, tensor_contents: object = None) -> str:  # type: ignore[override]
@@ -208,7 +208,7 @@ class UnbatchedTensor(Tensor, Contract):
                 break
         return self._over(self, size)
 
-    def _compared_with_container(self, other: object, op: Callable[[Any, Any], Any]) -> Any:
+    def _compare_with_container(self, other: object, op: Callable[[Any, Any], Any]) -> Any:
         return self._over(op(self, other), self._batch_size)
 
     def _resized_along(self, size: torch.Size, batch_dims: int) -> Self:

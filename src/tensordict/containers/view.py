@@ -27,7 +27,7 @@ from tensordict.core.exceptions import ShapeError
 from tensordict.core.keys import Path, path_of
 from tensordict.core.settings import set_lazy_legacy
 from tensordict.ops.dims.batch_ops import BatchOp, Reshape
-from tensordict.ops.entries.locking import _keep
+from tensordict.ops.entries.locking import do_nothing
 from tensordict.ops.entries.write_plans import Resize, Write
 
 if TYPE_CHECKING:
@@ -186,7 +186,7 @@ class LazyView(TensorDictBase):
         self._entries = _ViewEntries(source, op)
         size, old = source._batch_size, op.old
         self._size: torch.Size = op.size if size == old else op.size + size[len(old) :]
-        remember_state(self, _keep)
+        remember_state(self, do_nothing)
 
     @classmethod
     def over(cls, source: Any, op: BatchOp) -> TensorCollection:
@@ -199,7 +199,7 @@ class LazyView(TensorDictBase):
         if found is None or found[1] is None:
             return cls(source, op)
         inner, dim = found
-        views = [m if inner is None else m._on_batch(inner.over(m._batch_size), True) for m in members]
+        views = [m if inner is None else m._on_batch(inner.with_size(m._batch_size), True) for m in members]
         return remember(source._restack(views, dim), source, op)  # type: ignore[no-any-return]
 
     def _build(

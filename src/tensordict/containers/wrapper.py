@@ -162,7 +162,7 @@ class Wrapper(TensorCollection):
         return {name: value for name, value in self.__dict__.items() if name not in TRANSIENT}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(pickled_containers.as_ours(type(self), state))
+        self.__dict__.update(pickled_containers.convert_state(type(self), state))
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         result = memo[id(self)] = self._wrapping(copy.deepcopy(self._tensordict, memo))

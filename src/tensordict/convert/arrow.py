@@ -40,8 +40,8 @@ from tensordict.core.extras import require
 from tensordict.core.json_text import parse_json
 from tensordict.core.keys import Path, entry_of, joined
 from tensordict.io import checks
-from tensordict.io.formats.stack_columns import elements_of_rows, ragged_leaf, taken
-from tensordict.io.values import NotJson, exact, restored
+from tensordict.io.formats.stack_columns import count_elements, join_ragged, split_ragged
+from tensordict.io.values import NotJson, decode, encode_without_tensors
 from tensordict.memory import kernel
 
 METADATA = b"tensordict"
@@ -263,7 +263,7 @@ class ColumnReader:
             values = [fill[_format_place(place)] if value is None else value for value in values]
         if note.get("values") == "json":
             try:
-                values = [restored(parse_json(value)) for value in values]
+                values = [decode(parse_json(value)) for value in values]
             except (ValueError, TypeError, RecursionError) as error:
                 raise ValueError(
                     f"column {_format_place(place)!r}: a value is not the JSON that was written: {error}"
@@ -319,7 +319,7 @@ class ColumnReader:
         try:
             row = None if row is None else checks.sizes(row, "the form of its rows", -1)
             flat = _restore_dtype(flat, note, place)
-            fits = elements_of_rows(row_sizes, row) == len(flat)
+            fits = count_elements(row_sizes, row) == len(flat)
         except ValueError:
             fits = False
         if not fits:
@@ -335,7 +335,7 @@ class ColumnReader:
 
     def _make_rows(self, flat: Tensor, sizes: Tensor, row: Sequence[int] | None) -> Tensor:
         """Make a ragged leaf of these elements. Leaves of the same sizes share their offsets."""
-        leaf = ragged_leaf(flat, sizes, row, False, self.share)
+        leaf = join_ragged(flat, sizes, row, False, self.share)
         assert isinstance(leaf, Tensor)  # With `False`, it is never a column of a lazy stack.
         return leaf
 
@@ -537,9 +537,9 @@ def array_of(column: TableColumn) -> tuple[Any, dict[str, Any]]:
         # Negative codes are written as null; the note makes the reader restore -1.
         note["missing"] = True
     if leaf.is_nested:
-        flat, sizes, row = taken(leaf)
+        flat, sizes, row = split_ragged(leaf)
         if elements is not None:
-            elements = taken(elements)[0]
+            elements = split_ragged(elements)[0]
         array, by_default = _make_ragged_lists(_make_typed_array(flat, column, elements), sizes, row)
         form = None if row is None else list(row)
         if form != by_default:
@@ -678,7 +678,7 @@ def _make_value_array(column: TableColumn) -> tuple[Any, dict[str, Any]]:
     except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError, OverflowError, ValueError):
         pass  # Mixed types and other objects are tried as JSON below.
     try:
-        texts = [json.dumps(exact(value)) for value in values]
+        texts = [json.dumps(encode_without_tensors(value)) for value in values]
     except NotJson as error:
         raise UnsupportedEntryError(f"{entry_of(path)}{error}, and none in a table") from None
     return pa.array(texts, pa.string()), {**note, "values": "json"}

@@ -37,7 +37,7 @@ from tensordict.io.specification import (
     tensorclass_problem,
     to_container,
 )
-from tensordict.io.values import NotJson, exact, restored
+from tensordict.io.values import NotJson, decode, encode_without_tensors
 from tensordict.memory.storable import check_storable
 
 # The suffixes of entries that describe the entry of the name before the suffix.
@@ -379,7 +379,7 @@ def places_of(columns: Sequence[TableColumn], separator: str | None) -> list[Pat
 
 def _encode_value(path: Path, value: Any) -> Any:
     try:
-        return exact(value)
+        return encode_without_tensors(value)
     except NotJson as error:
         raise UnsupportedEntryError(f"{entry_of(path)}{error}: tables keep such values as JSON") from None
 
@@ -513,7 +513,7 @@ def _build_node(tree: dict[str, Any], rows: int, nodes: Mapping[Path, dict[str, 
         names = checks.names(facts.get("names"), len(size))
         dim = None if facts.get("stack_dim") is None else checks.dim(facts["stack_dim"], len(size))
         for name, value in dict(facts.get("metadata", {})).items():
-            tree.setdefault(name, Specification("MetaData", size, value=restored(value)))
+            tree.setdefault(name, Specification("MetaData", size, value=decode(value)))
     except (ValueError, TypeError) as error:
         raise SaveError(f"{entry_of(path)}{error}") from None
     entries: dict[str, Any] = {}

@@ -18,7 +18,7 @@ from tensordict.convert.text_tables import TextTables
 from tensordict.core.extras import require
 from tensordict.core.json_text import parse_json
 from tensordict.core.keys import Path
-from tensordict.io.values import restored
+from tensordict.io.values import decode
 
 # The maximal numbers of rows and bytes that are written at a time.
 _ROWS, _NBYTES = 1 << 15, 4 << 20
@@ -142,7 +142,7 @@ class _JsonWriter:
 
     def _format_value(self, place: Path, value: Any) -> str:
         if value is not None and place in self.as_json:
-            value = restored(json.loads(value))
+            value = decode(json.loads(value))
         try:
             return _encoder.encode(_replace_nan(value))
         except (ValueError, TypeError) as error:

@@ -186,7 +186,7 @@ class LazyCore(TensorDictBase):
         return result
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        state = dict(pickled_containers.as_ours(type(self), state))
+        state = dict(pickled_containers.convert_state(type(self), state))
         self._own_backing = state.pop("_backing", NOT_BACKED)
         self.__dict__.update(state)
         if self._sealed:

@@ -18,7 +18,7 @@ from tensordict.core.contract import Contract
 from tensordict.core.exceptions import ShapeError, StackError
 from tensordict.core.indices import is_mask, leaf_index, result_size
 from tensordict.core.shapes import nested_lists
-from tensordict.ops.dims.batch_ops import BatchOp, Cut, ForMembers, Reshape, without
+from tensordict.ops.dims.batch_ops import BatchOp, Cut, ForMembers, Reshape, drop_dim
 
 _FULL = slice(None)
 _MASKS = (torch.bool, torch.uint8)
@@ -173,7 +173,7 @@ class LazyDims(LazyCore):
         """
         own, store = self._batch_size, self._entries
         if len(own) > len(op.old):
-            op = op.over(own)
+            op = op.with_size(own)
         found = op.on_members(store.dim, len(store.containers)) if store.containers else None
         if isinstance(op, Reshape):
             self._check_sizes()
@@ -209,7 +209,7 @@ class LazyDims(LazyCore):
         positions = op.positions(store.dim, len(members))
         taken = members if positions is None else [members[position] for position in positions]
         if inner is not None:
-            sized = [inner if m._batch_size == inner.old else inner.over(m._batch_size) for m in taken]
+            sized = [inner if m._batch_size == inner.old else inner.with_size(m._batch_size) for m in taken]
             taken = [member._on_batch(part) for member, part in zip(taken, sized, strict=True)]
         else:
             taken = [member.clone() for member in taken] if op.copies else taken.copy()
@@ -219,11 +219,11 @@ class LazyDims(LazyCore):
         """Cut the members and stack the pieces. A cut along the stack dim selects whole members."""
         store, own = self._entries, self._batch_size
         if not store.containers:
-            return self._dense()._cut(op.over(own, op.dim))  # type: ignore[no-any-return]
+            return self._dense()._split_batch(op.with_size(own, op.dim))  # type: ignore[no-any-return]
         if op.dim != store.dim:
-            inner = op.over(without(own, store.dim), op.dim - (op.dim > store.dim))
+            inner = op.with_size(drop_dim(own, store.dim), op.dim - (op.dim > store.dim))
             after = store.dim - (op.lengths is None and op.dim < store.dim)
-            rows = zip(*[member._cut(inner) for member in store.containers], strict=True)
+            rows = zip(*[member._split_batch(inner) for member in store.containers], strict=True)
             return [self._like(list(row), after) for row in rows]
         if op.lengths is None:
             return store.containers

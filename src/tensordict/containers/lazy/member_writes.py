@@ -18,11 +18,11 @@ from tensordict.core.contract import Contract
 from tensordict.core.exceptions import ShapeError
 from tensordict.core.indices import checked_size, is_beyond, leaf_index
 from tensordict.core.keys import Path, joined, path_of
-from tensordict.ops.entries.assigning import Assign, AssignWithin, fitting, refuse_container, without_leading
+from tensordict.ops.entries.assigning import Assign, AssignWithin, drop_leading_dims, fit_value, refuse_container
 from tensordict.ops.entries.locking import raise_locked
-from tensordict.ops.entries.numbers import stored
+from tensordict.ops.entries.numbers import make_entry
 from tensordict.ops.entries.write_plans import Copy, Resize, Write, check_expandable
-from tensordict.ops.entries.writing import check_way
+from tensordict.ops.entries.writing import check_path_through
 
 _SCALAR = torch.Size(())
 _NUMBERS = frozenset((bool, int, float, complex))
@@ -45,7 +45,7 @@ class LazyWrites(LazyDims):
         members = self._entries.containers
         values = []
         for member, piece in zip(members, self._split(item, path, False), strict=True):
-            check_way(member, target, path)
+            check_path_through(member, target, path)
             values.append(member._admit(piece, path, non_blocking))
         with self._at_once():
             for member, value in zip(members, values, strict=True):
@@ -66,7 +66,7 @@ class LazyWrites(LazyDims):
         if type(item) in (list, tuple):
             return self._split_list(item, path, in_place)
         if not isinstance(item, (Tensor, Contract)):
-            item = stored(item, path, self._batch_size, None)
+            item = make_entry(item, path, self._batch_size, None)
         if in_place and isinstance(item, Tensor) and not item.ndim:
             return [item] * len(store.containers)
         item = store.apply_hook_in(item)
@@ -97,7 +97,7 @@ class LazyWrites(LazyDims):
             for column in columns
         ]
         return [
-            stored(value, path, _SCALAR, None) if in_place and not isinstance(value, (Tensor, Contract)) else value
+            make_entry(value, path, _SCALAR, None) if in_place and not isinstance(value, (Tensor, Contract)) else value
             for value in values
         ]
 
@@ -163,7 +163,7 @@ class LazyWrites(LazyDims):
             pieces = _split_part(source, len(targets), dim, width, size, prefix, self, len(own) + len(behind))
         for target, rest, piece in zip(targets, rests, pieces, strict=True):
             indexed = target._batch_size + behind if rest or picks is not None else inner
-            plan = write.plan if len(targets) == 1 else write.plan.part()
+            plan = write.plan if len(targets) == 1 else write.plan.add_part()
             target._plan_write(Assign(rest, indexed, inner, adds, write.fills, plan), piece, prefix)
 
     def _plan_within(self, write: AssignWithin, source: Mapping[str, Any], prefix: Path) -> None:
@@ -180,7 +180,7 @@ class LazyWrites(LazyDims):
             write.into(self, source, prefix)
         elif even:
             entry = self._entries.read(name)
-            entry[at] = fitting(entry, value, checked_size(at, shape), path)
+            entry[at] = fit_value(entry, value, checked_size(at, shape), path)
             self._plan_write(Copy(write.plan), {name: entry}, prefix)
         elif picks is not None and (not picks.block or not isinstance(value, Tensor) or not value.ndim):
             for position in picks.positions:
@@ -227,7 +227,7 @@ def _unify_dtype(item: Any, path: Path) -> Any:
     try:
         return torch.as_tensor(item)
     except (TypeError, ValueError, RuntimeError):
-        rows = [stored(row, path, _SCALAR, None) for row in item]
+        rows = [make_entry(row, path, _SCALAR, None) for row in item]
         if not _are_tensors(rows):
             return item
         dtype = functools.reduce(torch.promote_types, [row.dtype for row in rows])
@@ -281,7 +281,7 @@ def _split_part(
         }
         return [{key: column[i] for key, column in columns.items()} for i in range(count)]
     if not isinstance(value, (Tensor, Contract)):
-        value = stored(value, path, size, None)
+        value = make_entry(value, path, size, None)
     if isinstance(target, torch.Size) and not isinstance(value, Tensor):
         refuse_container(value, path)
     if isinstance(value, Tensor):
@@ -291,7 +291,7 @@ def _split_part(
             shape = size + target
             if value.ndim < len(shape) or value.shape[: len(size)] != size:
                 check_expandable(value.shape, shape, path)
-                value = without_leading(value, len(shape)).expand(shape)
+                value = drop_leading_dims(value, len(shape)).expand(shape)
     if not width:
         return [value]
     if width > 1:

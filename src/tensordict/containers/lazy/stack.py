@@ -302,12 +302,12 @@ class LazyStackedTensorDict(LazyWrites):
             elif isinstance(default, Tensor):
                 column.append(default)
             elif default is NO_DEFAULT:
-                raise self._missing(key)
+                raise self._make_missing_error(key)
             else:
                 return default  # type: ignore[no-any-return]
             if isinstance(column[-1], Contract):
                 raise TypeError(f"entry {joined(path)!r} is a container, not a tensor: read it with get")
-        return ragged_stacks.nested_of(self, column, torch.strided if layout is None else layout, path)
+        return ragged_stacks.make_nested_tensor(self, column, torch.strided if layout is None else layout, path)
 
     def valid_keys(
         self, include_nested: bool = False, leaves_only: bool = False, is_leaf: Any = None, *, sort: bool = False
@@ -326,10 +326,10 @@ class LazyStackedTensorDict(LazyWrites):
         common, others = list_entries_by_member(self)
         exclusive = []
         for position, entries in others.items():
-            lines = printing.fields_text(entries).replace("\n", "\n    ")
+            lines = printing.format_fields(entries).replace("\n", "\n    ")
             exclusive.append(f"{position} ->{lines}")
         facts = [_exclusive_text(exclusive), *self._facts(), f"stack_dim={self._entries.dim}"]
-        return printing.container_repr(type(self).__name__, {"fields": common}, facts)
+        return printing.format_container(type(self).__name__, {"fields": common}, facts)
 
 
 def _exclusive_text(parts: list[str]) -> str:
