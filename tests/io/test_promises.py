@@ -351,7 +351,7 @@ def test_files_of_the_caller_go_back_when_one_cannot_be_moved(
         (root / name).parent.mkdir(exist_ok=True)
         (root / name).write_text(name)
     before = files_in(tmp_path)
-    rename, carry = os.rename, commit.carry
+    rename, carry = os.rename, commit.carry_over
     moves = 0
 
     def fail_at_the_third(source: Any, target: Any) -> None:

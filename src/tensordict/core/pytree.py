@@ -47,16 +47,17 @@ class Context(NamedTuple):
     depth: int = 0
 
     def __eq__(self, other: object) -> bool:
-        return type(other) is Context and self._identity() == other._identity()
+        # Dynamo of torch 2.11 cannot compare classes with `==` if they define `__eq__`.
+        return type(other) is Context and self.cls is other.cls and self._describe() == other._describe()
 
     def __ne__(self, other: object) -> bool:
         return not self == other
 
     def __hash__(self) -> int:
-        return hash(self._identity())
+        return hash((self.cls, *self._describe()))
 
-    def _identity(self) -> tuple[object, ...]:
-        return self.cls, self.keys, count_dims(self.batch_size), self.names, self.device
+    def _describe(self) -> tuple[object, ...]:
+        return self.keys, count_dims(self.batch_size), self.names, self.device
 
 
 def register(

@@ -347,6 +347,18 @@ transforms_active: Callable[[], bool] = _take(
     "torch._C._are_functorch_transforms_active", _is_any_at_work, "slower: compiled code calls leaves one by one"
 )
 
+_EXPORTING_AT_IMPORT: bool | None = _take(
+    "torch.compiler._is_exporting_flag", None, "missing: gradients of swapped tensors in compiled code"
+)
+
+
+def is_exporting() -> bool:
+    """Return whether `torch.export` traces. Torch 2.11 says yes in all compiled code."""
+    if _EXPORTING_AT_IMPORT is None:
+        return torch.compiler.is_exporting()
+    return torch.compiler._is_exporting_flag
+
+
 add_batch_dim: Callable[[Tensor, int, int], Any] = _need("torch._functorch.vmap._add_batch_dim", "torch.vmap")
 remove_batch_dim: Callable[[Tensor, int, int, int], Any] = _need(
     "torch._functorch.vmap._remove_batch_dim", "torch.vmap"

@@ -224,7 +224,7 @@ class _ShardArray:
             if not self._shards.is_there(self._part):
                 raise self._shards.make_missing_error(self._part)
         except FileNotFoundError as error:
-            found = in_memory(self._shards.read_again(self._part, error)._unread_at(self._path)[at])
+            found = in_memory(self._shards.read_again(self._part, error)._peek_unread(self._path)[at])
         return found
 
     def write(self, selection: Selection, values: Any) -> None:

@@ -38,12 +38,12 @@ from tensordict.datasets.records import to_file, to_line
 from tensordict.io.formats.archive_reader import Archive
 from tensordict.io.formats.detect import detect_format
 from tensordict.io.formats.loading import LoadOptions, load_directory
-from tensordict.io.formats.opening import ARCHIVE, DIRECTORY, SUFFIXES, load_mapped, open_file
+from tensordict.io.formats.opening import ARCHIVE, DIRECTORY, SUFFIXES, map_save, open_file
 from tensordict.io.remote.remote_rows import open_rows
 from tensordict.io.remote.remote_saves import Access
 from tensordict.io.remote.urls import IN_FLIGHT, Remote, is_url
 from tensordict.io.saving import commit
-from tensordict.io.saving.source import PrivateSave
+from tensordict.io.saving.source import PrivateSaveFolder
 from tensordict.memory import files, system
 from tensordict.memory.mapped import PathLike
 from tensordict.memory.names import META, SCHEMA, local_path
@@ -163,7 +163,7 @@ class Location:
                 files.write_new(staged, content, durable)
                 os.link(staged, self.path(name))
             finally:
-                commit.unless_it_fails(os.unlink, staged)
+                commit.try_to(os.unlink, staged)
             if durable:
                 files.sync_folder(self.root)
 
@@ -207,9 +207,9 @@ class Location:
         check_label(self.read_label(name), name, path)
         format = detect_format(path)
         if format == DIRECTORY and mode == "r":
-            return load_directory(path, LoadOptions(source=PrivateSave(path)))
+            return load_directory(path, LoadOptions(source=PrivateSaveFolder(path)))
         if format in (DIRECTORY, ARCHIVE):
-            return load_mapped(path, LoadOptions(mode=mode), Access())
+            return map_save(path, LoadOptions(mode=mode), Access())
         return open_file(path, LoadOptions(mode=mode), Access(), format)
 
     def read_label(self, name: str) -> Line | None:
@@ -287,7 +287,7 @@ class Location:
             SaveError: another process removes shards.
         """
         root, lock = self.root, self.path(_LOCK)
-        with commit.locked(lock, root, os.O_RDWR | os.O_CREAT) as sure:
+        with commit.hold_lock(lock, root, os.O_RDWR | os.O_CREAT) as sure:
             if not sure:
                 raise SaveError(
                     f"the file system of {root!r} has no locks, which would tell that nobody else compacts it"
@@ -340,7 +340,7 @@ class _GrowingLog:
                 if self._durable:
                     os.fsync(self._fd)
             except OSError:
-                commit.unless_it_fails(os.ftruncate, self._fd, self._end)
+                commit.try_to(os.ftruncate, self._fd, self._end)
                 raise
         self._end += len(content)
         self._crc = crc
@@ -349,13 +349,13 @@ class _GrowingLog:
         """Close the file. Remove a manifest without lines, unless its writer has left a shard."""
         try:
             if not self._records:
-                commit.unless_it_fails(os.rmdir, self._shards)
+                commit.try_to(os.rmdir, self._shards)
                 if not os.path.lexists(self._shards):
                     os.unlink(self._path)
         finally:
             # Unlock explicitly, because a forked child may have the descriptor, too.
             if system.HAS_LOCKS:
-                commit.unless_it_fails(system.unlock, self._fd)
+                commit.try_to(system.unlock, self._fd)
             os.close(self._fd)
 
 

@@ -24,13 +24,13 @@ from tensordict.datasets.schema import Schema
 from tensordict.datasets.shards import Shard, new_shard, rows_per_block
 from tensordict.datasets.sweeping import Sweep, Sweeper, check_shard, list_unlisted_shards, parse_shard_paths
 from tensordict.datasets.writer import DatasetWriter, choose_shard_options, find_schema, require_schema
-from tensordict.io.formats.opening import ABOVE, DATASET, DIRECTORY, Above
+from tensordict.io.formats.opening import DATASET, DIRECTORY, REGISTERED_FORMATS, RegisteredFormat
 from tensordict.io.formats.structure import Complain
 from tensordict.io.remote.remote_saves import Access
 from tensordict.io.remote.urls import StorageOptions
-from tensordict.io.saving.progress import Progress, progress_bar, quiet
+from tensordict.io.saving.progress import Progress, hide_bars, progress_bar
 from tensordict.io.saving.verification import Report
-from tensordict.io.specification import LeafSpec, Specification, Unread
+from tensordict.io.specification import DeferredValue, LeafSpec, Specification
 from tensordict.memory import files
 from tensordict.memory.mapped import PathLike
 
@@ -95,9 +95,9 @@ def compact(
     merged, and damaged shards stay unchanged. While a manifest is damaged or missing, old shards are not removed.
     """
     place = Location.of(path, Access(storage_options))
-    with quiet(progress):
+    with hide_bars(progress):
         schema = require_schema(place)
-    with place.exclusive(), quiet(progress):
+    with place.exclusive(), hide_bars(progress):
         index = _read_index(place, schema)
         _warn(index.problems)
         parts = index.parts()
@@ -276,7 +276,7 @@ def describe(path: PathLike, complain: Complain | None, access: Access) -> Speci
     def content(key: Path) -> Any:
         if not data:
             data.append(Dataset(path, access=access))
-        return data[0]._unread_at(key)
+        return data[0]._peek_unread(key)
 
     def values(key: Path, count: int | None) -> Any:
         rows = content(key)
@@ -286,7 +286,7 @@ def describe(path: PathLike, complain: Complain | None, access: Access) -> Speci
     leaves: dict[Path, Any] = {}
     for key, field in schema.fields.items():
         if field.dtype is None:
-            leaves[key] = Unread("one for each row", partial(values, key))
+            leaves[key] = DeferredValue("one for each row", partial(values, key))
         else:
             shape = (rows, *field.shape)
             # Only the shards know the size of ragged rows.
@@ -356,4 +356,4 @@ def write_rows(writer: DatasetWriter, container: Any) -> None:
         writer.extend(container[start : start + step])
 
 
-ABOVE[DATASET] = Above(open_with_row_class, describe, _write, _verify)
+REGISTERED_FORMATS[DATASET] = RegisteredFormat(open_with_row_class, describe, _write, _verify)

@@ -19,8 +19,8 @@ from tensordict.core.exceptions import SchemaError, UnsupportedEntryError
 from tensordict.core.keys import Path, entry_of, joined
 from tensordict.io import checks
 from tensordict.io.formats.meta import DTYPES
-from tensordict.io.formats.stack_columns import elements_of_rows, ragged_leaf, taken
-from tensordict.io.formats.structure import bad, node_from_json, node_to_json
+from tensordict.io.formats.stack_columns import count_elements, join_ragged, split_ragged
+from tensordict.io.formats.structure import node_from_json, node_to_json, structure_error
 from tensordict.io.specification import (
     DICT,
     LAZY,
@@ -302,7 +302,7 @@ class Schema:
 def join_ragged_rows(field: Field, parts: list[RaggedRows]) -> Any:
     """Build the ragged tensor of the rows of all parts."""
     flat, sizes = torch.cat([part.flat for part in parts]), torch.cat([part.sizes for part in parts])
-    return ragged_leaf(flat, sizes, field.shape if field.jagged else None, False, ragged.SharedOffsets())
+    return join_ragged(flat, sizes, field.shape if field.jagged else None, False, ragged.SharedOffsets())
 
 
 # --- walking ----------------------------------------------------------------------------------------------------------
@@ -359,7 +359,7 @@ def _from_json(spec: Any, key: Path, fields: dict[Path, Field]) -> Specification
         fields[key] = Field(None, ())
         return node
     if node.kind != DICT or not node.batch_size or type(given) is not dict:
-        raise bad(key, f"it is no batch of rows, but {spec!r:.80}")
+        raise structure_error(key, f"it is no batch of rows, but {spec!r:.80}")
     entries: dict[str, Any] = {}
     for name, item in given.items():
         path = (*key, name)
@@ -374,11 +374,11 @@ def _from_json(spec: Any, key: Path, fields: dict[Path, Field]) -> Specification
 def _field_from_json(item: dict[str, Any], key: Path) -> Field:
     dtype = item.get("dtype")
     if type(dtype) is not str or dtype not in DTYPES:
-        raise bad(key, f"its dtype is {dtype!r:.80}")
+        raise structure_error(key, f"its dtype is {dtype!r:.80}")
     try:
         return Field(DTYPES[dtype], checks.ints(item.get("shape"), "its shape", -1), item.get("jagged") is True)
     except ValueError as error:
-        raise bad(key, str(error)) from None
+        raise structure_error(key, str(error)) from None
 
 
 def _densify(stack: Any, key: Path) -> Any:
@@ -447,13 +447,13 @@ def _as_ragged_rows(leaf: Tensor, field: Field) -> RaggedRows | None:
     if leaf.dim() != len(field.shape) + 1:
         return None
     if leaf.is_nested:
-        flat, sizes, _ = taken(leaf)
+        flat, sizes, _ = split_ragged(leaf)
         sizes = sizes.cpu()
     else:
         flat, sizes = leaf.reshape(-1), torch.tensor(leaf.shape[1:]).expand(leaf.shape[0], -1)
     form = field.shape if field.jagged else None
     try:
-        elements_of_rows(sizes, form)
+        count_elements(sizes, form)
     except ValueError:
         return None
     return RaggedRows(flat.detach().to("cpu", copy=True).as_subclass(Tensor), sizes.clone())

@@ -145,7 +145,7 @@ class FolderShard(Shard):
     def save(self) -> Line:
         if self.line is None:
             self._folder.commit(
-                self._container({key: self._folder.written(key, self.count) for key in self.schema.dense})
+                self._container({key: self._folder.truncate(key, self.count) for key in self.schema.dense})
             )
             self.line = self._make_line(self._path)
         return self.line

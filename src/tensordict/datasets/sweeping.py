@@ -24,7 +24,7 @@ from tensordict.datasets.location import Location, ShardItem, is_zarr
 from tensordict.datasets.manifest import list_manifests
 from tensordict.datasets.schema import Schema, find_difference
 from tensordict.datasets.shards import rows_per_block
-from tensordict.io.formats.directory import FolderOptions, files_of, plan_files
+from tensordict.io.formats.directory import FolderOptions, list_files, plan_files
 from tensordict.io.saving.commit import TEMPORARY
 from tensordict.io.saving.verification import Report, verify
 
@@ -181,7 +181,7 @@ def _describe_change(item: ShardItem, limit: float) -> str:
 def make_file_test(schema: Schema) -> IsOurs:
     """Return a function that returns True for paths that a folder of a shard can have; folders end with a slash."""
     options = FolderOptions(archive=True, label=[])
-    files = {*files_of(plan_files(schema.sample(1), "/shard", options)), ""}
+    files = {*list_files(plan_files(schema.sample(1), "/shard", options)), ""}
     folders = {name[: at + 1] for name in files for at, letter in enumerate(name) if letter == "/"}
 
     # A killed writer may leave a temporary file.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -59,6 +60,11 @@ class Block:
 
         Autograd does not see the result as a view, so writing to it does not bump the version of other tensors.
         """
+        if torch.compiler.is_compiling():
+            # Dynamo cannot trace `set_`, so compiled code has views of the block.
+            nbytes = math.prod(shape) * dtype.itemsize if strides is None else self.storage.numel() - start
+            rest = self.storage[start : start + nbytes // dtype.itemsize * dtype.itemsize].view(dtype)
+            return rest.view(torch.Size(shape)) if strides is None else rest.as_strided(shape, strides)
         empty = self._empty.get(dtype)
         if empty is None:
             empty = self._empty[dtype] = torch.empty(0, dtype=dtype, device=self.storage.device)

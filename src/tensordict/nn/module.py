@@ -21,7 +21,7 @@ from tensordict.nn import pickled_modules
 from tensordict.nn.dispatch import entries_as_container
 from tensordict.nn.skipping import must_skip
 from tensordict.ops.collection import TensorCollection
-from tensordict.ops.dims.indexing import given
+from tensordict.ops.dims.indexing import unwrap_value
 from tensordict.ops.entries.atomic_updates import set_all
 
 if TYPE_CHECKING:
@@ -235,7 +235,7 @@ class TensorDictModuleBase(nn.Module):
             warnings.warn(f"no module below {type(module).__name__} has reset_parameters", stacklevel=3)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        state, selecting = pickled_modules.as_ours(state)
+        state, selecting = pickled_modules.convert_state(state)
         super().__setstate__(state)  # type: ignore[no-untyped-call]
         if selecting:
             self._selecting = self.register_forward_hook(_drop_unselected)
@@ -404,7 +404,7 @@ class TensorDictModule(TensorDictModuleBase):
             else:
                 value = entries.get(key) if type(key) is str else tensordict.get(key, None)
             if type(value) is not Tensor:
-                value = given(value)
+                value = unwrap_value(value)
                 if value is None and self.strict:
                     raise self._missing(tensordict)
             arguments.append(value)
