@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, TypeVar
 import torch
 
 from tensordict.ops.storing.leaves import Leaves
-from tensordict.parallel.chunking import Mapped, Options, check_shuffle
+from tensordict.parallel.chunking import ChunkedMap, MapOptions, check_shuffle
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -92,7 +92,7 @@ class Mapping(Leaves):
             >>> td.map(doubled, num_workers=2, mp_start_method="fork")["y"]
             tensor([ 0,  2,  4,  6,  8, 10])
         """
-        options = Options(
+        options = MapOptions(
             dim=dim,
             num_workers=num_workers,
             chunksize=chunksize,
@@ -106,7 +106,7 @@ class Mapping(Leaves):
             timeout=timeout,
             out=out,
         )
-        return Mapped(fn, self, options).joined()  # type: ignore[no-any-return]
+        return ChunkedMap(fn, self, options).join()  # type: ignore[no-any-return]
 
     def map_iter(
         self,
@@ -168,7 +168,7 @@ class Mapping(Leaves):
             [1, 5, 4]
         """
         check_shuffle(shuffle, index_with_generator)
-        options = Options(
+        options = MapOptions(
             dim=dim,
             num_workers=num_workers,
             chunksize=chunksize,
@@ -183,4 +183,4 @@ class Mapping(Leaves):
             shuffle=shuffle,
             ordered=ordered,
         )
-        return Mapped(fn, self, options).one_by_one()
+        return ChunkedMap(fn, self, options).iterate()
