@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -121,7 +122,7 @@ class ChunkedMap:
             self._context, self._job, workers, base, options.worker_threads, limit, len(chunks), timeout
         ), chunks
 
-    def results(self, bounded: bool = False) -> Iterator[tuple[Chunk, Any]]:
+    def results(self, bounded: bool = False) -> Generator[tuple[Chunk, Any], None, None]:
         """Run the function over all chunks and iterate over (chunk, result) pairs, in order or as they arrive.
 
         Args:
@@ -154,8 +155,9 @@ class ChunkedMap:
 
     def iterate(self) -> Iterator[Any]:
         """Iterate over the results. New chunks start as the caller takes results."""
-        for _, value in self.results(bounded=True):
-            yield value
+        with contextlib.closing(self.results(bounded=True)) as results:
+            for _, value in results:
+                yield value
 
     def join(self) -> Any:
         """Run all chunks and return the results joined along the dim, or `out`. Without results, return `None`."""

@@ -21,7 +21,7 @@ from tensordict.core.contract import Contract
 from tensordict.core.exceptions import TransferError
 from tensordict.core.json_text import parse_json
 from tensordict.core.keys import Path, joined
-from tensordict.memory.flat_buffers import fresh
+from tensordict.memory.flat_buffers import new_bytes
 from tensordict.parallel import shared_memory, wire
 from tensordict.parallel.channels import (
     Channel,
@@ -72,7 +72,7 @@ def broadcast(
             raise error
         nbytes = sum(message.numel() for message in messages)
     else:
-        first = fresh(wire.PROLOGUE, devices.main_device)
+        first = new_bytes(wire.PROLOGUE, devices.main_device)
         broadcast_all([first], src, group)
         header = _read_header(_receive_rest(first, src, group), src)
         nbytes = header.nbytes
@@ -136,7 +136,7 @@ def _receive_rest(first: Tensor, src: int, group: dist.ProcessGroup) -> bytes:
     head, more = wire.read_prologue(first)
     if more:
         try:
-            rest = fresh(more, first.device)
+            rest = new_bytes(more, first.device)
         except Exception as error:  # torch raises different errors for sizes beyond any memory
             raise TransferError(f"from rank {src}: no memory for a description of {more} bytes: {error}") from error
         broadcast_all([rest], src, group)

@@ -26,7 +26,7 @@ from tensordict.core.contract import Contract
 from tensordict.memory import pickling, system
 from tensordict.memory.file_maps import Finder
 from tensordict.memory.files import write_bytes
-from tensordict.memory.mapped import MemoryMappedTensor, SharedBlock, over_same, received
+from tensordict.memory.mapped import MemoryMappedTensor, SharedBlock, receive_block, wrap_like
 from tensordict.parallel import shared_memory
 
 # Up to this many bytes of tensors are part of the message.
@@ -78,7 +78,7 @@ class Handle(NamedTuple):
     def map_memory(self) -> Tensor:
         """Map the memory as a tensor of bytes, which then owns the descriptor."""
         if self.is_block:
-            return received(self.descriptor, self.nbytes).tensor(torch.uint8, (self.nbytes,))
+            return receive_block(self.descriptor, self.nbytes).tensor(torch.uint8, (self.nbytes,))
         storage = rebuild_storage_fd(torch.UntypedStorage, self.descriptor, self.nbytes)  # type: ignore[no-untyped-call]
         return torch.empty(0, dtype=torch.uint8, device="cpu").set_(storage)
 
@@ -164,8 +164,10 @@ class Message:
 
     def __reduce__(self) -> Any:
         # Pools pickle messages. The receiver asks this process for the descriptors when it reads the message.
-        descriptor = system.sent(self.fd) if self.nbytes else None
-        handles = [handle._replace(descriptor=system.sent(handle.descriptor.detach())) for handle in self.handles]
+        descriptor = system.send_descriptor(self.fd) if self.nbytes else None
+        handles = [
+            handle._replace(descriptor=system.send_descriptor(handle.descriptor.detach())) for handle in self.handles
+        ]
         return Message, (self.head, self.parts, self.nbytes, descriptor, handles)
 
 
@@ -214,7 +216,7 @@ class _Pickler(pickle.Pickler):
     def reducer_override(self, value: object) -> Any:
         if not isinstance(value, Tensor):
             if isinstance(value, Contract) and pickling.is_ours(type(value)):
-                return pickling.reduced(value, _PROTOCOL, lambda tensor: self._make_reference(tensor) is not None)
+                return pickling.reduce(value, _PROTOCOL, lambda tensor: self._make_reference(tensor) is not None)
             return NotImplemented
         if value.requires_grad and not value.is_leaf:
             raise RuntimeError(
@@ -289,7 +291,7 @@ class _Unpickler(pickle.Unpickler):
             found = torch.empty(0, dtype=dtype, device="cpu").set_(storage, at, shape, strides)
             if is_mapped:
                 assert isinstance(home, MemoryMappedTensor)
-                found = over_same(home, found)
+                found = wrap_like(home, found)
             self._tensors[which] = found
         return found
 

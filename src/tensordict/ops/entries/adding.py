@@ -17,7 +17,7 @@ from tensordict.core.contract import Contract, is_node
 from tensordict.core.exceptions import SaveError, UnsupportedEntryError
 from tensordict.core.keys import Key, Path, joined, path_of
 from tensordict.io.formats import meta
-from tensordict.io.formats.stack_columns import Column, elements_of_rows, is_ragged, ragged_leaf, taken
+from tensordict.io.formats.stack_columns import Column, count_elements, is_ragged_leaf, join_ragged, split_ragged
 from tensordict.io.saving import commit
 from tensordict.io.specification import DICT, Specification, specification_of
 from tensordict.memory import files
@@ -170,7 +170,7 @@ class _NewEntry:
     @classmethod
     def of(cls, tensor: Tensor) -> _NewEntry:
         """Return the elements of a tensor, ragged or not."""
-        return cls(*taken(tensor)) if is_ragged(tensor) else cls(tensor)
+        return cls(*split_ragged(tensor)) if is_ragged_leaf(tensor) else cls(tensor)
 
     @property
     def shape(self) -> torch.Size:
@@ -187,7 +187,7 @@ class _NewEntry:
         """Make the leaf over its elements in a file."""
         if self.sizes is None:
             return flat
-        return ragged_leaf(flat, self.sizes, self.row, False, ragged.SharedOffsets())
+        return join_ragged(flat, self.sizes, self.row, False, ragged.SharedOffsets())
 
 
 def _split_shape(shape: Any, key: Key) -> tuple[torch.Size, Tensor | None]:
@@ -200,7 +200,7 @@ def _split_shape(shape: Any, key: Key) -> tuple[torch.Size, Tensor | None]:
         return torch.Size(shape), None
     table = shape.detach().cpu().clone()
     try:
-        return torch.Size([elements_of_rows(table, None)]), table
+        return torch.Size([count_elements(table, None)]), table
     except ValueError:
         raise TypeError(
             f"entry {joined(path_of(key))!r}: the shape of a ragged entry is an int64 tensor of shape (rows, dims), "
@@ -246,7 +246,7 @@ def _add(
     else:
         folder = os.path.abspath(parent._memmap_prefix)
         target, table = f"{folder}/{file}{LEAF_SUFFIX}", f"{folder}/{file}{TABLE_SUFFIX}"
-        with commit.locked(folder, patience=_PATIENCE), _remove_new_files_on_error(target, table):
+        with commit.hold_lock(folder, patience=_PATIENCE), _remove_new_files_on_error(target, table):
             meta.refuse_entry(folder, path[-1], path)
             if content.sizes is not None:
                 _write_table(table, content.sizes, copy_data, path)
@@ -358,7 +358,7 @@ def _make_node(parent: Contract, name: str, path: Path, robust: bool) -> Any:
         child._memmap_prefix = parent._memmap_prefix / inner
         folder = os.path.abspath(child._memmap_prefix)
         above = os.path.dirname(folder)
-        with commit.locked(above, patience=_PATIENCE):
+        with commit.hold_lock(above, patience=_PATIENCE):
             meta.refuse_entry(above, name, path)
             os.makedirs(folder, exist_ok=True)
             meta.write_meta(folder, meta.node_meta(Specification(DICT, child._batch_size, names=child._names), {}))

@@ -251,7 +251,7 @@ def _spread(holder: Any, at: object, indexed: torch.Size, ndim: int) -> Any:
     """
     if holder._members() is None:
         return makers.value(holder._value, indexed)
-    return makers.value(None, indexed + holder._batch_size[ndim:])._assigned(at, holder)
+    return makers.value(None, indexed + holder._batch_size[ndim:])._assign_values(at, holder)
 
 
 def _allocate_like(item: Any, at: Any, indexed: torch.Size, new_size: torch.Size, path: Path) -> Any:

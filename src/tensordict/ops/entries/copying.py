@@ -14,7 +14,7 @@ from torch import Tensor
 from tensordict.core import foreach, ragged
 from tensordict.core.contract import NOT_BACKED, Clones, Contract, EntryStore, is_flat
 from tensordict.io.formats import pickled_containers, torch_files
-from tensordict.io.specification import is_typed
+from tensordict.io.specification import is_stored_as_class
 from tensordict.memory import pickling
 from tensordict.memory.flat_buffers import is_whole
 from tensordict.ops.storing.leaves import Leaves
@@ -112,7 +112,7 @@ class Copying(Leaves):
     def __init_subclass__(cls, **options: object) -> None:
         super().__init_subclass__(**options)
         # `ForkingPickler` looks up the exact class before it calls `__reduce_ex__`, so each class is registered.
-        ForkingPickler.register(cls, pickling.for_process)
+        ForkingPickler.register(cls, pickling.reduce_for_process)
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> Any:
         if type(self).__reduce__ is not object.__reduce__:
@@ -120,11 +120,11 @@ class Copying(Leaves):
             return self.__reduce__()
         packed = None
         if protocol == torch_files.PROTOCOL:
-            if self._wrapped_container() is not self and not is_typed(self):
+            if self._wrapped_container() is not self and not is_stored_as_class(self):
                 # A wrapper with additional state, such as a container of parameters.
                 return object.__reduce_ex__(self, protocol)
-            packed = pickling.for_torch(self) or torch_files.reduced(self)
-        return pickling.reduced(self, int(protocol)) if packed is None else packed
+            packed = pickling.reduce_for_torch(self) or torch_files.reduce(self)
+        return pickling.reduce(self, int(protocol)) if packed is None else packed
 
     def __getstate__(self) -> dict[str, Any]:
         slots = {name: getattr(self, name) for name in self._slots}
@@ -141,7 +141,7 @@ class Copying(Leaves):
 
     def __setstate__(self, state: dict[str, object]) -> None:
         # The nested containers are restored already. Each level registers itself with its children as a locked parent.
-        state = pickled_containers.as_ours(type(self), state)
+        state = pickled_containers.convert_state(type(self), state)
         locked = state.get("_locked", False)
         for name in self._slots:
             setattr(self, name, state[name] if name in state else getattr(Contract, name))

@@ -233,11 +233,11 @@ class Reading(Contract):
             if stack is not None or self._members() is not None:
                 ragged_stacks.check_form(as_list, as_padded_tensor, as_nested_tensor, return_mask)
             if stack is not None and as_list:
-                return ragged_stacks.column(stack, path[-1])
+                return ragged_stacks.read_column(stack, path[-1])
             if stack is not None and as_nested_tensor:
-                return ragged_stacks.as_nested(stack, path, layout or torch.jagged)
+                return ragged_stacks.read_nested_tensor(stack, path, layout or torch.jagged)
             if stack is not None:
-                return ragged_stacks.as_padded(stack, path, padding_side, padding_value, return_mask)
+                return ragged_stacks.read_padded_tensor(stack, path, padding_side, padding_value, return_mask)
         # `dict.get` would add 10 ns to the 90 ns of a successful read.
         try:
             if type(key) is str:

@@ -18,7 +18,7 @@ from tensordict.core.keys import Path, joined, path_of
 from tensordict.core.replacing import replacing
 from tensordict.memory.file_source import FileSource
 from tensordict.memory.sparse_files import make_room
-from tensordict.ops.dims.naming import checked_names, take_names
+from tensordict.ops.dims.naming import as_names, take_names
 from tensordict.ops.entries.locking import Locking, raise_locked
 from tensordict.ops.entries.numbers import make_entry
 from tensordict.ops.entries.reading import NO_DEFAULT, Reading
@@ -691,7 +691,7 @@ def _add_leading_names(node: Any, names: list[str | None], path: Path) -> Any:
     if merged == own:
         return node
     node = node.copy()
-    node._name_tree(checked_names(merged, len(merged)))
+    node._name_tree(as_names(merged, len(merged)))
     return node
 
 

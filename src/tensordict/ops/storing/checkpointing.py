@@ -15,7 +15,7 @@ from tensordict.io.remote.remote_saves import read_file
 from tensordict.io.remote.uploads import write_file
 from tensordict.io.saving import checksums
 from tensordict.io.saving.leaf_writer import SaveOptions
-from tensordict.io.saving.progress import quiet
+from tensordict.io.saving.progress import hide_bars
 from tensordict.io.states import StateWriter
 from tensordict.memory.mapped import PathLike
 
@@ -159,7 +159,7 @@ class Checkpointing(Contract):
         one more dim.
         """
         options = SaveOptions(num_threads, durable, checksums.algorithm(checksum), progress, overwrite)
-        with quiet(progress):
+        with hide_bars(progress):
             write_file(
                 filename, storage_options, overwrite, lambda path: safetensors.save(self, path, options, separator)
             )
@@ -206,7 +206,7 @@ class Checkpointing(Contract):
                 has not defined.
         """
         options = LoadOptions(None if device is None else as_device(device), shows=progress)
-        with quiet(progress):
+        with hide_bars(progress):
             return read_file(  # type: ignore[no-any-return]
                 filename, storage_options, cache_dir, lambda path: safetensors.load(path, options, separator)
             )

@@ -20,7 +20,7 @@ from tensordict.io.remote.remote_saves import read_file
 from tensordict.io.remote.uploads import write_file
 from tensordict.io.saving import checksums
 from tensordict.io.saving.leaf_writer import SaveOptions
-from tensordict.io.saving.progress import quiet
+from tensordict.io.saving.progress import hide_bars
 from tensordict.memory import flat_buffers, system
 from tensordict.memory.flat_buffers import Block, Copies
 from tensordict.memory.mapped import PathLike
@@ -185,7 +185,7 @@ class Consolidating(Leaves):
         new_device = target if filename is not None or (self._device is not None and self._device != target) else None
 
         def finish() -> Any:
-            with quiet(progress):
+            with hide_bars(progress):
                 leaves, storage = run()
             return source._over_block(leaves, storage, new_device, inplace)
 
@@ -294,7 +294,7 @@ def _copy_to_storage(
         return copies.over(Block(storage)), storage
     if not storage.is_cpu and all(leaf.is_cpu for leaf in copies.leaves):
         # Collect the leaves on the CPU first: one large transfer is faster than many small ones.
-        host = flat_buffers.fresh(nbytes)
+        host = flat_buffers.new_bytes(nbytes)
         copies.layout.fill(Block(host), num_threads)
         storage.copy_(host, non_blocking)
     else:
@@ -315,7 +315,7 @@ def _allocate_storage(nbytes: int, device: torch.device, share: bool, pin: bool)
         except RuntimeError as error:
             raise system.explain_shared_memory(error) from error
         return torch.empty(0, dtype=torch.uint8, device=device).set_(shared)
-    return flat_buffers.fresh(nbytes)
+    return flat_buffers.new_bytes(nbytes)
 
 
 def _write_storage(plan: BlockPlan, options: SaveOptions, buffer: bool, filename: PathLike) -> tuple[list[Any], Tensor]:

@@ -13,7 +13,7 @@ from tensordict.core.contract import ContainerT, Contract, is_node, named_error
 from tensordict.core.devices import place_of
 from tensordict.core.keys import Path, joined
 from tensordict.memory.stored_tensors import in_memory
-from tensordict.ops.math.statistics import quantile_names, statistics_of
+from tensordict.ops.math.statistics import compute_statistics, name_quantiles
 from tensordict.ops.storing.leaves import Leaves
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ class Describing(Leaves):
         Raises:
             ValueError: a percentile is not in [0, 1], or given twice.
         """
-        return _summarize(self, quantile_names(percentiles), ())
+        return _summarize(self, name_quantiles(percentiles), ())
 
     def attrs(self, *, fields: Sequence[str] = _FIELDS, num_threads: int | None = None) -> Self:
         """Return the attributes of each leaf, in a container that can be passed to `to()` of another container.
@@ -114,7 +114,7 @@ def _summarize(node: Contract, quantiles: dict[str, float], path: Path) -> Summa
             # All members of a lazy stack share one `UnbatchedTensor`.
             leaves = [node._entries[name]] if isinstance(value, Contract) else map(in_memory, node._leaves_of(name))
             parts = [ragged.elements(leaf) for leaf in leaves]
-            entries[name] = make(statistics_of(parts, quantiles), torch.Size(()), node._device, None)
+            entries[name] = make(compute_statistics(parts, quantiles), torch.Size(()), node._device, None)
         except (RuntimeError, TypeError) as error:
             raise named_error(error, inside) from error
     return make(entries, torch.Size(()), node._device, None)  # type: ignore[no-any-return]

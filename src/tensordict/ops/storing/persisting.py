@@ -14,7 +14,7 @@ from tensordict.io.remote.credentials import as_url
 from tensordict.io.remote.remote_saves import read_file
 from tensordict.io.remote.uploads import save_file
 from tensordict.io.remote.urls import Remote, is_url
-from tensordict.io.saving.progress import quiet
+from tensordict.io.saving.progress import hide_bars
 from tensordict.io.saving.transaction import FileTransaction, TreeTransaction
 from tensordict.io.specification import check_levels
 from tensordict.io.stores.backends import backend_of
@@ -148,7 +148,7 @@ class Persisting(Contract):
             save(path).close()
             return makers.open_store(path, backend="h5", mode="r")
 
-        with quiet(progress):
+        with hide_bars(progress):
             return save_file(filename, storage_options, overwrite, write)  # type: ignore[arg-type, no-any-return]
 
     def to_store(
@@ -311,7 +311,7 @@ class Persisting(Contract):
         same time. If two processes write to the same chunk, the last write wins.
         """
         options: dict[str, Any] = {"durable": durable, "progress": progress, "overwrite": overwrite, **kwargs}
-        with quiet(progress):
+        with hide_bars(progress):
             saved: Self = self._to_store("zarr", without_scheme(filename), storage_options=storage_options, **options)
         return saved
 

@@ -21,7 +21,7 @@ from tensordict.io.remote.remote_saves import Access
 from tensordict.io.remote.uploads import save_file, save_folder
 from tensordict.io.remote.urls import is_url
 from tensordict.io.saving import checksums
-from tensordict.io.saving.progress import quiet
+from tensordict.io.saving.progress import hide_bars
 from tensordict.io.specification import specification_of
 from tensordict.io.stores.backends import BACKENDS
 from tensordict.memory.mapped import PathLike
@@ -558,7 +558,7 @@ class Saving(Contract):
             subpath=subpath, keys=keys, mode=mode, num_threads=num_threads, out=out, shows=progress,
         )  # fmt: skip
         access = Access.of(storage_options, cache_dir)
-        return _load_into(out, formats.load_mapped(without_scheme(prefix), options, access))  # type: ignore[no-any-return]
+        return _load_into(out, formats.map_save(without_scheme(prefix), options, access))  # type: ignore[no-any-return]
 
     @classmethod
     def load(
@@ -741,7 +741,7 @@ def _save(
             options.return_early,
             lambda whole: _save(whole, prefix, replace(options, full_tensor=False, return_early=False)),
             partial(
-                formats.load_mapped,
+                formats.map_save,
                 without_scheme(prefix or ""),
                 LoadOptions(robust=options.robust, unpickle=_unpickler(options.allow_pickle)),
                 Access.of(options.storage_options),
@@ -764,7 +764,7 @@ def _save(
         upload = save_file if is_archive else save_folder
 
         def run() -> Any:
-            with quiet(options.progress):
+            with hide_bars(options.progress):
                 return upload(prefix, options.storage_options, options.overwrite, write)
 
     elif is_archive:

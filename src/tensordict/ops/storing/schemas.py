@@ -122,7 +122,7 @@ def _open_or_write(zeros: Any, backend: str, filename: Any, overwrite: bool = Fa
 
     if not overwrite and (backend_of(backend).opens_urls or not is_url(path)):
         with contextlib.suppress(FileNotFoundError):
-            return reopening.opened(zeros, str(path), load)
+            return reopening.open_whole(zeros, str(path), load)
     return getattr(zeros, f"to_{backend}")(path, overwrite=overwrite, **kwargs)
 
 

@@ -209,7 +209,7 @@ class TableFiles(Tables):
             if options is None:
                 frame = _read_by_pandas(files, "read_csv", kwargs)
                 return cls.from_pandas(frame, batch_size=batch_size, **whole, **reading)
-            table = csv_tables(files, options, nulls is not None or fill is not None).whole()
+            table = csv_tables(files, options, nulls is not None or fill is not None).read_table()
             return cls.from_arrow(table, batch_size=batch_size, **whole, **reading)
 
     def to_csv(
@@ -320,7 +320,7 @@ class TableFiles(Tables):
             if kwargs:
                 frame = _read_by_pandas(files, "read_json", {"lines": lines, **kwargs})
                 return cls.from_pandas(frame, batch_size=batch_size, **whole, **reading)
-            table = json_tables(files, lines, nulls is not None or fill is not None).whole()
+            table = json_tables(files, lines, nulls is not None or fill is not None).read_table()
             return cls.from_arrow(table, batch_size=batch_size, **whole, **reading)
 
     def to_json(

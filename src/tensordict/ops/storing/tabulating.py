@@ -9,7 +9,7 @@ import torch
 from tensordict.convert import arrow, huggingface, pandas, polars
 from tensordict.convert.columns import Fill, Nulls, TableOptions
 from tensordict.ops.converting import Converting
-from tensordict.ops.foreign import adjusted
+from tensordict.ops.foreign import apply_options
 
 if TYPE_CHECKING:
     from pandas import DataFrame  # type: ignore[import-untyped]
@@ -332,4 +332,4 @@ def finish_table(
     """Convert a container of columns to the class `cls`, and apply the batch size and the device of the caller."""
     if not isinstance(container, cls) and hasattr(cls, "from_tensordict"):
         container = cls.from_tensordict(container)
-    return adjusted(container, auto_batch_size, batch_dims, device, batch_size)
+    return apply_options(container, auto_batch_size, batch_dims, device, batch_size)
