@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import torch
 
 from tensordict.containers.dense import TensorDict
-from tensordict.containers.on_disk import Twin
+from tensordict.containers.on_disk import UnreadMixin
 from tensordict.containers.persistent_tensordict import PersistentTensorDict
 from tensordict.containers.stacked_store import LazyStackedTensorDictStore
 from tensordict.core import pytree, registry
@@ -171,7 +171,7 @@ class TensorDictStore(PersistentTensorDict):
             raise address.missing()
         target = store.device if device is None else as_device(device)
         if store.is_stack:
-            found = LazyStackedTensorDictStore._opened(StackServer(address), target)
+            found = LazyStackedTensorDictStore._open_store(StackServer(address), target)
         else:
             self = object.__new__(cls)
             self._open(store.root, (), {}, target)
@@ -297,9 +297,9 @@ class TensorDictStore(PersistentTensorDict):
         self._nested.clear()
 
 
-class _UnreadStore(Twin, TensorDictStore):
-    """See `Twin`."""
+class _UnreadStore(UnreadMixin, TensorDictStore):
+    """See `UnreadMixin`."""
 
 
-TensorDictStore._twin = _UnreadStore
+TensorDictStore._unread_class = _UnreadStore
 TensorDictStore._plain = TensorDictStore

@@ -43,7 +43,7 @@ _MOST_LEAVES, _MOST_POSITIONS, _MOST_CELLS, _MOST_TEXT = 300, 20, 12, 200
 _COLOURS = ("#3b7dd8", "#e0872b")
 # A placeholder for the text color: Matplotlib draws in it, and the page replaces it by `currentColor`.
 _INK = "#010203"
-# The first bytes of every report, by which the CLI recognizes a report that it may replace.
+# The first bytes of every report. The CLI replaces only files that begin with them.
 MARK = "<!doctype html>\n<!-- a report of tensordict -->\n"
 
 

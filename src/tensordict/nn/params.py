@@ -40,7 +40,7 @@ _CHOICES = ("auto", "parameter", "buffer")
 
 
 class _Registered(MutableMapping[str, Any]):  # guarded: `_path` goes through all names
-    """The parameters or the other leaves of a container, in the form in which a module registers them.
+    """The parameters or the other leaves of a container, as the dict of parameters or buffers of a module.
 
     This is a live view: every leaf written to the container is registered at once. Nested keys are joined by dots.
     """
@@ -64,7 +64,7 @@ class _Registered(MutableMapping[str, Any]):  # guarded: `_path` goes through al
         return self._container.get(self._path(name))
 
     def __setitem__(self, name: str, value: Any) -> None:
-        node, last = self._container._holder(self._path(name))
+        node, last = self._container._find_parent(self._path(name))
         node._entries[last] = value
 
     def __delitem__(self, name: str) -> None:
@@ -253,7 +253,7 @@ class TensorDictParams(Wrapper, GivesTensorDicts, nn.Module):  # type: ignore[mi
         self._tensordict._write_name(name, item, non_blocking, path)
 
     def _admit_item(self, item: Any, path: Path, non_blocking: bool) -> Any:
-        """Convert an item to the form in which it is stored at `path`."""
+        """Convert an item for storage at `path`."""
         if not isinstance(item, (Tensor, Contract)):
             item = self._tensordict._admit(item, path, non_blocking)
         return self._convert_item(item)

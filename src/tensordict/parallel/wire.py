@@ -28,7 +28,7 @@ from tensordict.io.formats.structure import SIZES, Description, decode_value, re
 from tensordict.io.specification import Specification, to_container
 from tensordict.io.values import EncodedValue, NotJson, encode_without_tensors
 from tensordict.memory.files import is_direct
-from tensordict.memory.flat_buffers import Block, Layout, fresh, is_whole
+from tensordict.memory.flat_buffers import Block, Layout, is_whole, new_bytes
 from tensordict.memory.stored_tensors import StoredTensor, in_memory
 
 # A tensor of up to this many bytes is copied into the block: two copies of 64 KiB take 10 us, a message over gloo 60.
@@ -137,7 +137,7 @@ class Package:
         found: list[Tensor] = []
         for device, layout in self._layouts.items():
             if layout.nbytes:
-                block = fresh(layout.nbytes, device_of(device))
+                block = new_bytes(layout.nbytes, device_of(device))
                 layout.fill(Block(block))
                 found.append(block)
         for tensor in self._large:
@@ -258,7 +258,7 @@ class NewBuffers:
 
     def __init__(self, header: Header, device_of: Callable[[str], torch.device]) -> None:
         self.header = header
-        self.storages = {device: fresh(end, device_of(device)) for device, (_, end) in header.storages.items()}
+        self.storages = {device: new_bytes(end, device_of(device)) for device, (_, end) in header.storages.items()}
         self.buffers = [self.storages[device][:cut] for device, (cut, _) in header.storages.items() if cut]
         self.buffers += [self.storages[row.device][row.start : row.stop] for _, row in header.large()]
 
@@ -299,14 +299,14 @@ class TargetBuffers:
         self.buffers: list[Tensor] = []
         for device, (cut, _) in header.storages.items():
             if cut:
-                self._blocks[device] = fresh(cut, device_of(device))
+                self._blocks[device] = new_bytes(cut, device_of(device))
                 self.buffers.append(self._blocks[device])
         for name, row in header.large():
             target = self._writable[name].detach()
             if target.device == device_of(row.device) and target.is_contiguous() and not _is_changed(target):
                 self.buffers.append(_flat(target))
             else:
-                buffer = fresh(row.stop - row.start, device_of(row.device))
+                buffer = new_bytes(row.stop - row.start, device_of(row.device))
                 self.buffers.append(buffer)
                 self._staged.append((target, buffer, row))
 

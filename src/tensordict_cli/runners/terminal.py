@@ -128,7 +128,7 @@ def json_number(value: Any) -> Any:
 
 
 def _make_console(file: IO[str]) -> Any:
-    """Return a rich console, or `None` when the output is no terminal, color is switched off, or rich is missing."""
+    """Return a rich console; `None` if the output is not a terminal, color is switched off, or rich is missing."""
     if not sys.stdout.isatty() or os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
         return None
     try:

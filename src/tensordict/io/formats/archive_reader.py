@@ -198,7 +198,7 @@ class Archive:
         if self._shared is None:
             fd = self.data.file_map.descriptor()
             assert fd is not None
-            self._shared = file_maps.shared_bytes_of(fd, len(self.data), self.path).untyped_storage()
+            self._shared = file_maps.map_shared_bytes(fd, len(self.data), self.path).untyped_storage()
         return torch.empty(0, dtype=dtype, device="cpu").set_(self._shared, start // dtype.itemsize, (numel,), (1,))
 
     def stored_pieces(self, entry: Entry) -> Iterable[memoryview]:
@@ -354,7 +354,7 @@ def _map_file(path: str, writable: bool, fd: int | None) -> file_maps.Map:
             raise SaveError(f"{path!r} is not a regular file")
         if not status.st_size:
             raise SaveError(f"{path!r} is a file but no archive: it is empty")
-        return file_maps.mapped(opened, status.st_size, path, writable)
+        return file_maps.map_file(opened, status.st_size, path, writable)
     finally:
         if fd is None:
             os.close(opened)

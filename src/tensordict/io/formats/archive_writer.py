@@ -293,7 +293,7 @@ def _write_compressed_part(
 
     source = item.source
     if isinstance(source, Tensor):
-        files.see(source, add)
+        files.show_content(source, add)
     elif isinstance(source, bytes):
         add(source)
     else:

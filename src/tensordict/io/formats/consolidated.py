@@ -54,7 +54,7 @@ from tensordict.io.specification import (
 )
 from tensordict.io.values import NotJson, encode_plainly
 from tensordict.memory import file_maps, files, system
-from tensordict.memory.flat_buffers import ALIGN, Block, Layout, fresh
+from tensordict.memory.flat_buffers import ALIGN, Block, Layout, new_bytes
 from tensordict.memory.mapped import PathLike
 from tensordict.memory.names import local_path
 from tensordict.memory.storable import check_storable
@@ -132,7 +132,7 @@ class BlockPlan:
             SaveError: another process or thread is saving there, or a file of another format exists.
             OSError: the file cannot be written; the old file stays.
         """
-        storage = fresh(self.layout.nbytes) if buffer else None
+        storage = new_bytes(self.layout.nbytes) if buffer else None
         if storage is not None:
             self.layout.fill(Block(storage), options.num_threads)
         tensors, positions = self._fill_gaps(storage)
@@ -145,7 +145,7 @@ class BlockPlan:
                 end = self._encode_end([checksums[at] for at in positions if checksums])
                 files.write_bytes(fd, end, self.payload)
                 if storage is None:
-                    storage = file_maps.shared_bytes_of(fd, self.layout.nbytes, save.path)
+                    storage = file_maps.map_shared_bytes(fd, self.layout.nbytes, save.path)
             save.commit()
         return storage
 
@@ -329,7 +329,7 @@ def _open(filename: PathLike, complain: Complain | None = None) -> tuple[Specifi
     try:
         with name_file(target):
             content = _read_end(fd, complain is not None)
-            storage = file_maps.bytes_of(fd, content.nbytes, target)
+            storage = file_maps.map_bytes(fd, content.nbytes, target)
             tensors = _BlockTensors(Block(storage), content.spans, content.jagged, content.broken)
             return restore(content.spec, tensors, content.separator, complain=complain), content, storage
     except SaveError:

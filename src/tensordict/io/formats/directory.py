@@ -475,7 +475,7 @@ def _write_and_commit(
         ]
         # `write_options` has the number of threads that the caller asked for: without one, a file is not split, because
         # most file systems do not write one file faster with several threads.
-        threads = files.threads(options.num_threads, nbytes)
+        threads = files.choose_threads(options.num_threads, nbytes)
         files.run_all([job for file in leaf_files for job in file.jobs()], threads)
         for leaf, file in zip(leaves, leaf_files, strict=True):
             if not file.is_staged:

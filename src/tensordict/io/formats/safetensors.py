@@ -287,7 +287,7 @@ class _MappedTensors:
         ) is not Tensor
         if not self.skips_content:
             # Map the descriptor whose header was checked, because another file may have replaced it at its path.
-            self.bytes = file_maps.bytes_of(fd, os.fstat(fd).st_size, header.path)
+            self.bytes = file_maps.map_bytes(fd, os.fstat(fd).st_size, header.path)
             self.storage = self.bytes.untyped_storage()
 
     def take(self, name: str, key: Path) -> Tensor:

@@ -21,7 +21,7 @@ from tensordict.core.contract import Contract
 from tensordict.core.exceptions import UnsupportedEntryError
 from tensordict.core.keys import Path
 from tensordict.memory.file_source import FileSource
-from tensordict.memory.mapped import MemoryMappedTensor, _wrap, nested
+from tensordict.memory.mapped import MemoryMappedTensor, _wrap, make_nested_view
 from tensordict.memory.stored_tensors import SPREAD, Selection, StoredTensor, as_array, stored_dtype
 
 # Stacks of fewer members are stored member by member, in the form of the reference, so that it can read them as stacks.
@@ -94,7 +94,7 @@ def join_ragged(
         return Column(flat, sizes)
     if row is not None:
         return ragged.from_row_order(flat.detach().as_subclass(Tensor), sizes, row.index(-1) + 1, row, share)
-    return nested(flat, sizes) if isinstance(flat, MemoryMappedTensor) else ragged.from_buffer(flat, sizes)
+    return make_nested_view(flat, sizes) if isinstance(flat, MemoryMappedTensor) else ragged.from_buffer(flat, sizes)
 
 
 def count_elements(sizes: Tensor, row: Sequence[int] | None) -> int:

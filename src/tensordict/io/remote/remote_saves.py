@@ -444,7 +444,7 @@ class RemoteFolder:
             return torch.empty(shape, dtype=dtype, device="cpu")
         with cached.held() as fd:
             cached.ensure([(0, nbytes)])
-            return file_maps.bytes_of(fd, nbytes, cached.path).view(dtype).view(shape)
+            return file_maps.map_bytes(fd, nbytes, cached.path).view(dtype).view(shape)
 
     def place(self, path: str, wanted: Iterable[Range]) -> tuple[CachedFile, int]:
         """See `RemoteArchive.place`."""

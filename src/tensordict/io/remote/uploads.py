@@ -189,4 +189,4 @@ class _Staged:
         """The tensor over a file."""
         nbytes = os.path.getsize(path)
         with files.closing(files.open_file(path)) as fd:
-            return file_maps.bytes_of(fd, nbytes, path).view(dtype).view(shape)
+            return file_maps.map_bytes(fd, nbytes, path).view(dtype).view(shape)

@@ -139,7 +139,7 @@ class LeafFile:
         """Compute the checksum of a staged file, and sync it if the save is durable."""
         watch = self._watch(0)
         if watch is not None and self.options.checksum:
-            files.see(self.tensor, watch)
+            files.show_content(self.tensor, watch)
         transaction = self.options.transaction
         if transaction.durable:
             files.sync_file(transaction.at(self.path))
