@@ -13,7 +13,7 @@ from typing import Any
 
 import public_names
 import torch
-from api_pages import parsed
+from api_pages import parse_rst
 from calls import CALLS, LEFT_OUT
 from docutils import nodes
 from sphinx import addnodes
@@ -245,7 +245,7 @@ class Behaviour(SphinxDirective):
         body += [_row(_linked(call, self.env.docname), *map(_shown, found)) for call, found in seen.items()]
         group += [head, body]
         table += group
-        words = parsed(self, [":ref:`What the words mean <words>`."])
+        words = parse_rst(self, [":ref:`What the words mean <words>`."])
         return [nodes.container("", table, classes=["behaviour-scroll"]), *words]
 
 

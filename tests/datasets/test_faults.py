@@ -666,7 +666,7 @@ def test_a_manifest_takes_time_as_its_bytes(tmp_path: pathlib.Path) -> None:
 
     two_writers(tmp_path)
     held = sorted(path.stem for path in (tmp_path / "writers").iterdir())[0]
-    with open_dataset(tmp_path)._manifests.place.alone():
+    with open_dataset(tmp_path)._manifests.place.exclusive():
         schema = open_dataset(tmp_path)._manifests.manifests[held].schema
     writer = new_id()
     items: list[list[object]] = [["tensordict data set", 3, writer, schema, 0]]

@@ -528,19 +528,19 @@ def _no_memory(rank: int) -> None:
     """The last rank has no memory for what the others take."""
     last = dist.get_world_size() - 1
     td = TensorDict({"x": torch.full((300_000,), float(rank))})
-    fresh = wire.fresh
+    fresh = wire.new_bytes
 
     def short(nbytes: int, device: torch.device) -> torch.Tensor:
         return fresh(1 << 60 if nbytes == 1_200_000 else nbytes, device)
 
     for call in (lambda: td.broadcast(0), td.all_gather):
         if rank == last:
-            wire.fresh = short
+            wire.new_bytes = short
         try:
             with pytest.raises(TransferError, match="from rank 0" if rank == last else f"rank {last} of the group"):
                 call()
         finally:
-            wire.fresh = fresh
+            wire.new_bytes = fresh
     assert (td.broadcast(0) == 0).all()
 
 

@@ -427,7 +427,7 @@ def test_maps_that_outlive_their_module(monkeypatch: pytest.MonkeyPatch, tmp_pat
     path = tmp_path / "x.memmap"
     path.write_bytes(b"01234567")
     with open(path, "rb") as file:
-        tensor = file_maps.bytes_of(file.fileno(), 8, str(path))
+        tensor = file_maps.map_bytes(file.fileno(), 8, str(path))
     address = tensor.data_ptr()
     known = file_maps._known
     monkeypatch.setattr(file_maps, "_known", None)

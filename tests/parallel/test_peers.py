@@ -35,12 +35,12 @@ def _no_room(rank: int) -> None:
         with pytest.raises(TransferError, match="rank 1 did not take"):
             td.init_remote(1)
         return
-    fresh, wire.fresh = wire.fresh, lambda nbytes, device: fresh(1 << 60, device)
+    fresh, wire.new_bytes = wire.new_bytes, lambda nbytes, device: fresh(1 << 60, device)
     try:
         with pytest.raises(TransferError, match="receiving from rank 0"):
             TensorDict.from_remote_init(0)
     finally:
-        wire.fresh = fresh
+        wire.new_bytes = fresh
 
 
 def test_receiver_without_memory(tmp_path: Any) -> None:

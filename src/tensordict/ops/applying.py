@@ -16,7 +16,7 @@ from tensordict.core.exceptions import add_note
 from tensordict.core.key_views import IsLeaf, MembersApart
 from tensordict.core.keys import Path, joined
 from tensordict.core.shapes import as_size
-from tensordict.ops.entries.numbers import stored
+from tensordict.ops.entries.numbers import make_entry
 from tensordict.ops.entries.reading import NO_DEFAULT
 from tensordict.ops.entries.write_plans import WritePlan
 from tensordict.ops.entries.writing import Writing
@@ -273,7 +273,7 @@ class Applying(Writing):
     def _convert_result(self, value: object, result: Any, size: torch.Size, call: _Call, path: Path) -> Any:
         """Convert a result of the function to the entry that replaces `value` in a container of this batch size."""
         if not isinstance(result, (Tensor, Contract)):
-            result = stored(result, path, size, self._device)
+            result = make_entry(result, path, size, self._device)
         elif (
             # Like `set`: a container with a device moves nested containers to it.
             self._device is not None

@@ -17,7 +17,7 @@ from tensordict.core.contract import Contract, identity
 from tensordict.core.devices import as_device, place_of, put_on, wait_for
 from tensordict.core.shapes import as_size
 from tensordict.ops.refusals import name_entry
-from tensordict.ops.storing.describing import fitted, is_description
+from tensordict.ops.storing.describing import convert_leaves, is_description
 from tensordict.ops.storing.leaves import Leaves, _walk
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ class Casting(Leaves):
         if len(args) == 1 and isinstance(args[0], Contract) and is_description(args[0]):
             if kwargs:
                 raise TypeError(f"to() takes no other arguments with a description of the leaves, got {sorted(kwargs)}")
-            return self._same_lock(fitted(self, args[0]))
+            return self._same_lock(convert_leaves(self, args[0]))
         request = _parse_arguments(args, kwargs)
         if request.plain and (request.device is None or request.device == self._device):
             result = self

@@ -89,7 +89,7 @@ class ClientMembers(Indexing, Applying, Naming):
             return self._wrapped_container().get(key, default, **kwargs)
         value = self._entries.get(key)
         if value is None and default is NO_DEFAULT:
-            raise self._missing(key)
+            raise self._make_missing_error(key)
         return default if value is None else value
 
     def _set_str(

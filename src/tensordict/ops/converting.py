@@ -11,7 +11,7 @@ from torch import Tensor
 
 from tensordict.convert.dataclasses import from_dataclass
 from tensordict.convert.mappings import refuse_exclusive
-from tensordict.convert.python_structures import opened
+from tensordict.convert.python_structures import open_structure
 from tensordict.core import makers, registry
 from tensordict.core.contract import Contract, EntryStore, named_error
 from tensordict.core.keys import path_of
@@ -206,7 +206,7 @@ class Converting(Contract):
                 if not hasattr(input_dict, "items"):
                     raise TypeError(f"from_dict reads a mapping or a container, got {type(input_dict).__name__}")
                 input_dict = dict(input_dict.items())  # for example a pandas Series
-            tree = opened(input_dict)
+            tree = open_structure(input_dict)
         if batch_size is not None or not (auto_batch_size or batch_dims is not None):
             return make(tree, batch_size, device, names)  # type: ignore[no-any-return]
         result = make(tree, None, device)
@@ -305,7 +305,7 @@ class Converting(Contract):
         if not dataclasses.is_dataclass(dataclass):
             raise TypeError(f"from_dataclass reads an instance of a dataclass, got {type(dataclass).__name__}")
         return cls.from_dict(
-            opened(dataclass),
+            open_structure(dataclass),
             auto_batch_size=auto_batch_size,
             batch_size=batch_size,
             device=device,

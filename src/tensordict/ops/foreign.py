@@ -11,13 +11,13 @@ from torch import Tensor
 
 from tensordict.convert import numpy as arrays
 from tensordict.convert import pytrees
-from tensordict.convert.python_structures import is_h5, is_zarr, opened
+from tensordict.convert.python_structures import is_h5, is_zarr, open_structure
 from tensordict.core.contract import Contract
 from tensordict.core.exceptions import ShapeError
 from tensordict.core.keys import joined, path_of
 from tensordict.core.shapes import as_size
 from tensordict.ops.converting import Converting
-from tensordict.ops.entries.numbers import stored
+from tensordict.ops.entries.numbers import make_entry
 
 if TYPE_CHECKING:
     from typing_extensions import Self, TypedDict, Unpack
@@ -96,9 +96,9 @@ class Foreign(Converting):
             return cls.from_h5(obj, **given)  # type: ignore[attr-defined]
         if is_zarr(obj):
             return cls.from_zarr(obj, **given)  # type: ignore[attr-defined]
-        tree = opened(obj)
+        tree = open_structure(obj)
         if type(tree) is list:
-            return stored(tree, ("obj",), torch.Size(()), device)
+            return make_entry(tree, ("obj",), torch.Size(()), device)
         if isinstance(tree, dict):
             return cls.from_dict(tree, **given)
         if not isinstance(tree, Contract) or isinstance(tree, Tensor):

@@ -431,7 +431,7 @@ def _as_parameter(value: Tensor, old: nn.Parameter, lasting: bool) -> Tensor:
     if value.requires_grad:
         return value
     if torch.compiler.is_compiling():
-        if internals.transforms_active() or torch.compiler.is_exporting():
+        if internals.transforms_active() or internals.is_exporting():
             return value
         # Dynamo can make parameters only of inputs of the graph, not of tensors that the graph computes.
         if not lasting:

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from tensordict.core.exceptions import TransferError
-from tensordict.memory.flat_buffers import fresh
+from tensordict.memory.flat_buffers import new_bytes
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -181,7 +181,7 @@ class Channel(NamedTuple):
 
     def buffer(self, nbytes: int) -> Tensor:
         """Memory for a message without tensors."""
-        return fresh(nbytes, self.devices.main_device)
+        return new_bytes(nbytes, self.devices.main_device)
 
     def last_tag(self, tensors: int) -> int:
         """What the calls return: the tag that the last tensor would have if each had one."""

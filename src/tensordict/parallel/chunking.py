@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -121,7 +122,7 @@ class Mapped:
             self._context, self._job, workers, base, options.worker_threads, limit, len(chunks), timeout
         ), chunks
 
-    def results(self, bounded: bool = False) -> Iterator[tuple[Chunk, Any]]:
+    def results(self, bounded: bool = False) -> Generator[tuple[Chunk, Any], None, None]:
         """The results with their chunks, in their order or as they come.
 
         Args:
@@ -153,8 +154,9 @@ class Mapped:
 
     def one_by_one(self) -> Iterator[Any]:
         """The results, as somebody takes them."""
-        for _, value in self.results(bounded=True):
-            yield value
+        with contextlib.closing(self.results(bounded=True)) as results:
+            for _, value in results:
+                yield value
 
     def joined(self) -> Any:
         """`out`, or the results joined along the dim; `None` when there are none."""

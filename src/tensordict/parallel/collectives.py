@@ -18,7 +18,7 @@ from tensordict.core.contract import Contract
 from tensordict.core.exceptions import TransferError
 from tensordict.core.json_text import parse_json
 from tensordict.core.keys import Path, joined
-from tensordict.memory.flat_buffers import fresh
+from tensordict.memory.flat_buffers import new_bytes
 from tensordict.parallel import shared_memory, wire
 from tensordict.parallel.channels import Channel, MessageDevices, as_group, broadcast_all, from_all, rank_in, wait_for
 from tensordict.parallel.transfers import Receiving, Sending, differences, received_apart
@@ -61,7 +61,7 @@ def broadcast(
             raise error
         nbytes = sum(message.numel() for message in messages)
     else:
-        first = fresh(wire.PROLOGUE, devices.main_device)
+        first = new_bytes(wire.PROLOGUE, devices.main_device)
         broadcast_all([first], src, group)
         header = _header(_rest(first, src, group), src)
         nbytes = header.nbytes
@@ -125,7 +125,7 @@ def _rest(first: Tensor, src: int, group: dist.ProcessGroup) -> bytes:
     head, more = wire.opened(first)
     if more:
         try:
-            rest = fresh(more, first.device)
+            rest = new_bytes(more, first.device)
         except Exception as error:  # Torch has several for what no memory could hold.
             raise TransferError(f"from rank {src}: no memory for a description of {more} bytes: {error}") from error
         broadcast_all([rest], src, group)

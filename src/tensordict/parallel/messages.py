@@ -26,7 +26,7 @@ from tensordict.core.contract import Contract
 from tensordict.memory import pickling, system
 from tensordict.memory.file_maps import Finder
 from tensordict.memory.files import write_bytes
-from tensordict.memory.mapped import MemoryMappedTensor, SharedBlock, over_same, received
+from tensordict.memory.mapped import MemoryMappedTensor, SharedBlock, receive_block, wrap_like
 from tensordict.parallel import shared_memory
 
 # Up to this many bytes of tensors are part of the message.
@@ -77,7 +77,7 @@ class Handle(NamedTuple):
     def opened(self) -> Tensor:
         """The memory, as bytes; takes the descriptor over."""
         if self.is_block:
-            return received(self.descriptor, self.nbytes).tensor(torch.uint8, (self.nbytes,))
+            return receive_block(self.descriptor, self.nbytes).tensor(torch.uint8, (self.nbytes,))
         storage = rebuild_storage_fd(torch.UntypedStorage, self.descriptor, self.nbytes)  # type: ignore[no-untyped-call]
         return torch.empty(0, dtype=torch.uint8, device="cpu").set_(storage)
 
@@ -162,8 +162,10 @@ class Message:
 
     def __reduce__(self) -> Any:
         # How a pool sends it: the receiver asks this process for the descriptor, when it opens the message.
-        descriptor = system.sent(self.fd) if self.nbytes else None
-        handles = [handle._replace(descriptor=system.sent(handle.descriptor.detach())) for handle in self.handles]
+        descriptor = system.send_descriptor(self.fd) if self.nbytes else None
+        handles = [
+            handle._replace(descriptor=system.send_descriptor(handle.descriptor.detach())) for handle in self.handles
+        ]
         return Message, (self.head, self.parts, self.nbytes, descriptor, handles)
 
 
@@ -208,7 +210,7 @@ class _Pickler(pickle.Pickler):
     def reducer_override(self, value: object) -> Any:
         if not isinstance(value, Tensor):
             if isinstance(value, Contract) and pickling.is_ours(type(value)):
-                return pickling.reduced(value, _PROTOCOL, lambda tensor: self._reference(tensor) is not None)
+                return pickling.reduce(value, _PROTOCOL, lambda tensor: self._reference(tensor) is not None)
             return NotImplemented
         if value.requires_grad and not value.is_leaf:
             raise RuntimeError(
@@ -279,7 +281,7 @@ class _Unpickler(pickle.Unpickler):
             found = torch.empty(0, dtype=dtype, device="cpu").set_(storage, at, shape, strides)
             if is_mapped:
                 assert isinstance(home, MemoryMappedTensor)
-                found = over_same(home, found)
+                found = wrap_like(home, found)
             self._made[which] = found
         return found
 

@@ -24,11 +24,11 @@ from torch import Tensor
 from tensordict.core.exceptions import SaveError, TransferError, UnsupportedEntryError
 from tensordict.core.json_text import parse_json
 from tensordict.core.keys import Path, entry_of
-from tensordict.io.formats.structure import SIZES, Described, restore, value_of
+from tensordict.io.formats.structure import SIZES, Description, decode_value, restore
 from tensordict.io.specification import Specification, to_container
-from tensordict.io.values import Encoded, NotJson, exact
+from tensordict.io.values import EncodedValue, NotJson, encode_without_tensors
 from tensordict.memory.files import is_direct
-from tensordict.memory.flat_buffers import Block, Layout, fresh, is_whole
+from tensordict.memory.flat_buffers import Block, Layout, is_whole, new_bytes
 from tensordict.memory.stored_tensors import StoredTensor, in_memory
 
 # A tensor of up to this many bytes is copied into the block: two copies of 64 KiB take 10 us, a message over gloo 60.
@@ -46,7 +46,7 @@ _DTYPES = {str(dtype)[6:]: dtype for dtype in vars(torch).values() if isinstance
 _NAMES = {dtype: str(dtype)[6:] for dtype in _DTYPES.values()}
 
 
-class Sketch(Described):
+class Sketch(Description):
     """The structure of a container, its tensors, and its values apart from the structure.
 
     Args:
@@ -62,9 +62,9 @@ class Sketch(Described):
         self._allow_pickle = allow_pickle
         super().__init__(container, _SEPARATOR)
 
-    def _value(self, form: Specification, key: Path) -> Encoded:
+    def _encode_value(self, form: Specification, key: Path) -> EncodedValue:
         try:
-            value: dict[str, Any] = {"key": key, "json": exact(form.value)}
+            value: dict[str, Any] = {"key": key, "json": encode_without_tensors(form.value)}
         except NotJson as error:
             if not self._allow_pickle:
                 raise UnsupportedEntryError(
@@ -72,7 +72,7 @@ class Sketch(Described):
                 ) from None
             value = {"key": key, "pickle": base64.b64encode(_pickled(form.value, key)).decode()}
         self.values.append(value)
-        return Encoded(len(self.values) - 1, [])
+        return EncodedValue(len(self.values) - 1, [])
 
 
 class WireTensor(NamedTuple):
@@ -137,7 +137,7 @@ class Package:
         found: list[Tensor] = []
         for device, layout in self._layouts.items():
             if layout.nbytes:
-                block = fresh(layout.nbytes, device_of(device))
+                block = new_bytes(layout.nbytes, device_of(device))
                 layout.fill(Block(block))
                 found.append(block)
         for tensor in self._large:
@@ -258,7 +258,7 @@ class NewBuffers:
 
     def __init__(self, header: Header, device_of: Callable[[str], torch.device]) -> None:
         self.header = header
-        self.storages = {device: fresh(end, device_of(device)) for device, (_, end) in header.storages.items()}
+        self.storages = {device: new_bytes(end, device_of(device)) for device, (_, end) in header.storages.items()}
         self.buffers = [self.storages[device][:cut] for device, (cut, _) in header.storages.items() if cut]
         self.buffers += [self.storages[row.device][row.start : row.stop] for _, row in header.large()]
 
@@ -299,14 +299,14 @@ class TargetBuffers:
         self.buffers: list[Tensor] = []
         for device, (cut, _) in header.storages.items():
             if cut:
-                self._blocks[device] = fresh(cut, device_of(device))
+                self._blocks[device] = new_bytes(cut, device_of(device))
                 self.buffers.append(self._blocks[device])
         for name, row in header.large():
             target = self._writable[name].detach()
             if target.device == device_of(row.device) and target.is_contiguous() and not _is_changed(target):
                 self.buffers.append(_flat(target))
             else:
-                buffer = fresh(row.stop - row.start, device_of(row.device))
+                buffer = new_bytes(row.stop - row.start, device_of(row.device))
                 self.buffers.append(buffer)
                 self._staged.append((target, buffer, row))
 
@@ -361,7 +361,7 @@ def unpacked(value: Any, key: Path, allow_pickle: bool) -> Any:
         SaveError: it is pickled, and no pickle may be loaded; the key is named.
     """
     if "json" in value:
-        return value_of(value["json"], key)
+        return decode_value(value["json"], key)
     if not allow_pickle:
         raise UnsupportedEntryError(
             f"{entry_of(key)}the value was sent pickled, and loading a pickle may run any code: pass allow_pickle=True "

@@ -19,7 +19,7 @@ from tensordict.core.exceptions import SaveError
 from tensordict.core.keys import Path
 from tensordict.io.formats.loading import LoadOptions, load_directory, read_directory
 from tensordict.io.formats.structure import Complain
-from tensordict.io.formats.value_files import left_pickled
+from tensordict.io.formats.value_files import skip_unpickling
 from tensordict.io.remote.cache import merged
 from tensordict.io.remote.remote_saves import Access, RaggedFiles, RemoteArchive, RemoteFolder, RemoteSave, read_remote
 from tensordict.io.specification import LeafSpec, Specification
@@ -68,7 +68,7 @@ def _in_place(container: Any) -> Any:
 
 def describe_rows(save: RemoteSave, complain: Complain | None) -> Specification:
     """The specification of an archive or a folder; rows of its tensors are fetched when they are asked for."""
-    options = LoadOptions(unpickle=left_pickled, complain=complain, source=_Described(save))
+    options = LoadOptions(unpickle=skip_unpickling, complain=complain, source=_Described(save))
     found = read_directory(save.path, options)
     save.kept_for(save.source())
     return found

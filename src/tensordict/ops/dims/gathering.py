@@ -328,7 +328,7 @@ def _choose_values(a: Any, b: Any, masks: ByNdim) -> Any:
     """Select values of the holder `a` where the mask is true, and of the holder `b` elsewhere."""
     size = a._batch_size
     mask = masks[len(size)].expand(size)
-    return b.copy()._assigned(mask if size else (), a[mask] if size else a) if mask.any() else b.copy()
+    return b.copy()._assign_values(mask if size else (), a[mask] if size else a) if mask.any() else b.copy()
 
 
 def _map_any(value: object, fn: LeafFn) -> Any:

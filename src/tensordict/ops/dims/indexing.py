@@ -19,8 +19,8 @@ from tensordict.core.ragged import REFUSALS
 from tensordict.memory import rows
 from tensordict.memory.file_source import FileSource
 from tensordict.memory.sparse_files import make_room
-from tensordict.ops.entries.assigning import Assign, AssignWithin, assignable
-from tensordict.ops.entries.update_sources import leaf_items, restricted
+from tensordict.ops.entries.assigning import Assign, AssignWithin, make_assignable
+from tensordict.ops.entries.update_sources import select_from_source, walk_leaf_items
 from tensordict.ops.entries.write_plans import WritePlan
 from tensordict.ops.entries.writing import Writing
 from tensordict.ops.refusals import has_ragged_leaves, retry_ragged_walk
@@ -62,7 +62,7 @@ class Indexing(Writing):
             try:
                 value = self._entries[index]
             except KeyError:  # guarded: `_missing` lists the existing names
-                raise self._missing(index) from None
+                raise self._make_missing_error(index) from None
             # `unwrap_value`, inlined to save the call.
             if type(value) is Tensor or not isinstance(value, Contract) or not value._is_non_tensor:
                 return value
@@ -72,7 +72,7 @@ class Indexing(Writing):
                 value = self._find(index)
                 return value if type(value) is Tensor else unwrap_value(value)
             except KeyError as error:  # guarded: `_find` has asked
-                raise self._missing(index) from error
+                raise self._make_missing_error(index) from error
             except TypeError:
                 # A tuple of sequences, such as ((0, 1), (2, 3)), is not a key but indexes the batch.
                 if is_nested_key(index):
@@ -181,7 +181,7 @@ class Indexing(Writing):
             value, theirs = value._index(0), theirs[1:]
         if not theirs:
             # Without batch dims, treat it like a dict: each leaf must broadcast to its part.
-            return dict(leaf_items(value))
+            return dict(walk_leaf_items(value))
         if len(theirs) > len(size) or any(a not in (1, b) for a, b in zip(reversed(theirs), reversed(size))):
             raise ShapeError(
                 f"cannot assign a container of batch size {list(theirs)} to the index {index!r} of a container "
@@ -217,7 +217,7 @@ class Indexing(Writing):
             with torch.no_grad():
                 return self.set_at_(key, value, index, non_blocking=non_blocking)
         path = path_of(key)
-        node, name = self._holder(path)
+        node, name = self._find_parent(path)
         entries = node._entries
         current = entries[name] if type(entries) is dict else None
         if not isinstance(current, Tensor) or isinstance(current, Contract) or current.is_nested:
@@ -233,7 +233,7 @@ class Indexing(Writing):
             if non_blocking and value.device != current.device:
                 value = value.to(current.device, non_blocking=True)
         elif not isinstance(value, (int, float, complex)):
-            value = assignable(value, path, current.device).to(current.dtype)
+            value = make_assignable(value, path, current.device).to(current.dtype)
         try:
             at = leaf_index(index, current.shape)
             if FileSource.any_sparse:
@@ -266,15 +266,15 @@ class Indexing(Writing):
         Raises:
             KeyError: `self` lacks one of the entries.
         """
-        source = input_dict_or_td if keys_to_update is None else restricted(input_dict_or_td, keys_to_update)
+        source = input_dict_or_td if keys_to_update is None else select_from_source(input_dict_or_td, keys_to_update)
         if not isinstance(source, (Contract, Mapping)):
             raise TypeError(f"update_at_ reads from a container or a mapping, got {type(source).__name__}")
         if not indices.is_beyond(idx, self._batch_size):
             self._assign(idx, source, adds=False)
             return self
         plan = WritePlan()
-        for path, item in leaf_items(source):
-            node, name = self._holder(path)
+        for path, item in walk_leaf_items(source):
+            node, name = self._find_parent(path)
             node._plan_write(AssignWithin(idx, plan), {name: item}, path[:-1])
         plan.run(self)
         return self

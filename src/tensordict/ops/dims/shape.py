@@ -30,7 +30,7 @@ from tensordict.core.shapes import (
 from tensordict.ops.dims import batch_ops
 from tensordict.ops.dims.batch_ops import BatchOp
 from tensordict.ops.dims.sizing import Sizing, replace_leaves
-from tensordict.ops.entries.locking import _keep
+from tensordict.ops.entries.locking import do_nothing
 from tensordict.ops.entries.write_plans import resize
 from tensordict.ops.refusals import name_entry
 from tensordict.ops.storing.leaves import _entries_of
@@ -82,7 +82,7 @@ class Shape(Sizing):
 
     def _return_self(self) -> Self:
         """Return this container from an operation that would not change it; also usable in a `with` block."""
-        return remember_state(self, _keep)
+        return remember_state(self, do_nothing)
 
     # --- reshaping --------------------------------------------------------------------------------------------------
 

@@ -21,7 +21,7 @@ from tensordict.ops.dims import ragged_stacks
 from tensordict.ops.dims.batch_ops import Cut
 from tensordict.ops.dims.gathering import check_out, write_into
 from tensordict.ops.dims.naming import check_agreement
-from tensordict.ops.entries.locking import Locking, adopt, raise_locked
+from tensordict.ops.entries.locking import Locking, lock_like, raise_locked
 from tensordict.ops.entries.writing import Writing
 from tensordict.ops.refusals import has_ragged_leaves, retry_ragged_walk
 
@@ -358,10 +358,10 @@ class Stacking(Writing):
         if self._locked:
             raise_locked(f"write the entry {out_key!r}")
         out = path_of(out_key)
-        values = [self._existing(key) for key in keys]
+        values = [self._get_existing(key) for key in keys]
         gone = {} if keep_entries else {path_of(key): None for key in keys}
         for path in gone:
-            if self._holder(path)[0]._locked:
+            if self._find_parent(path)[0]._locked:
                 raise_locked(f"drop the entry {joined(path)!r}")
             if path != out and out[: len(path)] == path:
                 raise KeyError(
@@ -624,7 +624,7 @@ def _join_into(out: Any, items: Sequence[object], join: Any, dim: int, size: tor
                 raise named_error(error, path) from error
     for node, name, value in missing:
         if isinstance(value, Locking):
-            adopt(node, value)
+            lock_like(node, value)
         node._entries[name] = value
     for stack, joint in stacks:
         stack.update(joint, inplace=True)
