@@ -132,7 +132,7 @@ def pixels(batch: TensorDict) -> Tensor:
 
 
 def check(data_dir: Path, checkpoint_dir: Path) -> bool:
-    """Reload the checkpoint, predict again, train a step further, and say whether all is as it was saved."""
+    """Reload the checkpoint, predict again, train one more step, and check that everything equals the save."""
     data = TensorDict.load_memmap(data_dir)
     train_indices, test_indices = split(len(data))
     checkpoint = TensorDict.load_memmap(checkpoint_dir)
@@ -157,7 +157,7 @@ def restore(checkpoint: TensorDict) -> tuple[nn.Module, torch.optim.Optimizer]:
     """Return a model and an optimizer in the saved state."""
     model, optimizer = build()
     model.load_state_dict(checkpoint["weights"].flatten_keys(".").to_dict())
-    # load_state_dict of a module copies; that of an optimizer keeps the tensors it is given and updates them
+    # Module.load_state_dict copies; Optimizer.load_state_dict keeps its argument's tensors and updates them
     # in place. Without clone() the next step would write into the files of the checkpoint.
     state = {int(i): entry.clone().to_dict() for i, entry in checkpoint["optimizer"].items()}
     optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})

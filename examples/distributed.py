@@ -3,7 +3,7 @@
     torchrun --standalone --nproc-per-node 3 examples/distributed.py
 
 With 2 to 4 processes, on the CPU (gloo). First every rank trains the same network on its own part of the data, with
-averaged gradients. Then rank 0 learns a policy from what the others act out with it.
+averaged gradients. Then rank 0 learns a policy from the rollouts of the other ranks.
 """
 
 from __future__ import annotations
