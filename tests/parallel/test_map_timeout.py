@@ -80,8 +80,14 @@ def names_of(pids: list[int]) -> set[str]:
     return {name for name in os.listdir("/dev/shm") for pid in pids if name.startswith(f"torch_{pid}_")}
 
 
+@pytest.fixture(scope="module")
+def fork_server() -> None:
+    """Start the server of "forkserver", whose file descriptors stay open in this process."""
+    list(make()[:2].map_iter(first, num_workers=1, mp_start_method="forkserver"))
+
+
 @pytest.fixture(autouse=True)
-def started(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
+def started(monkeypatch: pytest.MonkeyPatch, fork_server: None) -> Iterator[list[int]]:
     """The worker processes that a test has started.
 
     None of them is left after it, nor a name in /dev/shm, nor a file descriptor; and the next call works.
@@ -94,8 +100,6 @@ def started(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
         found.append(worker.process.pid)
         return worker
 
-    # The server of "forkserver" keeps descriptors here, once for all.
-    list(make()[:2].map_iter(first, num_workers=1, mp_start_method="forkserver"))
     gc.collect()
     names, descriptors = names_of([os.getpid()]), len(os.listdir("/proc/self/fd"))
     with monkeypatch.context() as patched:
