@@ -184,7 +184,7 @@ def _killed_on_the_way(rank: int, receives: bool) -> None:
     """Rank 1 dies after the description, and before all of the tensors."""
     if rank == 1:
         if receives:
-            wire.opened = lambda first: die()
+            wire.read_prologue = lambda first: die()
             _td().recv(0)
         else:
             channels.Channel.send = _dying(channels.Channel.send)
@@ -497,7 +497,7 @@ def test_descriptions_that_somebody_has_changed(name: str) -> None:
             anew = wire.NewBuffers(header, lambda device: torch.device("cpu"))
             for storage in anew.storages.values():
                 storage[: 1 << 24] = 0
-            made = anew.container(False)
+            made = anew.make_container(False)
         except (RuntimeError, ValueError, TypeError, LookupError):
             continue
         for leaf in made._leaves():
