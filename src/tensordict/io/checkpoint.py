@@ -71,7 +71,7 @@ class _LoadPlan:
             self._match_value(node, level, key)
             return node._batch_size  # type: ignore[no-any-return]
         if level.is_value:
-            self._add_misfit(key, "it is a container, and a non-tensor value in the state dict")
+            self._add_misfit(key, "it is a container, and a value in the state dict")
             return node._batch_size  # type: ignore[no-any-return]
         if hasattr(node, "stack_dim"):
             self._match_stack(node, level, key)
@@ -110,7 +110,7 @@ class _LoadPlan:
                 self._check_shape(inner, size, key)
                 return
             if not item.is_value:
-                self._add_misfit(key, "it is a non-tensor value, and a container in the state dict")
+                self._add_misfit(key, "it is a value, and a container in the state dict")
                 return
         elif not current._is_non_tensor:
             self._add_misfit(key, f"it is a container, and a {type(item).__name__} in the state dict")
@@ -139,7 +139,7 @@ class _LoadPlan:
     def _match_value(self, node: Any, level: Level, key: Path) -> None:
         """Plan to load a holder that is the root itself."""
         if not level.is_value:
-            self._add_misfit(key, "it is a non-tensor value, and a container in the state dict")
+            self._add_misfit(key, "it is a value, and a container in the state dict")
             return
         holder = self._make_holder(level, node._batch_size, node._device, key)
         if holder is not None:

@@ -1,9 +1,9 @@
 """`Specification`, the description of a stored container that every format writes and reads.
 
 A `Specification` describes one container (a dict of tensors, a lazy stack, a tensorclass, a holder of a value), and a
-tree of them describes a save. Writers call `specification_of` for each container. Readers return a tree in which every
-node has been checked (`check`). Loading builds the containers from the tree (`to_container`). Inspecting and verifying
-walk the tree (`walk`), without importing its tensorclasses, reading tensors or unpickling.
+tree of them describes a save. Writers call `specification_of` for each container. Readers build a tree, and `check`
+every node. Loading builds the containers from the tree (`to_container`). Inspecting and verifying walk the tree
+(`walk`), without importing its tensorclasses, reading tensors or unpickling.
 """
 
 from __future__ import annotations
@@ -411,7 +411,7 @@ def tensorclass_problem(cls: Any, kind: str, holds_fields: bool, names: Iterable
     if not holds_fields:
         return f"a {kind} holds no fields"
     if cls is not None and (unknown := sorted(set(names) - cls.__expected_keys__)):
-        return f"it has entries {unknown}, which its class lacks"
+        return f"it has entries {unknown}, which are no fields of it"
     return None
 
 

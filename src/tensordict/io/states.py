@@ -1,8 +1,8 @@
 """State dicts of containers, which `StateWriter` writes for `state_dict()` and `parse_state` reads for loading.
 
-A state dict maps names to tensors, like those of modules. Its attribute `_metadata` describes every container under the
-name that leads to it: batch size and device, and further fields that begin with "_". Other readers ignore the fields of
-this package.
+A state dict maps names to tensors, as for modules. Its attribute `_metadata` describes every container under the name
+that leads to it: batch size and device, and further fields that begin with "_". Other readers ignore the fields of this
+package.
 """
 
 from __future__ import annotations

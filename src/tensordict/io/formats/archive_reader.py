@@ -1,4 +1,4 @@
-"""`Archive`, the source from which loaders read an archive: a map of the file, and memory for compressed entries."""
+"""`Archive`, the source for loaders of archives: it maps the file, and decompresses entries into memory."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ class Archive:
     def __enter__(self) -> Archive:
         compressed = [entry for entry in self._entries_to_load() if entry.method != STORED]
         if self._num_threads > 1 and compressed:
-            # The entries are submitted in the order of the file, in which they are loaded.
+            # Loaders read the entries in the order of the file, so they are submitted in this order.
             pool = ThreadPoolExecutor(self._num_threads, thread_name_prefix="tensordict-inflate")
             self._pool = pool
             self._ahead = {entry.name: pool.submit(self._inflate, entry) for entry in compressed}

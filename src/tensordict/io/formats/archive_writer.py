@@ -341,7 +341,7 @@ class _DeflateCompressor:
 
 
 def _deflate(content: bytes, window: bytes, level: int, last: bool) -> bytes:
-    """Compress one piece of a stream. `window` is the end of the piece before it, to which the piece may refer."""
+    """Compress one piece of a stream. `window` is the end of the previous piece, which deflate may refer back to."""
     if window:
         deflater = zlib.compressobj(level, zlib.DEFLATED, -zlib.MAX_WBITS, zdict=window)
     else:  # zlib refuses an empty dictionary.

@@ -126,7 +126,7 @@ class BlockPlan:
         """Write the file in one step: a reader sees the old file or the new one.
 
         Returns:
-            the storage of the tensors: the mapped file; with `buffer`, a copy in memory, from which it was written.
+            the storage of the tensors: the mapped file, or with `buffer` the memory that the file was written from.
 
         Raises:
             SaveError: another process or thread is saving there, or a file of another format exists.

@@ -47,7 +47,7 @@ def detect_format(path: PathLike) -> str:
 
     Raises:
         FileNotFoundError: the path does not exist, or is a folder without a save.
-        SaveError: the file has none of these formats.
+        SaveError: the format of the file is unknown.
     """
     shown = os.fspath(path)
     local_path(path)
@@ -62,7 +62,7 @@ def detect_format(path: PathLike) -> str:
     if suffix in _TABLES and not found:
         raise SaveError(
             f"{shown!r} is no save but a table: from_csv, from_json or from_parquet reads it, and the command "
-            "`tensordict convert` converts it to a data set"
+            "`tensordict convert` makes a data set of it"
         )
     if not found:
         stores = ", ".join(kind.kind for kind in BACKENDS.values())

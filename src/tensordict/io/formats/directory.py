@@ -494,7 +494,7 @@ def _write_and_commit(
 
 
 class GrowingFolder:
-    """A save in a folder to which tensors are written row by row, before the number of rows is known.
+    """A save in a folder whose tensors are written row by row, before the number of rows is known.
 
     Args:
         folder: the absolute path of a new folder that no other process uses.

@@ -246,8 +246,8 @@ def _read_container(
     elif node.is_tensorclass:
         if not options.source.is_folder(f"{folder}/{WRAPPED}"):
             raise UnsupportedEntryError(
-                f"{entry_of(key)}{folder}/{META} describes a {node.kind}: this version has no such container, and a "
-                f"tensorclass would have a folder {WRAPPED!r}"
+                f"{entry_of(key)}{folder}/{META} is of a {node.kind}, which is neither a container that this version "
+                f"can load nor, without a folder {WRAPPED!r}, a tensorclass"
             )
         inner = _read_container(f"{folder}/{WRAPPED}", shown / WRAPPED, key, options, wanted, parent)
         return check(tensorclass_over(node.kind, inner), key)

@@ -44,8 +44,8 @@ _ROW = "_row"
 # In the spec of a leaf: the checksum of its file, and the checksum of the table of its sizes, if it is ragged.
 CHECKSUM, TABLE_CHECKSUM = "_checksum", "_table_checksum"
 _SHAPE, _DEVICE, _TYPE, _NAMES, ENTRIES = "shape", "device", "_type", "_names", "_entries"
-# For a lazy stack of columns: a list of its stack dim, its batch size (-1 for the dims in which the members differ) and
-# its names. The reference skips this list, and reads the folder as a container of ragged tensors.
+# For a lazy stack of columns: a list of its stack dim, its batch size (-1 for sizes that differ between the members)
+# and its names. The reference skips this list, and reads the folder as a container of ragged tensors.
 _STACK = "_stack"
 # In the root node: a list that describes the save as a shard. The reference skips it.
 LABEL = "_shard"
@@ -89,7 +89,7 @@ class LeafMeta:
 
 @dataclass(slots=True)
 class FolderSpecification(Specification):
-    """The description of a container in a meta.json, to which the loader adds the entries.
+    """The description of a container in a meta.json. The loader adds the entries.
 
     listed: the descriptions of the entries; `None` for a nested folder. For a value, the descriptions of the tensors in
         it, which `decode_value` takes. The members of a lazy stack are not listed.
@@ -188,7 +188,7 @@ def value_meta(
     Args:
         form: the specification of a holder or a stack of values.
         outer: the batch size of the container around it, which a reader assumes if meta.json has no batch size.
-        shared: let those who load the value see later changes of it.
+        shared: show later changes of the value to all processes that have loaded it.
         pickled: the name of the pickle file with the value; empty to encode the value as JSON.
 
     Raises:

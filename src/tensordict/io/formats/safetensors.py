@@ -202,7 +202,7 @@ def load(path: PathLike, options: LoadOptions, separator: str | None = ".") -> A
 def read(path: PathLike, options: LoadOptions, separator: str | None = ".") -> Specification:
     """Read the specification of a file, over its mapped tensors. Its tensorclasses need not be imported.
 
-    The arguments and errors are those of `load`.
+    It takes the arguments and raises the errors of `load`.
     """
     target = local_path(path)
     with files.closing(files.open_file(target)) as fd:

@@ -1,4 +1,4 @@
-"""Ragged lazy stacks as columns, in which all formats store them: one tensor for each key with the rows of all members.
+"""The columns of ragged lazy stacks, used by all formats: one tensor for each key with the rows of all members.
 
 Without columns, a stack whose members have the same keys and leaves of different shapes would need files, or
 descriptions, for every member. A column stores the rows of an entry one after the other, with a table of their shapes.
@@ -51,7 +51,7 @@ class Column:
 
     @property
     def shape(self) -> torch.Size:
-        """The shape of the stacked rows, with -1 for the dims in which they differ."""
+        """The shape of the stacked rows, with -1 for sizes that differ between rows."""
         rows = self.sizes
         if not len(rows):
             return torch.Size([0] * (1 + rows.shape[1]))
@@ -157,7 +157,7 @@ def collect_columns(members: Sequence[Any], key: Path = ()) -> dict[str, Any] | 
 
 
 def stacked_size(members: Sequence[Any], dim: int) -> torch.Size:
-    """Return the batch size of a lazy stack of members, with -1 for the dims in which they differ."""
+    """Return the batch size of a lazy stack of members, with -1 for sizes that differ between them."""
     sizes = [tuple(member.batch_size) for member in members]
     common = [column[0] if len(set(column)) == 1 else -1 for column in zip(*sizes, strict=False)]
     return torch.Size([*common[:dim], len(sizes), *common[dim:]])
@@ -299,7 +299,7 @@ def build_members(
     Args:
         entries: by name, a `Column`, a tensor whose first dim runs over the members, a lazy stack of nested containers
             (or a tensorclass over one), or a holder of the list of values.
-        size: the batch size of the stack, with -1 for the dims in which the members differ.
+        size: the batch size of the stack, with -1 for sizes that differ between the members.
         dim: the stack dim.
         device, names: the device and the dim names of the members.
 

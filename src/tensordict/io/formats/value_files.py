@@ -73,7 +73,7 @@ def plan_value_files(
         outer: the batch size of the container around it, which a loader assumes; `()` for a root.
         key: the key of the value, for errors.
         allow_pickle: pickle the value if it is not plain JSON. The reference can read that pickle too.
-        shared: let those who load the value see later changes of it.
+        shared: show later changes of the value to all processes that have loaded it.
 
     Raises:
         UnsupportedEntryError: JSON cannot store the value, and pickle is not allowed or fails.

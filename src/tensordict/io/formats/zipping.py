@@ -231,7 +231,7 @@ class ZipIndex:
         return content
 
     def _read_zip64(self, extra: bytes, numbers: tuple[int, int, int], name: str) -> tuple[int, ...]:
-        """Return the size, stored size and offset, of which the zip64 record has the numbers above 32 bits."""
+        """Return the size, stored size and offset. Numbers of more than 32 bits are read from the zip64 record."""
         at = 0
         while at + 4 <= len(extra):
             kind, length = struct.unpack_from("<2H", extra, at)

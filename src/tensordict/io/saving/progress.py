@@ -98,7 +98,7 @@ class Progress:
 def progress_bar(
     show: ShowBar, doing: str, total: int | Callable[[], int | None] | None, unit: str = "B"
 ) -> contextlib.AbstractContextManager[Progress | None]:
-    """Return a context that gives a bar, or `None` if none is shown; the other arguments are those of `Progress`."""
+    """Return a context that gives a bar, or `None` if none is shown; further arguments as in `Progress`."""
     if show:
         return Progress(doing, total, unit)
     if show is None and not _open and _has_viewer():
@@ -107,7 +107,7 @@ def progress_bar(
 
 
 def hide_bars(show: ShowBar) -> contextlib.AbstractContextManager[None]:
-    """Return a context that hides all nested bars, also those of transfers, if `show` is `False`."""
+    """Return a context that hides all nested bars, including bars of transfers, if `show` is `False`."""
     return _hide_bars() if show is False else contextlib.nullcontext()
 
 

@@ -1,4 +1,4 @@
-"""Sources of files, from which loaders read a save: folders here, and archives in `io/formats/archive_reader.py`."""
+"""`Source`, the interface through which loaders read the files of a save, and its implementations for folders."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Source(Protocol):
         ...
 
     def map(self, path: str, dtype: torch.dtype, shape: tuple[int, ...], key: Path) -> Tensor:
-        """Check the length of a file, and return a tensor over it. The errors are those of `read`, and name `key`."""
+        """Check the length of a file, and return a tensor over it. Raises the errors of `read`, which name `key`."""
         ...
 
     def exists(self, path: str) -> bool:

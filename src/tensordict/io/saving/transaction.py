@@ -1,4 +1,4 @@
-"""Transactions, in which savers of all formats write: files are staged, and a commit makes them visible in one step.
+"""The transactions of all savers: a save stages its files, and a commit makes them visible in one step.
 
 The life cycle of a `Transaction`, which is a context:
 

@@ -200,7 +200,7 @@ def _verify_directory(report: Report, num_threads: int, progress: Progress | Non
 
 
 class _CheckingSource:
-    """The folders of a save as a source that checks every file, and maps only those of ragged tensors."""
+    """The folders of a save as a source that checks every file, and maps only the files of ragged tensors."""
 
     def __init__(self, report: Report, progress: Progress | None) -> None:
         self.report = report
