@@ -252,8 +252,8 @@ _HEAD = f"""\
 This page lists usual mistakes: the error of this package, a call that works, and the error of the reference (0.14.3).
 Programs can catch the built-in types: `MissingKeyError` is a `KeyError`, `LockedError` a `RuntimeError`, `ShapeError`
 both a `ValueError` and a `RuntimeError`. `python tests/mistakes.py` runs all of them and writes this page. A test
-compares each message. Messages of the reference that print whole containers are shortened. Square brackets hold the notes of an
-exception, which Python prints below its message.
+compares each message. Messages of the reference that print whole containers are shortened. Square brackets hold the
+notes of an exception, which Python prints below its message.
 
 Every line starts from these names:
 

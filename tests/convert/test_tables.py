@@ -218,7 +218,7 @@ def test_numbers_that_no_longer_are_what_they_stood_for():
             changed.to_arrow()
     changed = td.clone()
     changed["c"] += 1
-    with pytest.raises(ValueError, match="entry 'c'.*'c_categories' says"):
+    with pytest.raises(ValueError, match="entry 'c'.*'c_categories'"):
         changed.to_arrow()
     assert changed.exclude("c_categories").to_arrow()["c"].to_pylist() == [1, 2]
 

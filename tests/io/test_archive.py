@@ -544,7 +544,7 @@ print(os.listdir(os.path.dirname(path)))
 """
 
 
-@pytest.mark.seconds
+@pytest.mark.slow
 def test_a_killed_save_leaves_the_old_one_or_the_new_one(tmp_path: pathlib.Path) -> None:
     command = [sys.executable, "-c", KILLED, str(tmp_path / "x.tdz")]
     result = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)

@@ -262,10 +262,6 @@ def to_safetensors(
 ) -> None:
     """Save a container to one file in the safetensors format; see :meth:`TensorDict.to_safetensors`.
 
-    Args:
-        data: the container.
-        filename, separator, num_threads, durable, checksum, progress, overwrite, storage_options: as in the method.
-
     Example:
         >>> import tempfile
         >>> import torch
@@ -275,6 +271,10 @@ def to_safetensors(
         ...     again = from_safetensors(folder + "/td.safetensors")
         >>> again["a"]
         tensor([1., 1.])
+
+    Args:
+        data: the container.
+        filename, separator, num_threads, durable, checksum, progress, overwrite, storage_options: as in the method.
     """
     data.to_safetensors(
         filename,
@@ -301,10 +301,6 @@ def from_h5(
 ) -> TensorCollection:
     """Open an HDF5 file as a container; see :meth:`TensorDict.from_h5`.
 
-    Args:
-        h5_file: the path of the file or its URL, or an open `h5py.File` or `h5py.Group`.
-        auto_batch_size, batch_dims, device, batch_size, mode, storage_options, cache_dir: as in the method.
-
     Example:
         >>> import tempfile
         >>> import torch
@@ -314,6 +310,10 @@ def from_h5(
         >>> with from_h5(f"{folder.name}/td.h5", batch_size=[2]) as data:
         ...     data[0]["a"]
         tensor(1.)
+
+    Args:
+        h5_file: the path of the file or its URL, or an open `h5py.File` or `h5py.Group`.
+        auto_batch_size, batch_dims, device, batch_size, mode, storage_options, cache_dir: as in the method.
     """
     return TensorDict.from_h5(
         h5_file,
@@ -339,10 +339,6 @@ def from_zarr(
 ) -> TensorCollection:
     """Open a Zarr group as a container; see :meth:`TensorDict.from_zarr`.
 
-    Args:
-        zarr_file: a folder, a zip file, a URL, a `zarr.abc.store.Store`, or an open `zarr.Group`.
-        mode, auto_batch_size, batch_dims, batch_size, device, storage_options: as in the method.
-
     Example:
         >>> import torch
         >>> from tensordict import TensorDict, from_zarr
@@ -351,6 +347,10 @@ def from_zarr(
         >>> TensorDict(a=torch.ones(2)).to_zarr(store).close()
         >>> from_zarr(store, batch_size=[2])[0]["a"]
         tensor(1.)
+
+    Args:
+        zarr_file: a folder, a zip file, a URL, a `zarr.abc.store.Store`, or an open `zarr.Group`.
+        mode, auto_batch_size, batch_dims, batch_size, device, storage_options: as in the method.
     """
     return TensorDict.from_zarr(
         zarr_file,

@@ -202,6 +202,15 @@ class LazyConcatenatedTensorDict(StoredContainer):
     def extend(self, parts: Sequence[Any], lengths: Iterable[int] | None = None) -> None:
         """Add parts behind the last one. Existing views and nested containers keep their rows.
 
+        Example:
+            >>> import torch
+            >>> from tensordict import TensorDict, lazy_cat
+            >>> td = lazy_cat([TensorDict(a=torch.zeros(2), batch_size=2)])
+            >>> before = td[:]
+            >>> td.extend([TensorDict(a=torch.ones(1), batch_size=1)])
+            >>> td["a"], before["a"]
+            (tensor([0., 0., 1.]), tensor([0., 0.]))
+
         Other threads may index the concatenation meanwhile. A thread that reads a whole entry, or the whole container,
         should first take a view (`td[:]`), whose length is fixed.
 
@@ -212,15 +221,6 @@ class LazyConcatenatedTensorDict(StoredContainer):
         Raises:
             RuntimeError: this is a view of some rows or a nested container; entries were added, replaced or deleted; or
                 a part does not fit. No part is added then.
-
-        Example:
-            >>> import torch
-            >>> from tensordict import TensorDict, lazy_cat
-            >>> td = lazy_cat([TensorDict(a=torch.zeros(2), batch_size=2)])
-            >>> before = td[:]
-            >>> td.extend([TensorDict(a=torch.ones(1), batch_size=1)])
-            >>> td["a"], before["a"]
-            (tensor([0., 0., 1.]), tensor([0., 0.]))
         """
         known = self._joint
         with known.growing.held:

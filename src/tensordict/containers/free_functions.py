@@ -191,13 +191,13 @@ def maybe_dense_stack(input: Iterable[_Container], dim: int = ..., *, out: Any =
 def maybe_dense_stack(input: Iterable[Any], dim: int = 0, *, out: object = None, **kwargs: object) -> Any:
     """Call :func:`stack` if the containers have the same keys, shapes and devices, and :func:`lazy_stack` otherwise.
 
-    The arguments and errors are the same as for :func:`lazy_stack`.
-
     Example:
         >>> import torch
         >>> from tensordict import TensorDict, maybe_dense_stack
         >>> type(maybe_dense_stack([TensorDict(a=torch.zeros(n)) for n in (1, 2)])).__name__
         'LazyStackedTensorDict'
+
+    The arguments and errors are the same as for :func:`lazy_stack`.
     """
     if _are_tensors(input):
         return torch.stack(input, dim, out=out)  # type: ignore[arg-type]
@@ -206,6 +206,14 @@ def maybe_dense_stack(input: Iterable[Any], dim: int = 0, *, out: object = None,
 
 def dense_stack_tds(td_list: Iterable[TensorCollection], dim: int | None = None) -> TensorCollection:
     """Stack containers of the same structure along a new batch dim. Lazy stacks nested in them stay lazy.
+
+    Example:
+        >>> import torch
+        >>> from tensordict import TensorDict, dense_stack_tds, lazy_stack
+        >>> inner = lazy_stack([TensorDict(a=torch.zeros(n)) for n in (1, 2)])
+        >>> stack = dense_stack_tds([TensorDict(x=inner), TensorDict(x=inner)], dim=0)
+        >>> type(stack).__name__, stack["x"].batch_size, stack["x"].stack_dim
+        ('TensorDict', torch.Size([2, 2]), 1)
 
     Args:
         td_list: the containers, or a lazy stack of them.
@@ -217,14 +225,6 @@ def dense_stack_tds(td_list: Iterable[TensorCollection], dim: int | None = None)
 
     Raises:
         ValueError: a list was given, but no `dim`.
-
-    Example:
-        >>> import torch
-        >>> from tensordict import TensorDict, dense_stack_tds, lazy_stack
-        >>> inner = lazy_stack([TensorDict(a=torch.zeros(n)) for n in (1, 2)])
-        >>> stack = dense_stack_tds([TensorDict(x=inner), TensorDict(x=inner)], dim=0)
-        >>> type(stack).__name__, stack["x"].batch_size, stack["x"].stack_dim
-        ('TensorDict', torch.Size([2, 2]), 1)
     """
     if isinstance(td_list, Contract) and isinstance(td_list._wrapped_container(), LazyStackedTensorDict):
         dim = td_list._wrapped_container().stack_dim

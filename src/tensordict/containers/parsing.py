@@ -26,6 +26,14 @@ if TYPE_CHECKING:
 def parse_tensor_dict_string(s: str, *, seed: int | None = None, device: object = None) -> TensorCollection:
     """Make a container of the structure that a `repr` shows, to reproduce a printed container in a debugger.
 
+    Example:
+        >>> import torch
+        >>> from tensordict import TensorDict, parse_tensor_dict_string
+        >>> td = TensorDict({"a": torch.ones(3, 4), "b": {"c": torch.ones(3, dtype=torch.int64)}}, batch_size=[3])
+        >>> again = parse_tensor_dict_string(repr(td))
+        >>> repr(again) == repr(td), again["b", "c"]
+        (True, tensor([0, 0, 0]))
+
     Args:
         s: the `repr` of a `TensorDict`, a lazy stack or a lazy view, with or without its line breaks and indentation.
             To add dim names, which `repr` does not show, write `names=['time', None]` into the text.
@@ -44,14 +52,6 @@ def parse_tensor_dict_string(s: str, *, seed: int | None = None, device: object 
         ValueError: the text is malformed or inconsistent, or names a class or device that cannot be made here. The
             error names the line, the column and the expected text.
         TypeError: `s` is not a string.
-
-    Example:
-        >>> import torch
-        >>> from tensordict import TensorDict, parse_tensor_dict_string
-        >>> td = TensorDict({"a": torch.ones(3, 4), "b": {"c": torch.ones(3, dtype=torch.int64)}}, batch_size=[3])
-        >>> again = parse_tensor_dict_string(repr(td))
-        >>> repr(again) == repr(td), again["b", "c"]
-        (True, tensor([0, 0, 0]))
     """
     if not isinstance(s, str):
         raise TypeError(f"parse_tensor_dict_string reads a string, got {type(s).__name__}")

@@ -268,6 +268,14 @@ class PersistentTensorDict(StoredContainer):
     ) -> PersistentTensorDict:
         """Write a (nested) dict, or another container, as an HDF5 file or a Zarr group.
 
+        Example:
+            >>> import tempfile
+            >>> from tensordict import PersistentTensorDict
+            >>> folder = tempfile.TemporaryDirectory()
+            >>> data = PersistentTensorDict.from_dict({"a": [1, 2], "b": {"c": [3.0, 4.0]}}, f"{folder.name}/data.h5")
+            >>> data["b", "c"]
+            tensor([3., 4.])
+
         Args:
             input_dict: a container, or any input of :meth:`TensorDict.from_dict`.
             filename: the file or folder. A container saved there is replaced, as by :meth:`to_h5` and :meth:`to_zarr`.
@@ -283,14 +291,6 @@ class PersistentTensorDict(StoredContainer):
         Raises:
             ValueError: for another backend.
             OSError: the file cannot be written.
-
-        Example:
-            >>> import tempfile
-            >>> from tensordict import PersistentTensorDict
-            >>> folder = tempfile.TemporaryDirectory()
-            >>> data = PersistentTensorDict.from_dict({"a": [1, 2], "b": {"c": [3.0, 4.0]}}, f"{folder.name}/data.h5")
-            >>> data["b", "c"]
-            tensor([3., 4.])
         """
         if batch_size is None and isinstance(input_dict, Contract) and not auto_batch_size:
             batch_size = input_dict._batch_size
@@ -309,6 +309,17 @@ class PersistentTensorDict(StoredContainer):
     def clone(self, recurse: bool = True, *, newfile: Any = None, **kwargs: Any) -> Any:
         """Copy the container into memory, or into another file or group of the same kind.
 
+        Example:
+            >>> import tempfile
+            >>> import torch
+            >>> from tensordict import TensorDict
+            >>> folder = tempfile.TemporaryDirectory()
+            >>> with TensorDict(a=torch.zeros(2)).to_h5(f"{folder.name}/data.h5") as data:
+            ...     with data.clone(newfile=f"{folder.name}/copy.h5") as copy:
+            ...         copy["a"] = torch.ones(2)
+            ...     data["a"]
+            tensor([0., 0.])
+
         Args:
             recurse: without `newfile`, `False` copies the structure only and shares the entries, as :meth:`copy` does.
             newfile: write the copy to this file, as :meth:`to_h5` or :meth:`to_zarr` does, with the options that this
@@ -320,17 +331,6 @@ class PersistentTensorDict(StoredContainer):
 
         Raises:
             ValueError: `newfile` is the file of this container.
-
-        Example:
-            >>> import tempfile
-            >>> import torch
-            >>> from tensordict import TensorDict
-            >>> folder = tempfile.TemporaryDirectory()
-            >>> with TensorDict(a=torch.zeros(2)).to_h5(f"{folder.name}/data.h5") as data:
-            ...     with data.clone(newfile=f"{folder.name}/copy.h5") as copy:
-            ...         copy["a"] = torch.ones(2)
-            ...     data["a"]
-            tensor([0., 0.])
         """
         if newfile is None:
             return super().clone(recurse, **kwargs)

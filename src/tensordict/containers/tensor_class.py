@@ -200,12 +200,6 @@ class TensorClass(FieldWrapper, metaclass=_Dataclass):
     def get(self, key: object, default: object = AS_SET, **kwargs: object) -> Any:
         """Return the value at a (nested) key: a tensor, a container, or any other value that was assigned.
 
-        Args:
-            key: the name of a field, or a tuple of names.
-            default: returned if the entry is missing, as in :meth:`TensorDict.get`. A field that is `None` does not
-                count as missing, so the result for it is `None`.
-            **kwargs: options of lazy stacks, see :meth:`LazyStackedTensorDict.get`.
-
         Example:
             >>> import torch
             >>> from tensordict import TensorClass
@@ -214,6 +208,12 @@ class TensorClass(FieldWrapper, metaclass=_Dataclass):
             ...     value: torch.Tensor | None = None
             >>> Named("a").get("name"), Named("a").get("value", 0), Named("a").get("other", 0)
             ('a', None, 0)
+
+        Args:
+            key: the name of a field, or a tuple of names.
+            default: returned if the entry is missing, as in :meth:`TensorDict.get`. A field that is `None` does not
+                count as missing, so the result for it is `None`.
+            **kwargs: options of lazy stacks, see :meth:`LazyStackedTensorDict.get`.
         """
         if type(key) is str:
             value = None if kwargs else self._tensordict._entries.get(key)
@@ -234,9 +234,6 @@ class TensorClass(FieldWrapper, metaclass=_Dataclass):
     ) -> Self:
         """Write a field, or an entry of a nested container, as :meth:`TensorDict.set` does.
 
-        A dict is stored as a value, as when you assign to the field, unless the field is cast to a container. Use
-        :meth:`update` to make a nested container of a dict.
-
         Example:
             >>> import torch
             >>> from tensordict import TensorClass
@@ -244,6 +241,9 @@ class TensorClass(FieldWrapper, metaclass=_Dataclass):
             ...     x: torch.Tensor
             >>> Point(torch.zeros(2)).set("x", value=torch.ones(2)).x
             tensor([1., 1.])
+
+        A dict is stored as a value, as when you assign to the field, unless the field is cast to a container. Use
+        :meth:`update` to make a nested container of a dict.
         """
         if inplace or overwrite or type(key) is not str:
             return super().set(key, value, inplace, non_blocking=non_blocking, overwrite=overwrite)
@@ -259,9 +259,6 @@ class TensorClass(FieldWrapper, metaclass=_Dataclass):
     def extend(self, *args: object, **kwargs: object) -> None:
         """Add members to a lazy stack of instances; see :meth:`LazyStackedTensorDict.extend`.
 
-        Raises:
-            AttributeError: this instance is not a lazy stack.
-
         Example:
             >>> import torch
             >>> from tensordict import TensorClass, lazy_stack
@@ -271,6 +268,9 @@ class TensorClass(FieldWrapper, metaclass=_Dataclass):
             >>> points.extend([Point(torch.zeros(3))])
             >>> points.batch_size
             torch.Size([2])
+
+        Raises:
+            AttributeError: this instance is not a lazy stack.
         """
         self._call_on_container(self._tensordict.extend, *args, **kwargs)
 
@@ -282,15 +282,6 @@ class TensorClass(FieldWrapper, metaclass=_Dataclass):
     ) -> Self:
         """Wrap a container in an instance, without copying it. Both read and write the same entries.
 
-        Args:
-            tensordict: a container whose keys are fields of the class. Missing fields are `None`.
-            non_tensordict: values of further fields. If given, the instance wraps a shallow copy of the container.
-            safe: check that `tensordict` is a container.
-
-        Raises:
-            TypeError: `tensordict` is not a container.
-            ValueError: a key is not a field of the class.
-
         Example:
             >>> import torch
             >>> from tensordict import TensorClass, TensorDict
@@ -299,6 +290,15 @@ class TensorClass(FieldWrapper, metaclass=_Dataclass):
             >>> td = TensorDict(x=torch.zeros(2))
             >>> Point.from_tensordict(td).x is td["x"]
             True
+
+        Args:
+            tensordict: a container whose keys are fields of the class. Missing fields are `None`.
+            non_tensordict: values of further fields. If given, the instance wraps a shallow copy of the container.
+            safe: check that `tensordict` is a container.
+
+        Raises:
+            TypeError: `tensordict` is not a container.
+            ValueError: a key is not a field of the class.
         """
         container = container_of(tensordict)
         if safe and not isinstance(container, Contract):

@@ -170,13 +170,6 @@ class TypedTensorDict(FieldWrapper, TensorDictBase):
     def from_tensordict(cls, td: Any, *, check: bool = True) -> Self:
         """Wrap a container of any kind in this class, without a copy. Both read and write the same entries.
 
-        Args:
-            td: the container. Undeclared keys are kept, and its lock is not changed.
-            check: check that the required keys exist and that declared keys have the right types.
-
-        Raises:
-            TypeError: `td` is not a container, a required key is missing, or a value has another type.
-
         Example:
             >>> import torch
             >>> from tensordict import TensorDict, TypedTensorDict
@@ -187,6 +180,13 @@ class TypedTensorDict(FieldWrapper, TensorDictBase):
             >>> step.obs = torch.ones(3)
             >>> td["obs"]
             tensor([1., 1., 1.])
+
+        Args:
+            td: the container. Undeclared keys are kept, and its lock is not changed.
+            check: check that the required keys exist and that declared keys have the right types.
+
+        Raises:
+            TypeError: `td` is not a container, a required key is missing, or a value has another type.
         """
         if not is_node(td) or td._is_non_tensor:
             raise FieldError(f"{cls.__name__}.from_tensordict needs a container, got {type(td).__name__}")

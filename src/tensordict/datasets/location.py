@@ -59,11 +59,11 @@ _PATIENCE = 30.0
 
 @dataclass(frozen=True, slots=True)
 class ShardItem:
-    """A file or folder among the shards of a writer.
+    """A file or folder among the shards of a writer, or a staged schema.
 
     Args:
         path: its path in the data set.
-        shard: the path of the shard that it is or was to become; empty if no writer gives such a name.
+        shard: the path of the shard (or schema) that it is or was to become; empty if no writer gives such a name.
         complete: True for a whole save under the name of a shard.
         changed: the time of the last change inside, in seconds since 1970; `None` if unknown.
     """
@@ -262,7 +262,15 @@ class Location:
         """
         folder, _, name = item.path.rpartition("/")
         with files.naming("remove", self.path(item.path)):
-            return remove_item(self.root, folder, name, is_ours)
+            return remove_item(self.root, folder or ".", name, is_ours)
+
+    def list_staged_schemas(self) -> list[ShardItem]:
+        """Return the temporary files of writers that were killed in `create_file`."""
+        return [
+            ShardItem(name, SCHEMA, False, _find_last_change(self.path(name)))
+            for name, kind in list_folder(self.root, ".").items()
+            if kind == "file" and commit.TEMPORARY.fullmatch(name)
+        ]
 
     def remove_empty(self, writer: str) -> None:
         """Remove the folder of a writer's shards if it is empty."""
@@ -478,6 +486,10 @@ class RemoteLocation(Location):
         self._remote.delete([f"{item.path}/{META}", f"{item.path}/{GROUP}"])
         self._remote.delete([item.path, *inside])
         return ""
+
+    def list_staged_schemas(self) -> list[ShardItem]:
+        # An object is put in one step.
+        return []
 
     def remove_empty(self, writer: str) -> None:
         """Do nothing, because object stores have no folders."""

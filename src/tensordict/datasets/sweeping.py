@@ -21,6 +21,7 @@ from tensordict.datasets.index import Manifests, Move
 from tensordict.datasets.labels import GROUP, check_label, describe_shard
 from tensordict.datasets.lines import SHARDS, WRITERS, Line, is_id
 from tensordict.datasets.location import Location, ShardItem, is_zarr
+from tensordict.datasets.manifest import list_manifests
 from tensordict.datasets.schema import Schema, find_difference
 from tensordict.datasets.shards import rows_per_block
 from tensordict.io.formats.directory import FolderOptions, list_files, plan_files
@@ -96,7 +97,7 @@ class Sweeper:
                 self._checked[merged.path] = compare_rows(self._place, self._schema, merged, pairs)
 
     def remove_leftovers(self, limit: float, named: Collection[str]) -> None:
-        """Remove the unlisted items of writers that are gone.
+        """Remove the unlisted items and staged schemas of writers that are gone.
 
         Args:
             limit: items that changed after this time stay, in seconds since 1970.
@@ -112,6 +113,12 @@ class Sweeper:
                 if item.path not in listed:
                     self._remove(item, "" if item.path in named else self._reason_to_stay(writer, item, limit))
             self._remove_manifest(writer, limit)
+        staged = self._place.list_staged_schemas()
+        # A writer makes its manifest before the schema, so the writer of a staged schema is among these if it is alive.
+        busy = bool(staged) and any(map(self._place.is_at_work, list_manifests(self._place)))
+        for item in staged:
+            reason = "a writer is at work, which may be making it" if busy else _describe_change(item, limit)
+            self._remove(item, self._describe_damage() or reason)
 
     def _reason_to_stay(self, writer: str, item: ShardItem, limit: float) -> str:
         if problem := self._describe_damage():
@@ -123,9 +130,7 @@ class Sweeper:
             return "its writer is at work"
         if item.complete:
             return "it is complete, and no manifest lists it: name it in shards= to remove it"
-        if item.changed is None:
-            return "the store does not say when it was changed"
-        return "" if item.changed < limit else "it was changed a short time ago: its writer may be at work"
+        return _describe_change(item, limit)
 
     def _remove(self, item: ShardItem, reason: str) -> None:
         path = self._place.path(item.path)
@@ -164,6 +169,13 @@ class Sweeper:
             _, found = check_shard(self._place, line)
             self._checked[line.path] = f"{line.path!r} is in its place, and is broken: {found[0]}" if found else ""
         return self._checked[line.path]
+
+
+def _describe_change(item: ShardItem, limit: float) -> str:
+    """Return the reason why an item stays because of its age; empty if it is old enough."""
+    if item.changed is None:
+        return "the store does not say when it was changed"
+    return "" if item.changed < limit else "it was changed a short time ago: its writer may be at work"
 
 
 def make_file_test(schema: Schema) -> IsOurs:

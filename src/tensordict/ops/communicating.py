@@ -156,7 +156,7 @@ class Communicating(Leaves):
         channel = Channel.of(group, dst, group_dst, init_tag, pseudo_rand, "dst")
         sending = Sending(channel, self, allow_pickle=allow_pickle)
         if return_early:
-            return [transfers.held(sending)]
+            return [transfers.finish_at_exit(sending)]
         sending.wait()
         return channel.last_tag(sending.count)
 
@@ -192,7 +192,7 @@ class Communicating(Leaves):
         channel = Channel.of(group, src, group_src, init_tag, pseudo_rand, "src")
         receiving = Receiving(channel, self, allow_pickle=allow_pickle)
         if return_premature:
-            return [transfers.received_apart(receiving)]
+            return [transfers.receive_in_thread(receiving)]
         receiving.run()
         return None
 
@@ -211,7 +211,7 @@ class Communicating(Leaves):
         If the call is cancelled, the container still arrives.
         """
         channel = Channel.of(group, dst, None, init_tag, False, "dst")
-        await transfers.sent(Sending(channel, self, allow_pickle=allow_pickle))
+        await transfers.wait_async(Sending(channel, self, allow_pickle=allow_pickle))
 
     async def arecv(
         self, src: int, *, device: object = None, group: object = None, init_tag: int = 0, allow_pickle: bool = False
@@ -237,7 +237,7 @@ class Communicating(Leaves):
         channel = Channel.of(group, src, None, init_tag, False, "src")
         target = self if self._structure() else None
         place = None if device is None else as_device(device)
-        return await transfers.received(Receiving(channel, target, place, allow_pickle))  # type: ignore[no-any-return]
+        return await transfers.receive_async(Receiving(channel, target, place, allow_pickle))  # type: ignore[no-any-return]
 
     def init_remote(
         self,

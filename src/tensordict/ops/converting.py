@@ -205,7 +205,7 @@ class Converting(Contract):
             if type(input_dict) is not dict and not isinstance(input_dict, Mapping):
                 if not hasattr(input_dict, "items"):
                     raise TypeError(f"from_dict reads a mapping or a container, got {type(input_dict).__name__}")
-                input_dict = dict(input_dict.items())  # as a series of pandas
+                input_dict = dict(input_dict.items())  # for example a pandas Series
             tree = open_structure(input_dict)
         if batch_size is not None or not (auto_batch_size or batch_dims is not None):
             return make(tree, batch_size, device, names)  # type: ignore[no-any-return]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, TypeVar
 import torch
 
 from tensordict.ops.storing.leaves import Leaves
-from tensordict.parallel.chunking import Mapped, Options, check_shuffle
+from tensordict.parallel.chunking import ChunkedMap, MapOptions, check_shuffle
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -90,7 +90,7 @@ class Mapping(Leaves):
         consolidated or safetensors file) are not moved, and writes to them stay in the worker. Results return through
         shared memory. Results that are in shared memory or in a file already are not copied.
         """
-        options = Options(
+        options = MapOptions(
             dim=dim,
             num_workers=num_workers,
             chunksize=chunksize,
@@ -104,7 +104,7 @@ class Mapping(Leaves):
             timeout=timeout,
             out=out,
         )
-        return Mapped(fn, self, options).joined()  # type: ignore[no-any-return]
+        return ChunkedMap(fn, self, options).join()  # type: ignore[no-any-return]
 
     def map_iter(
         self,
@@ -165,7 +165,7 @@ class Mapping(Leaves):
             Exception: as for :meth:`map`. The call checks the arguments; the iterator raises all other errors.
         """
         check_shuffle(shuffle, index_with_generator)
-        options = Options(
+        options = MapOptions(
             dim=dim,
             num_workers=num_workers,
             chunksize=chunksize,
@@ -180,4 +180,4 @@ class Mapping(Leaves):
             shuffle=shuffle,
             ordered=ordered,
         )
-        return Mapped(fn, self, options).one_by_one()
+        return ChunkedMap(fn, self, options).iterate()

@@ -136,7 +136,13 @@ class LazyWrites(LazyDims):
         members, own = self._entries.containers, self._batch_size
         # An assignment to one entry may index its dims behind the batch.
         size, behind = write.size + own[len(write.indexed) :], write.indexed[len(own) :]
-        picks = self._split_index(write.at)
+        fills = write.fills and not behind
+        # Compiled code cannot look up which members an index tensor selects.
+        hidden = fills and not write.basic and torch.compiler.is_compiling()
+        picks = None if hidden else self._split_index(write.at)
+        if picks is None and fills:
+            self._plan_fill(write, source, prefix)
+            return
         if picks is None:
             # The index mixes elements of the members, so assign to each element.
             numbers = self._numbers()[write.at].flatten().tolist()
@@ -165,6 +171,16 @@ class LazyWrites(LazyDims):
             indexed = target._batch_size + behind if rest or picks is not None else inner
             plan = write.plan if len(targets) == 1 else write.plan.add_part()
             target._plan_write(Assign(rest, indexed, inner, adds, write.fills, plan), piece, prefix)
+
+    def _plan_fill(self, write: Assign, number: object, prefix: Path) -> None:
+        """Plan to write a number to the elements that an index selects, by one mask for each member."""
+        selected = torch.zeros(self._batch_size, dtype=torch.bool)
+        selected[write.at] = True
+        for member, mask in zip(self._entries.containers, selected.unbind(self._entries.dim), strict=True):
+            # Compiled code cannot skip a member, because that depends on the elements of the index.
+            if torch.compiler.is_compiling() or mask.any():
+                size, at = member._batch_size, leaf_index(mask, member._batch_size)
+                member._plan_write(Assign(at, size, size, False, True, write.plan.add_part()), number, prefix)
 
     def _plan_within(self, write: AssignWithin, source: Mapping[str, Any], prefix: Path) -> None:
         """Do the same as `_plan_part` for one entry, whose shape may differ between the members."""

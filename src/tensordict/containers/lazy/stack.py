@@ -187,13 +187,6 @@ class LazyStackedTensorDict(LazyWrites):
     def append(self, tensordict: object) -> None:
         """Add a member behind the last one, as `list.append`.
 
-        Args:
-            tensordict: a container with the batch size of the members. It is not copied.
-
-        Raises:
-            RuntimeError: the stack is locked, or the batch sizes differ.
-            TypeError: it is not a container.
-
         Example:
             >>> import torch
             >>> from tensordict import LazyStackedTensorDict, TensorDict
@@ -201,6 +194,13 @@ class LazyStackedTensorDict(LazyWrites):
             >>> stack.append(TensorDict(a=torch.zeros(2)))
             >>> stack.batch_size
             torch.Size([1])
+
+        Args:
+            tensordict: a container with the batch size of the members. It is not copied.
+
+        Raises:
+            RuntimeError: the stack is locked, or the batch sizes differ.
+            TypeError: it is not a container.
         """
         self.insert(len(self._entries.containers), tensordict)
 
@@ -217,12 +217,6 @@ class LazyStackedTensorDict(LazyWrites):
     def extend(self, tensordict: Iterable[Any]) -> None:
         """Add members behind the last one, as `list.extend`.
 
-        Args:
-            tensordict: the new members. A container is unbound along its first dim.
-
-        Raises:
-            RuntimeError: the stack is locked, or a batch size differs. No member is added then.
-
         Example:
             >>> import torch
             >>> from tensordict import LazyStackedTensorDict, TensorDict
@@ -230,6 +224,12 @@ class LazyStackedTensorDict(LazyWrites):
             >>> stack.extend([TensorDict(a=torch.zeros(n)) for n in range(3)])
             >>> stack.batch_size
             torch.Size([4])
+
+        Args:
+            tensordict: the new members. A container is unbound along its first dim.
+
+        Raises:
+            RuntimeError: the stack is locked, or a batch size differs. No member is added then.
         """
         self._refuse_if_locked("add members")
         members = list(tensordict)
@@ -274,6 +274,15 @@ class LazyStackedTensorDict(LazyWrites):
     def get_nestedtensor(self, key: Any, default: Any = NO_DEFAULT, *, layout: torch.layout | None = None) -> Tensor:
         """Return the members' leaves at a (nested) key as a nested tensor.
 
+        Example:
+            >>> import torch
+            >>> from tensordict import TensorDict, lazy_stack
+            >>> stack = lazy_stack([TensorDict(a=torch.ones(1), b=torch.ones(2)), TensorDict(a=torch.ones(2))])
+            >>> stack.get_nestedtensor("a", layout=torch.jagged).offsets()
+            tensor([0, 1, 3])
+            >>> stack.get_nestedtensor("b", torch.zeros(3)).unbind()[1]
+            tensor([0., 0., 0.])
+
         Args:
             key: a string or a tuple of strings.
             default: a tensor replaces the leaf of each member that lacks the entry. Any other default is returned if a
@@ -284,15 +293,6 @@ class LazyStackedTensorDict(LazyWrites):
             KeyError: a member lacks the entry and no default is given.
             RuntimeError: the leaves do not fit this layout, or the stack dim is not 0.
             TypeError: the entry is a container.
-
-        Example:
-            >>> import torch
-            >>> from tensordict import TensorDict, lazy_stack
-            >>> stack = lazy_stack([TensorDict(a=torch.ones(1), b=torch.ones(2)), TensorDict(a=torch.ones(2))])
-            >>> stack.get_nestedtensor("a", layout=torch.jagged).offsets()
-            tensor([0, 1, 3])
-            >>> stack.get_nestedtensor("b", torch.zeros(3)).unbind()[1]
-            tensor([0., 0., 0.])
         """
         path = path_of(key)
         column = []

@@ -38,7 +38,7 @@ def isin(input: Any, reference: Any, key: object, dim: int = 0) -> Tensor:
         ValueError: `dim` is not a batch dim of both.
         RuntimeError: the entries differ in another dim.
     """
-    wanted, known = _tensor_at(input, key, "input"), _tensor_at(reference, key, "reference")
+    wanted, known = _get_tensor(input, key, "input"), _get_tensor(reference, key, "reference")
     dim = as_dim(dim, len(input._batch_size))
     as_dim(dim, len(reference._batch_size))
     rest = [shape[:dim] + shape[dim + 1 :] for shape in (wanted.shape, known.shape)]
@@ -49,7 +49,7 @@ def isin(input: Any, reference: Any, key: object, dim: int = 0) -> Tensor:
     if wanted.ndim == 1 and torch.bool not in (wanted.dtype, known.dtype):  # torch.isin rejects bool tensors
         return torch.isin(wanted, known)
     length = wanted.shape[dim]
-    groups = _groups(torch.cat([wanted, known], dim), dim)
+    groups = _number_groups(torch.cat([wanted, known], dim), dim)
     found = torch.zeros(len(groups), dtype=torch.bool, device=groups.device)
     found[groups[length:]] = True
     return found[groups[:length]]
@@ -79,10 +79,10 @@ def remove_duplicates(input: Any, key: Any, dim: int = 0, *, return_indices: boo
         KeyError: `key` does not lead to a tensor.
         ValueError: `dim` is not a batch dim.
     """
-    tensor = _tensor_at(input, key, "the container")
+    tensor = _get_tensor(input, key, "the container")
     dim = as_dim(dim, len(input._batch_size))
     length = tensor.shape[dim]
-    groups = _groups(tensor, dim)
+    groups = _number_groups(tensor, dim)
     positions = torch.arange(length, device=groups.device)
     count = int(groups.max()) + 1 if length else 0
     # "amin" keeps the smallest, and so the first, position of each group.
@@ -91,24 +91,24 @@ def remove_duplicates(input: Any, key: Any, dim: int = 0, *, return_indices: boo
     return (result, first) if return_indices else result
 
 
-def _groups(tensor: Tensor, dim: int) -> Tensor:
+def _number_groups(tensor: Tensor, dim: int) -> Tensor:
     """Number the distinct elements along `dim` in ascending order. Returns the number of each element."""
     if not tensor.numel():
         # Elements without numbers are all equal.
         return torch.zeros(tensor.shape[dim], dtype=torch.int64, device=tensor.device)
     columns = tensor.movedim(dim, 0).reshape(tensor.shape[dim], -1)
     if columns.shape[1] > _MAX_COLUMNS:
-        return _ranks(columns, dim=0)
+        return _rank(columns, dim=0)
     # Sorting whole rows takes 1.2 us a row. Sorting column after column takes 0.1 us for each row and column.
     first, *others = columns.unbind(1)
-    groups = _ranks(first)
+    groups = _rank(first)
     for column in others:
-        numbers = _ranks(column)
-        groups = _ranks(groups * (numbers.max() + 1) + numbers)
+        numbers = _rank(column)
+        groups = _rank(groups * (numbers.max() + 1) + numbers)
     return groups
 
 
-def _ranks(values: Tensor, dim: int | None = None) -> Tensor:
+def _rank(values: Tensor, dim: int | None = None) -> Tensor:
     inverse: Tensor = torch.unique(values, return_inverse=True, dim=dim)[1]
     return inverse
 
@@ -117,9 +117,9 @@ def _ranks(values: Tensor, dim: int | None = None) -> Tensor:
 _MAX_COLUMNS = 6
 
 
-def _tensor_at(container: Any, key: Any, what: str) -> Tensor:
+def _get_tensor(container: Any, key: Any, what: str) -> Tensor:
     value = container._peek(path_of(key)) if isinstance(container, Contract) else None
     if not isinstance(value, Tensor):
         found = "nothing" if value is None else f"a {type(value).__name__}"
-        raise KeyError(f"expected a tensor at {key!r} in {what}, found {found}")
+        raise KeyError(f"no tensor at {key!r} in {what}, found {found}")
     return value

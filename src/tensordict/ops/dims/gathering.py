@@ -188,7 +188,7 @@ class Gathering(Contract):
             other = other.expand(own) if theirs else _expand_over(other, self, own, ())
         if isinstance(other, Tensor) and other.ndim:
             self._check_broadcast(other, "tensor to take elements from")
-        result: Any = self._chosen(ByNdim(condition), other, pad, ())
+        result: Any = self._choose(ByNdim(condition), other, pad, ())
         if out is None:
             if self._locked:
                 result._lock_tree()
@@ -197,19 +197,19 @@ class Gathering(Contract):
         same = out._batch_size == result._batch_size
         return out.update(result) if same else out._update_with_batch_size(result, False)  # type: ignore[no-any-return]
 
-    def _chosen(self, masks: ByNdim, other: object, pad: object, path: Path) -> Self:
+    def _choose(self, masks: ByNdim, other: object, pad: object, path: Path) -> Self:
         """Run `where` with checked arguments."""
         if (members := self._members()) is not None:
             if not members:
-                return self._dense()._chosen(masks, other, pad, path)
+                return self._dense()._choose(masks, other, pad, path)
             if isinstance(other, Contract):
                 pieces = self._pieces_of(other)
             else:
                 pieces = self._parts(other) if isinstance(other, Tensor) and other.ndim else [other] * len(members)
             columns = zip(members, map(ByNdim, self._parts(masks.tensor)), pieces, strict=True)
-            return self._restack([member._chosen(part, piece, pad, path) for member, part, piece in columns])
+            return self._restack([member._choose(part, piece, pad, path) for member, part, piece in columns])
         if isinstance(other, Contract):
-            return _chosen(self, other, masks, pad, path)  # type: ignore[no-any-return]
+            return _choose_entries(self, other, masks, pad, path)  # type: ignore[no-any-return]
         if isinstance(other, Tensor) and other.ndim:
             others = ByNdim(other)
             return self._map(lambda v: ragged.where(masks[v.dim()], v, others[v.dim()]))
@@ -260,7 +260,7 @@ def check_out(out: object, size: torch.Size | None) -> None:
         raise ShapeError(f"out must have the resulting batch size {list(size)}, got {list(out._batch_size)}")
 
 
-def _chosen(node: Any, other: Any, masks: ByNdim, pad: Any, path: Path) -> Any:
+def _choose_entries(node: Any, other: Any, masks: ByNdim, pad: Any, path: Path) -> Any:
     """Select elements of `node` where the mask is true, and of `other` elsewhere; `pad` replaces missing entries."""
     ours, theirs = node._entries, other._entries
     if pad is None and ours.keys() != theirs.keys():
@@ -282,7 +282,7 @@ def _chosen(node: Any, other: Any, masks: ByNdim, pad: Any, path: Path) -> Any:
         elif isinstance(a, Contract) and a._is_non_tensor and b._is_non_tensor:
             entries[name] = _choose_values(a, b, masks)
         elif isinstance(a, Contract):
-            entries[name] = a._chosen(masks, b, pad, (*path, name))  # type: ignore[attr-defined]
+            entries[name] = a._choose(masks, b, pad, (*path, name))  # type: ignore[attr-defined]
         else:
             try:
                 entries[name] = ragged.where(masks[a.dim()], a, b)

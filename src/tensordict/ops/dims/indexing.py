@@ -88,7 +88,7 @@ class Indexing(Writing):
         if type(index) is int and len(size) and not keeps:
             # A shorter path for the most frequent index.
             item = itemgetter(index)
-            return self._map(item, result_size(index, size), len(size), _all_but_first, item)
+            return self._map(item, result_size(index, size), len(size), _drop_first, item)
         at = leaf_index(index, size)
         # Indexing a leaf checks the bounds of an index tensor. A container without leaves needs a check here, and so
         # does one in a file, where asking for leaves takes longer.
@@ -336,5 +336,5 @@ def unwrap_value(value: object) -> Any:
     return value._unwrap_value() if isinstance(value, Contract) and value._is_non_tensor else value
 
 
-def _all_but_first(names: Names) -> Names:
+def _drop_first(names: Names) -> Names:
     return names[1:]

@@ -92,7 +92,7 @@ class Padding(Sizing):
         Raises:
             RuntimeError: `mask_key` is given, and no batch dim is ragged.
         """
-        if not any(map(_has_ragged_dim, self._sizes())):
+        if not any(map(_has_ragged_dim, self._list_sizes())):
             out = self._map(partial(_pad_rows, padding=padding))
         else:
             out = _pad_ragged_dims(self, padding, ())
@@ -107,12 +107,12 @@ class Padding(Sizing):
             out.set(mask_key, ragged.valid(spanning[0], len(size)))
         return out
 
-    def _sizes(self) -> list[torch.Size]:
+    def _list_sizes(self) -> list[torch.Size]:
         """Return the batch sizes of this container and of all nested containers."""
         sizes = [self._batch_size]
         for value in self._structure().values():
             if isinstance(value, Padding):
-                sizes += value._sizes()
+                sizes += value._list_sizes()
         return sizes
 
 
@@ -226,7 +226,9 @@ class _SequencePadding:
         if any(mapping.keys() != names for mapping in mappings):
             raise_key_mismatch(mappings, path)
         first = nodes[0]
-        size = self._padded_shape([node._batch_size for node in nodes], len(first._batch_size), path, "batch sizes")
+        size = self._find_padded_shape(
+            [node._batch_size for node in nodes], len(first._batch_size), path, "batch sizes"
+        )
         entries: dict[str, Any] = {}
         masks: dict[str, Any] = {}
         for name in names:
@@ -264,7 +266,7 @@ class _SequencePadding:
             dim = self.dim if self.dim >= 0 else rank + self.dim
             if not 0 <= dim < rank:
                 raise DimError(f"entry {joined(path)!r} has shape {list(shapes[0])} and no dim {self.dim} to pad")
-            shape = self._padded_shape(shapes, rank, path, "shapes")
+            shape = self._find_padded_shape(shapes, rank, path, "shapes")
             lengths = [one[dim] for one in shapes]
             if len({leaf.dtype for leaf in column}) > 1:
                 dtype = reduce(torch.promote_types, [leaf.dtype for leaf in column])
@@ -273,7 +275,7 @@ class _SequencePadding:
 
         return join
 
-    def _padded_shape(self, shapes: list[torch.Size], ndim: int, path: Path, what: str) -> list[int]:
+    def _find_padded_shape(self, shapes: list[torch.Size], ndim: int, path: Path, what: str) -> list[int]:
         """Return the shape that all inputs have after padding. Raises if they differ in another dim."""
         dim = self.dim if self.dim >= 0 else ndim + self.dim
         columns = list(enumerate(zip(*shapes)))

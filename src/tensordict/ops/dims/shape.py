@@ -379,7 +379,7 @@ class Shape(Sizing):
 
     def atleast_1d(self) -> Self:
         """Add a batch dim of size 1 to a container without batch dims. Returns views, or this container."""
-        return self._at_least(1)
+        return self._add_leading_dims(1)
 
     def atleast_2d(self) -> Self:
         """Add leading dims of size 1 until the container has two batch dims. Returns views, or this container.
@@ -390,13 +390,13 @@ class Shape(Sizing):
             >>> TensorDict({"a": torch.zeros(3, 5)}, batch_size=[3]).atleast_2d().batch_size
             torch.Size([1, 3])
         """
-        return self._at_least(2)
+        return self._add_leading_dims(2)
 
     def atleast_3d(self) -> Self:
         """Add leading dims of size 1 until the container has three batch dims. Returns views, or this container."""
-        return self._at_least(3)
+        return self._add_leading_dims(3)
 
-    def _at_least(self, ndim: int) -> Self:
+    def _add_leading_dims(self, ndim: int) -> Self:
         result = self
         while len(result._batch_size) < ndim:
             result = result.unsqueeze(0)
@@ -418,15 +418,15 @@ class Shape(Sizing):
 
     def fliplr(self) -> Self:
         """Reverse the second batch dim. The same as `flip(1)`."""
-        self._need_dims(2, "fliplr")
+        self._require_dims(2, "fliplr")
         return self.flip(1)
 
     def flipud(self) -> Self:
         """Reverse the first batch dim. The same as `flip(0)`."""
-        self._need_dims(1, "flipud")
+        self._require_dims(1, "flipud")
         return self.flip(0)
 
-    def _need_dims(self, count: int, what: str) -> None:
+    def _require_dims(self, count: int, what: str) -> None:
         if len(self._batch_size) < count:
             raise DimError(f"{what} needs at least {count} batch dims, got the batch size {list(self._batch_size)}")
 
@@ -441,7 +441,7 @@ class Shape(Sizing):
             >>> TensorDict({"a": torch.arange(6).view(2, 3)}, batch_size=[2, 3]).rot90()["a"].tolist()
             [[2, 5], [1, 4], [0, 3]]
         """
-        self._need_dims(2, "rot90")
+        self._require_dims(2, "rot90")
         old = self._batch_size
         plane = as_dims(dims, len(old))
         if len(plane) != 2:

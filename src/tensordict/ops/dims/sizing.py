@@ -117,7 +117,7 @@ class Sizing(Writing):
         if batch_dims is not None and batch_dims < 0:
             raise ShapeError(f"batch_dims is the largest number of batch dims, got {batch_dims}")
         nested: _Sizes = {}
-        size = _common_size(self, batch_dims, nested)
+        size = _find_common_size(self, batch_dims, nested)
         if size is None:
             return self
         before: list[tuple[Contract, torch.Size, Names | None]] = []
@@ -171,7 +171,7 @@ def _collect_nodes(node: Contract, out: list[Any]) -> None:
             _collect_nodes(value, out)
 
 
-def _common_size(node: Contract, limit: int | None, nested: _Sizes | None = None) -> torch.Size | None:
+def _find_common_size(node: Contract, limit: int | None, nested: _Sizes | None = None) -> torch.Size | None:
     """Return the longest size that the shapes of all leaves begin with; `None` without leaves.
 
     Args:
@@ -183,7 +183,7 @@ def _common_size(node: Contract, limit: int | None, nested: _Sizes | None = None
     common: torch.Size | None = None
     if members := node._members():
         # Entries that only some members have count as well.
-        for size in (_common_size(member, None) for member in members):
+        for size in (_find_common_size(member, None) for member in members):
             common = size if common is None else common if size is None else _common_prefix(common, size)
         dim: int = node.stack_dim
         return None if common is None else torch.Size((*common[:dim], len(members), *common[dim:])[:limit])
@@ -207,7 +207,7 @@ def _common_size(node: Contract, limit: int | None, nested: _Sizes | None = None
             shape = value._batch_size[:limit] if value._members() is not None else None
         else:
             inner: _Sizes = {}
-            shape = _common_size(value, limit, inner)
+            shape = _find_common_size(value, limit, inner)
             if nested is not None and not made:
                 nested[name] = shape, inner
         if shape is None or shape == common:
@@ -265,7 +265,7 @@ def _set_sizes(
                 resize(value, size)
         elif isinstance(value, Contract) and not (keep and value._batch_size[: len(size)] == size):
             inner: _Sizes = {}
-            own, inner = nested[name] if name in nested else (_common_size(value, limit, inner), inner)
+            own, inner = nested[name] if name in nested else (_find_common_size(value, limit, inner), inner)
             if own is not None:
                 _set_sizes(value, own, limit, keep, inner, before)
             elif value._batch_size[: len(size)] != size:

@@ -688,7 +688,7 @@ def _plan_join(
         elif True in nodes:
             _plan_join(target, column, join, dim, path, writes, missing, stacks)
         else:
-            shape = _joined_shape(column, join, dim, path)
+            shape = _find_joined_shape(column, join, dim, path)
             if target.shape != shape:
                 raise ShapeError(
                     f"entry {joined(path)!r} of out has shape {list(target.shape)}, but the result has {list(shape)}"
@@ -718,7 +718,7 @@ def _join_column(join: Any, column: list[Any], dim: int, path: Path) -> Any:
         raise named_error(error, path) from error
 
 
-def _joined_shape(column: list[Tensor], join: object, dim: int, path: Path) -> torch.Size:
+def _find_joined_shape(column: list[Tensor], join: object, dim: int, path: Path) -> torch.Size:
     """Return the shape of the stack or concatenation of leaves. Raises if their shapes do not fit."""
     try:
         shapes = [value.shape for value in column]

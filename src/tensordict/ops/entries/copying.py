@@ -150,7 +150,7 @@ class Copying(Leaves):
             self._lock_tree()
         if self._is_shared:
             # A plain pickle copies the tensors. Only the pickler of `multiprocessing` passes the shared memory on.
-            self._is_shared = shared_memory.is_seen(self)
+            self._is_shared = shared_memory.shares_tensors(self)
 
 
 def _clone_leaves(leaves: list[Tensor], options: dict[str, Any]) -> Sequence[Tensor]:

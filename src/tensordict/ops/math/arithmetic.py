@@ -92,7 +92,7 @@ class Arithmetic(Leaves, _DataSet):
             RuntimeError: the shapes of an entry do not broadcast, or a tensor does not broadcast to the batch size.
         """
         one, many = _bind_alpha(torch.add, internals.foreach_add, alpha)
-        return self._with(one, many, "add", other, default)
+        return self._apply_binary(one, many, "add", other, default)
 
     def add_(self, other: object, *, alpha: float | None = None) -> Self:
         """Add `alpha * other` to each element, in place. Returns this container.
@@ -105,17 +105,17 @@ class Arithmetic(Leaves, _DataSet):
             (True, tensor([1., 1.]))
         """
         one, many = _bind_alpha(Tensor.add_, internals.foreach_add_, alpha)
-        return self._with_(one, many, "add_", other)
+        return self._apply_binary_(one, many, "add_", other)
 
     def sub(self, other: object, *, alpha: float | None = None, default: object = None) -> Self:
         """Subtract `alpha * other` from each element. Arguments as for :meth:`add`."""
         one, many = _bind_alpha(torch.sub, internals.foreach_sub, alpha)
-        return self._with(one, many, "sub", other, default)
+        return self._apply_binary(one, many, "sub", other, default)
 
     def sub_(self, other: object, alpha: float | None = None) -> Self:
         """Subtract `alpha * other` from each element, in place. Returns this container."""
         one, many = _bind_alpha(Tensor.sub_, internals.foreach_sub_, alpha)
-        return self._with_(one, many, "sub_", other)
+        return self._apply_binary_(one, many, "sub_", other)
 
     def rsub(self, other: object, *, alpha: float | None = None, default: object = None) -> Self:
         """Subtract `alpha` times each element from `other`. Arguments as for :meth:`add`.
@@ -127,35 +127,35 @@ class Arithmetic(Leaves, _DataSet):
             tensor([2., 2.])
         """
         one, many = _bind_alpha(torch.rsub, _foreach_rsub, alpha)
-        return self._with(one, many, "rsub", other, default)
+        return self._apply_binary(one, many, "rsub", other, default)
 
     def mul(self, other: object, *, default: object = None) -> Self:
         """Multiply each element by `other`. Arguments as for :meth:`add`."""
-        return self._with(torch.mul, internals.foreach_mul, "mul", other, default)
+        return self._apply_binary(torch.mul, internals.foreach_mul, "mul", other, default)
 
     def mul_(self, other: object) -> Self:
         """Multiply each element by `other`, in place. Returns this container."""
-        return self._with_(Tensor.mul_, internals.foreach_mul_, "mul_", other)
+        return self._apply_binary_(Tensor.mul_, internals.foreach_mul_, "mul_", other)
 
     def div(self, other: object, *, default: object = None) -> Self:
         """Divide each element by `other`. Integers give floating point results. Arguments as for :meth:`add`."""
-        return self._with(torch.div, internals.foreach_div, "div", other, default)
+        return self._apply_binary(torch.div, internals.foreach_div, "div", other, default)
 
     def div_(self, other: object) -> Self:
         """Divide each element by `other`, in place. Raises for integer entries. Returns this container."""
-        return self._with_(Tensor.div_, internals.foreach_div_, "div_", other)
+        return self._apply_binary_(Tensor.div_, internals.foreach_div_, "div_", other)
 
     def mod(self, other: object) -> Self:
         """Compute `self % other`, the remainder of the division rounded down (`torch.remainder`)."""
-        return self._with(torch.remainder, None, "mod", other)
+        return self._apply_binary(torch.remainder, None, "mod", other)
 
     def pow(self, other: object, *, default: object = None) -> Self:
         """Raise each element to the power `other`. Arguments as for :meth:`add`."""
-        return self._with(torch.pow, internals.foreach_pow, "pow", other, default, plain_number=True)
+        return self._apply_binary(torch.pow, internals.foreach_pow, "pow", other, default, plain_number=True)
 
     def pow_(self, other: object) -> Self:
         """Raise each element to the power `other`, in place. Returns this container."""
-        return self._with_(Tensor.pow_, internals.foreach_pow_, "pow_", other, plain_number=True)
+        return self._apply_binary_(Tensor.pow_, internals.foreach_pow_, "pow_", other, plain_number=True)
 
     # --- three operands ---------------------------------------------------------------------------------------------
 
@@ -172,31 +172,31 @@ class Arithmetic(Leaves, _DataSet):
             end: a container or a tensor.
             weight: a container, a tensor or a number.
         """
-        return self._with_two(torch.lerp, internals.foreach_lerp, "lerp", end, weight)
+        return self._apply_ternary(torch.lerp, internals.foreach_lerp, "lerp", end, weight)
 
     def lerp_(self, end: object, weight: object) -> Self:
         """Interpolate linearly towards `end`, in place; see :meth:`lerp`. Returns this container."""
-        return self._with_two_(Tensor.lerp_, internals.foreach_lerp_, "lerp_", end, weight)
+        return self._apply_ternary_(Tensor.lerp_, internals.foreach_lerp_, "lerp_", end, weight)
 
     def addcmul(self, other1: object, other2: object, *, value: float = 1) -> Self:
         """Compute `self + value * other1 * other2`, for two containers or tensors."""
         one, many = partial(torch.addcmul, value=value), partial(internals.foreach_addcmul, value=value)
-        return self._with_two(one, many, "addcmul", other1, other2)
+        return self._apply_ternary(one, many, "addcmul", other1, other2)
 
     def addcmul_(self, other1: object, other2: object, *, value: float = 1) -> Self:
         """Add `value * other1 * other2` to each element, in place. Returns this container."""
         one, many = partial(Tensor.addcmul_, value=value), partial(internals.foreach_addcmul_, value=value)
-        return self._with_two_(one, many, "addcmul_", other1, other2)
+        return self._apply_ternary_(one, many, "addcmul_", other1, other2)
 
     def addcdiv(self, other1: object, other2: object, value: float = 1) -> Self:
         """Compute `self + value * other1 / other2`, for two containers or tensors."""
         one, many = partial(torch.addcdiv, value=value), partial(internals.foreach_addcdiv, value=value)
-        return self._with_two(one, many, "addcdiv", other1, other2)
+        return self._apply_ternary(one, many, "addcdiv", other1, other2)
 
     def addcdiv_(self, other1: object, other2: object, *, value: float = 1) -> Self:
         """Add `value * other1 / other2` to each element, in place. Returns this container."""
         one, many = partial(Tensor.addcdiv_, value=value), partial(internals.foreach_addcdiv_, value=value)
-        return self._with_two_(one, many, "addcdiv_", other1, other2)
+        return self._apply_ternary_(one, many, "addcdiv_", other1, other2)
 
     # --- bounds -----------------------------------------------------------------------------------------------------
 
@@ -227,50 +227,58 @@ class Arithmetic(Leaves, _DataSet):
         elif max is None:
             result = self.clamp_min(min)
         else:
-            result = self._with_two(_clamp, _foreach_clamp, "clamp", min, max)
+            result = self._apply_ternary(_clamp, _foreach_clamp, "clamp", min, max)
         return result if out is None else write_into(out, result)
 
     def clamp_min(self, other: object, default: object = None) -> Self:
         """Replace each element below the bound `other` by that bound. Arguments as for :meth:`add`."""
-        return self._with(torch.clamp_min, internals.foreach_clamp_min, "clamp_min", other, default, plain_number=True)
+        return self._apply_binary(
+            torch.clamp_min, internals.foreach_clamp_min, "clamp_min", other, default, plain_number=True
+        )
 
     def clamp_min_(self, other: object) -> Self:
         """Replace each element below the bound `other` by that bound, in place. Returns this container."""
-        return self._with_(Tensor.clamp_min_, internals.foreach_clamp_min_, "clamp_min_", other, plain_number=True)
+        return self._apply_binary_(
+            Tensor.clamp_min_, internals.foreach_clamp_min_, "clamp_min_", other, plain_number=True
+        )
 
     def clamp_max(self, other: object, *, default: object = None) -> Self:
         """Replace each element above the bound `other` by that bound. Arguments as for :meth:`add`."""
-        return self._with(torch.clamp_max, internals.foreach_clamp_max, "clamp_max", other, default, plain_number=True)
+        return self._apply_binary(
+            torch.clamp_max, internals.foreach_clamp_max, "clamp_max", other, default, plain_number=True
+        )
 
     def clamp_max_(self, other: object) -> Self:
         """Replace each element above the bound `other` by that bound, in place. Returns this container."""
-        return self._with_(Tensor.clamp_max_, internals.foreach_clamp_max_, "clamp_max_", other, plain_number=True)
+        return self._apply_binary_(
+            Tensor.clamp_max_, internals.foreach_clamp_max_, "clamp_max_", other, plain_number=True
+        )
 
     def maximum(self, other: object, *, default: object = None) -> Self:
         """Compute the larger of each pair of elements; NaN if one is NaN. Arguments as for :meth:`add`."""
-        return self._with(_maximum, internals.foreach_maximum, "maximum", other, default, plain_number=True)
+        return self._apply_binary(_maximum, internals.foreach_maximum, "maximum", other, default, plain_number=True)
 
     def maximum_(self, other: object) -> Self:
         """Compute the larger of each pair of elements, in place. Returns this container."""
-        return self._with_(Tensor.clamp_min_, internals.foreach_maximum_, "maximum_", other, plain_number=True)
+        return self._apply_binary_(Tensor.clamp_min_, internals.foreach_maximum_, "maximum_", other, plain_number=True)
 
     def minimum(self, other: object, *, default: object = None) -> Self:
         """Compute the smaller of each pair of elements; NaN if one is NaN. Arguments as for :meth:`add`."""
-        return self._with(_minimum, internals.foreach_minimum, "minimum", other, default, plain_number=True)
+        return self._apply_binary(_minimum, internals.foreach_minimum, "minimum", other, default, plain_number=True)
 
     def minimum_(self, other: object) -> Self:
         """Compute the smaller of each pair of elements, in place. Returns this container."""
-        return self._with_(Tensor.clamp_max_, internals.foreach_minimum_, "minimum_", other, plain_number=True)
+        return self._apply_binary_(Tensor.clamp_max_, internals.foreach_minimum_, "minimum_", other, plain_number=True)
 
     # --- logic ------------------------------------------------------------------------------------------------------
 
     def bitwise_and(self, other: object, *, default: object = None) -> Self:
         """Compute the bitwise "and"; for bools this is the logical "and". Arguments as for :meth:`add`."""
-        return self._with(torch.bitwise_and, None, "bitwise_and", other, default, plain_number=True)
+        return self._apply_binary(torch.bitwise_and, None, "bitwise_and", other, default, plain_number=True)
 
     def logical_and(self, other: object, *, default: object = None) -> Self:
         """Test whether both elements are true (non-zero). Returns bools. Arguments as for :meth:`add`."""
-        return self._with(_logical_and, None, "logical_and", other, default, plain_number=True)
+        return self._apply_binary(_logical_and, None, "logical_and", other, default, plain_number=True)
 
     # --- operators --------------------------------------------------------------------------------------------------
     # For any other object these return NotImplemented: Python then tries its operator, and raises a TypeError.
@@ -304,60 +312,68 @@ class Arithmetic(Leaves, _DataSet):
         return self.div(other) if is_operand(other) else NotImplemented
 
     def __rtruediv__(self, other: object) -> Self:
-        return self._with(_rdiv, _foreach_rdiv, "/", other, plain_number=True) if is_operand(other) else NotImplemented
+        return (
+            self._apply_binary(_rdiv, _foreach_rdiv, "/", other, plain_number=True)
+            if is_operand(other)
+            else NotImplemented
+        )
 
     def __itruediv__(self, other: object) -> Self:
         return self.div_(other) if is_operand(other) else NotImplemented
 
     def __floordiv__(self, other: object) -> Self:
-        return self._with(torch.floor_divide, None, "//", other) if is_operand(other) else NotImplemented
+        return self._apply_binary(torch.floor_divide, None, "//", other) if is_operand(other) else NotImplemented
 
     def __rfloordiv__(self, other: object) -> Self:
-        return self._with(_rfloordiv, None, "//", other) if is_operand(other) else NotImplemented
+        return self._apply_binary(_rfloordiv, None, "//", other) if is_operand(other) else NotImplemented
 
     def __ifloordiv__(self, other: object) -> Self:
-        return self._with_(Tensor.floor_divide_, None, "//=", other) if is_operand(other) else NotImplemented
+        return self._apply_binary_(Tensor.floor_divide_, None, "//=", other) if is_operand(other) else NotImplemented
 
     def __mod__(self, other: object) -> Self:
         return self.mod(other) if is_operand(other) else NotImplemented
 
     def __rmod__(self, other: object) -> Self:
-        return self._with(_rmod, None, "%", other) if is_operand(other) else NotImplemented
+        return self._apply_binary(_rmod, None, "%", other) if is_operand(other) else NotImplemented
 
     def __imod__(self, other: object) -> Self:
-        return self._with_(Tensor.remainder_, None, "%=", other) if is_operand(other) else NotImplemented
+        return self._apply_binary_(Tensor.remainder_, None, "%=", other) if is_operand(other) else NotImplemented
 
     def __pow__(self, other: object) -> Self:
         return self.pow(other) if is_operand(other) else NotImplemented
 
     def __rpow__(self, other: object) -> Self:
-        return self._with(_rpow, _foreach_rpow, "**", other, plain_number=True) if is_operand(other) else NotImplemented
+        return (
+            self._apply_binary(_rpow, _foreach_rpow, "**", other, plain_number=True)
+            if is_operand(other)
+            else NotImplemented
+        )
 
     def __ipow__(self, other: object) -> Self:
         return self.pow_(other) if is_operand(other) else NotImplemented
 
     def __iand__(self, other: object) -> Self:
-        return self._logic_(Tensor.bitwise_and_, torch.bitwise_and, "&=", other)
+        return self._apply_logic_(Tensor.bitwise_and_, torch.bitwise_and, "&=", other)
 
     def __ior__(self, other: object) -> Self:
-        return self._logic_(Tensor.bitwise_or_, torch.bitwise_or, "|=", other)
+        return self._apply_logic_(Tensor.bitwise_or_, torch.bitwise_or, "|=", other)
 
     def __ixor__(self, other: object) -> Self:
-        return self._logic_(Tensor.bitwise_xor_, torch.bitwise_xor, "^=", other)
+        return self._apply_logic_(Tensor.bitwise_xor_, torch.bitwise_xor, "^=", other)
 
-    def _logic_(self, one: One, op: object, what: str, other: object) -> Self:
+    def _apply_logic_(self, one: One, op: object, what: str, other: object) -> Self:
         value = as_operand(other)
         if value is NotImplemented:
             return NotImplemented  # type: ignore[no-any-return]
         plan = plan_operator(self, value, op) if isinstance(value, Contract) else None
-        self._with_(one, None, what, value, plain_number=True)
+        self._apply_binary_(one, None, what, value, plain_number=True)
         if plan is not None:
             plan.run(self)
         return self
 
     # --- implementation ---------------------------------------------------------------------------------------------
 
-    def _with(
+    def _apply_binary(
         self, one: One, many: Many, what: str, other: object, default: object = None, plain_number: bool = False
     ) -> Self:
         """Apply a function of two operands to every leaf.
@@ -389,16 +405,16 @@ class Arithmetic(Leaves, _DataSet):
         results = foreach.results(structure, one, many, left, right)
         return self._same_lock(structure._rebuilt(iter(results)))
 
-    def _with_(self, one: One, many: Many, what: str, other: object, plain_number: bool = False) -> Self:
-        """Apply a function of two operands that writes into the leaves; see :meth:`_with`."""
+    def _apply_binary_(self, one: One, many: Many, what: str, other: object, plain_number: bool = False) -> Self:
+        """Apply a function of two operands that writes into the leaves; see :meth:`_apply_binary`."""
         left, right = self._pair_in_place(other, what)
         if not plain_number:
             right = foreach.number(left, right)
         foreach.write(self, one, many, left, right)
         return self
 
-    def _with_two(self, one: One, many: Many, what: str, first: object, second: object) -> Self:
-        """Apply a function of three operands to every leaf; see :meth:`_with`."""
+    def _apply_ternary(self, one: One, many: Many, what: str, first: object, second: object) -> Self:
+        """Apply a function of three operands to every leaf; see :meth:`_apply_binary`."""
         values = as_operand(first), as_operand(second)
         structure = self
         for value, given in zip(values, (first, second), strict=True):
@@ -412,8 +428,8 @@ class Arithmetic(Leaves, _DataSet):
         results = foreach.results(structure, one, many, structure._leaves(), *sides)
         return self._same_lock(structure._rebuilt(iter(results)))
 
-    def _with_two_(self, one: One, many: Many, what: str, first: object, second: object) -> Self:
-        """Apply a function of three operands that writes into the leaves; see :meth:`_with`."""
+    def _apply_ternary_(self, one: One, many: Many, what: str, first: object, second: object) -> Self:
+        """Apply a function of three operands that writes into the leaves; see :meth:`_apply_binary`."""
         left, one_side = self._pair_in_place(first, what)
         foreach.write(self, one, many, left, one_side, self._pair_in_place(second, what)[1])
         return self
@@ -427,7 +443,7 @@ class Arithmetic(Leaves, _DataSet):
             if size != theirs and len(size) == len(theirs):
                 value = value.clone()
             _, left, right = pair_up(self, value)
-            if _shapes(left) != _shapes(right):
+            if _list_shapes(left) != _list_shapes(right):
                 self._refuse_larger(left, right, what)
                 right = [
                     two if two.is_nested or two.shape == one.shape else two.clone() for one, two in zip(left, right)
@@ -456,7 +472,7 @@ class Arithmetic(Leaves, _DataSet):
                 )
 
 
-def _shapes(leaves: list[Any]) -> list[Any]:
+def _list_shapes(leaves: list[Any]) -> list[Any]:
     """Return the shapes of leaves; `None` for a ragged leaf if one of them is a strided nested tensor."""
     try:
         return list(map(Tensor.size, leaves))

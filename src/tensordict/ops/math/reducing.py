@@ -372,7 +372,7 @@ class Reducing(ReductionBase):
         """
         if not return_indices or dim is NO_DEFAULT or dim is None:
             return self.amin(dim, keepdim, reduce=reduce)
-        return self._extremes(Tensor.min, torch.return_types.min, dim, keepdim, reduce)
+        return self._find_extremes(Tensor.min, torch.return_types.min, dim, keepdim, reduce)
 
     @overload
     def max(self, dim: None = ..., keepdim: bool = ..., *, reduce: Off = ..., return_indices: bool = ...) -> Self: ...
@@ -397,7 +397,7 @@ class Reducing(ReductionBase):
         """Find the largest element and its position. Arguments and result as for :meth:`min`."""
         if not return_indices or dim is NO_DEFAULT or dim is None:
             return self.amax(dim, keepdim, reduce=reduce)
-        return self._extremes(Tensor.max, torch.return_types.max, dim, keepdim, reduce)
+        return self._find_extremes(Tensor.max, torch.return_types.max, dim, keepdim, reduce)
 
     @overload
     def cummin(
@@ -543,7 +543,7 @@ class Reducing(ReductionBase):
 
     # --- values and indices -----------------------------------------------------------------------------------------
 
-    def _extremes(self, op: Op, returned: Any, dim: Any, keepdim: bool, reduce: bool | None) -> Any:
+    def _find_extremes(self, op: Op, returned: Any, dim: Any, keepdim: bool, reduce: bool | None) -> Any:
         """Run `op`, which returns values and indices, along one batch dim or along the feature dims."""
         if is_feature(dim):
             refuse_keepdim(keepdim, "dim='feature' removes the feature dims")

@@ -104,7 +104,7 @@ class ReductionPlan(NamedTuple):
     shift: int = 0
     drops_dims: bool = False
 
-    def inside(self, stack_dim: int) -> ReductionPlan:
+    def for_members(self, stack_dim: int) -> ReductionPlan:
         """Return the plan for the members of a lazy stack, whose stack dim is not in `dims`."""
         return self if self.along is None else self.along(tuple([dim - (dim > stack_dim) for dim in self.dims]))
 
@@ -188,7 +188,7 @@ class ReductionBase(Leaves, Naming):
             dict(self._entries)  # raises the StackError that names the entry
         if plan.along is None:
             return self._reduce_uneven(plan)
-        inner, name = plan.inside(at), self._names[at] if self._names else None
+        inner, name = plan.for_members(at), self._names[at] if self._names else None
         parts = [member._apply_plan(inner) for member in members]
         stack: Any = makers.lazy_stack(*parts, stack_dim=plan.stack_dim(at), stack_dim_name=name)
         return stack  # type: ignore[no-any-return]
@@ -582,18 +582,18 @@ def _name_entry(node: Contract, plan: ReductionPlan, error: Exception, path: Pat
     try:
         entries = dict(node._entries)
     except StackError:
-        inner = plan.inside(node.stack_dim)
+        inner = plan.for_members(node.stack_dim)
         named = [_name_entry(member, inner, error, path) for member, _ in node._pair_members(node) or ()]
         return next((found for found in named if found is not error), error)
     for name, value in entries.items():
-        inside = (*path, name)
+        key = (*path, name)
         if isinstance(value, Contract):
-            found = _name_entry(value, plan, error, inside)
+            found = _name_entry(value, plan, error, key)
             if found is not error:
                 return found
             continue
         try:
             list(plan.apply([value], batch_dims))
         except TORCH_ERRORS as again:
-            return named_error(again, inside)
+            return named_error(again, key)
     return error

@@ -25,7 +25,7 @@ from tensordict.memory import flat_buffers, system
 from tensordict.memory.flat_buffers import Block, Copies
 from tensordict.memory.mapped import PathLike
 from tensordict.ops.storing.leaves import Leaves
-from tensordict.parallel.sharded import holds_sharded, save_whole
+from tensordict.parallel.sharded import has_sharded_leaves, save_whole
 
 if TYPE_CHECKING:
     from typing_extensions import Self, TypedDict, Unpack
@@ -145,7 +145,7 @@ class Consolidating(Leaves):
         """
         if filename is None and self.is_consolidated():
             return self
-        if full_tensor and holds_sharded(self):
+        if full_tensor and has_sharded_leaves(self):
             if inplace:
                 raise ValueError("full_tensor=True returns a new container without DTensors: pass inplace=False")
             given: dict[str, Any] = {

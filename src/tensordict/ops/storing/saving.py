@@ -28,7 +28,7 @@ from tensordict.memory.mapped import PathLike
 from tensordict.memory.names import scheme_of, without_scheme
 from tensordict.memory.reserving import Preallocate, check_preallocate
 from tensordict.ops.storing.refreshing import check_fit, take_over
-from tensordict.parallel.sharded import holds_sharded, save_whole
+from tensordict.parallel.sharded import has_sharded_leaves, save_whole
 
 if TYPE_CHECKING:
     import pathlib
@@ -440,7 +440,7 @@ class Saving(Contract):
         }  # fmt: skip
         if prefix is not None and format not in (None, formats.DIRECTORY, formats.ARCHIVE):
             formats.check_options(prefix, format, {**options, "robust_key": robust_key is False})
-            if full_tensor and holds_sharded(self):
+            if full_tensor and has_sharded_leaves(self):
 
                 def write_and_close(whole: Self) -> None:
                     written: Any = formats.write_save(whole, without_scheme(prefix), format, **options)
@@ -734,7 +734,7 @@ def _save(
     prefix: PathLike | None,
     options: FolderOptions,
 ) -> ContainerT | Future[ContainerT]:
-    if options.full_tensor and holds_sharded(container):
+    if options.full_tensor and has_sharded_leaves(container):
         return save_whole(  # type: ignore[no-any-return]
             container,
             prefix,

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from cases import mark_slow
 from tensordict import TensorClass, TensorDict, lazy_stack
 
 pytestmark = [
@@ -114,7 +115,7 @@ def test_a_block_writes_back(operation: str) -> None:
     check_block("nested", operation, *WRITES)
 
 
-@pytest.mark.parametrize("operation", ["view", "unsqueeze", "flatten"])
+@pytest.mark.parametrize("operation", mark_slow(["view", "unsqueeze", "flatten"], keep=["view"]))
 @pytest.mark.parametrize("kind", ["strided", "tensorclass", "lazy stack"])
 def test_a_block_over_other_kinds_writes_back(kind: str, operation: str) -> None:
     check_block(kind, operation, *WRITES)

@@ -18,7 +18,7 @@ from tensordict.io.formats.opening import describe_save
 from tensordict.io.saving import progress
 from tensordict_cli import main
 
-ROOT = pathlib.Path(__file__).parents[1]
+ROOT = pathlib.Path(__file__).parents[2]
 
 
 def rows() -> TensorDict:
