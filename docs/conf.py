@@ -73,6 +73,7 @@ html_theme = "pydata_sphinx_theme"
 html_title = "tensordict"
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
+html_search_scorer = str(DOCS / "_static" / "scorer.js")
 html_copy_source = False
 html_show_sourcelink = False
 html_favicon = "_static/mark.svg"

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import public_names
-from docstrings import spaced
+from docstrings import add_spaces
 from docutils import nodes
 from docutils.statemachine import StringList
 from sphinx import addnodes
@@ -114,7 +114,7 @@ def tabulate(rows: Iterable[tuple[str, str]]) -> list[str]:
 
 def first_paragraph(doc: str | None) -> str:
     """Return the first paragraph of a docstring as one line."""
-    return spaced(" ".join((doc or "").partition("\n\n")[0].split()))
+    return add_spaces(" ".join((doc or "").partition("\n\n")[0].split()))
 
 
 def summary(path: str) -> str:
@@ -173,7 +173,7 @@ def resolve(app: Sphinx, env: BuildEnvironment, node: addnodes.pending_xref, sho
         candidates.append(f"tensordict.TensorDictBase.{target}")
     candidates += [f"{module}.{target}" for module in public_names.MODULES]
     for candidate in candidates:
-        if (home := _documented(env, candidate)) is not None:
+        if (home := _find_documented(env, candidate)) is not None:
             documented = env.domains["py"].objects[home]
             builder = app.builder
             uri = builder.get_relative_uri(node.get("refdoc", env.docname), documented.docname)
@@ -184,7 +184,7 @@ def resolve(app: Sphinx, env: BuildEnvironment, node: addnodes.pending_xref, sho
     return shown if in_signature or _exists_elsewhere(target) else None
 
 
-def _documented(env: BuildEnvironment, path: str) -> str | None:
+def _find_documented(env: BuildEnvironment, path: str) -> str | None:
     """Return the path under which the object at `path` is documented, or `None`."""
     objects = env.domains["py"].objects
     if path in objects:
@@ -241,7 +241,7 @@ def source_names() -> dict[str, dict[str, str]]:
     """Return for each module the documented names, each with its name in the source of that module."""
     families = {name: path.rpartition(".")[2] for path, names in public_names.operations().items() for name in names}
     found: dict[str, dict[str, str]] = {}
-    for path in public_names.expected():
+    for path in public_names.iter_paths():
         module = next(module for module in public_names.MODULES[::-1] if path.startswith(f"{module}."))
         attribute = path.removeprefix(f"{module}.")
         definition: Any = importlib.import_module(module)

@@ -1,6 +1,7 @@
 """Makes the search box find the tasks that `guides/index.md` lists: each becomes an index entry of its section.
 
-Sphinx ranks an index entry that equals the query above words that a page happens to contain.
+Sphinx ranks an index entry that equals the query above words in the text of a page. It forgets the index entries
+of pages that it does not write, so the pages of tasks are written in every build.
 """
 
 from __future__ import annotations
@@ -8,11 +9,13 @@ from __future__ import annotations
 import functools
 import posixpath
 import re
+from collections.abc import Iterable
 from pathlib import Path
 
 from docutils import nodes
 from sphinx import addnodes
 from sphinx.application import Sphinx
+from sphinx.environment import BuildEnvironment
 
 _PAGE = "guides/index"
 _TASK = re.compile(r"^- \[([^\]]+)\]\(([^)#]+)\.(?:md|rst)(?:#([^)]+))?\)", re.MULTILINE)
@@ -43,6 +46,21 @@ def add_entries(app: Sphinx, doctree: nodes.document) -> None:
         section.insert(0, addnodes.index(entries=[("single", phrase, section["ids"][0], "main", None)]))
 
 
+def find_changed_pages(app: Sphinx, env: BuildEnvironment, *changes: set[str]) -> list[str]:
+    """Return the pages whose tasks have changed since the last build, for Sphinx to read them again."""
+    tasks = read_tasks(Path(app.srcdir))
+    before = getattr(env, "tensordict_tasks", {})
+    env.tensordict_tasks = tasks
+    return [page for page in tasks if tasks[page] != before.get(page)]
+
+
+def list_pages(app: Sphinx, env: BuildEnvironment) -> Iterable[str]:
+    """Return the pages of tasks, for Sphinx to write them again."""
+    return read_tasks(Path(app.srcdir)).keys()
+
+
 def setup(app: Sphinx) -> dict[str, bool]:
     app.connect("doctree-read", add_entries)
+    app.connect("env-get-outdated", find_changed_pages)
+    app.connect("env-updated", list_pages)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

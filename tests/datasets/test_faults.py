@@ -249,7 +249,7 @@ def test_a_writer_is_that_of_one_process(tmp_path: pathlib.Path, format: str) ->
             try:
                 call()
             except ValueError as error:
-                refused += f"that of the process {os.getppid()}" in str(error)
+                refused += f"belongs to the process {os.getppid()}" in str(error)
         writer.close()
         os._exit(refused)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 2
@@ -320,7 +320,7 @@ def test_a_line_that_is_lost_at_its_beginning(tmp_path: pathlib.Path) -> None:
     assert swept.removed == [] and "name it in shards=" in swept.left[str(shards[2])] and shards[2].exists()
     with pytest.raises(ValueError, match="counts"):
         tidy(tmp_path, shards=[str(shards[0])])
-    with pytest.raises(ValueError, match="no shard"):
+    with pytest.raises(ValueError, match="not a shard"):
         tidy(tmp_path, shards=[str(tmp_path / "schema.json")])
     assert tidy(tmp_path, shards=[str(shards[2])]).removed == [str(shards[2])]
     assert verify(tmp_path).ok and open_dataset(tmp_path)["x"].tolist() == [0, 1, 2, 3]

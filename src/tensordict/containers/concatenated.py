@@ -135,7 +135,7 @@ class LazyConcatenatedTensorDict(StoredContainer):
         self._joint, self._rows, self._path = parts, rows, path
         self._size = torch.Size((len(rows), *template._batch_size[1:]))
         self._take_state(template._device, template._names)
-        self._held = {name: self._column(name, value, template) for name, value in template._structure().items()}
+        self._held = {name: self._open_entry(name, value, template) for name, value in template._structure().items()}
 
     def _take_state(self, device: torch.device | None, names: Names | None) -> None:
         if device is not None:
@@ -143,7 +143,7 @@ class LazyConcatenatedTensorDict(StoredContainer):
         if names is not None:
             self._names = list(names)
 
-    def _column(self, name: str, sample: Any, template: Any) -> Any:
+    def _open_entry(self, name: str, sample: Any, template: Any) -> Any:
         """Return the entry `name` of all parts, without reading it. `sample` is that entry of the template."""
         path = (*self._path, name)
         if is_node(sample) and not sample._is_non_tensor:
@@ -155,7 +155,7 @@ class LazyConcatenatedTensorDict(StoredContainer):
         row = tuple(template._shape_of(name)[1:])
         return RowsOfParts(self._joint, self._rows, path, row, sample.dtype, sample.device).tensor()
 
-    def _over(self, rows: range, held: dict[str, Any] | None = None) -> LazyConcatenatedTensorDict:
+    def _view_rows(self, rows: range, held: dict[str, Any] | None = None) -> LazyConcatenatedTensorDict:
         """Return a view of some rows. `held` replaces its entries."""
         view = object.__new__(LazyConcatenatedTensorDict)
         view._joint, view._rows, view._path, view._altered = self._joint, rows, self._path, self._altered
@@ -197,7 +197,7 @@ class LazyConcatenatedTensorDict(StoredContainer):
             return JoinedValues(self._joint, rows, value.path, value.sample)
         if (column := _column_of(value)) is not None:
             return column.over(rows).tensor()
-        return value._rewrap(value._wrapped_container()._over(rows))
+        return value._rewrap(value._wrapped_container()._view_rows(rows))
 
     def extend(self, parts: Sequence[Any], lengths: Iterable[int] | None = None) -> None:
         """Add parts behind the last one. Existing views and nested containers keep their rows.
@@ -235,7 +235,7 @@ class LazyConcatenatedTensorDict(StoredContainer):
                     "added entry has no rows for new parts. Make such changes in td.copy()"
                 )
             known.extend(parts, lengths)
-            grown = self._over(range(known.total))
+            grown = self._view_rows(range(known.total))
             if self._locked:
                 grown._lock_tree()
             self._rows, self._size, self._held = grown._rows, grown._size, grown._held
@@ -269,7 +269,7 @@ class LazyConcatenatedTensorDict(StoredContainer):
     def __getstate__(self) -> dict[str, Any]:
         state = {name: value for name, value in self.__dict__.items() if name not in TRANSIENT}
         # A `StoredTensor` cannot be pickled; its array can.
-        state["_held"] = {name: _pack_entry(value) for name, value in self._held.items()}
+        state["_held"] = {name: _column_of(value) or value for name, value in self._held.items()}
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -318,7 +318,7 @@ class LazyConcatenatedTensorDict(StoredContainer):
     def _subset(self, entries: dict[str, Any], device: torch.device | None) -> Any:
         if device != self._device:
             return FileSelection._of(entries, self._size, device, self._names)
-        view = self._over(self._rows, entries)
+        view = self._view_rows(self._rows, entries)
         view._altered = self._altered or entries.keys() != self._held.keys()
         return view
 
@@ -373,11 +373,13 @@ class LazyConcatenatedTensorDict(StoredContainer):
         first, rest = (at[0], at[1:]) if type(at) is tuple and at else (at, ())
         if type(first) is int:
             result_size(first, size)
-            row = self._row(first % size[0])
+            position = first % size[0]
+            number, local = self._joint.place(self._rows[position])
+            row = self._with_names(self._read_row(number, local, position), (self._names or [None])[1:])
             return row._index(rest) if rest else row
         if type(at) is slice:
             result_size(at, size)
-            return self._lock_view(self._over(self._rows[at]))
+            return self._lock_view(self._view_rows(self._rows[at]))
         if type(at) is Tensor and at.dtype in INTEGERS and at.numel() and self._size[0]:
             return self._gather_rows(at)
         return super()._index(index)
@@ -388,10 +390,6 @@ class LazyConcatenatedTensorDict(StoredContainer):
             view._lock_tree()
             view._undo = None
         return view
-
-    def _row(self, position: int) -> Any:
-        number, local = self._joint.place(self._rows[position])
-        return self._with_names(self._read_row(number, local, position), (self._names or [None])[1:])
 
     def _read_row(self, number: int, local: int, position: int) -> Any:
         """Return row `local` of part `number`, which is row `position` of this container."""
@@ -472,10 +470,6 @@ class _UnreadConcatenation(UnreadMixin, LazyConcatenatedTensorDict):
 
 
 LazyConcatenatedTensorDict._unread_class = _UnreadConcatenation
-
-
-def _pack_entry(entry: Any) -> Any:
-    return _column_of(entry) or entry
 
 
 def _unpack_entry(entry: Any) -> Any:

@@ -16,7 +16,8 @@ from tensordict.core import ragged
 from tensordict.core import torch_internals as internals
 from tensordict.core.contract import Contract, is_node, merged_device, raise_key_mismatch
 from tensordict.core.exceptions import KeyMismatchError, ShapeError
-from tensordict.core.keys import Path, joined, path_of
+from tensordict.core.key_views import is_non_tensor
+from tensordict.core.keys import Key, Path, joined, path_of
 from tensordict.core.shapes import as_new_dim
 from tensordict.ops.dims.padding import pad_and_stack
 from tensordict.ops.dims.stacking import (
@@ -331,6 +332,61 @@ def pad_sequence(
         RuntimeError: the list is empty, or shapes differ in another dim.
     """
     return pad_and_stack(list_of_tensordicts, pad_dim, padding_value, out, return_mask)  # type: ignore[no-any-return]
+
+
+def group_by(tensordict: _Container, key: Key) -> tuple[Tensor | list[Any], tuple[_Container, ...]]:
+    """Split the first batch dim into groups of rows that have equal values in an entry.
+
+    Example:
+        >>> import torch
+        >>> from tensordict import TensorDict, group_by
+        >>> td = TensorDict(user=torch.tensor([2, 0, 2]), reward=torch.tensor([1.0, 2.0, 3.0]), batch_size=[3])
+        >>> users, groups = group_by(td, "user")
+        >>> users, [group["reward"] for group in groups]
+        (tensor([0, 2]), [tensor([2.]), tensor([1., 3.])])
+
+    Args:
+        tensordict: a container with at least one batch dim.
+        key: the entry: a tensor, or values that are hashable and have an order, such as texts. If a row has several
+            values, rows are compared as a whole.
+
+    Returns:
+        the values without repetition, in ascending order, and the group of each. The values are a tensor of shape
+        (groups, ...) and the dtype of the entry, or a list. A group holds its rows in their old order; it is a view of
+        one copy of all rows. Sizes depend on the values, so the function waits for the device, and does not compile to
+        one graph.
+
+    Raises:
+        ValueError: the container has no batch dims.
+        KeyError: it has no such entry.
+        TypeError: the entry is a container, or its values cannot be hashed or sorted.
+    """
+    if not tensordict.batch_dims:
+        raise ValueError("group_by groups the rows of the first batch dim, and the container has no batch dims")
+    container: Any = tensordict._wrapped_container()
+    entry = container.get(key, None)
+    if entry is None:
+        raise container._make_missing_error(key)
+    values: Tensor | list[Any]
+    if isinstance(entry, Tensor) and not isinstance(entry, Contract):
+        dim = None if entry.ndim == 1 else 0
+        values, groups = torch.unique(entry, return_inverse=True, dim=dim)
+    elif is_non_tensor(entry):
+        rows = [_to_hashable(row) for row in entry.tolist()]
+        try:
+            values = sorted(set(rows))
+        except TypeError as error:
+            raise TypeError(f"group_by: the values of {key!r} must be hashable and have an order: {error}") from None
+        numbers = {value: number for number, value in enumerate(values)}
+        groups = torch.tensor([numbers[row] for row in rows], dtype=torch.int64)
+    else:
+        raise TypeError(f"group_by needs an entry of tensors or values, and {key!r} is a {type(entry).__name__}")
+    counts = torch.bincount(groups, minlength=len(values)).tolist()
+    return values, tensordict[torch.argsort(groups, stable=True)].split(counts) if counts else ()
+
+
+def _to_hashable(row: Any) -> Any:
+    return tuple(map(_to_hashable, row)) if isinstance(row, list) else row
 
 
 def merge_tensordicts(*tensordicts: _Container, callback_exist: object = None) -> _Container:

@@ -165,7 +165,7 @@ def read_mds(path: Any, split: str | None, separator: str | None) -> tuple[dict[
         place = without_scheme(place)
         folder = os.path.join(place, split or "")
         index = _read_index(folder)
-        if all(os.path.lexists(os.path.join(folder, name)) for name in _list_raw_files(index)):
+        if all(os.path.lexists(os.path.join(folder, shard["raw_data"]["basename"])) for shard in index["shards"]):
             return _read_entries(streaming.LocalDataset(local=place, split=split), index, separator, place)
     with tempfile.TemporaryDirectory(prefix="tensordict-mds-") as copy:
         # This fetches the index at once, and each shard when its rows are read.
@@ -193,10 +193,6 @@ def _read_index(folder: str) -> dict[str, Any]:
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise SaveError(f"{path!r} is not an MDS index, or is broken: {type(error).__name__}: {error}") from error
     return index
-
-
-def _list_raw_files(index: dict[str, Any]) -> list[str]:
-    return [shard["raw_data"]["basename"] for shard in index["shards"]]
 
 
 def _read_entries(

@@ -463,8 +463,11 @@ def break_at_in_place_operator() -> None:
 
 def _break_if_in_place(traced: Any) -> None:
     frame = traced._i_will_not_complain_if_bc_breaks_InstructionTranslator()
-    while os.path.dirname(frame.f_code.co_filename) in _OPERATORS:
+    while frame is not None and os.path.dirname(frame.f_code.co_filename) in _OPERATORS:
         frame = frame.parent
+    if frame is None:
+        # Python called the operator, not Dynamo, and knows one from the other.
+        return
     operation = frame.current_instruction
     # From 13 on, the arguments of BINARY_OP are in-place operators. Python 3.10 has separate instructions for them.
     if not operation.opname.startswith("BINARY_") or (operation.opname == "BINARY_OP" and operation.arg >= 13):

@@ -264,7 +264,7 @@ class Dataset(LazyConcatenatedTensorDict):
         # `place.root` hides the secrets of a URL in messages.
         self.path = place.root if place.is_remote else os.fspath(path)
         if place.is_remote and mode != "r":
-            raise ValueError(f"mode='r+' writes to the files, and {self.path!r} is only read: mode='r' can be had")
+            raise ValueError(f"mode='r+' writes to the files, and {self.path!r} is a URL: open it with mode='r'")
         schema = require_schema(place)
         self._manifests = index = Manifests(place)
         self._warned: set[str] = set()
@@ -284,7 +284,7 @@ class Dataset(LazyConcatenatedTensorDict):
             )
         else:
             self._joint.fixed_values = (
-                "values that are no tensors are not written in place: assign the tensors alone, "
+                "values other than tensors cannot be written in place: assign the tensors alone, "
                 "data.select(...)[i] = rows, or write the data set anew with map_into"
             )
 

@@ -9,7 +9,7 @@ import contextlib
 import errno
 import os
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 from tensordict.core.exceptions import SaveError
 from tensordict.memory import files, system
@@ -21,44 +21,38 @@ _GONE = ".gone"
 IsOurs = Callable[[str], bool]
 
 
-@contextlib.contextmanager
-def open_item(root: str, name: str, flags: int = system.DIRECTORY) -> Iterator[int]:
-    """Open a folder (or, with other flags, a file) below the root of a data set in a `with` block.
+def open_item(root: str, name: str, flags: int = system.DIRECTORY) -> int:
+    """Open a folder (or, with other flags, a file) below the root of a data set.
 
     Args:
         root: the folder of the data set, which may be a link itself.
         name: the path below it.
         flags: the flags for the last part of the path.
 
+    Returns:
+        a descriptor, which the caller closes.
+
     Raises:
         SaveError: the path contains a link.
         OSError: the item cannot be opened.
     """
-    fd = open_below(root, name, flags)
-    try:
-        yield fd
-    finally:
-        os.close(fd)
-
-
-def open_below(root: str, name: str, flags: int) -> int:
-    """Open a file or folder below a root and return its descriptor, which the caller closes. See `open_item`."""
-    refuse_links(root, name)
-    parts = name.split("/")
     if not _HAS_DESCRIPTORS:
+        refuse_links(root, name)
         return os.open(f"{root}/{name}", flags | system.NOFOLLOW | system.CLOEXEC)
+    parts = name.split("/")
+    ways = [system.DIRECTORY] * (len(parts) - 1) + [flags]
     fd = os.open(root, system.DIRECTORY | system.CLOEXEC)
     try:
-        for at, part in enumerate(parts):
-            last = at == len(parts) - 1
-            how = flags if last else system.DIRECTORY
+        for part, how in zip(parts, ways, strict=True):
             inner = os.open(part, how | system.NOFOLLOW | system.CLOEXEC, 0o666, dir_fd=fd)
             os.close(fd)
             fd = inner
     except OSError as error:
         os.close(fd)
+        # Name the link, if one is the reason. Systems report it by different numbers.
+        refuse_links(root, name)
         if error.errno == errno.ELOOP:
-            raise _is_link(f"{root}/{name}") from error
+            raise _make_link_error(f"{root}/{name}") from error
         raise
     return fd
 
@@ -74,10 +68,10 @@ def refuse_links(root: str, name: str) -> None:
             # Opening the path reports this error.
             return
         if stat.S_ISLNK(mode):
-            raise _is_link(path)
+            raise _make_link_error(path)
 
 
-def _is_link(path: str) -> SaveError:
+def _make_link_error(path: str) -> SaveError:
     return SaveError(f"{path!r} is a link, and no link is followed in a data set: put the file or folder itself there")
 
 
@@ -88,8 +82,10 @@ def list_folder(root: str, name: str) -> dict[str, str]:
     """
     kinds: dict[str, str] = {}
     try:
-        refuse_links(root, name)
-        fd = open_below(root, name, system.DIRECTORY) if _HAS_DESCRIPTORS else -1
+        if _HAS_DESCRIPTORS:
+            fd = open_item(root, name)
+        else:
+            refuse_links(root, name)
     except (FileNotFoundError, NotADirectoryError, SaveError):
         return {}
     try:
@@ -122,7 +118,7 @@ def remove_item(root: str, folder: str, name: str, is_ours: IsOurs) -> str:
     Raises:
         OSError: a file cannot be removed.
     """
-    with open_item(root, folder) as parent:
+    with files.closing(open_item(root, folder)) as parent:
         mode = os.stat(name, dir_fd=parent, follow_symlinks=False).st_mode
         if stat.S_ISREG(mode):
             if name.endswith(_GONE):
@@ -130,7 +126,7 @@ def remove_item(root: str, folder: str, name: str, is_ours: IsOurs) -> str:
             os.unlink(name, dir_fd=parent)
             return ""
         if not stat.S_ISDIR(mode):
-            return "it is a link, or no file"
+            return "it is a link or a special file"
         # Another process may exchange the folder. Keep this one open, so that only the checked folder is emptied.
         inner = os.open(name, system.DIRECTORY | system.NOFOLLOW | system.CLOEXEC, dir_fd=parent)
         with files.closing(inner):

@@ -91,7 +91,7 @@ def check_label(label: Line | None, path: str, shown: str) -> None:
         SaveError: the label is missing, or names another shard.
     """
     if label is None:
-        raise SaveError(f"{shown!r} has no label: it is no shard of a data set, or was replaced by another save")
+        raise SaveError(f"{shown!r} has no label: it is not a shard of a data set, or another save replaced it")
     if label.path != path:
         raise SaveError(
             f"{shown!r} says that it is the shard {os.path.basename(label.path)!r} of the writer {label.writer!r}: "

@@ -96,12 +96,12 @@ def parse_line(writer: str, item: list[Any]) -> Line:
         ValueError: the record is invalid.
     """
     if len(item) not in (4, 6) or not is_shard_name(item[0]):
-        raise ValueError(f"{item[:1]!r:.80} names no shard")
+        raise ValueError(f"{item[:1]!r:.80} is not the name of a shard")
     path, rows, nbytes, digest = f"{SHARDS}/{writer}/{item[0]}", _parse_count(item[1]), item[2], item[3]
     if nbytes is not None and (type(nbytes) is not int or not 0 <= nbytes < _MOST):
-        raise ValueError(f"{nbytes!r:.40} is no number of bytes")
+        raise ValueError(f"{nbytes!r:.40} is not a number of bytes")
     if type(digest) is not str or not _DIGEST.fullmatch(digest):
-        raise ValueError(f"{digest!r:.80} is no digest")
+        raise ValueError(f"{digest!r:.80} is not a digest")
     if len(item) == 4:
         return Line(path, rows, nbytes, digest)
     found = Line(path, rows, nbytes, digest, _parse_count(item[4]), _parse_holds(item[5]))
@@ -145,5 +145,5 @@ def _parse_run(value: Any) -> Run:
 
 def _parse_count(value: Any) -> int:
     if type(value) is not int or not 0 < value < _MOST:
-        raise ValueError(f"{value!r:.40} is no positive number")
+        raise ValueError(f"{value!r:.40} is not a positive number")
     return value

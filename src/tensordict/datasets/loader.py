@@ -83,7 +83,7 @@ class DatasetLoader:
         self.rank = rank if rank is not None else torch.distributed.get_rank() if initialized else 0
         self.ranks = ranks if ranks is not None else torch.distributed.get_world_size() if initialized else 1
         if not 0 <= self.rank < self.ranks:
-            raise ValueError(f"rank {self.rank} is none of {self.ranks} ranks")
+            raise ValueError(f"rank {self.rank} is none of {self.ranks} ranks: they begin at 0")
         self.data, self.batch_size = data, batch_size
         self.shuffle, self.seed, self.drop_last = shuffle, seed, drop_last
         self._num_workers, self._prefetch = num_workers, prefetch
@@ -179,12 +179,12 @@ class DatasetLoader:
         if segments is not None:
             own = _snapshot_rows(rows)[1]
             if own is None:
-                raise ValueError(f"the state is that of a data set, and this loader has a {type(rows).__name__}")
+                raise ValueError(f"the state belongs to a data set, and this loader reads a {type(rows).__name__}")
             segments = [(str(writer), int(start), int(stop)) for writer, start, stop in segments]
             if own != segments:
                 rows = rows._rewrap(rows._wrapped_container().at(segments))
         if len(rows) != count:
-            raise ValueError(f"the state is that of {count:,} rows, and there are {len(rows):,}")
+            raise ValueError(f"the state belongs to {count:,} rows, and this loader has {len(rows):,}")
         self.seed, self.shuffle = int(state["seed"]), bool(state["shuffle"])
         self.epoch, self._start = int(state["epoch"]), int(state["start"])
         self._count, self._segments = count, segments

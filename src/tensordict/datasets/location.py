@@ -27,7 +27,6 @@ from tensordict.core.exceptions import SaveError
 from tensordict.datasets.folders import (
     IsOurs,
     list_folder,
-    open_below,
     open_item,
     refuse_links,
     remove_item,
@@ -143,7 +142,7 @@ class Location:
         Raises:
             OSError: the file cannot be read; the error names it.
         """
-        with files.naming("read the file", self.path(name)), open_item(self.root, name, _READ) as fd:
+        with files.naming("read the file", self.path(name)), files.closing(open_item(self.root, name, _READ)) as fd:
             status = os.fstat(fd)
             if not stat.S_ISREG(status.st_mode):
                 raise SaveError(f"{self.path(name)!r} is not a regular file")
@@ -175,7 +174,7 @@ class Location:
         """Return True while a writer has its manifest open."""
         with (
             contextlib.suppress(FileNotFoundError),
-            open_item(self.root, f"{WRITERS}/{writer}.jsonl", _READ) as fd,
+            files.closing(open_item(self.root, f"{WRITERS}/{writer}.jsonl", _READ)) as fd,
         ):
             try:
                 system.lock(fd)
@@ -187,7 +186,7 @@ class Location:
     def remove_log(self, name: str, limit: float) -> None:
         """Remove a log without records, unless it changed after `limit` or its writer is at work."""
         folder, _, log = f"{name}.jsonl".rpartition("/")
-        with contextlib.suppress(FileNotFoundError), open_item(self.root, folder) as parent:
+        with contextlib.suppress(FileNotFoundError), files.closing(open_item(self.root, folder)) as parent:
             fd = os.open(log, _READ | system.NOFOLLOW | system.CLOEXEC, dir_fd=parent)
             with files.closing(fd), contextlib.suppress(BlockingIOError):
                 # A writer that has just made the file waits for the lock and then makes another file.
@@ -274,7 +273,7 @@ class Location:
 
     def remove_empty(self, writer: str) -> None:
         """Remove the folder of a writer's shards if it is empty."""
-        with contextlib.suppress(OSError), open_item(self.root, SHARDS) as fd:
+        with contextlib.suppress(OSError), files.closing(open_item(self.root, SHARDS)) as fd:
             os.rmdir(writer, dir_fd=fd)
 
     @contextlib.contextmanager
@@ -312,7 +311,7 @@ class _GrowingLog:
             os.makedirs(folder, exist_ok=True)
             # A sweep may remove the file before it is locked, as the leftover of a killed writer. `acquire` then makes
             # it again.
-            opened = partial(open_below, root, f"{name}.jsonl", os.O_RDWR | os.O_CREAT | os.O_APPEND)
+            opened = partial(open_item, root, f"{name}.jsonl", os.O_RDWR | os.O_CREAT | os.O_APPEND)
             self._fd, _ = commit.acquire(opened, path, path, _PATIENCE)
             if durable:
                 files.sync_folder(folder)

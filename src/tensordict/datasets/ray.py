@@ -40,7 +40,7 @@ def to_ray(data: Any, *, separator: str = ".", override_num_blocks: int | None =
     """
     found = data._wrapped_container()
     if not isinstance(found, Dataset):
-        raise TypeError(f"to_ray takes what open_dataset gave, got a {type(data).__name__}")
+        raise TypeError(f"to_ray takes the result of open_dataset, got a {type(data).__name__}")
     names: set[str] = set()
     for key, field in found.schema.fields.items():
         if -1 in field.shape:

@@ -60,7 +60,7 @@ class Field:
 
 
 @dataclass(frozen=True, slots=True)
-class RaggedRows:
+class FlatRows:
     """Rows of different shapes: the elements of all rows in a flat tensor, and the table of the sizes of the rows."""
 
     flat: Tensor
@@ -68,7 +68,7 @@ class RaggedRows:
 
 
 # The rows of one entry: a tensor, ragged rows, or one value for each row.
-Rows = Tensor | RaggedRows | list[Any]
+Rows = Tensor | FlatRows | list[Any]
 
 
 @dataclass(slots=True)
@@ -98,7 +98,7 @@ def _contents(rows: Rows) -> list[bytes]:
     """Return the content of each row as bytes."""
     if isinstance(rows, Tensor):
         return [files.to_bytes(row) for row in rows]
-    if isinstance(rows, RaggedRows):
+    if isinstance(rows, FlatRows):
         parts = torch.split(rows.flat, rows.sizes.prod(1).tolist())
         return [files.to_bytes(size) + files.to_bytes(part) for size, part in zip(rows.sizes, parts, strict=True)]
     values = [encode(value) for value in rows]
@@ -295,11 +295,11 @@ class Schema:
                 leaves[key] = torch.zeros((count, *field.shape), dtype=field.dtype)
             else:
                 sizes = torch.tensor([max(size, 0) for size in field.shape]).expand(count, -1)
-                leaves[key] = join_ragged_rows(field, [RaggedRows(torch.empty(0, dtype=field.dtype), sizes)])
+                leaves[key] = join_ragged_rows(field, [FlatRows(torch.empty(0, dtype=field.dtype), sizes)])
         return self.container(leaves, count)
 
 
-def join_ragged_rows(field: Field, parts: list[RaggedRows]) -> Any:
+def join_ragged_rows(field: Field, parts: list[FlatRows]) -> Any:
     """Build the ragged tensor of the rows of all parts."""
     flat, sizes = torch.cat([part.flat for part in parts]), torch.cat([part.sizes for part in parts])
     return join_ragged(flat, sizes, field.shape if field.jagged else None, False, ragged.SharedOffsets())
@@ -442,7 +442,7 @@ def _describe_leaf(key: Path, leaf: Any, may_differ: bool) -> Field:
     return Field(leaf.dtype, shape[1:])
 
 
-def _as_ragged_rows(leaf: Tensor, field: Field) -> RaggedRows | None:
+def _as_ragged_rows(leaf: Tensor, field: Field) -> FlatRows | None:
     """Copy the rows of a leaf as ragged rows; `None` if they do not fit."""
     if leaf.dim() != len(field.shape) + 1:
         return None
@@ -456,7 +456,7 @@ def _as_ragged_rows(leaf: Tensor, field: Field) -> RaggedRows | None:
         count_elements(sizes, form)
     except ValueError:
         return None
-    return RaggedRows(flat.detach().to("cpu", copy=True).as_subclass(Tensor), sizes.clone())
+    return FlatRows(flat.detach().to("cpu", copy=True).as_subclass(Tensor), sizes.clone())
 
 
 def _list_values(key: Path, form: Specification, count: int) -> list[Any]:

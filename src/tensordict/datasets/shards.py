@@ -19,7 +19,7 @@ from tensordict.datasets.folders import refuse_links
 from tensordict.datasets.labels import GROUP_LABEL, describe_shard
 from tensordict.datasets.lines import Line
 from tensordict.datasets.location import Location, RemoteLocation
-from tensordict.datasets.schema import Batch, RaggedRows, Rows, Schema, join_ragged_rows
+from tensordict.datasets.schema import Batch, FlatRows, Rows, Schema, join_ragged_rows
 from tensordict.io.formats.archive import plan_archive
 from tensordict.io.formats.directory import FolderOptions, GrowingFolder, plan_save
 from tensordict.io.formats.opening import ARCHIVE, DIRECTORY, SUFFIXES
@@ -98,7 +98,7 @@ class Shard(ABC):
             self._append_rows(key, rows if whole else rows[start:stop])
         for key, parts in self._others.items():
             rows = batch.rows[key] if whole else _slice_rows(batch.rows[key], start, stop)
-            if isinstance(rows, RaggedRows):
+            if isinstance(rows, FlatRows):
                 parts.append(rows)
                 self.nbytes += rows.flat.nbytes + rows.sizes.nbytes
             else:
@@ -272,8 +272,8 @@ def rows_per_block(schema: Schema) -> int:
 
 
 def _slice_rows(rows: Rows, start: int, stop: int) -> Rows:
-    if not isinstance(rows, RaggedRows):
+    if not isinstance(rows, FlatRows):
         return rows[start:stop]
     ends = rows.sizes.prod(1).cumsum(0)
     first = int(ends[start - 1]) if start else 0
-    return RaggedRows(rows.flat[first : int(ends[stop - 1])], rows.sizes[start:stop])
+    return FlatRows(rows.flat[first : int(ends[stop - 1])], rows.sizes[start:stop])

@@ -257,7 +257,7 @@ def parse_shard_paths(place: Location, paths: Iterable[str]) -> set[str]:
         name = shown.removeprefix(f"{place.root}/")
         parts = name.split("/")
         if len(parts) != 3 or parts[0] != SHARDS or parts[1] in (".", "..") or parts[2] in (".", ".."):
-            raise ValueError(f"{shown!r} is no shard of {place.root!r}: its path is '{SHARDS}/WRITER/NAME'")
+            raise ValueError(f"{shown!r} is not a shard of {place.root!r}: such a path is '{SHARDS}/WRITER/NAME'")
         found.add(name)
     return found
 

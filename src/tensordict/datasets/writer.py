@@ -262,10 +262,10 @@ class DatasetWriter:
 
     def _check_open(self) -> None:
         if self._closed:
-            raise ValueError(f"the writer of {self.path!r} is closed: make another one, which goes on behind its rows")
+            raise ValueError(f"the writer of {self.path!r} is closed: make another writer, whose rows follow these")
         if self._process != os.getpid():
             raise ValueError(
-                f"the writer of {self.path!r} is that of the process {self._process}: make one in this one"
+                f"the writer of {self.path!r} belongs to the process {self._process}: make another one in this process"
             )
 
     def __enter__(self) -> Self:
@@ -349,7 +349,7 @@ def find_schema(place: Location) -> tuple[Schema | None, str]:
         is_there, problem = False, f"{path!r} is missing"
         if others := place.list_foreign_names():
             raise SaveError(
-                f"{place.root!r} is of something else, with {others[0]!r}: no data set is made in it"
+                f"{place.root!r} holds something else, such as {others[0]!r}: choose an empty or new place"
             ) from None
     except SaveError as error:
         problem = str(error)
@@ -359,7 +359,7 @@ def find_schema(place: Location) -> tuple[Schema | None, str]:
         if manifest.lines:
             return Schema.from_json(manifest.schema), f"{problem}; the schema is read from a manifest"
     if is_there:
-        raise SaveError(f"{problem}, and no manifest with a shard tells the schema")
+        raise SaveError(f"{problem}, and no manifest with a shard has the schema")
     return None, ""
 
 
@@ -386,4 +386,6 @@ def fix_schema(place: Location, schema: Schema, durable: bool) -> None:
     """
     put_schema(place, schema.json, durable)
     # Read it back: a store without conditions keeps the last of several objects that are put at the same moment.
-    Schema.from_json(read_schema_file(place)).refuse_other(schema, "what was written here")
+    found = read_schema_file(place)
+    if found != schema.json:
+        Schema.from_json(found).refuse_other(schema, "what was written here")

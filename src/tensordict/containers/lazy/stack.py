@@ -320,16 +320,13 @@ class LazyStackedTensorDict(LazyWrites):
     def __repr__(self) -> str:
         """Return the class, the common entries, the entries of single members, the batch size and the device."""
         with self._at_once():
-            return self._format()
-
-    def _format(self) -> str:
-        common, others = list_entries_by_member(self)
-        exclusive = []
-        for position, entries in others.items():
-            lines = printing.format_fields(entries).replace("\n", "\n    ")
-            exclusive.append(f"{position} ->{lines}")
-        facts = [_exclusive_text(exclusive), *self._facts(), f"stack_dim={self._entries.dim}"]
-        return printing.format_container(type(self).__name__, {"fields": common}, facts)
+            common, others = list_entries_by_member(self)
+            exclusive = []
+            for position, entries in others.items():
+                lines = printing.format_fields(entries).replace("\n", "\n    ")
+                exclusive.append(f"{position} ->{lines}")
+            facts = [_exclusive_text(exclusive), *self._facts(), f"stack_dim={self._entries.dim}"]
+            return printing.format_container(type(self).__name__, {"fields": common}, facts)
 
 
 def _exclusive_text(parts: list[str]) -> str:

@@ -385,7 +385,7 @@ def read_checksums(filename: PathLike) -> list[RecordedChecksum]:
         content = _read_end(fd)
     found = {} if content.checksums is None else content.checksums
     if type(found) is not dict or not found.keys() <= content.spans.keys():
-        raise SaveError(f"{target!r} is broken: its checksums are not those of its tensors")
+        raise SaveError(f"{target!r} is broken: it has checksums for tensors that it lacks")
     spans = ((name, content.spans[name], checksum) for name, checksum in found.items())
     return [
         RecordedChecksum(name.replace(content.separator, "."), start, stop - start, checksum)

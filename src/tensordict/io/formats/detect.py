@@ -67,8 +67,8 @@ def detect_format(path: PathLike) -> str:
     if not found:
         stores = ", ".join(kind.kind for kind in BACKENDS.values())
         raise SaveError(
-            f"{shown!r} is of no format that is known: it is no folder with {META}, archive, consolidated container, "
-            f"{stores} or safetensors file, or it was cut off"
+            f"{shown!r} is of no format that is known, or was cut off: the formats are a folder with {META}, an "
+            f"archive, a consolidated container, {stores} and safetensors"
         )
     return found
 

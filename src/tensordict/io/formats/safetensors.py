@@ -262,7 +262,7 @@ def read_checksums(path: PathLike) -> list[RecordedChecksum]:
         return []
     found = _read_json(header.metadata[_CHECKSUMS], target, _CHECKSUMS)
     if not found.keys() <= header.entries.keys():
-        raise SaveError(f"the header of {target!r} is broken: its checksums are not those of its tensors")
+        raise SaveError(f"the header of {target!r} is broken: it has checksums for tensors that it lacks")
     entries = ((name, header.entries[name], checksum) for name, checksum in found.items())
     return [
         RecordedChecksum(name, entry.offset, math.prod(entry.shape) * entry.dtype.itemsize, checksum)

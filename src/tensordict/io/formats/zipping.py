@@ -192,7 +192,7 @@ class ZipIndex:
         try:
             name = raw.decode() if flags & _UTF8 or raw.isascii() else raw.decode("cp437")
         except UnicodeDecodeError:
-            raise self.error(f"the name {raw!r} is marked as UTF-8, and is not") from None
+            raise self.error(f"the name {raw!r} is not UTF-8, although its flag says so") from None
         if _UNSAFE.search(name[:-1] if name.endswith("/") and not size else name):
             raise self.error("this name could lead out of the archive", name)
         if stored == _MAX32 or size == _MAX32 or header == _MAX32:

@@ -121,5 +121,5 @@ def _get_tensor(container: Any, key: Any, what: str) -> Tensor:
     value = container._peek(path_of(key)) if isinstance(container, Contract) else None
     if not isinstance(value, Tensor):
         found = "nothing" if value is None else f"a {type(value).__name__}"
-        raise KeyError(f"expected a tensor at {key!r} in {what}, found {found}")
+        raise KeyError(f"no tensor at {key!r} in {what}, found {found}")
     return value

@@ -36,20 +36,21 @@ def call(func: Callable[..., Any], types: Iterable[type], args: tuple[Any, ...] 
         with internals.as_plain():
             return func(*args, **(kwargs or {}))
     if torch.compiler.is_compiling() and name in _TRACED_OPERATORS and isinstance(args[0], Tensor):
-        return _run_traced_operator(_TRACED_OPERATORS[name], *args)
+        return _run_operator(_TRACED_OPERATORS[name], *args)
     raise TypeError(
         f"torch's function {name!r} is not defined for containers; to call it on every tensor, use "
         f"td.apply({name}); to call it on one, read that entry first"
     )
 
 
-def _run_traced_operator(name: str, tensor: Tensor, container: Any) -> Any:
-    """Run an operator between a tensor and a container in compiled code, where Dynamo calls torch's function for it.
+def _run_operator(name: str, left: object, container: Any) -> Any:
+    """Run an operator with a tensor or a number on the left and a container on the right, by a method of the container.
 
-    Outside compiled code, Python calls the container's method directly.
+    Dynamo calls torch's function for `tensor + td`. Outside compiled code, Python calls the method directly.
     """
-    internals.break_at_in_place_operator()
-    return getattr(container, name)(tensor)
+    if name.startswith("__"):
+        internals.break_at_in_place_operator()
+    return getattr(container, name)(left)
 
 
 def _make_method_call(name: str, **renamed: str) -> Callable[..., Any]:
@@ -61,6 +62,8 @@ def _make_method_call(name: str, **renamed: str) -> Callable[..., Any]:
     def implementation(*args: object, **kwargs: object) -> Any:
         container, *rest = args or (kwargs.pop("input"),)
         if not isinstance(container, Contract):
+            if name in _MIRRORED and not kwargs:
+                return _run_operator(_MIRRORED[name], container, *rest)
             raise TypeError(f"{name} needs a container as its first argument here, got {type(container).__name__}")
         if kwargs:
             kwargs = {renamed.get(key, key): value for key, value in kwargs.items()}
@@ -145,28 +148,40 @@ def _make_loss(loss: Callable[..., Tensor]) -> Callable[..., Any]:
 # Functions of torch that call a user's function in a subgraph: checkpoints, and regions that are compiled once.
 _REGIONS = ("tag_activation_checkpoint", "invoke_subgraph")
 
+# The method of a container that computes a function of torch of a tensor or number and that container.
+_MIRRORED = {
+    "add": "__radd__",
+    "sub": "__rsub__",
+    "mul": "__rmul__",
+    "div": "__rtruediv__",
+    "pow": "__rpow__",
+    "bitwise_and": "__rand__",
+    "logical_and": "logical_and",
+    "maximum": "maximum",
+    "minimum": "minimum",
+}
+
 # Dynamo calls these functions of torch for an operator with a tensor on the left and a container on the right. Each
 # maps to the container's method. They are listed by name, since Dynamo cannot look up functions written in Python.
 _TRACED_OPERATORS = {
-    "add": "__radd__",
-    "sub": "__rsub__",
+    **_MIRRORED,
     "__rsub__": "__sub__",
-    "mul": "__rmul__",
-    "div": "__rtruediv__",
     "__rdiv__": "__truediv__",
     "__floordiv__": "__rfloordiv__",
     "__rfloordiv__": "__floordiv__",
     "remainder": "__rmod__",
     "__rmod__": "__mod__",
-    "pow": "__rpow__",
     "__rpow__": "__pow__",
-    **dict.fromkeys(("__and__", "bitwise_and"), "__rand__"),
+    "__and__": "__rand__",
     **dict.fromkeys(("__or__", "bitwise_or"), "__ror__"),
     **dict.fromkeys(("__xor__", "bitwise_xor"), "__rxor__"),
 }
 
 # Functions that call the method of the same name with the same arguments.
 _SAME_AS_METHOD = (
+    "abs acos add addcdiv addcmul asin atan bitwise_and ceil clamp clamp_max clamp_min cos cosh detach div erf "
+    "erfc exp expm1 floor frac isfinite isnan isneginf isposinf isreal lerp lgamma log log10 log1p log2 "
+    "logical_and minimum mul neg pow reciprocal round rsub sigmoid sign sin sinh sqrt sub tan tanh trunc "
     "all amax amin any atleast_1d atleast_2d atleast_3d broadcast_to chunk cummax cummin flatten flip fliplr "
     "flipud logsumexp masked_fill masked_select maximum max mean min moveaxis movedim nanmean nansum narrow "
     "numel permute prod quantile repeat_interleave reshape roll rot90 softmax squeeze std sum swapaxes swapdims "
