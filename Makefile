@@ -55,7 +55,9 @@ test: .venv/installed .venv-reference/installed .venv-mds/installed redis chromi
 # memory, and the files of these rooms. Kinds of containers whose library is missing are skipped.
 FAST = contract core memory/test_pickling.py nn ops $(addprefix containers/test_,\
 	concatenated.py lazy_stacks.py nontensor.py parsing.py tensorclass.py unbatched.py uneven_stacks.py)
-NOT_FAST = core/test_torch_internals.py nn/test_distributions.py
+# These need h5py, scipy, matplotlib or pyarrow, or start processes.
+NOT_FAST = core/test_torch_internals.py nn/test_distributions.py $(addprefix contract/test_,\
+	every_method.py plotting.py saving.py stateful.py table_files.py)
 test-fast: .venv-fast/installed
 	.venv-fast/bin/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -q \
 		-m "not slow and not seconds and not reference" $(NOT_FAST:%=--ignore=tests/%) $(FAST:%=tests/%) $(TESTS)
