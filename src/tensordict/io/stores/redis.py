@@ -1,7 +1,7 @@
 """Containers on a Redis server, or another one of its protocol, as stores; the layout is in `redis_wire.py`.
 
 What is known of the leaves (paths, shapes, dtypes) is kept. Each request for elements asks whether that is still so,
-and those of whole containers whether the names are: a seal stands for all of it. All that one call writes goes in one
+and those of whole containers for the names. All that one call writes goes in one
 request, which the server carries out whole or not at all; what is larger than a request goes ahead under another name.
 """
 
@@ -23,20 +23,9 @@ from tensordict.core.errors import SaveError
 from tensordict.core.keys import Path, entry_of, joined
 from tensordict.core.locks import Lock
 from tensordict.io.stores.redis_items import WireArray, WireGroup, WireText, addresses
-from tensordict.io.stores.redis_layout import (
-    Ahead,
-    Meta,
-    Scope,
-    decoded,
-    is_one,
-    notes_of,
-    portions,
-    raw_of,
-    request_of,
-)
-from tensordict.io.stores.redis_wire import LIMIT, Address, Request, State, Wire, only_frees
+from tensordict.io.stores.redis_layout import Meta, Scope, decoded, is_one, notes_of, portions, raw_of
+from tensordict.io.stores.redis_wire import LIMIT, Address, Listing, Request, Wire, only_frees
 from tensordict.io.stores.store import Item, Pick, StaleError, Store
-from tensordict.memory.stored_tensors import Selection
 
 
 class Server(Store):
@@ -46,20 +35,21 @@ class Server(Store):
     kind = "container"
     a_kind = "a container on a Redis server"
     rewrites = False
-    _wire = Wire
+    # Whether what was read ahead is asked for once.
+    gives_once = True
 
     def __init__(self, address: Address) -> None:
         super().__init__(str(address), "r+")
         self.address = address
-        self.wire: Wire = self._wire(address)
+        self.wire = Wire(address)
         self.header: dict[str, bytes] = {}
         # As it was noted here, for the case that the server has forgotten it.
         self._own_header: dict[str, bytes] = {}
         self._open = True
         self._metas: dict[str, Meta] = {}
         self._notes: dict[str, dict[str, Any]] = {}
-        # What the server said, for requests for the same leaves, as long as that is what is known.
-        self._states: dict[tuple[str, ...], State] = {}
+        # What the server said, as long as that is what is known.
+        self._listing: Listing | None = None
         self._last = 0  # the number of the entry that was made last
         # Threads share what is known: each change of it is one step, and counted.
         self._knowing, self._changes = Lock(), 0
@@ -160,40 +150,37 @@ class Server(Store):
         """Whether it is a lazy stack."""
         return self.header.get("__type__") == b"lazy_stack"
 
-    def sync(self, requests: Sequence[Request] = ()) -> tuple[set[str], list[Any]]:
-        """The paths of the leaves that there are now, and the answers to requests; what is known is made of that."""
+    def sync(self, requests: Sequence[Request] = ()) -> list[Any]:
+        """The answers to requests; what is known is made of what there is now."""
         self.check()
-        asked = tuple([request.path for request in requests])
         while True:
             with self._knowing.held:
                 changes = self._changes
-                last = self._states.get(asked) if self.address.cached else None
-            state, answers = self.wire.state(requests, last)
-            if state is last:
-                return state.paths, answers
-            known = self._metas.copy() if self.address.cached else {}
-            changed = {path for path, answer in zip(asked, answers, strict=True) if answer is None}
-            metas = {path: meta for path, meta in known.items() if path in state.paths and path not in changed}
-            new = [path for path in state.paths if path not in metas]
+            listing, answers = self.wire.state(requests)
+            changed = {request.path for request, answer in zip(requests, answers, strict=True) if answer is None}
+            with self._knowing.held:
+                if listing == self._listing and not changed and self.address.cached:
+                    return answers
+                known = self._metas.copy() if self.address.cached else {}
+            header, paths, groups = listing.parsed()
+            metas = {path: meta for path, meta in known.items() if path in paths and path not in changed}
+            new = [path for path in paths if path not in metas]
             # One that is deleted meanwhile has no fields.
-            found = [(path, Meta(fields)) for path, fields in zip(new, self.wire.metas(new) if new else ()) if fields]
-            metas.update(found)
+            metas.update((path, Meta(fields)) for path, fields in zip(new, self.wire.metas(new) if new else ()) if fields)
             with self._knowing.held:
                 # What another thread did meanwhile may be newer than what was found.
                 if self._changes != changes:
                     continue
                 self._changes += 1
-                self.header = dict(state.header)
-                self._own_header.update(state.header)
-                notes = {path: notes_of(raw) for path, raw in state.groups.items()}
+                self.header = header
+                self._own_header.update(header)
+                notes = {path: notes_of(raw) for path, raw in groups.items()}
                 is_new = bool(new) or metas.keys() != self._metas.keys() or notes.keys() != self._notes.keys()
                 self._metas, self._notes = metas, notes
                 if is_new:
                     self._look()
-                    self._states.clear()
-                if not changed and len(found) == len(new):
-                    self._states[asked] = state
-            return state.paths, answers
+                self._listing = listing if len(metas) == len(paths) else None
+            return answers
 
     def _look(self) -> None:
         """Have what is known of the paths say which nodes there are."""
@@ -227,7 +214,7 @@ class Server(Store):
         with self._knowing.held:
             self._changes += 1
             self._metas, self._notes, self._children = {}, {}, {"": set()}
-            self._states.clear()
+            self._listing = None
             self._sorted.clear()
 
     def known(self, path: str) -> Meta | None:
@@ -330,52 +317,36 @@ class Server(Store):
         """Read the names and the first of what will be read; values alone are read when the first is asked for."""
         if not self.address.cached or not self._metas:
             self._listed()
+        scope.wanted = dict.fromkeys(self._requests(items, pick))
+        if any(request.run for request in scope.wanted):
+            self._read_portion(scope)
+
+    def _requests(self, items: Iterable[Item], pick: Pick) -> Iterator[Request]:
+        """The requests for what `pick` says of the leaves at and below items; those who come to a broken leaf tell."""
         paths = [path for item in items if isinstance(item, (WireGroup, WireArray)) for path in self.below(item.place)]
         for path in paths:
             meta = self._metas.get(path)
-            if meta is None:
-                continue
-            if meta.is_value:
-                scope.wanted[path] = Ahead(meta, (), Request(path), ())
-                continue
-            with contextlib.suppress(ValueError, IndexError, SaveError):  # told by those who come to that leaf
-                selection = pick(meta.parsed().shape or ())
-                if selection is not None:
-                    request, shape = request_of(path, meta, selection)
-                    if request.run and is_one(request):
-                        scope.wanted[path] = Ahead(meta, selection, request, shape)
-        if any(ahead.request.run for ahead in scope.wanted.values()):
-            self._read_portion(scope)
+            if meta is not None and meta.is_value:
+                yield Request(path)
+            elif meta is not None:
+                with contextlib.suppress(ValueError, IndexError, SaveError):
+                    selection = pick(meta.parsed().shape or ())
+                    request = None if selection is None else WireArray(self, (), path, meta).request(selection)[0]
+                    if request is not None and request.run and is_one(request):
+                        yield request
 
-    def _read_portion(self, scope: Scope, path: str | None = None, key: Path = ()) -> None:
-        """Read what is wanted, of a leaf first, as much as one answer should carry; and the names, when it is time."""
-        aheads = scope.portion(path)
-        requests = [ahead.request for ahead in aheads]
+    def _read_portion(self, scope: Scope, first: Request | None = None, key: Path = ()) -> None:
+        """Read what is wanted, one first, as much as one answer should carry; and the names, when it is time."""
+        requests = scope.portion(first)
         if scope.is_listed:
             answers = self.wire.read(requests, key)
         else:
             scope.is_listed = True
-            answers = self.sync(requests)[1]
-        for ahead, answer in zip(aheads, answers, strict=True):
-            ahead.answer = answer
-            scope.ready[ahead.request.path] = ahead
-
-    def ahead(self, path: str, meta: Meta | None, selection: Selection, key: Path) -> Ahead | None:
-        """What was read ahead of a leaf, when it is just this selection; it is given once."""
-        scope = self.scope
-        found = None if scope is None else scope.ready.get(path) or scope.wanted.get(path)
-        if scope is None or found is None or scope.writes(found.request):
-            return None
-        if not (found.is_of(meta, selection) if meta is not None else not found.request.run):
-            return None
-        self.check()
-        if path in scope.wanted:
-            self._read_portion(scope, path, key)
-        del scope.ready[path]
-        return found
+            answers = self.sync(requests)
+        scope.ready.update(zip(requests, answers, strict=True))
 
     def fetch(self, request: Request, key: Path) -> Any:
-        """The answer to a request.
+        """The answer to a request, which may have been read ahead.
 
         Raises:
             StaleError: the leaf is no longer there, or has another shape or dtype.
@@ -384,11 +355,12 @@ class Server(Store):
         scope = self.scope
         if scope is not None and scope.writes(request):
             self.send(scope)
-        (answer,) = self.wire.read([request], key)
-        return self.answered(request, answer, key)
-
-    def answered(self, request: Request, answer: Any, key: Path) -> Any:
-        """An answer; a `StaleError` when there is none."""
+        elif scope is not None and request in scope.wanted:
+            self._read_portion(scope, request, key)
+        if scope is not None and request in scope.ready:
+            answer = scope.ready.pop(request) if self.gives_once else scope.ready[request]
+        else:
+            (answer,) = self.wire.read([request], key)
         if answer is None:
             raise self._stale(request.path, key)
         return answer
@@ -397,11 +369,11 @@ class Server(Store):
         with self._knowing.held:
             self._changes += 1
             self._metas.pop(path, None)
-            self._states.clear()
-        paths, _ = self.sync()
+            self._listing = None
+        self.sync()
         what = (
             "has another shape or dtype by now"
-            if path in paths
+            if path in self._metas
             else ("is no longer there: it was deleted, it expired, or the server was started anew without what it held")
         )
         return StaleError(f"entry {joined(key)!r} of the {self.kind} {self.name!r} {what}; nothing was written to it")
@@ -411,6 +383,7 @@ class Server(Store):
     def send(self, scope: Scope) -> None:
         """Send what was written so far."""
         checks, commands, checked_, adds = list(scope.checks.values()), scope.commands, scope.checked, scope.adds
+        again = not scope.once
         keys = list(map(self.key_of, scope.touched))
         scope.begin()
         scope.ready.clear()
@@ -419,7 +392,7 @@ class Server(Store):
             if not only_frees(commands):
                 commands += [("SETNX", self.wire.base + name, value) for name, value in self._own_header.items()]
         try:
-            failed = self.wire.write(checks, commands, keys)
+            failed = self.wire.write(checks, commands, keys, again)
         except BaseException:
             self.forget()
             raise
@@ -476,7 +449,7 @@ class Server(Store):
                     ahead = self.upload("", 0, piece, array.key)
                     # It stays until the answer has come, so that the write may be sent again.
                     scope.check(path, array.key, (ahead, name, b"", b"", 0))
-                    scope.commands.append(wire.place(ahead, name, part.run, part.offsets))
+                    scope.command("PLACE", ahead, name, part.run, part.offsets)
                 else:
                     scope.commands.append(wire.put(name, part.run, part.offsets, piece))
                     scope.size += len(piece)
@@ -488,7 +461,7 @@ class Server(Store):
             return
         with self._knowing.held:
             self._changes += 1
-            self._states.clear()
+            self._listing = None
         with self.together():
             assert self.scope is not None
             self.undo_on_failure(functools.partial(self._restore_header, self.header.copy(), self._own_header.copy()))
@@ -516,7 +489,7 @@ class Server(Store):
         with self._knowing.held:
             self._changes += 1
             self._notes[path] = kept
-            self._states.clear()
+            self._listing = None
             self._look_at(path)
         with self.together():
             assert self.scope is not None
@@ -533,7 +506,7 @@ class Server(Store):
             scope.touch(path)
             with self._knowing.held:
                 self._changes += 1
-                self._states.clear()
+                self._listing = None
                 for leaf in self.below(path):
                     scope.command("SREM", wire.base + "__keys__", leaf)
                     for name in (wire.meta(leaf), wire.data(leaf), wire.data(leaf) + ":idx"):
@@ -559,6 +532,6 @@ class Server(Store):
         scope.command("SADD", wire.base + "__keys__", path)
         with self._knowing.held:
             self._changes += 1
-            self._states.clear()
+            self._listing = None
             self._metas[path] = Meta({name.encode(): raw_of(value) for name, value in fields.items()})
             self._link(path)

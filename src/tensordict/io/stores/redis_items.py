@@ -30,7 +30,6 @@ from tensordict.io.stores.redis_layout import (
     notes_of,
     pieces,
     portions,
-    request_for,
 )
 from tensordict.io.stores.redis_wire import LIMIT, Request
 from tensordict.io.stores.store import SIZE, ArrayItem, Group, Item, Other, Text, decode_names
@@ -55,13 +54,7 @@ class WireText(Text):
 
     def content(self) -> str:
         if self.place:
-            request = Request(self.place)
-            ahead = self.store.ahead(self.place, None, (), self.key)
-            raw, form = (
-                self.store.fetch(request, self.key)
-                if ahead is None
-                else self.store.answered(request, ahead.answer, self.key)
-            )
+            raw, form = self.store.fetch(Request(self.place), self.key)
             self._content = raw.decode()
             noted = notes_of(form) if form else {}
             self._noted = noted if noted.get("crc") == zlib.crc32(raw) else {}
@@ -118,36 +111,29 @@ class WireArray(ArrayItem):
         """The shape of what is selected, the length in bytes of its pieces, and where each begins."""
         return pieces(self.shape, self.dtype.itemsize, selection)
 
+    def request(self, selection: Selection) -> tuple[Request, tuple[int, ...]]:
+        """The request for what is selected, and the shape of that."""
+        shape, run, offsets = self.pieces(selection)
+        return Request(self.place, self.meta.shape_text, self.meta.dtype_text, run if offsets else 0, offsets), shape
+
     def read(self, selection: Selection, dtype: Any) -> Values:
-        store = self.store
-        ahead = store.ahead(self.place, self.meta, selection, self.key)
-        if ahead is not None:
-            request, shape = ahead.request, ahead.shape
-            raw: Values = self._checked(request, store.answered(request, ahead.answer, self.key))
-        else:
-            shape, run, offsets = self.pieces(selection)
-            request = request_for(self.place, self.meta, run, offsets)
-            if not request.run:
-                return np.empty(shape, dtype)
-            if is_one(request):
-                raw = self._checked(request, store.fetch(request, self.key))
-            else:
-                raw, at = np.empty(request.nbytes, np.uint8), 0
-                for part in portions(request):
-                    raw[at : at + part.nbytes] = self._checked(part, store.fetch(part, self.key))
-                    at += part.nbytes
+        request, shape = self.request(selection)
+        if not request.run:
+            return np.empty(shape, dtype)
+        raw = np.empty(request.nbytes, np.uint8)
+        at = 0
+        for part in [request] if is_one(request) else portions(request):
+            answer = self.store.fetch(part, self.key)
+            if len(answer) != part.nbytes:
+                raise SaveError(
+                    f"entry {joined(self.key)!r} of the {self.store.kind} {self.store.name!r} has fewer bytes than its "
+                    f"shape {list(self.shape)} and dtype {self.dtype} say"
+                )
+            raw[at : at + part.nbytes] = np.frombuffer(answer, np.uint8)
+            at += part.nbytes
         # Any byte may have been sent; a tensor of booleans holds 0 and 1.
         found: Values = raw != 0 if self.dtype is torch.bool else raw.view(dtype)
         return found.reshape(shape)
-
-    def _checked(self, request: Request, raw: Any) -> Values:
-        """An answer as an array of bytes that can be written to; a `SaveError` when it is too short."""
-        if len(raw) != request.nbytes:
-            raise SaveError(
-                f"entry {joined(self.key)!r} of the {self.store.kind} {self.store.name!r} has fewer bytes than its "
-                f"shape {list(self.shape)} and dtype {self.dtype} say"
-            )
-        return raw if isinstance(raw, np.ndarray) else np.frombuffer(bytearray(raw), np.uint8)
 
     def write(self, selection: Selection, values: Any) -> None:
         self.store.check_writable()

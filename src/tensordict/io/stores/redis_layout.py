@@ -19,8 +19,7 @@ from tensordict.core.errors import SaveError
 from tensordict.core.json_text import parse_json
 from tensordict.core.keys import Path
 from tensordict.io import checked
-from tensordict.io.stores.redis_protocol import Word
-from tensordict.io.stores.redis_wire import LIMIT, Check, Request
+from tensordict.io.stores.redis_wire import LIMIT, Check, Request, Word
 from tensordict.memory.stored_tensors import Selection, Values, stored_dtype
 
 # What the parts of paths begin with that the layout cannot hold as they are; the rest is percent-encoded.
@@ -49,8 +48,8 @@ def decoded(part: str) -> str:
 class Meta:
     """What the server says of a leaf: the texts, and what they mean.
 
-    Of a leaf of a lazy stack whose elements differ in shape, `shapes` has all of them, with `None` for those that lack
-    it, `starts` where in bytes each element begins, and the end; `shape_text` is the digest of the text that says so.
+    Of a leaf of a lazy stack whose elements differ in shape, `shapes` has all of them, `starts` where in bytes each
+    element begins, and the end; `shape_text` is the digest of the text that says so.
     """
 
     __slots__ = ("dtype", "dtype_text", "fields", "is_value", "order", "shape", "shape_text", "shapes", "starts")
@@ -58,7 +57,7 @@ class Meta:
     def __init__(self, fields: Mapping[bytes, bytes]) -> None:
         self.fields = fields
         self.shape_text = fields.get(b"shape", b"")
-        self.shapes: list[tuple[int, ...] | None] | None = None
+        self.shapes: list[tuple[int, ...]] | None = None
         self.starts: list[int] = []
         if b"shapes" in fields:
             self.shape_text = hashlib.sha1(fields[b"shapes"], usedforsecurity=False).hexdigest().encode()
@@ -89,12 +88,11 @@ class Meta:
         shapes = parse_json(self.fields[b"shapes"])
         if type(shapes) is not list:
             raise ValueError(f"its shapes {shapes!r:.80} are no list of shapes")
-        self.shapes = [None if shape is None else checked.shape(shape) for shape in shapes]
-        sizes = [0 if shape is None else math.prod(shape) * dtype.itemsize for shape in self.shapes]
-        self.starts = [0, *itertools.accumulate(sizes)]
+        self.shapes = list(map(checked.shape, shapes))
+        self.starts = [0, *itertools.accumulate(math.prod(shape) * dtype.itemsize for shape in self.shapes)]
 
-    def shape_at(self, at: int) -> tuple[int, ...] | None:
-        """The shape of an element of a lazy stack; `None` where it lacks this leaf."""
+    def shape_at(self, at: int) -> tuple[int, ...]:
+        """The shape of an element of a lazy stack."""
         assert self.shape is not None
         return self.shape[1:] if self.shapes is None else self.shapes[at]
 
@@ -112,61 +110,27 @@ class Meta:
         return math.prod(self.shape) * self.dtype.itemsize if self.shapes is None else self.starts[-1]
 
 
-class Ahead:
-    """What will be read of a leaf: what is selected of it, as a request, in a shape; the answer once it is there."""
-
-    __slots__ = ("answer", "meta", "request", "selection", "shape")
-
-    def __init__(self, meta: Meta, selection: Selection, request: Request, shape: tuple[int, ...]) -> None:
-        self.meta = meta
-        self.selection = selection
-        self.request = request
-        self.shape = shape
-        self.answer: Any = None
-
-    def is_of(self, meta: Meta, selection: Selection) -> bool:
-        """Whether it is just this."""
-        return (
-            self.meta is meta
-            and len(selection) == len(self.selection)
-            and all(map(_are_one, selection, self.selection))
-        )
-
-
-def _are_one(pick: Any, other: Any) -> bool:
-    """Whether two picks of selections are the same."""
-    if type(pick) is not type(other):
-        return False
-    return np.array_equal(pick, other) if isinstance(pick, np.ndarray) else bool(pick == other)
-
-
 class Scope:
     """What is done together: names that were read once, what is read ahead, what will be written.
 
     is_listed: whether the names were read.
-    wanted: what will be read of leaves, by their paths; `ready` what was read of them.
+    wanted: what will be read; `ready` what was read of it, which is given once.
     checks, commands: what `Wire.write` takes; `checked` are the paths and keys, `size` says how many bytes they are,
         `written` where in the leaves they write, from one byte up to another.
-    adds: whether leaves are added or deleted.
+    adds: whether leaves are added or deleted; `once` whether nothing may be sent twice.
     touched: the paths of what is written, each once, in order; errors name them.
     uploads: the names that something was uploaded under ahead, and how many bytes.
     undos: the functions that `Store.undo_on_failure` was given.
-    pieces: of lazy stacks, what was read ahead of a leaf: the bytes that the pieces begin at, in order, and the pieces.
-    values: of lazy stacks, the values at a path that were read, and what is noted of each.
     given: of lazy stacks, what elements were given at a path, by their numbers; it is written as one at the end.
-    sizes: the same, of batch sizes.
-    moved: of lazy stacks, the leaves that a second write of the same would find changed, and what tells whose it was.
+    noted: the same, of what is noted of nested containers.
     """
 
     def __init__(self) -> None:
         self.is_listed = False
-        self.wanted: dict[str, Ahead] = {}
-        self.ready: dict[str, Ahead] = {}
-        self.pieces: dict[str, tuple[list[int], list[memoryview]]] = {}
-        self.values: dict[str, tuple[list[Any], list[dict[str, Any]]]] = {}
+        self.wanted: dict[Request, None] = {}
+        self.ready: dict[Request, Any] = {}
         self.given: dict[str, dict[int, Any]] = {}
-        self.sizes: dict[str, dict[int, list[int]]] = {}
-        self.moved: dict[str, str] = {}
+        self.noted: dict[str, dict[int, dict[str, Any]]] = {}
         self.uploads: dict[str, int] = {}
         self.undos: list[Callable[[], None]] = []
         self.begin()
@@ -175,10 +139,10 @@ class Scope:
         self.checks: dict[str, Check] = {}
         self.checked: list[tuple[str, Path]] = []
         self.commands: list[Sequence[Word]] = []
-        self.written: dict[str, list[tuple[int, int]]] = {}
+        self.written: dict[str, tuple[int, int]] = {}
         self.touched: dict[str, None] = {}
         self.size = 0
-        self.adds = False
+        self.adds = self.once = False
 
     def command(self, *words: Word) -> None:
         self.commands.append(words)
@@ -196,12 +160,10 @@ class Scope:
             self.touched[path] = None
 
     def note_written(self, request: Request) -> None:
-        """Know that what the request asks for will be written; pieces come in order, mostly."""
+        """Know that what the request asks for will be written."""
         start, stop = _span(request)
-        spans = self.written.setdefault(request.path, [])
-        if spans and spans[-1][1] == start:
-            start = spans.pop()[0]
-        spans.append((start, stop))
+        first, last = self.written.get(request.path, (start, stop))
+        self.written[request.path] = min(first, start), max(last, stop)
 
     def writes(self, request: Request) -> bool:
         """Whether what the request asks for may be among what will be written."""
@@ -210,18 +172,20 @@ class Scope:
             while path and path not in self.touched:
                 path = path.rpartition(".")[0]
             return bool(path)
+        first, last = self.written.get(request.path, (0, 0))
         start, stop = _span(request)
-        return any(start < end and begin < stop for begin, end in self.written.get(request.path, ()))
+        return start < last and first < stop
 
-    def portion(self, path: str | None = None) -> list[Ahead]:
+    def portion(self, first: Request | None = None) -> list[Request]:
         """What is read next: this and others that are wanted, as much as one answer should carry."""
-        found = [] if path is None else [self.wanted.pop(path)]
-        size = found[0].request.nbytes if found else 0
-        for ahead in list(self.wanted.values()):
-            size += ahead.request.nbytes
+        found, size = [], 0
+        for request in [*filter(None, [first]), *(request for request in self.wanted if request != first)]:
+            size += request.nbytes
             if size > LIMIT and found:
                 break
-            found.append(self.wanted.pop(ahead.request.path))
+            found.append(request)
+        for request in found:
+            del self.wanted[request]
         return found
 
 
@@ -251,46 +215,27 @@ def pieces(shape: Sequence[int], itemsize: int, selection: Selection) -> tuple[t
 
     Example: of the rows 2 and 4 of 3 floats each, `((2, 3), 12, ...)` with the integers 24 and 48 as 64 bits each.
     """
-    whole = [slice(0, size, 1) for size in shape[1:]]
-    if (
-        len(selection) == len(shape)
-        and all(type(pick) is slice for pick in selection[1:])
-        and [*selection[1:]] == whole
-    ):
-        # What is taken whole need not be told.
-        selection = selection[:1]
-    if len(selection) == 1 and shape:
-        # Rows, which most are: a tenth of the time.
-        pick, row = selection[0], math.prod(shape[1:]) * itemsize
-        if type(pick) is int:
-            return tuple(shape[1:]), row, (pick * row).to_bytes(8, "little")
-        if type(pick) is slice:
-            start, stop, step = pick.indices(shape[0])
-            if step == 1 and stop > start:
-                return (stop - start, *shape[1:]), (stop - start) * row, (start * row).to_bytes(8, "little")
-        if isinstance(pick, np.ndarray):
-            return (len(pick), *shape[1:]), row, (pick * row).astype("<u8", copy=False).tobytes()
     picks = full(selection, len(shape))
-    taken = [range(*pick.indices(size)) if isinstance(pick, slice) else pick for pick, size in zip(picks, shape)]
-    picked = tuple(len(pick) for pick in taken if not isinstance(pick, (int, np.integer)))
-    strides = [itemsize] * len(shape)
-    for dim in range(len(shape) - 2, -1, -1):
-        strides[dim] = strides[dim + 1] * shape[dim + 1]
-    last = (
-        max((dim for dim, pick in enumerate(taken) if pick != range(shape[dim])), default=-1)
-        if all(not isinstance(pick, np.ndarray) for pick in taken)
-        else max(dim for dim, pick in enumerate(taken) if isinstance(pick, np.ndarray) or pick != range(shape[dim]))
-    )
-    if last < 0:
-        return picked, math.prod(shape) * itemsize, bytes(8)
+    while picks and type(picks[-1]) is slice and picks[-1].indices(size := shape[len(picks) - 1]) == (0, size, 1):
+        # The dims at the end that are taken whole belong to each piece.
+        picks.pop()
+    count = len(picks)
+    run = math.prod(shape[count:]) * itemsize
+    if count == 1 and type(picks[0]) is int:
+        # A row, which most are.
+        return tuple(shape[1:]), run, (picks[0] * run).to_bytes(8, "little")
+    taken = [
+        np.arange(*pick.indices(size)) if type(pick) is slice else np.asarray(pick) for pick, size in zip(picks, shape)
+    ]
+    picked = (*[len(pick) for pick in taken if pick.ndim], *shape[count:])
+    strides = [run * math.prod(shape[at + 1 : count]) for at in range(count)]
+    if taken and type(picks[-1]) is slice and picks[-1].step in (None, 1):
+        # Rows behind one another are one piece.
+        run *= len(taken[-1])
+        taken[-1] = taken[-1][:1]
     offsets = np.zeros(1, dtype=np.int64)
-    run, outer = strides[last], taken[: last + 1]
-    if isinstance(taken[last], range) and taken[last].step == 1:
-        offsets += taken[last].start * run
-        run, outer = run * len(taken[last]), taken[:last]
-    for pick, stride in zip(outer, strides):
-        at = np.atleast_1d(np.asarray(pick, dtype=np.int64)) * stride
-        offsets = np.add.outer(offsets, at).reshape(-1)
+    for pick, stride in zip(taken, strides):
+        offsets = np.add.outer(offsets, pick * stride).reshape(-1)
     return picked, run, offsets.astype("<u8").tobytes()
 
 
@@ -306,18 +251,6 @@ def full(selection: Selection, ndim: int) -> list[Any]:
     at = next((at for at, pick in enumerate(picks) if pick is Ellipsis), len(picks))
     missing = ndim - len(picks) + (at < len(picks))
     return [*picks[:at], *[slice(None)] * missing, *picks[at + 1 :]]
-
-
-def request_of(path: str, meta: Meta, selection: Selection) -> tuple[Request, tuple[int, ...]]:
-    """The request for a part of an array, and the shape of that part."""
-    assert meta.shape is not None and meta.dtype is not None
-    shape, run, offsets = pieces(meta.shape, meta.dtype.itemsize, selection)
-    return request_for(path, meta, run, offsets), shape
-
-
-def request_for(path: str, meta: Meta, run: int, offsets: bytes) -> Request:
-    """The request for pieces of an array, all of `run` bytes."""
-    return Request(path, meta.shape_text, meta.dtype_text, run if offsets else 0, offsets)
 
 
 def noted_in(notes: Mapping[str, Any], name: str, default: Any = None) -> Any:
