@@ -24,7 +24,7 @@ from redis_server import RedisServer, shared_socket
 from reference import Reference
 from tensordict import NonTensorData, NonTensorStack, TensorClass, TensorDict, lazy_stack
 from tensordict.io.stores import redis as store_module
-from tensordict.io.stores import redis_items, redis_layout, redis_wire
+from tensordict.io.stores import redis_items, redis_wire
 from tensordict.store import TensorDictStore
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -135,7 +135,7 @@ def test_dtypes(where: dict[str, Any], dtype: torch.dtype) -> None:
 
 
 def test_what_is_larger_than_a_request_goes_in_several(where: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (redis_wire, redis_layout, redis_items, store_module):
+    for module in (redis_wire, redis_items, store_module):
         monkeypatch.setattr(module, "LIMIT", 1000)
     full = torch.arange(4000).view(400, 10)
     td = TensorDict(a=full, b=full + 1, c=full.t().contiguous().t(), d=torch.zeros(400), batch_size=400)
@@ -487,7 +487,7 @@ def test_a_restart_within_a_second_is_not_even_seen(server: RedisServer) -> None
 def test_a_server_killed_in_mid_transfer_has_all_or_nothing(
     server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in (redis_wire, redis_layout, redis_items, store_module):
+    for module in (redis_wire, redis_items, store_module):
         monkeypatch.setattr(module, "LIMIT", 1 << 16)
     td = TensorDict(a=torch.zeros(1 << 18), b=torch.zeros(1 << 18), batch_size=[])
     store = td.to_store(unix_socket_path=server.socket)

@@ -370,7 +370,7 @@ def test_a_server_killed_in_mid_transfer_has_all_or_nothing(
 ) -> None:
     server = RedisServer(tmp_path, keeps=True)
     try:
-        for module in ("redis", "redis_items", "redis_layout", "redis_wire"):
+        for module in ("redis", "redis_items", "redis_wire"):
             monkeypatch.setattr(f"tensordict.io.stores.{module}.LIMIT", 1 << 14)
         stack = runs()
         store = lazy_stack([member.update({"big": torch.ones(1 << 14)}) for member in stack]).to_store(

@@ -1,14 +1,17 @@
-"""What is in a container on a Redis server, as items of a store: tensors, values, nested containers."""
+"""What is in a container on a Redis server: the layout of names, shapes and bytes, and the items of a store."""
 
 from __future__ import annotations
 
+import functools
+import hashlib
 import itertools
 import json
+import math
 import struct
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
 import numpy as np
 import torch
@@ -18,25 +21,181 @@ from tensordict.core.json_text import parse_json
 from tensordict.core.keys import Path, entry_of, joined
 from tensordict.io import checked
 from tensordict.io.specification import VALUES
-from tensordict.io.stores.entries import CLASS, KIND, TEXT
-from tensordict.io.stores.redis_layout import (
-    Meta,
-    Scope,
-    bytes_of,
-    decoded,
-    encoded,
-    is_one,
-    noted_in,
-    notes_of,
-    pieces,
-    portions,
-)
-from tensordict.io.stores.redis_wire import LIMIT, Request
+from tensordict.io.stores.entries import KIND, TEXT
+from tensordict.io.stores.redis_wire import FORGOTTEN, LIMIT, Request
 from tensordict.io.stores.store import SIZE, ArrayItem, Group, Item, Other, Text, decode_names
-from tensordict.memory.stored_tensors import Selection, Values
+from tensordict.memory.stored_tensors import Selection, Values, stored_dtype
 
 if TYPE_CHECKING:
-    from tensordict.io.stores.redis import Server
+    from tensordict.io.stores.redis import Scope, Server
+
+# What the parts of paths begin with that the layout cannot hold as they are; the rest is percent-encoded.
+_ENCODED = "_%"
+# Pieces of an array that one request asks for at most, so that the server answers others in between.
+_PIECES = 1 << 14
+_DTYPES = {str(found): found for found in vars(torch).values() if isinstance(found, torch.dtype)}
+
+
+@functools.lru_cache(1 << 12)
+def encoded(name: str) -> str:
+    """A name as a part of a path."""
+    try:
+        name.encode()
+    except UnicodeEncodeError as error:
+        raise SaveError(f"entry {name!r}: this name has no UTF-8 form and cannot be held by a server") from error
+    if not name or "." in name or name.startswith(_ENCODED) or name.endswith(":idx"):
+        return _ENCODED + quote(name, safe="").replace(".", "%2E")
+    return name
+
+
+def decoded(part: str) -> str:
+    return unquote(part[len(_ENCODED) :]) if part.startswith(_ENCODED) else part
+
+
+class Meta:
+    """What the server says of a leaf: the texts, and what they mean.
+
+    Of a leaf of a lazy stack whose elements differ in shape, `shapes` has all of them, `starts` where in bytes each
+    element begins, and the end; `shape_text` is the digest of the text that says so.
+    """
+
+    __slots__ = ("dtype", "dtype_text", "fields", "is_value", "order", "shape", "shape_text", "shapes", "starts")
+
+    def __init__(self, fields: Mapping[bytes, bytes]) -> None:
+        self.fields = fields
+        self.shape_text = fields.get(b"shape", b"")
+        self.shapes: list[tuple[int, ...]] | None = None
+        self.starts: list[int] = []
+        if b"shapes" in fields:
+            self.shape_text = hashlib.sha1(fields[b"shapes"], usedforsecurity=False).hexdigest().encode()
+        self.dtype_text = fields.get(b"dtype", b"")
+        order = fields.get(b"_order", b"")
+        self.order = int(order) if order.isdigit() and len(order) < 20 else None
+        self.is_value = b"is_non_tensor" in fields
+        self.shape: tuple[int, ...] | None = None
+        self.dtype: torch.dtype | None = None
+
+    @classmethod
+    def of(cls, shape: Sequence[int], dtype: torch.dtype) -> Meta:
+        return cls({b"shape": json.dumps(list(shape)).encode(), b"dtype": str(dtype).encode()}).parsed()
+
+    def parsed(self) -> Meta:
+        """Itself, with its shape and dtype; a `ValueError` when the texts are none."""
+        if self.shape is None:
+            dtype = _DTYPES.get(self.dtype_text.decode())
+            if dtype is None:
+                raise ValueError(f"{self.dtype_text!r:.80} is no dtype")
+            stored_dtype(dtype)
+            if b"shapes" in self.fields:
+                self._parse_shapes(dtype)
+            self.shape, self.dtype = checked.shape(parse_json(self.fields.get(b"shape", b""))), dtype
+        return self
+
+    def _parse_shapes(self, dtype: torch.dtype) -> None:
+        shapes = parse_json(self.fields[b"shapes"])
+        if type(shapes) is not list:
+            raise ValueError(f"its shapes {shapes!r:.80} are no list of shapes")
+        self.shapes = list(map(checked.shape, shapes))
+        self.starts = [0, *itertools.accumulate(math.prod(shape) * dtype.itemsize for shape in self.shapes)]
+
+    def shape_at(self, at: int) -> tuple[int, ...]:
+        """The shape of an element of a lazy stack."""
+        assert self.shape is not None
+        return self.shape[1:] if self.shapes is None else self.shapes[at]
+
+    def part(self, at: int) -> tuple[int, int]:
+        """The bytes that an element of a lazy stack begins and ends at."""
+        assert self.shape is not None and self.dtype is not None
+        if self.shapes is not None:
+            return self.starts[at], self.starts[at + 1]
+        size = math.prod(self.shape[1:]) * self.dtype.itemsize
+        return at * size, (at + 1) * size
+
+    @property
+    def nbytes(self) -> int:
+        assert self.shape is not None and self.dtype is not None
+        return math.prod(self.shape) * self.dtype.itemsize if self.shapes is None else self.starts[-1]
+
+
+def notes_of(raw: bytes) -> dict[str, Any]:
+    try:
+        found = parse_json(raw)
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+# --- what is selected -------------------------------------------------------------------------------------------------
+
+
+def pieces(shape: Sequence[int], itemsize: int, selection: Selection) -> tuple[tuple[int, ...], int, bytes]:
+    """The shape of what is selected of an array in C order, the length in bytes of its pieces, and their offsets.
+
+    Example: of the rows 2 and 4 of 3 floats each, `((2, 3), 12, ...)` with the integers 24 and 48 as 64 bits each.
+    """
+    picks = full(selection, len(shape))
+    while picks and type(picks[-1]) is slice and picks[-1].indices(size := shape[len(picks) - 1]) == (0, size, 1):
+        # The dims at the end that are taken whole belong to each piece.
+        picks.pop()
+    count = len(picks)
+    run = math.prod(shape[count:]) * itemsize
+    if count == 1 and type(picks[0]) is int:
+        # A row, which most are.
+        return tuple(shape[1:]), run, (picks[0] * run).to_bytes(8, "little")
+    taken = [
+        np.arange(*pick.indices(size)) if type(pick) is slice else np.asarray(pick) for pick, size in zip(picks, shape)
+    ]
+    picked = (*[len(pick) for pick in taken if pick.ndim], *shape[count:])
+    strides = [run * math.prod(shape[at + 1 : count]) for at in range(count)]
+    if taken and type(picks[-1]) is slice and picks[-1].step in (None, 1):
+        # Rows behind one another are one piece.
+        run *= len(taken[-1])
+        taken[-1] = taken[-1][:1]
+    offsets = np.zeros(1, dtype=np.int64)
+    for pick, stride in zip(taken, strides):
+        offsets = np.add.outer(offsets, pick * stride).reshape(-1)
+    return picked, run, offsets.astype("<u8").tobytes()
+
+
+def bytes_of(values: Values) -> memoryview:
+    """The bytes of an array in C order, without a copy."""
+    flat: Any = values.reshape(-1).view(np.uint8)
+    return memoryview(flat)
+
+
+def full(selection: Selection, ndim: int) -> list[Any]:
+    """A selection with a pick for each dim."""
+    picks = list(selection)
+    at = next((at for at, pick in enumerate(picks) if pick is Ellipsis), len(picks))
+    missing = ndim - len(picks) + (at < len(picks))
+    return [*picks[:at], *[slice(None)] * missing, *picks[at + 1 :]]
+
+
+def noted_in(notes: Mapping[str, Any], name: str, default: Any = None) -> Any:
+    """What is noted under a name, known to be a text or integers; a `ValueError` when it is neither."""
+    value = notes.get(name, default)
+    if type(value) is int:
+        return [value]
+    if value is None or type(value) is str or (type(value) is list and all(type(item) is int for item in value)):
+        return value
+    raise ValueError(f"what is noted as {name!r} is no text and no row of integers")
+
+
+def portions(request: Request) -> Iterator[Request]:
+    """A request as several, none of which has too large an answer, or takes the server too long."""
+    run, offsets = request.run, request.offsets
+    if run > LIMIT:
+        for (offset,) in struct.iter_unpack("<Q", offsets):
+            for at in range(0, run, LIMIT):
+                yield request._replace(run=min(LIMIT, run - at), offsets=(offset + at).to_bytes(8, "little"))
+    elif run:
+        step = 8 * min(_PIECES, LIMIT // run)
+        for start in range(0, len(offsets), step):
+            yield request._replace(offsets=offsets[start : start + step])
+
+
+# --- what is in a group -----------------------------------------------------------------------------------------------
+
 
 addresses = itertools.count()
 
@@ -97,9 +256,8 @@ class WireArray(ArrayItem):
         self.meta = meta
         self.dtype = meta.dtype
         self.shape = torch.Size(meta.shape)
-        # Before it has a name: what was written to it, or the name that it was uploaded under.
+        # What was written to it before it has a name.
         self._content: Values | None = None
-        self._ahead = ""
 
     def attribute(self, name: str) -> None:
         return None
@@ -111,26 +269,24 @@ class WireArray(ArrayItem):
         """The shape of what is selected, the length in bytes of its pieces, and where each begins."""
         return pieces(self.shape, self.dtype.itemsize, selection)
 
-    def request(self, selection: Selection) -> tuple[Request, tuple[int, ...]]:
-        """The request for what is selected, and the shape of that."""
+    def requests(self, selection: Selection) -> tuple[tuple[int, ...], list[Request]]:
+        """The shape of what is selected, and the requests for it."""
         shape, run, offsets = self.pieces(selection)
-        return Request(self.place, self.meta.shape_text, self.meta.dtype_text, run if offsets else 0, offsets), shape
+        return shape, list(portions(Request(self.place, self.meta.shape_text, self.meta.dtype_text, run, offsets)))
 
     def read(self, selection: Selection, dtype: Any) -> Values:
-        request, shape = self.request(selection)
-        if not request.run:
-            return np.empty(shape, dtype)
-        raw = np.empty(request.nbytes, np.uint8)
+        shape, requests = self.requests(selection)
+        raw = np.empty(sum(request.nbytes for request in requests), np.uint8)
         at = 0
-        for part in [request] if is_one(request) else portions(request):
-            answer = self.store.fetch(part, self.key)
-            if len(answer) != part.nbytes:
+        for request in requests:
+            answer = self.store.fetch(request, self.key)
+            if len(answer) != request.nbytes:
                 raise SaveError(
                     f"entry {joined(self.key)!r} of the {self.store.kind} {self.store.name!r} has fewer bytes than its "
                     f"shape {list(self.shape)} and dtype {self.dtype} say"
                 )
-            raw[at : at + part.nbytes] = np.frombuffer(answer, np.uint8)
-            at += part.nbytes
+            raw[at : at + request.nbytes] = np.frombuffer(answer, np.uint8)
+            at += request.nbytes
         # Any byte may have been sent; a tensor of booleans holds 0 and 1.
         found: Values = raw != 0 if self.dtype is torch.bool else raw.view(dtype)
         return found.reshape(shape)
@@ -143,39 +299,29 @@ class WireArray(ArrayItem):
         if values.shape != shape:
             values = np.broadcast_to(values, shape)
         values = np.ascontiguousarray(values)
-        data = bytes_of(values)
         if self.place:
-            self.store.write_pieces(self, run, offsets, data)
-        elif self.meta.nbytes <= LIMIT:
-            if run == self.meta.nbytes:
-                self._content = values
-                return
+            self.store.write_pieces(self, run, offsets, bytes_of(values))
+        elif run == self.meta.nbytes:
+            self._content = values
+        else:
             if self._content is None:
                 self._content = np.zeros(self.shape, values.dtype)
             self._content[selection] = values
-        else:
-            for at, (offset,) in enumerate(struct.iter_unpack("<Q", offsets)):
-                self._ahead = self.store.upload(self._ahead, offset, data[at * run : (at + 1) * run], self.key)
 
     def fields(self) -> dict[str, Any]:
-        return {"shape": self.meta.shape_text, "dtype": self.meta.dtype_text}
+        return {"shape": self.meta.shape_text.decode(), "dtype": self.meta.dtype_text.decode()}
 
     def store_data(self, scope: Scope, path: str, name: str) -> None:
-        size, wire = self.meta.nbytes, self.store.wire
-        if not self._ahead and self._content is not None:
-            data = bytes_of(self._content)
-            if scope.size + size <= LIMIT:
-                scope.command("SET", name, data)
-                scope.size += size
-                return
-            self._ahead = self.store.upload("", 0, data, self.key)
-        if self._ahead:
+        size = self.meta.nbytes
+        if self._content is None:
             # What was not written is zero.
-            scope.check(path, self.key, (self._ahead, name, b"", b"", 0))
-            scope.commands.append(wire.take(self._ahead, name))
-            return
-        scope.command("DEL", name)
-        scope.command("SETRANGE", name, size - 1, b"\0") if size else scope.command("SET", name, b"")
+            scope.command("DEL", name)
+            scope.commands.append(("SETRANGE", name, size - 1, b"\0") if size else ("SET", name, b""))
+        elif scope.size + size <= LIMIT:
+            scope.command("SET", name, bytes_of(self._content))
+            scope.size += size
+        else:
+            scope.command("TAKE", self.store.upload(path, bytes_of(self._content), self.key), name, FORGOTTEN)
 
 
 class WireGroup(Group):
@@ -202,27 +348,12 @@ class WireGroup(Group):
         return f"{self.place}.{encoded(name)}" if self.place else encoded(name)
 
     def attribute(self, name: str) -> Any:
-        if self._place is None:
-            return self._noted.get(name)
-        header = {SIZE: "__batch_size__", CLASS: "__tensorclass__"}.get(name) if not self.place else None
-        if header is None:
-            return noted_in(self.store.noted(self.place), name)
-        raw = self.store.header.get(header)
-        if raw is None:
-            return None
-        return raw.decode() if name == CLASS else list(checked.sizes(parse_json(raw), "its batch size"))
+        return noted_in(self._noted if self._place is None else self.store.noted(self.place), name)
 
     def set_attribute(self, name: str, value: str | int | Sequence[int] | None) -> None:
         if self._place is None:
             self._noted[name] = value
-            return
-        header = {SIZE: "__batch_size__", CLASS: "__tensorclass__"}.get(name) if not self.place else None
-        if header is not None:
-            text = value if isinstance(value, str) or value is None else json.dumps(value)
-            self.store.set_header(header, None if text is None else text.encode())
-            return
-        notes = self.store.noted(self.place)
-        if notes.get(name) != value:
+        elif (notes := self.store.noted(self.place)).get(name) != value:
             self.store.note(self.place, {**notes, name: value})
 
     def names(self) -> list[str]:

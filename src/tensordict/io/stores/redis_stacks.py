@@ -20,11 +20,9 @@ from tensordict.core.errors import SaveError, UnsupportedEntryError
 from tensordict.core.json_text import parse_json
 from tensordict.core.keys import Path, joined
 from tensordict.io import checked
-from tensordict.io.stores.entries import CLASS
-from tensordict.io.stores.redis import Server
-from tensordict.io.stores.redis_items import WireArray, WireGroup, addresses
-from tensordict.io.stores.redis_layout import Meta, Scope, bytes_of, decoded, is_one, noted_in
-from tensordict.io.stores.redis_wire import Address, Request
+from tensordict.io.stores.redis import Scope, Server
+from tensordict.io.stores.redis_items import Meta, WireArray, WireGroup, addresses, bytes_of, decoded, noted_in
+from tensordict.io.stores.redis_wire import LIMIT, Address, Request
 from tensordict.io.stores.store import SIZE, ArrayItem, Item, Other, Pick, decode_names
 from tensordict.memory.stored_tensors import Selection, Values, as_array
 
@@ -42,6 +40,7 @@ class StackServer(Server):
     """
 
     a_kind = "a lazy stack on a Redis server"
+    size_name = "__inner_batch_size__"
     # An index may take an element several times.
     gives_once = False
 
@@ -85,9 +84,6 @@ class StackServer(Server):
         if scope is not None and at in (given := scope.noted.get(place, {})):
             return given[at]
         notes = dict(self.noted(place))
-        if not place:
-            raw = self.header.get("__tensorclass__")
-            notes.update({SIZE: list(self.inner_size), CLASS: None if raw is None else raw.decode()})
         sizes = notes.pop(_SIZES, None)
         if sizes is not None:
             if type(sizes) is not list or len(sizes) != self.count:
@@ -127,14 +123,12 @@ class StackServer(Server):
                 whole = _whole(path, meta)
                 numbers = sorted({group.at for group in groups if group.at is not None})
                 if any(group.at is None for group in groups):
-                    if is_one(whole):
+                    if whole.nbytes <= LIMIT:
                         yield whole
                         continue
                     numbers = list(range(self.count))
                 for number in numbers:
-                    request = ElementArray(self, (), path, meta, number).request(())[0]
-                    if request.run:
-                        yield request
+                    yield from ElementArray(self, (), path, meta, number).requests(())[1]
 
     def read_ahead(self, groups: Sequence[ElementGroup]) -> None:
         """Read what elements have, all of it, in as few requests as can be; to be called in a scope."""
@@ -145,11 +139,12 @@ class StackServer(Server):
         scope, meta = self.scope, self._metas.get(request.path)
         if scope is not None and meta is not None and meta.shape is not None and len(request.offsets) == 8:
             whole = _whole(request.path, meta)
-            if whole != request and (whole in scope.wanted or whole in scope.ready) and not scope.writes(whole):
-                # All elements were read; others ask for theirs.
-                answer = super().fetch(whole, key)
-                start = int.from_bytes(request.offsets, "little")
-                return memoryview(answer)[start : start + request.run]
+            if whole != request and not scope.writes(request):
+                if whole in scope.wanted:
+                    self._read_portion(scope, whole, key)
+                if (answer := scope.ready.get(whole)) is not None:
+                    start = int.from_bytes(request.offsets, "little")
+                    return memoryview(answer)[start : start + request.run]
         return super().fetch(request, key)
 
     # --- writing ------------------------------------------------------------------------------------------------------
@@ -226,7 +221,7 @@ class StackServer(Server):
             elif items:
                 self.note(path, {"_order": order})
             return
-        kind = "a container" if path in self._children else "a tensor" if meta is not None else "nothing"
+        kind = "a container" if self.is_node(path) else "a tensor" if meta is not None else "nothing"
         if len(items) < len(given) or kinds != {kind}:
             raise self._refuse(
                 path, f"is {kind} in other elements, and {' or '.join(sorted(kinds) or ['nothing'])} in these"
@@ -242,18 +237,13 @@ class StackServer(Server):
             return
         each = [given[at] if at in given else self.noted_of(place, at) for at in range(self.count)]
         sizes = [list(noted.get(SIZE) or ()) for noted in each]
-        notes = {name: value for name, value in each[0].items() if name != "_order"}
+        notes = {**each[0], "_order": self.order(place) if place else None}
         for name in {name for noted in each for name in noted} - {SIZE, "_order"}:
             if any(noted.get(name) != notes.get(name) for noted in each):
                 raise self._refuse(place, f"has another {name.strip('_')} in different elements")
         notes[_SIZES] = None if all(size == sizes[0] for size in sizes) else sizes
-        if not place:
-            self.set_header("__inner_batch_size__", json.dumps(notes.pop(SIZE, [])).encode())
-            name = notes.pop(CLASS, None)
-            self.set_header("__tensorclass__", None if name is None else name.encode())
-        known = {name: value for name, value in self.noted(place).items() if name != "_order"}
-        if {name: value for name, value in notes.items() if value is not None} != known:
-            self.note(place, {**notes, "_order": self.order(place) if place else None})
+        if notes != self.noted(place):
+            self.note(place, notes)
 
     # --- tensors ---
 
@@ -390,7 +380,7 @@ class ElementGroup(WireGroup):
     def find(self, name: str, known: Item | None = None) -> Item:
         store, place, key = self.store, self._below(name), (*self.key, name)
         store.check()
-        given = {} if store.scope is None else store.scope.given.get(place, {})
+        given: dict[int | None, Any] = {} if store.scope is None else {**store.scope.given.get(place, {})}
         if self.at in given:
             if given[self.at] is None:
                 raise KeyError(name)

@@ -39,7 +39,7 @@ from tensordict.io.credentials import GuardedConnection
 # What one request carries at most, in bytes: larger tensors go in several.
 LIMIT = 32 << 20
 # What was uploaded ahead and never taken over is forgotten by the server after this time, in milliseconds.
-_FORGOTTEN = 3_600_000
+FORGOTTEN = 3_600_000
 _TRIES = 4
 
 # The one script that the server is told. It carries out commands, each given by the number of its words and the words,
@@ -109,15 +109,12 @@ function own.CHECK(stop, hash, data, shape, dtype, size)
   end
   if fits then
     return 0
+  elseif redis.call('EXISTS', hash) == 1 then
+    redis.call('RENAME', hash, stop)
+    redis.call('RENAME', stop, hash)
+  else
+    redis.call('SET', stop, '', 'PX', 1)
   end
-  for _, name in ipairs({hash, data}) do
-    if redis.call('EXISTS', name) == 1 then
-      redis.call('RENAME', name, stop)
-      redis.call('RENAME', stop, name)
-      return 1
-    end
-  end
-  redis.call('SET', stop, '', 'PX', 1)
   return 1
 end
 
@@ -433,24 +430,18 @@ class Wire:
 
     # --- writing ------------------------------------------------------------------------------------------------------
 
-    def ahead(self) -> str:
-        """A name that nothing knows, for what is uploaded ahead."""
-        return f"{self.base}t:{uuid.uuid4()}"
-
-    def upload(self, name: str, offset: int, data: memoryview, key: Path, held: int) -> None:
-        """Send bytes at an offset of an upload, in as many requests as they need; `held` bytes were sent earlier.
+    def upload(self, name: str, data: memoryview, key: Path) -> None:
+        """Send bytes under a new name, in as many requests as they need.
 
         Raises:
-            SaveError: the server has fewer. It would fill the gap with zeros.
+            SaveError: the server has lost what it was sent earlier. It would fill the gap with zeros.
         """
         step = LIMIT // 2
-        for start in range(0, len(data), step):
-            piece, at = data[start : start + step], offset + start
-            write = ("SETRANGE", name, at, piece)
-            before, *_ = self.send([("STRLEN", name), write, ("PEXPIRE", name, _FORGOTTEN)], [key])
-            if before < held:
+        for at in range(0, len(data), step):
+            write = ("SETRANGE", name, at, data[at : at + step])
+            before, *_ = self.send([("STRLEN", name), write, ("PEXPIRE", name, FORGOTTEN)], [key])
+            if before < at:
                 raise self.lost_upload(key)
-            held = max(held, at + len(piece))
 
     def lost_upload(self, key: Path) -> SaveError:
         """Return the error of a write whose upload is not there any more."""
@@ -458,20 +449,6 @@ class Wire:
             f"{entries_of([key])}of the container {self.address}: the server has lost what was uploaded, as when it is "
             "started anew; nothing was written: the same call works again"
         )
-
-    def put(self, name: str, run: int, offsets: bytes, data: memoryview) -> Sequence[Word]:
-        """The command that writes pieces of an array, all of one length, behind one another in `data`."""
-        if len(offsets) == 8:
-            return "SETRANGE", name, int.from_bytes(offsets, "little"), data
-        return "WRITE", name, run, offsets, data
-
-    def take(self, ahead: str, name: str) -> Sequence[Word]:
-        """The command that has a name stand for what was uploaded ahead."""
-        return "TAKE", ahead, name, _FORGOTTEN
-
-    def discard(self, names: Sequence[str]) -> None:
-        """Delete what was uploaded ahead."""
-        self.send([("DEL", *names)])
 
     def write(
         self, checks: Sequence[Check], commands: Sequence[Sequence[Word]], written: Sequence[Path], again: bool = True
