@@ -31,13 +31,12 @@ from tensordict.io.stores.redis_items import (
     Meta,
     WireArray,
     WireGroup,
-    WireText,
     addresses,
     decoded,
     notes_of,
     portions,
 )
-from tensordict.io.stores.redis_wire import LIMIT, Address, Check, Listing, Request, Wire, Word, only_frees
+from tensordict.io.stores.redis_wire import FORGOTTEN, LIMIT, Address, Check, Listing, Request, Wire, Word, only_frees
 from tensordict.io.stores.store import SIZE, Item, Pick, StaleError, Store
 
 
@@ -46,8 +45,8 @@ class Scope:
 
     is_listed: whether the names were read.
     wanted: what will be read; `ready` what was read of it, which is given once.
-    checks, commands: what `Wire.write` takes; `checked` are the paths and keys, `size` says how many bytes they are,
-        `written` where in the leaves they write, from one byte up to another.
+    checks, commands: what `Wire.write` takes, with the paths and keys; `size` says how many bytes they are, `written`
+        where in the leaves they write, from one byte up to another.
     adds: whether leaves are added or deleted; `once` whether nothing may be sent twice.
     touched: the paths of what is written, each once, in order; errors name them.
     uploads: the names that something was uploaded under ahead.
@@ -67,8 +66,7 @@ class Scope:
         self.begin()
 
     def begin(self) -> None:
-        self.checks: dict[str, Check] = {}
-        self.checked: list[tuple[str, Path]] = []
+        self.checks: dict[str, tuple[Check, str, Path]] = {}
         self.commands: list[Sequence[Word]] = []
         self.written: dict[str, tuple[int, int]] = {}
         self.touched: dict[str, None] = {}
@@ -81,9 +79,7 @@ class Scope:
     def check(self, path: str, key: Path, check: Check) -> None:
         """Have nothing be written unless this is so, which is told once."""
         self.touch(path)
-        if check[0] not in self.checks:
-            self.checks[check[0]] = check
-            self.checked.append((path, key))
+        self.checks.setdefault(check[0], (check, path, key))
 
     def touch(self, path: str) -> None:
         """Note that something is written at a path, which is empty for the container itself."""
@@ -143,8 +139,6 @@ class Server(Store):
         self.address = address
         self.wire = Wire(address)
         self.header: dict[str, bytes] = {}
-        # As it was noted here, for the case that the server has forgotten it.
-        self._own_header: dict[str, bytes] = {}
         self._open = True
         self._metas: dict[str, Meta] = {}
         self._notes: dict[str, dict[str, Any]] = {}
@@ -213,7 +207,6 @@ class Server(Store):
         self.check_writable()
         self.wire.clear()
         self.forget()
-        self.header = {}
 
     def flush(self) -> None:
         """Nothing: what was written is on the server."""
@@ -275,8 +268,8 @@ class Server(Store):
                 if self._changes != changes:
                     continue
                 self._changed()
-                self.header, self._metas = header, metas
-                self._own_header.update(header)
+                # A server that has lost all is told the header again.
+                self.header, self._metas = header or self.header, metas
                 self._notes = {path: notes_of(raw) for path, raw in groups.items()}
                 # Never less than before: an entry that was dropped may come back under its number.
                 self._last = max(self._last, *(self.order(path) or 0 for path in (*metas, *groups)), 0)
@@ -468,17 +461,16 @@ class Server(Store):
 
     def send(self, scope: Scope) -> None:
         """Send what was written so far."""
-        checks, commands, checked_, adds = list(scope.checks.values()), scope.commands, scope.checked, scope.adds
-        again = not scope.once
+        checks, commands, adds, again = list(scope.checks.values()), scope.commands, scope.adds, not scope.once
         keys = list(map(self.key_of, scope.touched))
         scope.begin()
         scope.ready.clear()
         if adds:
             scope.is_listed = False
             if not only_frees(commands):
-                commands += [("SETNX", self.wire.base + name, value) for name, value in self._own_header.items()]
+                commands += [("SETNX", self.wire.base + name, value) for name, value in self.header.items()]
         try:
-            failed = self.wire.write(checks, commands, keys, again)
+            failed = self.wire.write([check for check, _, _ in checks], commands, keys, again)
         except BaseException:
             self.forget()
             raise
@@ -489,8 +481,8 @@ class Server(Store):
             self._renew(adds)
             return
         self.forget()
-        path, key = checked_[failed - 1]
-        raise self._stale(path, key) if checks[failed - 1][2] else self.wire.lost_upload(key)
+        check, path, key = checks[failed - 1]
+        raise self._stale(path, key) if check[2] else self.wire.lost_upload(key)
 
     def _renew(self, always: bool) -> None:
         ttl = self.address.ttl
@@ -540,19 +532,14 @@ class Server(Store):
             return
         with self.together():
             assert self.scope is not None
-            self.undo_on_failure(functools.partial(self._restore_header, self.header.copy(), self._own_header.copy()))
+            self.undo_on_failure(functools.partial(setattr, self, "header", self.header.copy()))
             with self._knowing.held:
                 self._changed()
-                for header in (self.header, self._own_header):
-                    header.pop(name, None)
-                    if value is not None:
-                        header[name] = value
+                self.header.pop(name, None)
+                if value is not None:
+                    self.header[name] = value
             name = self.wire.base + name
             self.scope.commands.append(("DEL", name) if value is None else ("SET", name, value))
-
-    def _restore_header(self, header: dict[str, bytes], own: dict[str, bytes]) -> None:
-        """Restore the header that is known, and the one for a server that has lost its own."""
-        self.header, self._own_header = header, own
 
     def undo_on_failure(self, undo: Callable[[], None]) -> None:
         if self.scope is not None:
@@ -595,19 +582,26 @@ class Server(Store):
                     scope.command("HDEL", wire.base + "__groups__", node)
                     del self._notes[node]
 
-    def add(self, path: str, fields: Mapping[str, Any], item: WireArray | WireText, order: int | None = None) -> None:
-        """Add a leaf: its hash, and its data, which are uploaded ahead where they are large; `order` as before."""
-        wire = self.wire
-        scope = self.scope
+    def add(self, path: str, fields: Mapping[str, Any], data: Any, order: int | None = None) -> None:
+        """Add a leaf: its hash, and its bytes, `None` for zeros; `order` as before."""
+        wire, scope, name = self.wire, self.scope, self.wire.data(path)
         assert scope is not None
         scope.adds = True
         scope.touch(path)
         fields = {**fields, "_order": self._next() if order is None else order}
-        data = wire.data(path)
-        item.store_data(scope, path, data)
+        meta = Meta({field.encode(): str(value).encode() for field, value in fields.items()})
+        if data is None:
+            size = meta.parsed().nbytes
+            scope.command("DEL", name)
+            scope.commands.append(("SETRANGE", name, size - 1, b"\0") if size else ("SET", name, b""))
+        elif scope.size + len(data) <= LIMIT:
+            scope.command("SET", name, data)
+            scope.size += len(data)
+        else:
+            scope.command("TAKE", self.upload(path, data, self.key_of(path)), name, FORGOTTEN)
         scope.command("DEL", wire.meta(path))
         scope.command("HSET", wire.meta(path), *itertools.chain.from_iterable(fields.items()))
         scope.command("SADD", wire.base + "__keys__", path)
         with self._knowing.held:
             self._changed()
-            self._metas[path] = Meta({name.encode(): str(value).encode() for name, value in fields.items()})
+            self._metas[path] = meta

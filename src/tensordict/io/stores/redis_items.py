@@ -22,12 +22,12 @@ from tensordict.core.keys import Path, entry_of, joined
 from tensordict.io import checked
 from tensordict.io.specification import VALUES
 from tensordict.io.stores.entries import KIND, TEXT
-from tensordict.io.stores.redis_wire import FORGOTTEN, LIMIT, Request
+from tensordict.io.stores.redis_wire import LIMIT, Request
 from tensordict.io.stores.store import SIZE, ArrayItem, Group, Item, Other, Text, decode_names
-from tensordict.memory.stored_tensors import Selection, Values, stored_dtype
+from tensordict.memory.stored_tensors import Selection, Values, as_array, stored_dtype
 
 if TYPE_CHECKING:
-    from tensordict.io.stores.redis import Scope, Server
+    from tensordict.io.stores.redis import Server
 
 # What the parts of paths begin with that the layout cannot hold as they are; the rest is percent-encoded.
 _ENCODED = "_%"
@@ -240,9 +240,9 @@ class WireText(Text):
         form = json.dumps({**noted, "crc": zlib.crc32(self._content.encode())})
         return {"is_non_tensor": "1", "encoding": "json", "_form": form}
 
-    def store_data(self, scope: Scope, path: str, name: str) -> None:
+    def data(self) -> bytes:
         assert self._content is not None
-        scope.command("SET", name, self._content)
+        return self._content.encode()
 
 
 class WireArray(ArrayItem):
@@ -256,7 +256,6 @@ class WireArray(ArrayItem):
         self.meta = meta
         self.dtype = meta.dtype
         self.shape = torch.Size(meta.shape)
-        # What was written to it before it has a name.
         self._content: Values | None = None
 
     def attribute(self, name: str) -> None:
@@ -275,6 +274,8 @@ class WireArray(ArrayItem):
         return shape, list(portions(Request(self.place, self.meta.shape_text, self.meta.dtype_text, run, offsets)))
 
     def read(self, selection: Selection, dtype: Any) -> Values:
+        if not self.place:
+            return np.array(self.content[selection])
         shape, requests = self.requests(selection)
         raw = np.empty(sum(request.nbytes for request in requests), np.uint8)
         at = 0
@@ -298,30 +299,30 @@ class WireArray(ArrayItem):
         shape, run, offsets = self.pieces(selection)
         if values.shape != shape:
             values = np.broadcast_to(values, shape)
-        values = np.ascontiguousarray(values)
+        values = np.ascontiguousarray(values).reshape(shape)
         if self.place:
             self.store.write_pieces(self, run, offsets, bytes_of(values))
         elif run == self.meta.nbytes:
-            self._content = values
+            self._content = values.view()
+            # It may be the memory of a tensor, which is not written to.
+            self._content.flags.writeable = False
         else:
-            if self._content is None:
-                self._content = np.zeros(self.shape, values.dtype)
-            self._content[selection] = values
+            if not self.content.flags.writeable:
+                self._content = self.content.copy()
+            self.content[selection] = values
 
     def fields(self) -> dict[str, Any]:
         return {"shape": self.meta.shape_text.decode(), "dtype": self.meta.dtype_text.decode()}
 
-    def store_data(self, scope: Scope, path: str, name: str) -> None:
-        size = self.meta.nbytes
+    def data(self) -> memoryview | None:
+        return None if self._content is None else bytes_of(self._content)
+
+    @property
+    def content(self) -> Values:
+        """What was written to it before it has a name, zeros where nothing was."""
         if self._content is None:
-            # What was not written is zero.
-            scope.command("DEL", name)
-            scope.commands.append(("SETRANGE", name, size - 1, b"\0") if size else ("SET", name, b""))
-        elif scope.size + size <= LIMIT:
-            scope.command("SET", name, bytes_of(self._content))
-            scope.size += size
-        else:
-            scope.command("TAKE", self.store.upload(path, bytes_of(self._content), self.key), name, FORGOTTEN)
+            self._content = as_array(torch.zeros(self.shape, dtype=self.dtype), self.dtype)
+        return self._content
 
 
 class WireGroup(Group):
@@ -358,7 +359,10 @@ class WireGroup(Group):
 
     def names(self) -> list[str]:
         with self.store.errors(self.key):
-            return decode_names(self.store.children(self.place), decoded)
+            return decode_names(self._parts(), decoded)
+
+    def _parts(self) -> list[str]:
+        return self.store.children(self.place)
 
     def has(self, name: str) -> bool:
         self.store._listed()
@@ -369,18 +373,24 @@ class WireGroup(Group):
         store.check()
         meta = store.known(place)
         if meta is None:
-            if isinstance(known, WireGroup) and known._place == place:
-                return known
-            return WireGroup(store, key, place, next(addresses))
-        if meta.is_value:
-            encoding = meta.fields.get(b"encoding", b"json")
-            if encoding != b"json":
-                return Other(store, key, -1, f"a value in the encoding {encoding!r:.40}, which is not read")
-            return known if isinstance(known, WireText) else WireText(store, key, place)
+            return known if isinstance(known, WireGroup) and known._place == place else self._group_at(place, key)
         if isinstance(known, WireArray) and known.meta is meta:
             return known
+        if isinstance(known, WireText) and meta.is_value:
+            return known
         with store.errors(key):
-            return WireArray(store, key, place, meta.parsed())
+            return self._leaf_at(place, key, meta)
+
+    def _group_at(self, place: str, key: Path) -> WireGroup:
+        return WireGroup(self.store, key, place, next(addresses))
+
+    def _leaf_at(self, place: str, key: Path, meta: Meta) -> Item:
+        if not meta.is_value:
+            return WireArray(self.store, key, place, meta.parsed())
+        encoding = meta.fields.get(b"encoding", b"json")
+        if encoding == b"json":
+            return WireText(self.store, key, place)
+        return Other(self.store, key, -1, f"a value in the encoding {encoding!r:.40}, which is not read")
 
     def check_name(self, name: str) -> None:
         encoded(name)
@@ -428,7 +438,7 @@ class WireGroup(Group):
             item._made = {}
             return
         assert isinstance(item, (WireArray, WireText))
-        self.store.add(place, item.fields(), item, order)
+        self.store.add(place, item.fields(), item.data(), order)
 
     def delete(self, name: str) -> None:
         self.store.check_writable()

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,10 +21,10 @@ from tensordict.core.json_text import parse_json
 from tensordict.core.keys import Path, joined
 from tensordict.io import checked
 from tensordict.io.stores.redis import Scope, Server
-from tensordict.io.stores.redis_items import Meta, WireArray, WireGroup, addresses, bytes_of, decoded, noted_in
+from tensordict.io.stores.redis_items import Meta, WireArray, WireGroup, addresses, bytes_of, noted_in
 from tensordict.io.stores.redis_wire import LIMIT, Address, Request
-from tensordict.io.stores.store import SIZE, ArrayItem, Item, Other, Pick, decode_names
-from tensordict.memory.stored_tensors import Selection, Values, as_array
+from tensordict.io.stores.store import SIZE, ArrayItem, Item, Other, Pick
+from tensordict.memory.stored_tensors import Selection, Values
 
 # What is noted of a nested container, or of the stack itself, whose elements have unequal batch sizes.
 _SIZES = "_sizes"
@@ -54,7 +54,6 @@ class StackServer(Server):
             for name, value in (("count", count), ("stack_dim", self.dim), ("inner_batch_size", list(size))):
                 self.header[f"__{name}__"] = json.dumps(value).encode()
             self.header["__type__"] = b"lazy_stack"
-            self._own_header.update(self.header)
             return
         if self.is_new:
             raise address.missing()
@@ -253,9 +252,7 @@ class StackServer(Server):
             raise self._refuse(path, f"has the dtypes {', '.join(dtypes)}")
         fields = {**_shape_fields([tuple(item.shape) for item in items]), "dtype": dtypes[0]}
         data: Values = np.concatenate([np.asarray(bytes_of(np.ascontiguousarray(item.content))) for item in items])
-        blob = WireArray(self, (), "", Meta.of([data.size], torch.uint8))
-        blob._content = data
-        self.add(path, fields, blob, order)
+        self.add(path, fields, bytes_of(data), order)
         self._note_starts(path)
 
     def _note_starts(self, path: str) -> None:
@@ -335,22 +332,6 @@ class ElementArray(WireArray):
         return shape, run, (np.frombuffer(offsets, "<u8") + np.uint64(self.start)).tobytes()
 
 
-class NewArray(WireArray):
-    """What an element is given; it is kept in memory until all elements were given theirs."""
-
-    def write(self, selection: Selection, values: Any) -> None:
-        self.content[selection] = values
-
-    def read(self, selection: Selection, dtype: Any) -> Values:
-        return self.content[selection]
-
-    @property
-    def content(self) -> Values:
-        if self._content is None:
-            self._content = as_array(torch.zeros(self.shape, dtype=self.dtype), self.dtype)
-        return self._content
-
-
 class ElementGroup(WireGroup):
     """An element of the stack, or of a container that is nested in it; without a number, all of them."""
 
@@ -378,37 +359,33 @@ class ElementGroup(WireGroup):
                 store.scope.noted.setdefault(self.place, {})[self.number] = {**notes, name: value}
 
     def find(self, name: str, known: Item | None = None) -> Item:
-        store, place, key = self.store, self._below(name), (*self.key, name)
-        store.check()
-        given: dict[int | None, Any] = {} if store.scope is None else {**store.scope.given.get(place, {})}
-        if self.at in given:
-            if given[self.at] is None:
-                raise KeyError(name)
-            return given[self.at]  # type: ignore[no-any-return]
-        meta = store.known(place)
-        if meta is None:
-            same = isinstance(known, ElementGroup) and known._place == place
-            return known if same else store.element(self.at, place, key)
-        if meta.is_value:
-            return Other(store, key, -1, "a value, which a lazy stack on a server does not have")
-        if isinstance(known, ElementArray) and known.meta is meta:
-            return known
-        return ElementArray(store, key, place, meta, self.number)
+        scope, place = self.store.scope, self._below(name)
+        given = {} if scope is None else scope.given.get(place, {})
+        if self.at not in given:
+            return super().find(name, known)
+        item: Item | None = given[self.at]
+        if item is None:
+            raise KeyError(name)
+        return item
 
-    def names(self) -> list[str]:
+    def _group_at(self, place: str, key: Path) -> ElementGroup:
+        return self.store.element(self.at, place, key)
+
+    def _leaf_at(self, place: str, key: Path, meta: Meta) -> Item:
+        if meta.is_value:
+            return Other(self.store, key, -1, "a value, which a lazy stack on a server does not have")
+        return ElementArray(self.store, key, place, meta, self.number)
+
+    def _parts(self) -> list[str]:
         store, start = self.store, f"{self.place}." if self.place else ""
         parts = dict.fromkeys(store.children(self.place), True)
         for path, column in ({} if store.scope is None else store.scope.given).items():
             if path.startswith(start) and "." not in path[len(start) :] and self.at in column:
                 parts[path[len(start) :]] = column[self.at] is not None
-        with store.errors(self.key):
-            return decode_names([part for part, is_there in parts.items() if is_there], decoded)
+        return [part for part, is_there in parts.items() if is_there]
 
     def new_group(self, key: Path) -> ElementGroup:
         return ElementGroup(self.store, key, None, -1, None)
-
-    def new_array(self, key: Path, shape: Sequence[int], dtype: torch.dtype, options: Mapping[str, Any]) -> ArrayItem:
-        return NewArray(self.store, key, "", Meta.of(shape, dtype))
 
     def put(self, name: str, item: Item) -> None:
         if self._place is None:

@@ -24,6 +24,7 @@ The package redis does all else: connections, their pools, addresses, passwords,
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
@@ -41,20 +42,28 @@ LIMIT = 32 << 20
 # What was uploaded ahead and never taken over is forgotten by the server after this time, in milliseconds.
 FORGOTTEN = 3_600_000
 _TRIES = 4
+_LARGE = 1 << 14
 
 # The one script that the server is told. It carries out commands, each given by the number of its words and the words,
 # and returns the answers; the first word is that of a command of the server, or of one of these functions. It works on
 # a full server, which refuses transactions, and is slow with large data: a transaction takes a quarter of the time.
+#
+# - LOOK: what a leaf is: the digest of all shapes where its elements have unequal ones, else its shape; and the rest.
+# - READ, WRITE: pieces of an array: their length, and the offsets of all of them.
+# - PLACE: as WRITE, of pieces that were uploaded ahead, and lie behind one another under a name.
+# - TAKE: take over an upload, and leave an empty one: the same request, sent again as its answer was lost, finds it.
+# - SPLICE: put bytes in the place of others, from the first to the last, of any number.
+# - CHECK: whether a leaf (hash, data) is what it was, and as long; or, without a shape, whether an upload is there.
+#   What fails is written to, so that the transaction behind this, which watches it, is not carried out. A full server
+#   refuses SET. It takes RENAME.
 _SCRIPT = """
 local own = {}
-
--- What a leaf is: the digest of all shapes where its elements have unequal ones, else its shape; and the rest.
 function own.LOOK(hash)
-  local shape, dtype, mark, shapes = unpack(redis.call('HMGET', hash, 'shape', 'dtype', 'is_non_tensor', 'shapes'))
-  return {shapes and redis.sha1hex(shapes) or shape, dtype, mark}
+  local look = redis.call('HMGET', hash, 'shape', 'dtype', 'is_non_tensor', '_form', 'shapes')
+  local shapes = table.remove(look)
+  look[1] = shapes and redis.sha1hex(shapes) or look[1]
+  return look
 end
-
--- Read pieces of an array: their length, and the offsets of all of them.
 function own.READ(name, run, offsets)
   local parts = {}
   for k = 1, #offsets, 8 do
@@ -64,8 +73,6 @@ function own.READ(name, run, offsets)
   end
   return table.concat(parts)
 end
-
--- The same, written.
 function own.WRITE(name, run, offsets, data)
   for k = 1, #offsets, 8 do
     local first, at = struct.unpack('<I8', offsets, k), (k - 1) / 8 * run
@@ -73,13 +80,9 @@ function own.WRITE(name, run, offsets, data)
   end
   return 0
 end
-
--- Write pieces that were uploaded ahead, and lie behind one another under a name.
 function own.PLACE(ahead, name, run, offsets)
   return own.WRITE(name, run, offsets, redis.call('GET', ahead))
 end
-
--- Take over an upload, and leave an empty one: the same request, sent again after its answer was lost, finds that.
 function own.TAKE(ahead, name, time)
   if redis.call('STRLEN', ahead) > 0 then
     redis.call('RENAME', ahead, name)
@@ -88,17 +91,11 @@ function own.TAKE(ahead, name, time)
   end
   return 0
 end
-
--- Put bytes in the place of others, from the first to the last, of any number.
 function own.SPLICE(name, first, last, data)
   local old = redis.call('GET', name) or ''
   local parts = string.sub(old, 1, first) .. data .. string.sub(old, last + 1)
   return redis.call('SET', name, parts, 'KEEPTTL')
 end
-
--- Check that a leaf (hash, data) still is what it was, and as long; or, without a shape, that an upload is still there.
--- What fails is written to, so that the transaction behind this, which watches the first key, is not carried out. A
--- full server refuses SET. It takes RENAME.
 function own.CHECK(stop, hash, data, shape, dtype, size)
   local fits
   if shape == '' then
@@ -117,7 +114,6 @@ function own.CHECK(stop, hash, data, shape, dtype, size)
   end
   return 1
 end
-
 local at, answers = 1, {}
 while at <= #ARGV do
   local last, name = at + tonumber(ARGV[at]), ARGV[at + 1]
@@ -262,11 +258,10 @@ class Request(NamedTuple):
 
     def answered(self, look: Sequence[bytes | None], data: bytes | None) -> Any:
         """What is given for it, of what the server says of the leaf and has answered."""
-        shape, dtype, mark, *rest = look
+        shape, dtype, mark, form = look
         if not self.run:
-            return None if mark is None or data is None else (data, rest[1] or b"")
-        fits = mark is None and shape == self.shape and dtype == self.dtype and not any(rest)
-        return data if fits else None
+            return None if mark is None or data is None else (data, form or b"")
+        return data if mark is None and shape == self.shape and dtype == self.dtype else None
 
 
 # What has to be so for a write: a hash, its data, the shape and dtype of the one, the length of the other; or the name
@@ -325,13 +320,9 @@ class Wire:
             pool = self.client.connection_pool
             connection = pool.get_connection()
             try:
-                answers: list[Any] = (
-                    connection.retry.call_with_retry(
-                        lambda: _exchanged(connection, commands), lambda error: connection.disconnect()
-                    )
-                    if again
-                    else _exchanged(connection, commands)
-                )
+                exchange = functools.partial(_exchanged, connection, commands)
+                retry = connection.retry.call_with_retry
+                answers: list[Any] = retry(exchange, lambda error: connection.disconnect()) if again else exchange()
             except BaseException:
                 # Answers that were not read must not be taken for others.
                 connection.disconnect()
@@ -392,30 +383,20 @@ class Wire:
 
     def _look_up(self, commands: Sequence[Sequence[Word]], requests: Sequence[Request], key: Path = ()) -> list[Any]:
         """The answers to commands that only read, and those to requests, all of one state of the server."""
-        leaves = {request.path: request for request in requests}
-        asked = [*commands, *map(self._look, leaves.values()), *map(self._asking, requests)]
-        own = [command for command in asked if command[0] in _OWN]
-        sent = [command for command in asked if command[0] not in _OWN]
-        if own:
-            sent.append(self.script(own))
+        leaves = list(dict.fromkeys([request.path for request in requests]))
+        asked = [*commands, *(("LOOK", self.meta(path)) for path in leaves), *map(self._asking, requests)]
+        # What may be large goes past the script.
+        large = [command for command in asked if command[0] in ("GET", "GETRANGE")]
+        small = self.script([command for command in asked if command[0] not in ("GET", "GETRANGE")])
         try:
-            plain = self.send([("MULTI",), *sent, ("EXEC",)], [key])[-1]
-            scripted = iter(plain.pop() if own else ())
-            rest = iter(plain)
-            answers = [next(scripted if command[0] in _OWN else rest) for command in asked]
+            scripted, *plain = self.send([("MULTI",), small, *large, ("EXEC",)], [key])[-1]
+            of_script, rest = iter(scripted), iter(plain)
+            answers = [next(rest if command[0] in ("GET", "GETRANGE") else of_script) for command in asked]
         except ServerFullError:
             (answers,) = self.send([self.script(asked)], [key])
         looks = dict(zip(leaves, answers[len(commands) :]))
         found = zip(requests, answers[len(commands) + len(leaves) :], strict=True)
         return answers[: len(commands)] + [request.answered(looks[request.path], answer) for request, answer in found]
-
-    def _look(self, request: Request) -> Sequence[Word]:
-        """The command that asks what a leaf is."""
-        name = self.meta(request.path)
-        if request.shape and request.shape[:1] != b"[":
-            # The digest of unequal shapes.
-            return "LOOK", name
-        return "HMGET", name, "shape", "dtype", "is_non_tensor", "shapes", "_form"
 
     def _asking(self, request: Request) -> Sequence[Word]:
         """The command for the content that a request asks for."""
@@ -498,15 +479,27 @@ def only_frees(commands: Sequence[Sequence[Word]]) -> bool:
 
 
 def _exchanged(connection: Any, commands: Sequence[Sequence[Word]]) -> list[Any]:
-    errors = library().exceptions
-    connection.send_packed_command(connection.pack_commands(commands))
+    # hiredis packs large words slowly, and copies them.
+    packer = library().connection.PythonRespSerializer(_LARGE, connection.encoder.encode)
+    sent: list[Any] = []
+    for is_large, group in itertools.groupby(commands, _is_large):
+        sent += (
+            itertools.chain.from_iterable(packer.pack(*c) for c in group)
+            if is_large
+            else connection.pack_commands(group)
+        )
+    connection.send_packed_command(sent)
     answers: list[Any] = []
     for _ in commands:
         try:
             answers.append(connection.read_response(disable_decoding=True))
-        except errors.ResponseError as error:
+        except library().exceptions.ResponseError as error:
             answers.append(error)
     return answers
+
+
+def _is_large(command: Sequence[Word]) -> bool:
+    return type(command[-1]) is memoryview and len(command[-1]) > _LARGE
 
 
 def _text(raw: bytes) -> str | None:
