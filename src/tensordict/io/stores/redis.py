@@ -36,7 +36,7 @@ from tensordict.io.stores.redis_items import (
     notes_of,
     portions,
 )
-from tensordict.io.stores.redis_wire import FORGOTTEN, LIMIT, Address, Check, Listing, Request, Wire, Word, only_frees
+from tensordict.io.stores.redis_wire import FORGOTTEN, LIMIT, Address, Check, Contents, Request, Wire, Word, only_frees
 from tensordict.io.stores.store import SIZE, Item, Pick, StaleError, Store
 
 
@@ -143,7 +143,7 @@ class Server(Store):
         self._metas: dict[str, Meta] = {}
         self._notes: dict[str, dict[str, Any]] = {}
         # What the server said, as long as that is what is known.
-        self._listing: Listing | None = None
+        self._listing: Contents | None = None
         self._last = 0  # the number of the entry that was made last
         # The parts of the paths below each node, in order, once they were asked for.
         self._tree: dict[str, dict[str, None]] | None = None

@@ -133,15 +133,16 @@ def pieces(shape: Sequence[int], itemsize: int, selection: Selection) -> tuple[t
 
     Example: of the rows 2 and 4 of 3 floats each, `((2, 3), 12, ...)` with the integers 24 and 48 as 64 bits each.
     """
+    if len(selection) == 1 and type(selection[0]) is int:
+        # A row, which most are.
+        run = math.prod(shape[1:]) * itemsize
+        return tuple(shape[1:]), run, (selection[0] * run).to_bytes(8, "little")
     picks = full(selection, len(shape))
     while picks and type(picks[-1]) is slice and picks[-1].indices(size := shape[len(picks) - 1]) == (0, size, 1):
         # The dims at the end that are taken whole belong to each piece.
         picks.pop()
     count = len(picks)
     run = math.prod(shape[count:]) * itemsize
-    if count == 1 and type(picks[0]) is int:
-        # A row, which most are.
-        return tuple(shape[1:]), run, (picks[0] * run).to_bytes(8, "little")
     taken = [
         np.arange(*pick.indices(size)) if type(pick) is slice else np.asarray(pick) for pick, size in zip(picks, shape)
     ]
@@ -190,6 +191,9 @@ def portions(request: Request) -> Iterator[Request]:
                 yield request._replace(run=min(LIMIT, run - at), offsets=(offset + at).to_bytes(8, "little"))
     elif run:
         step = 8 * min(_PIECES, LIMIT // run)
+        if len(offsets) <= step:
+            yield request
+            return
         for start in range(0, len(offsets), step):
             yield request._replace(offsets=offsets[start : start + step])
 

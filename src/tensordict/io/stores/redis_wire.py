@@ -14,8 +14,6 @@ the shapes differ that is `0`, `shapes` has all of them, and `d:PATH:idx` the of
 
 Only this package has `__groups__`, a hash from the paths of nested containers to what is noted of them, in JSON, and
 in the hash of a leaf `_order`, the number that it was made as, and `_form` of a value. The reference passes over them.
-Of a lazy stack, leaves that it could not read are in `__groups__`, with a `_leaf`, and not in `__keys__`: those that
-only some elements have, `null` being the shape of the others, and values, `d:PATH` being the list of them in JSON.
 What is uploaded ahead is under `t:UUID`; `__stop__` is there for a millisecond where a check fails, see `own.CHECK`.
 
 The package redis does all else: connections, their pools, addresses, passwords, encryption, the protocol, trying again.
@@ -269,7 +267,7 @@ class Request(NamedTuple):
 Check = tuple[str, str, bytes, bytes, int]
 
 
-class Listing(NamedTuple):
+class Contents(NamedTuple):
     """What a server says that a container has: its header, the paths of the leaves, what is noted of nested ones."""
 
     header: list[bytes | None]
@@ -366,12 +364,12 @@ class Wire:
 
     # --- reading ------------------------------------------------------------------------------------------------------
 
-    def state(self, requests: Sequence[Request] = ()) -> tuple[Listing, list[Any]]:
+    def state(self, requests: Sequence[Request] = ()) -> tuple[Contents, list[Any]]:
         """What there is, and what `read` gives for the requests."""
         header, paths, groups, *answers = self._look_up(
             [("MGET", *self._names[:-2]), ("SMEMBERS", self._names[-2]), ("HGETALL", self._names[-1])], requests
         )
-        return Listing(header, paths, groups), answers
+        return Contents(header, paths, groups), answers
 
     def metas(self, paths: Sequence[str]) -> list[dict[bytes, bytes]]:
         """The hashes of leaves."""
@@ -483,11 +481,10 @@ def _exchanged(connection: Any, commands: Sequence[Sequence[Word]]) -> list[Any]
     packer = library().connection.PythonRespSerializer(_LARGE, connection.encoder.encode)
     sent: list[Any] = []
     for is_large, group in itertools.groupby(commands, _is_large):
-        sent += (
-            itertools.chain.from_iterable(packer.pack(*c) for c in group)
-            if is_large
-            else connection.pack_commands(group)
-        )
+        if is_large:
+            sent += itertools.chain.from_iterable(itertools.starmap(packer.pack, group))
+        else:
+            sent += connection.pack_commands(group)
     connection.send_packed_command(sent)
     answers: list[Any] = []
     for _ in commands:
