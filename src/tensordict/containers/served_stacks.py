@@ -199,8 +199,8 @@ class LazyStackedTensorDictStore(LazyStackedTensorDict):
       carries out whole or not at all. An element may be given an entry of another shape than before; other
       elements keep theirs, and processes that write other elements lose nothing. Of two processes that change
       shapes in one entry at the same time, the one that comes second gets an error and has written nothing.
-    - An entry is in all elements, as tensors of one dtype or as containers; anything else is an error that names it. Lazy
-      stacks nested in elements are stored as the dense containers that they stand for.
+    - An entry is in all elements, as tensors of one dtype or as containers; anything else is an error that names it.
+      Lazy stacks nested in elements are stored as the dense containers that they stand for.
     - The number of elements is fixed. :meth:`select` and :meth:`exclude` ask element by element: that of
       `store.to_local()` is faster.
 
