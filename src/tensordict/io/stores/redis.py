@@ -1,8 +1,8 @@
 """Containers on a Redis server, or another one of its protocol, as stores; the layout is in `redis_wire.py`.
 
 What is known of the leaves (paths, shapes, dtypes) is kept. Each request for elements asks whether that is still so,
-and those of whole containers whether the names are: a seal stands for all of it. All that one call writes goes in one
-request, which the server carries out whole or not at all; what is larger than a request goes ahead under another name.
+and those of whole containers for the names. All that one call writes goes in one request, which the server carries out
+whole or not at all; what is larger than a request goes ahead under another name.
 """
 
 from __future__ import annotations
@@ -13,30 +13,114 @@ import itertools
 import json
 import threading
 import time
+import uuid
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 from urllib.parse import unquote
 
+import numpy as np
 import torch
 
 from tensordict.core.exceptions import SaveError
+from tensordict.core.json_text import parse_json
 from tensordict.core.keys import Path, entry_of, joined
 from tensordict.core.locks import Lock
-from tensordict.io.stores.array_store import Item, Pick, StaleError, Store
-from tensordict.io.stores.redis_items import WireArray, WireGroup, WireText, addresses
-from tensordict.io.stores.redis_layout import (
-    Ahead,
+from tensordict.io import checks
+from tensordict.io.stores.array_store import SIZE, Item, Pick, StaleError, Store
+from tensordict.io.stores.entries import CLASS
+from tensordict.io.stores.redis_items import (
     Meta,
-    Scope,
+    WireArray,
+    WireGroup,
+    addresses,
     decoded,
-    is_one,
     notes_of,
     portions,
-    raw_of,
-    request_of,
 )
-from tensordict.io.stores.redis_wire import LIMIT, Address, Request, State, Wire, only_frees
-from tensordict.memory.stored_tensors import Selection
+from tensordict.io.stores.redis_wire import FORGOTTEN, LIMIT, Address, Check, Contents, Request, Wire, Word, only_frees
+
+
+class Scope:
+    """What is done together: names that were read once, what is read ahead, what will be written.
+
+    is_listed: whether the names were read.
+    wanted: what will be read; `ready` what was read of it, which is given once.
+    checks, commands: what `Wire.write` takes, with the paths and keys; `size` says how many bytes they are, `written`
+        where in the leaves they write, from one byte up to another.
+    adds: whether leaves are added or deleted; `once` whether nothing may be sent twice.
+    touched: the paths of what is written, each once, in order; errors name them.
+    uploads: the names that something was uploaded under ahead.
+    undos: the functions that `Store.undo_on_failure` was given.
+    given: of lazy stacks, what elements were given at a path, by their numbers; it is written as one at the end.
+    noted: the same, of what is noted of nested containers.
+    """
+
+    def __init__(self) -> None:
+        self.is_listed = False
+        self.wanted: dict[Request, None] = {}
+        self.ready: dict[Request, Any] = {}
+        self.given: dict[str, dict[int, Any]] = {}
+        self.noted: dict[str, dict[int, dict[str, Any]]] = {}
+        self.uploads: list[str] = []
+        self.undos: list[Callable[[], None]] = []
+        self.begin()
+
+    def begin(self) -> None:
+        self.checks: dict[str, tuple[Check, str, Path]] = {}
+        self.commands: list[Sequence[Word]] = []
+        self.written: dict[str, tuple[int, int]] = {}
+        self.touched: dict[str, None] = {}
+        self.size = 0
+        self.adds = self.once = False
+
+    def command(self, *words: Word) -> None:
+        self.commands.append(words)
+
+    def check(self, path: str, key: Path, check: Check) -> None:
+        """Have nothing be written unless this is so, which is told once."""
+        self.touch(path)
+        self.checks.setdefault(check[0], (check, path, key))
+
+    def touch(self, path: str) -> None:
+        """Note that something is written at a path, which is empty for the container itself."""
+        if path:
+            self.touched[path] = None
+
+    def note_written(self, request: Request) -> None:
+        """Know that what the request asks for will be written."""
+        start, stop = _span(request)
+        first, last = self.written.get(request.path, (start, stop))
+        self.written[request.path] = min(first, start), max(last, stop)
+
+    def writes(self, request: Request) -> bool:
+        """Whether what the request asks for may be among what will be written."""
+        if self.adds or not request.run:
+            path = request.path
+            while path and path not in self.touched:
+                path = path.rpartition(".")[0]
+            return bool(path)
+        first, last = self.written.get(request.path, (0, 0))
+        start, stop = _span(request)
+        return start < last and first < stop
+
+    def portion(self, first: Request | None = None) -> list[Request]:
+        """What is read next: this and others that are wanted, as much as one answer should carry."""
+        found: list[Request] = []
+        size = 0
+        for request in [*filter(None, [first]), *(request for request in self.wanted if request != first)]:
+            size += request.nbytes
+            if size > LIMIT and found:
+                break
+            found.append(request)
+        for request in found:
+            del self.wanted[request]
+        return found
+
+
+def _span(request: Request) -> tuple[int, int]:
+    """The first byte of what is asked for, and the one behind the last."""
+    offsets = np.frombuffer(request.offsets, "<u8")
+    return int(offsets.min()), int(offsets.max()) + request.run
 
 
 class Server(Store):
@@ -46,24 +130,25 @@ class Server(Store):
     kind = "container"
     a_kind = "a container on a Redis server"
     rewrites = False
-    _wire = Wire
+    # Where the batch size is, and whether what was read ahead is asked for once.
+    size_name = "__batch_size__"
+    gives_once = True
 
     def __init__(self, address: Address) -> None:
         super().__init__(str(address), "r+")
         self.address = address
-        self.wire: Wire = self._wire(address)
+        self.wire = Wire(address)
         self.header: dict[str, bytes] = {}
-        # As it was noted here, for the case that the server has forgotten it.
-        self._own_header: dict[str, bytes] = {}
         self._open = True
         self._metas: dict[str, Meta] = {}
         self._notes: dict[str, dict[str, Any]] = {}
-        # What the server said, for requests for the same leaves, as long as that is what is known.
-        self._states: dict[tuple[str, ...], State] = {}
+        # What the server said, as long as that is what is known.
+        self._listing: Contents | None = None
         self._last = 0  # the number of the entry that was made last
+        # The parts of the paths below each node, in order, once they were asked for.
+        self._tree: dict[str, dict[str, None]] | None = None
         # Threads share what is known: each change of it is one step, and counted.
         self._knowing, self._changes = Lock(), 0
-        self._look()
         self._root = WireGroup(self, (), "", next(addresses))
         self._local = threading.local()
         self._renewed = 0.0
@@ -122,7 +207,6 @@ class Server(Store):
         self.check_writable()
         self.wire.clear()
         self.forget()
-        self.header = {}
 
     def flush(self) -> None:
         """Nothing: what was written is on the server."""
@@ -160,75 +244,48 @@ class Server(Store):
         """Whether it is a lazy stack."""
         return self.header.get("__type__") == b"lazy_stack"
 
-    def sync(self, requests: Sequence[Request] = ()) -> tuple[set[str], list[Any]]:
-        """The paths of the leaves that there are now, and the answers to requests; what is known is made of that."""
+    def sync(self, requests: Sequence[Request] = ()) -> list[Any]:
+        """The answers to requests; what is known is made of what there is now."""
         self.check()
-        asked = tuple([request.path for request in requests])
         while True:
             with self._knowing.held:
                 changes = self._changes
-                last = self._states.get(asked) if self.address.cached else None
-            state, answers = self.wire.state(requests, last)
-            if state is last:
-                return state.paths, answers
-            known = self._metas.copy() if self.address.cached else {}
-            changed = {path for path, answer in zip(asked, answers, strict=True) if answer is None}
-            metas = {path: meta for path, meta in known.items() if path in state.paths and path not in changed}
-            new = [path for path in state.paths if path not in metas]
+            listing, answers = self.wire.state(requests)
+            changed = {request.path for request, answer in zip(requests, answers, strict=True) if answer is None}
+            with self._knowing.held:
+                if listing == self._listing and not changed and self.address.cached:
+                    return answers
+                known = self._metas.copy() if self.address.cached else {}
+            header, paths, groups = listing.parsed()
+            metas = {path: meta for path, meta in known.items() if path in paths and path not in changed}
+            new = [path for path in paths if path not in metas]
             # One that is deleted meanwhile has no fields.
-            found = [(path, Meta(fields)) for path, fields in zip(new, self.wire.metas(new) if new else ()) if fields]
-            metas.update(found)
+            metas.update(
+                (path, Meta(fields)) for path, fields in zip(new, self.wire.metas(new) if new else ()) if fields
+            )
             with self._knowing.held:
                 # What another thread did meanwhile may be newer than what was found.
                 if self._changes != changes:
                     continue
-                self._changes += 1
-                self.header = dict(state.header)
-                self._own_header.update(state.header)
-                notes = {path: notes_of(raw) for path, raw in state.groups.items()}
-                is_new = bool(new) or metas.keys() != self._metas.keys() or notes.keys() != self._notes.keys()
-                self._metas, self._notes = metas, notes
-                if is_new:
-                    self._look()
-                    self._states.clear()
-                if not changed and len(found) == len(new):
-                    self._states[asked] = state
-            return state.paths, answers
+                self._changed()
+                # A server that has lost all is told the header again.
+                self.header, self._metas = header or self.header, metas
+                self._notes = {path: notes_of(raw) for path, raw in groups.items()}
+                # Never less than before: an entry that was dropped may come back under its number.
+                self._last = max(self._last, *(self.order(path) or 0 for path in (*metas, *groups)), 0)
+                self._listing = listing if len(metas) == len(paths) else None
+            return answers
 
-    def _look(self) -> None:
-        """Have what is known of the paths say which nodes there are."""
-        # The parts below each node, and in order for those that were asked for.
-        self._sorted: dict[str, list[str]] = {}
-        self._children: dict[str, set[str]] = {"": set()}
-        # Never less than before: an entry that was dropped may come back under its number.
-        self._last = max([self._last, *filter(None, map(self.order, itertools.chain(self._metas, self._notes)))])
-        for path in self._metas:
-            self._link(path)
-        for path in filter(None, self._notes):
-            self._look_at(path)
-
-    def _look_at(self, path: str) -> None:
-        """Have a nested container be known, though there may be nothing in it."""
-        if path not in self._children:
-            self._link(path)
-            self._children[path] = set()
-        self._sorted.clear()
-
-    def _link(self, path: str) -> None:
-        parent, _, part = path.rpartition(".")
-        if parent not in self._children:
-            self._link(parent)
-            self._children[parent] = set()
-        self._children[parent].add(part)
-        self._sorted.clear()
+    def _changed(self) -> None:
+        """Note that what is known changes."""
+        self._changes += 1
+        self._listing = self._tree = None
 
     def forget(self) -> None:
         """Ask anew for all that is known, as a write may have come through or not."""
         with self._knowing.held:
-            self._changes += 1
-            self._metas, self._notes, self._children = {}, {}, {"": set()}
-            self._states.clear()
-            self._sorted.clear()
+            self._changed()
+            self._metas, self._notes = {}, {}
 
     def known(self, path: str) -> Meta | None:
         """What is known of a leaf; `None` when there is none. Raises `KeyError` for what is not even a node."""
@@ -239,12 +296,16 @@ class Server(Store):
             with self._knowing.held:
                 if path in self._metas:
                     return self._metas[path]
-                if path in self._children:
+                if self.is_node(path):
                     return None
             if asked or (scope is not None and scope.is_listed):
                 break
             self._listed()
         raise KeyError(decoded(path.rpartition(".")[2]))
+
+    def is_node(self, path: str) -> bool:
+        """Whether a nested container is known at a path."""
+        return path in self._notes or any(other.startswith(path + ".") for other in self._metas)
 
     def _listed(self) -> None:
         """Ask which leaves there are, in a scope only once."""
@@ -260,12 +321,14 @@ class Server(Store):
         """The parts of the paths below a node, as the server has them now."""
         self._listed()
         with self._knowing.held:
-            found = self._sorted.get(path)
-            if found is None:
-                start = f"{path}." if path else ""
-                found = sorted(self._children.get(path, ()), key=lambda part: self._rank(start + part))
-                self._sorted[path] = found
-            return found
+            if self._tree is None:
+                self._tree = {}
+                for other in sorted({*self._metas, *self._notes}, key=self._rank):
+                    while other:
+                        outer, _, part = other.rpartition(".")
+                        self._tree.setdefault(outer, {})[part] = None
+                        other = outer
+            return list(self._tree.get(path, ()))
 
     def _rank(self, path: str) -> tuple[bool, int, str]:
         """What the entries of one level are sorted by: as they were made, then those of others by their names."""
@@ -285,8 +348,13 @@ class Server(Store):
         return self._last
 
     def noted(self, path: str) -> dict[str, Any]:
-        """What is noted of a nested container."""
-        return self._notes.get(path, {})
+        """What is noted of a nested container, or of the outermost."""
+        notes = self._notes.get(path, {})
+        if path:
+            return notes
+        size, name = self.header.get(self.size_name), self.header.get("__tensorclass__")
+        sizes = None if size is None else list(checks.sizes(parse_json(size), "its batch size"))
+        return {**notes, SIZE: sizes, CLASS: None if name is None else name.decode()}
 
     def below(self, path: str) -> list[str]:
         """The paths of the leaves at and below a path, in order."""
@@ -321,7 +389,7 @@ class Server(Store):
             for undo in reversed(scope.undos):
                 undo()
             if scope.uploads and not isinstance(error, ConnectionError):
-                self.wire.discard([*scope.uploads])
+                self.wire.send([("DEL", *scope.uploads)])
             raise
         finally:
             self._local.scope = None
@@ -330,52 +398,35 @@ class Server(Store):
         """Read the names and the first of what will be read; values alone are read when the first is asked for."""
         if not self.address.cached or not self._metas:
             self._listed()
+        scope.wanted = dict.fromkeys(self._requests(items, pick))
+        if any(request.run for request in scope.wanted):
+            self._read_portion(scope)
+
+    def _requests(self, items: Iterable[Item], pick: Pick) -> Iterator[Request]:
+        """The requests for what `pick` says of the leaves at and below items; those who come to a broken leaf tell."""
         paths = [path for item in items if isinstance(item, (WireGroup, WireArray)) for path in self.below(item.place)]
         for path in paths:
             meta = self._metas.get(path)
-            if meta is None:
-                continue
-            if meta.is_value:
-                scope.wanted[path] = Ahead(meta, (), Request(path), ())
-                continue
-            with contextlib.suppress(ValueError, IndexError, SaveError):  # told by those who come to that leaf
-                selection = pick(meta.parsed().shape or ())
-                if selection is not None:
-                    request, shape = request_of(path, meta, selection)
-                    if request.run and is_one(request):
-                        scope.wanted[path] = Ahead(meta, selection, request, shape)
-        if any(ahead.request.run for ahead in scope.wanted.values()):
-            self._read_portion(scope)
+            if meta is not None and meta.is_value:
+                yield Request(path)
+            elif meta is not None:
+                with contextlib.suppress(ValueError, IndexError, SaveError):
+                    selection = pick(meta.parsed().shape or ())
+                    if selection is not None:
+                        yield from WireArray(self, (), path, meta).requests(selection)[1]
 
-    def _read_portion(self, scope: Scope, path: str | None = None, key: Path = ()) -> None:
-        """Read what is wanted, of a leaf first, as much as one answer should carry; and the names, when it is time."""
-        aheads = scope.portion(path)
-        requests = [ahead.request for ahead in aheads]
+    def _read_portion(self, scope: Scope, first: Request | None = None, key: Path = ()) -> None:
+        """Read what is wanted, one first, as much as one answer should carry; and the names, when it is time."""
+        requests = scope.portion(first)
         if scope.is_listed:
             answers = self.wire.read(requests, key)
         else:
             scope.is_listed = True
-            answers = self.sync(requests)[1]
-        for ahead, answer in zip(aheads, answers, strict=True):
-            ahead.answer = answer
-            scope.ready[ahead.request.path] = ahead
-
-    def ahead(self, path: str, meta: Meta | None, selection: Selection, key: Path) -> Ahead | None:
-        """What was read ahead of a leaf, when it is just this selection; it is given once."""
-        scope = self.scope
-        found = None if scope is None else scope.ready.get(path) or scope.wanted.get(path)
-        if scope is None or found is None or scope.writes(found.request):
-            return None
-        if not (found.is_of(meta, selection) if meta is not None else not found.request.run):
-            return None
-        self.check()
-        if path in scope.wanted:
-            self._read_portion(scope, path, key)
-        del scope.ready[path]
-        return found
+            answers = self.sync(requests)
+        scope.ready.update(zip(requests, answers, strict=True))
 
     def fetch(self, request: Request, key: Path) -> Any:
-        """The answer to a request.
+        """The answer to a request, which may have been read ahead.
 
         Raises:
             StaleError: the leaf is no longer there, or has another shape or dtype.
@@ -384,24 +435,24 @@ class Server(Store):
         scope = self.scope
         if scope is not None and scope.writes(request):
             self.send(scope)
-        (answer,) = self.wire.read([request], key)
-        return self.answered(request, answer, key)
-
-    def answered(self, request: Request, answer: Any, key: Path) -> Any:
-        """An answer; a `StaleError` when there is none."""
+        elif scope is not None and request in scope.wanted:
+            self._read_portion(scope, request, key)
+        if scope is not None and request in scope.ready:
+            answer = scope.ready.pop(request) if self.gives_once else scope.ready[request]
+        else:
+            (answer,) = self.wire.read([request], key)
         if answer is None:
             raise self._stale(request.path, key)
         return answer
 
     def _stale(self, path: str, key: Path) -> StaleError:
         with self._knowing.held:
-            self._changes += 1
+            self._changed()
             self._metas.pop(path, None)
-            self._states.clear()
-        paths, _ = self.sync()
+        self.sync()
         what = (
             "has another shape or dtype by now"
-            if path in paths
+            if path in self._metas
             else ("is no longer there: it was deleted, it expired, or the server was started anew without what it held")
         )
         return StaleError(f"entry {joined(key)!r} of the {self.kind} {self.name!r} {what}; nothing was written to it")
@@ -410,30 +461,28 @@ class Server(Store):
 
     def send(self, scope: Scope) -> None:
         """Send what was written so far."""
-        checks, commands, checked_, adds = list(scope.checks.values()), scope.commands, scope.checked, scope.adds
+        checks, commands, adds, again = list(scope.checks.values()), scope.commands, scope.adds, not scope.once
         keys = list(map(self.key_of, scope.touched))
         scope.begin()
         scope.ready.clear()
         if adds:
             scope.is_listed = False
             if not only_frees(commands):
-                commands += [("SETNX", self.wire.base + name, value) for name, value in self._own_header.items()]
+                commands += [("SETNX", self.wire.base + name, value) for name, value in self.header.items()]
         try:
-            failed = self.wire.write(checks, commands, keys)
+            failed = self.wire.write([check for check, _, _ in checks], commands, keys, again)
         except BaseException:
             self.forget()
             raise
         if not failed:
             if scope.uploads:
-                self.wire.discard([*scope.uploads])
+                self.wire.send([("DEL", *scope.uploads)])
                 scope.uploads.clear()
             self._renew(adds)
             return
         self.forget()
-        path, key = checked_[failed - 1]
-        if checks[failed - 1][2]:
-            raise self._stale(path, key)
-        raise self.wire.lost_upload(key)
+        check, path, key = checks[failed - 1]
+        raise self._stale(path, key) if check[2] else self.wire.lost_upload(key)
 
     def _renew(self, always: bool) -> None:
         ttl = self.address.ttl
@@ -444,82 +493,74 @@ class Server(Store):
             self.wire.renew()
             self._renewed = now
 
-    def upload(self, name: str, offset: int, data: memoryview, key: Path) -> str:
-        """Upload bytes ahead, under this name or, without one, under a new one, which is returned.
-
-        They are deleted when the scope fails.
-        """
-        scope, name = self.scope, name or self.wire.ahead()
+    def upload(self, path: str, data: memoryview, key: Path) -> str:
+        """Upload bytes of a leaf ahead, under a new name, which is returned; they are deleted when the scope fails."""
+        scope, name = self.scope, f"{self.wire.base}t:{uuid.uuid4()}"
         assert scope is not None
-        held = scope.uploads.setdefault(name, 0)
-        self.wire.upload(name, offset, data, key, held)
-        scope.uploads[name] = max(held, offset + len(data))
+        scope.uploads.append(name)
+        self.wire.upload(name, data, key)
+        # It stays until the answer has come, so that the write may be sent again.
+        scope.check(path, key, (name, self.wire.data(path), b"", b"", 0))
         return name
 
     def write_pieces(self, array: WireArray, run: int, offsets: bytes, data: memoryview) -> None:
         """Write pieces of an array, each of `run` bytes; what is more than one request carries is uploaded ahead."""
-        path, meta, wire = array.place, array.meta, self.wire
-        name = wire.data(path)
-        check = (wire.meta(path), name, meta.shape_text, meta.dtype_text, meta.nbytes)
+        path, meta = array.place, array.meta
+        name, at = self.wire.data(path), 0
         with self.together():
             scope = self.scope
             assert scope is not None
-            if scope.adds and path in scope.touched:
-                # The check is made before anything of the transaction is carried out.
-                self.send(scope)
-            scope.check(path, array.key, check)
-            at = 0
+            if not (scope.adds and path in scope.touched):
+                check = (self.wire.meta(path), name, meta.shape_text, meta.dtype_text, meta.nbytes)
+                scope.check(path, array.key, check)
             for part in portions(Request(path, run=run, offsets=offsets)):
                 piece = data[at : at + part.nbytes]
                 at += part.nbytes
-                if scope.size + len(piece) > LIMIT:
-                    ahead = self.upload("", 0, piece, array.key)
-                    # It stays until the answer has come, so that the write may be sent again.
-                    scope.check(path, array.key, (ahead, name, b"", b"", 0))
-                    scope.commands.append(wire.place(ahead, name, part.run, part.offsets))
-                else:
-                    scope.commands.append(wire.put(name, part.run, part.offsets, piece))
-                    scope.size += len(piece)
                 scope.note_written(part)
+                if scope.size + len(piece) > LIMIT:
+                    scope.command("PLACE", self.upload(path, piece, array.key), name, part.run, part.offsets)
+                    continue
+                scope.size += len(piece)
+                if len(part.offsets) == 8:
+                    scope.command("SETRANGE", name, int.from_bytes(part.offsets, "little"), piece)
+                else:
+                    scope.command("WRITE", name, part.run, part.offsets, piece)
 
     def set_header(self, name: str, value: bytes | None) -> None:
         """Note something of the container as a whole; `None` takes it away."""
         if self.header.get(name) == value:
             return
-        with self._knowing.held:
-            self._changes += 1
-            self._states.clear()
         with self.together():
             assert self.scope is not None
-            self.undo_on_failure(functools.partial(self._restore_header, self.header.copy(), self._own_header.copy()))
-            if value is None:
+            self.undo_on_failure(functools.partial(setattr, self, "header", self.header.copy()))
+            with self._knowing.held:
+                self._changed()
                 self.header.pop(name, None)
-                self._own_header.pop(name, None)
-                self.scope.command("DEL", self.wire.base + name)
-            else:
-                self.header[name] = self._own_header[name] = value
-                self.scope.command("SET", self.wire.base + name, value)
-
-    def _restore_header(self, header: dict[str, bytes], own: dict[str, bytes]) -> None:
-        """Restore the header that is known, and the one for a server that has lost its own."""
-        self.header, self._own_header = header, own
+                if value is not None:
+                    self.header[name] = value
+            name = self.wire.base + name
+            self.scope.commands.append(("DEL", name) if value is None else ("SET", name, value))
 
     def undo_on_failure(self, undo: Callable[[], None]) -> None:
         if self.scope is not None:
             self.scope.undos.append(undo)
 
     def note(self, path: str, notes: Mapping[str, Any]) -> None:
-        """Have the server keep what is noted of a nested container."""
+        """Have the server keep what is noted of a nested container, or of the outermost."""
         kept = {name: value for name, value in notes.items() if value is not None}
-        if path:
-            kept.setdefault("_order", self._next())
-        with self._knowing.held:
-            self._changes += 1
-            self._notes[path] = kept
-            self._states.clear()
-            self._look_at(path)
         with self.together():
             assert self.scope is not None
+            if path:
+                kept.setdefault("_order", self._next())
+            else:
+                size, name = kept.pop(SIZE, None), kept.pop(CLASS, None)
+                self.set_header(self.size_name, None if size is None else json.dumps(size).encode())
+                self.set_header("__tensorclass__", None if name is None else name.encode())
+                if kept == self._notes.get(path, {}):
+                    return
+            with self._knowing.held:
+                self._changed()
+                self._notes[path] = kept
             self.scope.touch(path)
             self.scope.command("HSET", self.wire.base + "__groups__", path, json.dumps(kept))
 
@@ -532,33 +573,35 @@ class Server(Store):
             scope.adds = True
             scope.touch(path)
             with self._knowing.held:
-                self._changes += 1
-                self._states.clear()
+                self._changed()
                 for leaf in self.below(path):
                     scope.command("SREM", wire.base + "__keys__", leaf)
-                    for name in (wire.meta(leaf), wire.data(leaf), wire.data(leaf) + ":idx"):
-                        scope.command("DEL", name)
+                    scope.command("DEL", wire.meta(leaf), wire.data(leaf), wire.data(leaf) + ":idx")
                     del self._metas[leaf]
                 for node in [node for node in self._notes if node == path or node.startswith(path + ".")]:
                     scope.command("HDEL", wire.base + "__groups__", node)
                     del self._notes[node]
-                self._look()
 
-    def add(self, path: str, fields: Mapping[str, Any], item: WireArray | WireText, order: int | None = None) -> None:
-        """Add a leaf: its hash, and its data, which are uploaded ahead where they are large; `order` as before."""
-        wire = self.wire
-        scope = self.scope
+    def add(self, path: str, fields: Mapping[str, Any], data: Any, order: int | None = None) -> None:
+        """Add a leaf: its hash, and its bytes, `None` for zeros; `order` as before."""
+        wire, scope, name = self.wire, self.scope, self.wire.data(path)
         assert scope is not None
         scope.adds = True
         scope.touch(path)
         fields = {**fields, "_order": self._next() if order is None else order}
-        data = wire.data(path)
-        item.store_data(scope, path, data)
+        meta = Meta({field.encode(): str(value).encode() for field, value in fields.items()})
+        if data is None:
+            size = meta.parsed().nbytes
+            scope.command("DEL", name)
+            scope.commands.append(("SETRANGE", name, size - 1, b"\0") if size else ("SET", name, b""))
+        elif scope.size + len(data) <= LIMIT:
+            scope.command("SET", name, data)
+            scope.size += len(data)
+        else:
+            scope.command("TAKE", self.upload(path, data, self.key_of(path)), name, FORGOTTEN)
         scope.command("DEL", wire.meta(path))
         scope.command("HSET", wire.meta(path), *itertools.chain.from_iterable(fields.items()))
         scope.command("SADD", wire.base + "__keys__", path)
         with self._knowing.held:
-            self._changes += 1
-            self._states.clear()
-            self._metas[path] = Meta({name.encode(): raw_of(value) for name, value in fields.items()})
-            self._link(path)
+            self._changed()
+            self._metas[path] = meta

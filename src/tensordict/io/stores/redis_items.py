@@ -1,14 +1,17 @@
-"""What is in a container on a Redis server, as items of a store: tensors, values, nested containers."""
+"""What is in a container on a Redis server: the layout of names, shapes and bytes, and the items of a store."""
 
 from __future__ import annotations
 
+import functools
+import hashlib
 import itertools
 import json
+import math
 import struct
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
 import numpy as np
 import torch
@@ -19,25 +22,187 @@ from tensordict.core.keys import Path, entry_of, joined
 from tensordict.io import checks
 from tensordict.io.specification import VALUES
 from tensordict.io.stores.array_store import SIZE, ArrayItem, Group, Item, Other, Text, decode_names
-from tensordict.io.stores.entries import CLASS, KIND, TEXT
-from tensordict.io.stores.redis_layout import (
-    Meta,
-    Scope,
-    bytes_of,
-    decoded,
-    encoded,
-    is_one,
-    noted_in,
-    notes_of,
-    pieces,
-    portions,
-    request_for,
-)
+from tensordict.io.stores.entries import KIND, TEXT
 from tensordict.io.stores.redis_wire import LIMIT, Request
-from tensordict.memory.stored_tensors import Selection, Values
+from tensordict.memory.stored_tensors import Selection, Values, as_array, stored_dtype
 
 if TYPE_CHECKING:
     from tensordict.io.stores.redis import Server
+
+# What the parts of paths begin with that the layout cannot hold as they are; the rest is percent-encoded.
+_ENCODED = "_%"
+# Pieces of an array that one request asks for at most, so that the server answers others in between.
+_PIECES = 1 << 14
+_DTYPES = {str(found): found for found in vars(torch).values() if isinstance(found, torch.dtype)}
+
+
+@functools.lru_cache(1 << 12)
+def encoded(name: str) -> str:
+    """A name as a part of a path."""
+    try:
+        name.encode()
+    except UnicodeEncodeError as error:
+        raise SaveError(f"entry {name!r}: this name has no UTF-8 form and cannot be held by a server") from error
+    if not name or "." in name or name.startswith(_ENCODED) or name.endswith(":idx"):
+        return _ENCODED + quote(name, safe="").replace(".", "%2E")
+    return name
+
+
+def decoded(part: str) -> str:
+    return unquote(part[len(_ENCODED) :]) if part.startswith(_ENCODED) else part
+
+
+class Meta:
+    """What the server says of a leaf: the texts, and what they mean.
+
+    Of a leaf of a lazy stack whose elements differ in shape, `shapes` has all of them, `starts` where in bytes each
+    element begins, and the end; `shape_text` is the digest of the text that says so.
+    """
+
+    __slots__ = ("dtype", "dtype_text", "fields", "is_value", "order", "shape", "shape_text", "shapes", "starts")
+
+    def __init__(self, fields: Mapping[bytes, bytes]) -> None:
+        self.fields = fields
+        self.shape_text = fields.get(b"shape", b"")
+        self.shapes: list[tuple[int, ...]] | None = None
+        self.starts: list[int] = []
+        if b"shapes" in fields:
+            self.shape_text = hashlib.sha1(fields[b"shapes"], usedforsecurity=False).hexdigest().encode()
+        self.dtype_text = fields.get(b"dtype", b"")
+        order = fields.get(b"_order", b"")
+        self.order = int(order) if order.isdigit() and len(order) < 20 else None
+        self.is_value = b"is_non_tensor" in fields
+        self.shape: tuple[int, ...] | None = None
+        self.dtype: torch.dtype | None = None
+
+    @classmethod
+    def of(cls, shape: Sequence[int], dtype: torch.dtype) -> Meta:
+        return cls({b"shape": json.dumps(list(shape)).encode(), b"dtype": str(dtype).encode()}).parsed()
+
+    def parsed(self) -> Meta:
+        """Itself, with its shape and dtype; a `ValueError` when the texts are none."""
+        if self.shape is None:
+            dtype = _DTYPES.get(self.dtype_text.decode())
+            if dtype is None:
+                raise ValueError(f"{self.dtype_text!r:.80} is no dtype")
+            stored_dtype(dtype)
+            if b"shapes" in self.fields:
+                self._parse_shapes(dtype)
+            self.shape, self.dtype = checks.shape(parse_json(self.fields.get(b"shape", b""))), dtype
+        return self
+
+    def _parse_shapes(self, dtype: torch.dtype) -> None:
+        shapes = parse_json(self.fields[b"shapes"])
+        if type(shapes) is not list:
+            raise ValueError(f"its shapes {shapes!r:.80} are no list of shapes")
+        self.shapes = list(map(checks.shape, shapes))
+        self.starts = [0, *itertools.accumulate(math.prod(shape) * dtype.itemsize for shape in self.shapes)]
+
+    def shape_at(self, at: int) -> tuple[int, ...]:
+        """The shape of an element of a lazy stack."""
+        assert self.shape is not None
+        return self.shape[1:] if self.shapes is None else self.shapes[at]
+
+    def part(self, at: int) -> tuple[int, int]:
+        """The bytes that an element of a lazy stack begins and ends at."""
+        assert self.shape is not None and self.dtype is not None
+        if self.shapes is not None:
+            return self.starts[at], self.starts[at + 1]
+        size = math.prod(self.shape[1:]) * self.dtype.itemsize
+        return at * size, (at + 1) * size
+
+    @property
+    def nbytes(self) -> int:
+        assert self.shape is not None and self.dtype is not None
+        return math.prod(self.shape) * self.dtype.itemsize if self.shapes is None else self.starts[-1]
+
+
+def notes_of(raw: bytes) -> dict[str, Any]:
+    try:
+        found = parse_json(raw)
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+# --- what is selected -------------------------------------------------------------------------------------------------
+
+
+def pieces(shape: Sequence[int], itemsize: int, selection: Selection) -> tuple[tuple[int, ...], int, bytes]:
+    """The shape of what is selected of an array in C order, the length in bytes of its pieces, and their offsets.
+
+    Example: of the rows 2 and 4 of 3 floats each, `((2, 3), 12, ...)` with the integers 24 and 48 as 64 bits each.
+    """
+    picks = full(selection, len(shape))
+    while picks and type(pick := picks[-1]) is slice and pick.indices(size := shape[len(picks) - 1]) == (0, size, 1):
+        # The dims at the end that are taken whole belong to each piece.
+        picks.pop()
+    count = len(picks)
+    rest = tuple(shape[count:])
+    run = math.prod(rest) * itemsize
+    if count == 1 and isinstance(picks[0], slice):
+        # Rows behind one another are one piece, and most selections are just these; the rest would take 20 us.
+        start, stop, step = picks[0].indices(shape[0])
+        if step == 1 and start < stop:
+            return (stop - start, *rest), (stop - start) * run, (start * run).to_bytes(8, "little")
+    elif count == 1 and type(picks[0]) is int:
+        return rest, run, (picks[0] * run).to_bytes(8, "little")
+    taken = [
+        np.arange(*pick.indices(size)) if type(pick) is slice else np.asarray(pick) for pick, size in zip(picks, shape)
+    ]
+    picked = (*[len(pick) for pick in taken if pick.ndim], *rest)
+    strides = [run * math.prod(shape[at + 1 : count]) for at in range(count)]
+    if taken and type(picks[-1]) is slice and picks[-1].step in (None, 1):
+        run *= len(taken[-1])
+        taken[-1] = taken[-1][:1]
+    offsets = np.zeros(1, dtype=np.int64)
+    for pick, stride in zip(taken, strides):
+        offsets = np.add.outer(offsets, pick * stride).reshape(-1)
+    return picked, run, offsets.astype("<u8").tobytes()
+
+
+def bytes_of(values: Values) -> memoryview:
+    """The bytes of an array in C order, without a copy."""
+    flat: Any = values.reshape(-1).view(np.uint8)
+    return memoryview(flat)
+
+
+def full(selection: Selection, ndim: int) -> list[Any]:
+    """A selection with a pick for each dim."""
+    picks = list(selection)
+    at = next((at for at, pick in enumerate(picks) if pick is Ellipsis), len(picks))
+    missing = ndim - len(picks) + (at < len(picks))
+    return [*picks[:at], *[slice(None)] * missing, *picks[at + 1 :]]
+
+
+def noted_in(notes: Mapping[str, Any], name: str, default: Any = None) -> Any:
+    """What is noted under a name, known to be a text or integers; a `ValueError` when it is neither."""
+    value = notes.get(name, default)
+    if type(value) is int:
+        return [value]
+    if value is None or type(value) is str or (type(value) is list and all(type(item) is int for item in value)):
+        return value
+    raise ValueError(f"what is noted as {name!r} is no text and no row of integers")
+
+
+def portions(request: Request) -> Iterator[Request]:
+    """A request as several, none of which has too large an answer, or takes the server too long."""
+    run, offsets = request.run, request.offsets
+    if run > LIMIT:
+        for (offset,) in struct.iter_unpack("<Q", offsets):
+            for at in range(0, run, LIMIT):
+                yield request._replace(run=min(LIMIT, run - at), offsets=(offset + at).to_bytes(8, "little"))
+    elif run:
+        step = 8 * min(_PIECES, LIMIT // run)
+        if len(offsets) <= step:
+            yield request
+            return
+        for start in range(0, len(offsets), step):
+            yield request._replace(offsets=offsets[start : start + step])
+
+
+# --- what is in a group -----------------------------------------------------------------------------------------------
+
 
 addresses = itertools.count()
 
@@ -55,13 +220,7 @@ class WireText(Text):
 
     def content(self) -> str:
         if self.place:
-            request = Request(self.place)
-            ahead = self.store.ahead(self.place, None, (), self.key)
-            raw, form = (
-                self.store.fetch(request, self.key)
-                if ahead is None
-                else self.store.answered(request, ahead.answer, self.key)
-            )
+            raw, form = self.store.fetch(Request(self.place), self.key)
             self._content = raw.decode()
             noted = notes_of(form) if form else {}
             self._noted = noted if noted.get("crc") == zlib.crc32(raw) else {}
@@ -88,9 +247,9 @@ class WireText(Text):
         form = json.dumps({**noted, "crc": zlib.crc32(self._content.encode())})
         return {"is_non_tensor": "1", "encoding": "json", "_form": form}
 
-    def store_data(self, scope: Scope, path: str, name: str) -> None:
+    def data(self) -> bytes:
         assert self._content is not None
-        scope.command("SET", name, self._content)
+        return self._content.encode()
 
 
 class WireArray(ArrayItem):
@@ -104,9 +263,7 @@ class WireArray(ArrayItem):
         self.meta = meta
         self.dtype = meta.dtype
         self.shape = torch.Size(meta.shape)
-        # Before it has a name: what was written to it, or the name that it was uploaded under.
         self._content: Values | None = None
-        self._ahead = ""
 
     def attribute(self, name: str) -> None:
         return None
@@ -118,36 +275,29 @@ class WireArray(ArrayItem):
         """The shape of what is selected, the length in bytes of its pieces, and where each begins."""
         return pieces(self.shape, self.dtype.itemsize, selection)
 
+    def requests(self, selection: Selection) -> tuple[tuple[int, ...], list[Request]]:
+        """The shape of what is selected, and the requests for it."""
+        shape, run, offsets = self.pieces(selection)
+        return shape, list(portions(Request(self.place, self.meta.shape_text, self.meta.dtype_text, run, offsets)))
+
     def read(self, selection: Selection, dtype: Any) -> Values:
-        store = self.store
-        ahead = store.ahead(self.place, self.meta, selection, self.key)
-        if ahead is not None:
-            request, shape = ahead.request, ahead.shape
-            raw: Values = self._checked(request, store.answered(request, ahead.answer, self.key))
-        else:
-            shape, run, offsets = self.pieces(selection)
-            request = request_for(self.place, self.meta, run, offsets)
-            if not request.run:
-                return np.empty(shape, dtype)
-            if is_one(request):
-                raw = self._checked(request, store.fetch(request, self.key))
-            else:
-                raw, at = np.empty(request.nbytes, np.uint8), 0
-                for part in portions(request):
-                    raw[at : at + part.nbytes] = self._checked(part, store.fetch(part, self.key))
-                    at += part.nbytes
+        if not self.place:
+            return np.array(self.content[selection])
+        shape, requests = self.requests(selection)
+        raw = np.empty(sum(request.nbytes for request in requests), np.uint8)
+        at = 0
+        for request in requests:
+            answer = self.store.fetch(request, self.key)
+            if len(answer) != request.nbytes:
+                raise SaveError(
+                    f"entry {joined(self.key)!r} of the {self.store.kind} {self.store.name!r} has fewer bytes than its "
+                    f"shape {list(self.shape)} and dtype {self.dtype} say"
+                )
+            raw[at : at + request.nbytes] = np.frombuffer(answer, np.uint8)
+            at += request.nbytes
         # Any byte may have been sent; a tensor of booleans holds 0 and 1.
         found: Values = raw != 0 if self.dtype is torch.bool else raw.view(dtype)
         return found.reshape(shape)
-
-    def _checked(self, request: Request, raw: Any) -> Values:
-        """An answer as an array of bytes that can be written to; a `SaveError` when it is too short."""
-        if len(raw) != request.nbytes:
-            raise SaveError(
-                f"entry {joined(self.key)!r} of the {self.store.kind} {self.store.name!r} has fewer bytes than its "
-                f"shape {list(self.shape)} and dtype {self.dtype} say"
-            )
-        return raw if isinstance(raw, np.ndarray) else np.frombuffer(bytearray(raw), np.uint8)
 
     def write(self, selection: Selection, values: Any) -> None:
         self.store.check_writable()
@@ -156,40 +306,30 @@ class WireArray(ArrayItem):
         shape, run, offsets = self.pieces(selection)
         if values.shape != shape:
             values = np.broadcast_to(values, shape)
-        values = np.ascontiguousarray(values)
-        data = bytes_of(values)
+        values = np.ascontiguousarray(values).reshape(shape)
         if self.place:
-            self.store.write_pieces(self, run, offsets, data)
-        elif self.meta.nbytes <= LIMIT:
-            if run == self.meta.nbytes:
-                self._content = values
-                return
-            if self._content is None:
-                self._content = np.zeros(self.shape, values.dtype)
-            self._content[selection] = values
+            self.store.write_pieces(self, run, offsets, bytes_of(values))
+        elif run == self.meta.nbytes:
+            self._content = values.view()
+            # It may be the memory of a tensor, which is not written to.
+            self._content.flags.writeable = False
         else:
-            for at, (offset,) in enumerate(struct.iter_unpack("<Q", offsets)):
-                self._ahead = self.store.upload(self._ahead, offset, data[at * run : (at + 1) * run], self.key)
+            if not self.content.flags.writeable:
+                self._content = self.content.copy()
+            self.content[selection] = values
 
     def fields(self) -> dict[str, Any]:
-        return {"shape": self.meta.shape_text, "dtype": self.meta.dtype_text}
+        return {"shape": self.meta.shape_text.decode(), "dtype": self.meta.dtype_text.decode()}
 
-    def store_data(self, scope: Scope, path: str, name: str) -> None:
-        size, wire = self.meta.nbytes, self.store.wire
-        if not self._ahead and self._content is not None:
-            data = bytes_of(self._content)
-            if scope.size + size <= LIMIT:
-                scope.command("SET", name, data)
-                scope.size += size
-                return
-            self._ahead = self.store.upload("", 0, data, self.key)
-        if self._ahead:
-            # What was not written is zero.
-            scope.check(path, self.key, (self._ahead, name, b"", b"", 0))
-            scope.commands.append(wire.take(self._ahead, name))
-            return
-        scope.command("DEL", name)
-        scope.command("SETRANGE", name, size - 1, b"\0") if size else scope.command("SET", name, b"")
+    def data(self) -> memoryview | None:
+        return None if self._content is None else bytes_of(self._content)
+
+    @property
+    def content(self) -> Values:
+        """What was written to it before it has a name, zeros where nothing was."""
+        if self._content is None:
+            self._content = as_array(torch.zeros(self.shape, dtype=self.dtype), self.dtype)
+        return self._content
 
 
 class WireGroup(Group):
@@ -216,32 +356,20 @@ class WireGroup(Group):
         return f"{self.place}.{encoded(name)}" if self.place else encoded(name)
 
     def attribute(self, name: str) -> Any:
-        if self._place is None:
-            return self._noted.get(name)
-        header = {SIZE: "__batch_size__", CLASS: "__tensorclass__"}.get(name) if not self.place else None
-        if header is None:
-            return noted_in(self.store.noted(self.place), name)
-        raw = self.store.header.get(header)
-        if raw is None:
-            return None
-        return raw.decode() if name == CLASS else list(checks.sizes(parse_json(raw), "its batch size"))
+        return noted_in(self._noted if self._place is None else self.store.noted(self.place), name)
 
     def set_attribute(self, name: str, value: str | int | Sequence[int] | None) -> None:
         if self._place is None:
             self._noted[name] = value
-            return
-        header = {SIZE: "__batch_size__", CLASS: "__tensorclass__"}.get(name) if not self.place else None
-        if header is not None:
-            text = value if isinstance(value, str) or value is None else json.dumps(value)
-            self.store.set_header(header, None if text is None else text.encode())
-            return
-        notes = self.store.noted(self.place)
-        if notes.get(name) != value:
+        elif (notes := self.store.noted(self.place)).get(name) != value:
             self.store.note(self.place, {**notes, name: value})
 
     def names(self) -> list[str]:
         with self.store.errors(self.key):
-            return decode_names(self.store.children(self.place), decoded)
+            return decode_names(self._parts(), decoded)
+
+    def _parts(self) -> list[str]:
+        return self.store.children(self.place)
 
     def has(self, name: str) -> bool:
         self.store._listed()
@@ -252,18 +380,24 @@ class WireGroup(Group):
         store.check()
         meta = store.known(place)
         if meta is None:
-            if isinstance(known, WireGroup) and known._place == place:
-                return known
-            return WireGroup(store, key, place, next(addresses))
-        if meta.is_value:
-            encoding = meta.fields.get(b"encoding", b"json")
-            if encoding != b"json":
-                return Other(store, key, -1, f"a value in the encoding {encoding!r:.40}, which is not read")
-            return known if isinstance(known, WireText) else WireText(store, key, place)
+            return known if isinstance(known, WireGroup) and known._place == place else self._group_at(place, key)
         if isinstance(known, WireArray) and known.meta is meta:
             return known
+        if isinstance(known, WireText) and meta.is_value:
+            return known
         with store.errors(key):
-            return WireArray(store, key, place, meta.parsed())
+            return self._leaf_at(place, key, meta)
+
+    def _group_at(self, place: str, key: Path) -> WireGroup:
+        return WireGroup(self.store, key, place, next(addresses))
+
+    def _leaf_at(self, place: str, key: Path, meta: Meta) -> Item:
+        if not meta.is_value:
+            return WireArray(self.store, key, place, meta.parsed())
+        encoding = meta.fields.get(b"encoding", b"json")
+        if encoding == b"json":
+            return WireText(self.store, key, place)
+        return Other(self.store, key, -1, f"a value in the encoding {encoding!r:.40}, which is not read")
 
     def check_name(self, name: str) -> None:
         encoded(name)
@@ -311,7 +445,7 @@ class WireGroup(Group):
             item._made = {}
             return
         assert isinstance(item, (WireArray, WireText))
-        self.store.add(place, item.fields(), item, order)
+        self.store.add(place, item.fields(), item.data(), order)
 
     def delete(self, name: str) -> None:
         self.store.check_writable()
