@@ -188,8 +188,8 @@ class Elements(Members):
 class LazyStackedTensorDictStore(LazyStackedTensorDict):
     """A lazy stack whose elements are on a Redis server, or another one of its protocol, which many processes share.
 
-    What :meth:`~tensordict.TensorDictBase.to_store` makes of a lazy stack. Its elements may differ in the shapes of
-    their entries.
+    What :meth:`~tensordict.TensorDictBase.to_store` makes of a lazy stack. It is one in all respects: its elements may
+    differ in the shapes of their entries and in which they have.
 
     - Reading an entry fetches that of all elements, and stacks them in memory, in one request. An index of an element
       gives the element, which is not fetched yet: `store[3]["a"]` reads, and `store[3]["a"] = tensor` writes, one
@@ -199,13 +199,14 @@ class LazyStackedTensorDictStore(LazyStackedTensorDict):
       carries out whole or not at all. An element may be given an entry of another shape than before; other
       elements keep theirs, and processes that write other elements lose nothing. Of two processes that change
       shapes in one entry at the same time, the one that comes second gets an error and has written nothing.
-    - An entry is in all elements, as tensors of one dtype or as containers; anything else is an error that names it.
-      Lazy stacks nested in elements are stored as the dense containers that they stand for.
+    - An entry is tensors of one dtype in all elements that have it, or containers, or values. Lazy stacks nested in
+      elements are stored as the dense containers that they stand for.
     - The number of elements is fixed. :meth:`select` and :meth:`exclude` ask element by element: that of
       `store.to_local()` is faster.
 
     The elements of an entry lie one behind the other in one value on the server, as the reference keeps them, which can
-    read what is written here, and the other way round. Names of dims and unequal batch sizes are kept beside that.
+    read what is written here, and the other way round. What it has no form for is kept beside that and hidden from
+    it: values that are no tensors (as JSON), entries that only some elements have, names of dims, unequal batch sizes.
 
     Args:
         backend, host, port, db, unix_socket_path, prefix, device, client, cache_metadata, ttl, **redis_kwargs: as of

@@ -47,7 +47,8 @@ class Scope:
     wanted: what will be read; `ready` what was read of it, which is given once.
     checks, commands: what `Wire.write` takes, with the paths and keys; `size` says how many bytes they are, `written`
         where in the leaves they write, from one byte up to another.
-    adds: whether leaves are added or deleted; `once` whether nothing may be sent twice.
+    adds: whether leaves are added or deleted.
+    token: what says in the hash of a leaf that this was written, where it would not do the same a second time.
     touched: the paths of what is written, each once, in order; errors name them.
     uploads: the names that something was uploaded under ahead.
     undos: the functions that `Store.undo_on_failure` was given.
@@ -71,7 +72,7 @@ class Scope:
         self.written: dict[str, tuple[int, int]] = {}
         self.touched: dict[str, None] = {}
         self.size = 0
-        self.adds = self.once = False
+        self.adds, self.token = False, ""
 
     def command(self, *words: Word) -> None:
         self.commands.append(words)
@@ -123,6 +124,10 @@ def _span(request: Request) -> tuple[int, int]:
     return int(offsets.min()), int(offsets.max()) + request.run
 
 
+# What is noted of a leaf that the reference does not list.
+HIDDEN = "_leaf"
+
+
 class Server(Store):
     """A container on a server."""
 
@@ -142,6 +147,8 @@ class Server(Store):
         self._open = True
         self._metas: dict[str, Meta] = {}
         self._notes: dict[str, dict[str, Any]] = {}
+        # The leaves that the reference does not list, and what is noted of them.
+        self._hidden: dict[str, Any] = {}
         # What the server said, as long as that is what is known.
         self._listing: Contents | None = None
         self._last = 0  # the number of the entry that was made last
@@ -257,6 +264,10 @@ class Server(Store):
                     return answers
                 known = self._metas.copy() if self.address.cached else {}
             header, paths, groups = listing.parsed()
+            notes = {path: notes_of(raw) for path, raw in groups.items()}
+            hidden = {path: noted.pop(HIDDEN) for path, noted in notes.items() if HIDDEN in noted}
+            paths |= hidden.keys()
+            changed |= {path for path in paths if hidden.get(path) != self._hidden.get(path)}
             metas = {path: meta for path, meta in known.items() if path in paths and path not in changed}
             new = [path for path in paths if path not in metas]
             # One that is deleted meanwhile has no fields.
@@ -270,7 +281,8 @@ class Server(Store):
                 self._changed()
                 # A server that has lost all is told the header again.
                 self.header, self._metas = header or self.header, metas
-                self._notes = {path: notes_of(raw) for path, raw in groups.items()}
+                self._notes = {path: noted for path, noted in notes.items() if path not in hidden}
+                self._hidden = hidden
                 # Never less than before: an entry that was dropped may come back under its number.
                 self._last = max(self._last, *(self.order(path) or 0 for path in (*metas, *groups)), 0)
                 self._listing = listing if len(metas) == len(paths) else None
@@ -321,14 +333,25 @@ class Server(Store):
         """The parts of the paths below a node, as the server has them now."""
         self._listed()
         with self._knowing.held:
-            if self._tree is None:
-                self._tree = {}
-                for other in sorted({*self._metas, *self._notes}, key=self._rank):
-                    while other:
-                        outer, _, part = other.rpartition(".")
-                        self._tree.setdefault(outer, {})[part] = None
-                        other = outer
-            return list(self._tree.get(path, ()))
+            return list(self.tree.get(path, ()))
+
+    @property
+    def tree(self) -> dict[str, dict[str, None]]:
+        """The parts of the paths below each node, in order, as far as they are known."""
+        if self._tree is None:
+            self._tree = {}
+            for other in sorted({*self._metas, *self._notes}, key=self._rank):
+                while other:
+                    outer, _, part = other.rpartition(".")
+                    self._tree.setdefault(outer, {})[part] = None
+                    other = outer
+        return self._tree
+
+    def under(self, path: str) -> Iterator[str]:
+        """The paths below a path, as far as they are known."""
+        for part in self.tree.get(path, ()):
+            yield (other := f"{path}.{part}")
+            yield from self.under(other)
 
     def _rank(self, path: str) -> tuple[bool, int, str]:
         """What the entries of one level are sorted by: as they were made, then those of others by their names."""
@@ -461,7 +484,7 @@ class Server(Store):
 
     def send(self, scope: Scope) -> None:
         """Send what was written so far."""
-        checks, commands, adds, again = list(scope.checks.values()), scope.commands, scope.adds, not scope.once
+        checks, commands, adds, token = list(scope.checks.values()), scope.commands, scope.adds, scope.token
         keys = list(map(self.key_of, scope.touched))
         scope.begin()
         scope.ready.clear()
@@ -470,7 +493,7 @@ class Server(Store):
             if not only_frees(commands):
                 commands += [("SETNX", self.wire.base + name, value) for name, value in self.header.items()]
         try:
-            failed = self.wire.write([check for check, _, _ in checks], commands, keys, again)
+            failed = self.wire.write([check for check, _, _ in checks], commands, keys, token)
         except BaseException:
             self.forget()
             raise
@@ -558,11 +581,16 @@ class Server(Store):
                 self.set_header("__tensorclass__", None if name is None else name.encode())
                 if kept == self._notes.get(path, {}):
                     return
-            with self._knowing.held:
-                self._changed()
-                self._notes[path] = kept
-            self.scope.touch(path)
-            self.scope.command("HSET", self.wire.base + "__groups__", path, json.dumps(kept))
+            self.set_notes(path, kept)
+
+    def set_notes(self, path: str, notes: dict[str, Any]) -> None:
+        """Have the server keep just this of a nested container; to be called in a scope."""
+        assert self.scope is not None
+        with self._knowing.held:
+            self._changed()
+            self._notes[path] = notes
+        self.scope.touch(path)
+        self.scope.command("HSET", self.wire.base + "__groups__", path, json.dumps(notes))
 
     def drop(self, path: str) -> None:
         """Delete what is at and below a path."""
@@ -575,8 +603,10 @@ class Server(Store):
             with self._knowing.held:
                 self._changed()
                 for leaf in self.below(path):
-                    scope.command("SREM", wire.base + "__keys__", leaf)
                     scope.command("DEL", wire.meta(leaf), wire.data(leaf), wire.data(leaf) + ":idx")
+                    scope.command("SREM", wire.base + "__keys__", leaf)
+                    if self._hidden.pop(leaf, None) is not None:
+                        scope.command("HDEL", wire.base + "__groups__", leaf)
                     del self._metas[leaf]
                 for node in [node for node in self._notes if node == path or node.startswith(path + ".")]:
                     scope.command("HDEL", wire.base + "__groups__", node)
@@ -601,7 +631,12 @@ class Server(Store):
             scope.command("TAKE", self.upload(path, data, self.key_of(path)), name, FORGOTTEN)
         scope.command("DEL", wire.meta(path))
         scope.command("HSET", wire.meta(path), *itertools.chain.from_iterable(fields.items()))
-        scope.command("SADD", wire.base + "__keys__", path)
         with self._knowing.held:
             self._changed()
             self._metas[path] = meta
+        self.list_leaf(path)
+
+    def list_leaf(self, path: str) -> None:
+        """Have the server list a leaf; to be called in a scope."""
+        assert self.scope is not None
+        self.scope.command("SADD", self.wire.base + "__keys__", path)

@@ -64,7 +64,7 @@ class Meta:
     def __init__(self, fields: Mapping[bytes, bytes]) -> None:
         self.fields = fields
         self.shape_text = fields.get(b"shape", b"")
-        self.shapes: list[tuple[int, ...]] | None = None
+        self.shapes: list[tuple[int, ...] | None] | None = None
         self.starts: list[int] = []
         if b"shapes" in fields:
             self.shape_text = hashlib.sha1(fields[b"shapes"], usedforsecurity=False).hexdigest().encode()
@@ -95,11 +95,12 @@ class Meta:
         shapes = parse_json(self.fields[b"shapes"])
         if type(shapes) is not list:
             raise ValueError(f"its shapes {shapes!r:.80} are no list of shapes")
-        self.shapes = list(map(checks.shape, shapes))
-        self.starts = [0, *itertools.accumulate(math.prod(shape) * dtype.itemsize for shape in self.shapes)]
+        self.shapes = [None if shape is None else checks.shape(shape) for shape in shapes]
+        sizes = (0 if shape is None else math.prod(shape) * dtype.itemsize for shape in self.shapes)
+        self.starts = [0, *itertools.accumulate(sizes)]
 
-    def shape_at(self, at: int) -> tuple[int, ...]:
-        """The shape of an element of a lazy stack."""
+    def shape_at(self, at: int) -> tuple[int, ...] | None:
+        """The shape of an element of a lazy stack; `None` where it lacks this leaf."""
         assert self.shape is not None
         return self.shape[1:] if self.shapes is None else self.shapes[at]
 
@@ -376,17 +377,21 @@ class WireGroup(Group):
         return super().has(name)
 
     def find(self, name: str, known: Item | None = None) -> Item:
-        store, place, key = self.store, self._below(name), (*self.key, name)
+        store, key = self.store, (*self.key, name)
         store.check()
-        meta = store.known(place)
+        place, meta = self._known(self._below(name))
         if meta is None:
             return known if isinstance(known, WireGroup) and known._place == place else self._group_at(place, key)
-        if isinstance(known, WireArray) and known.meta is meta:
+        if isinstance(known, WireArray) and known.meta is meta and known.place == place:
             return known
-        if isinstance(known, WireText) and meta.is_value:
+        if isinstance(known, WireText) and meta.is_value and known.place == place:
             return known
         with store.errors(key):
             return self._leaf_at(place, key, meta)
+
+    def _known(self, place: str) -> tuple[str, Meta | None]:
+        """Where the leaf or node of a path is, and what is known of a leaf; a `KeyError` when there is none."""
+        return place, self.store.known(place)
 
     def _group_at(self, place: str, key: Path) -> WireGroup:
         return WireGroup(self.store, key, place, next(addresses))

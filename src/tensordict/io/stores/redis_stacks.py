@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
+import uuid
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -20,14 +21,17 @@ from tensordict.core.exceptions import SaveError, UnsupportedEntryError
 from tensordict.core.json_text import parse_json
 from tensordict.core.keys import Path, joined
 from tensordict.io import checks
-from tensordict.io.stores.array_store import SIZE, ArrayItem, Item, Other, Pick
-from tensordict.io.stores.redis import Scope, Server
-from tensordict.io.stores.redis_items import Meta, WireArray, WireGroup, addresses, bytes_of, noted_in
+from tensordict.io.stores.array_store import ArrayItem, Item, Other, Pick
+from tensordict.io.stores.entries import CLASS
+from tensordict.io.stores.redis import HIDDEN, Scope, Server
+from tensordict.io.stores.redis_items import Meta, WireArray, WireGroup, addresses, bytes_of, decoded, noted_in
 from tensordict.io.stores.redis_wire import LIMIT, Address, Request
 from tensordict.memory.stored_tensors import Selection, Values
 
-# What is noted of a nested container, or of the stack itself, whose elements have unequal batch sizes.
-_SIZES = "_sizes"
+# What the paths of entries begin with that one element has for itself, before its number: no name is encoded so.
+_OWN = "_%%"
+# What is noted of a nested container that an element lacks and others have.
+_ABSENT = "_absent"
 
 
 class StackServer(Server):
@@ -82,17 +86,15 @@ class StackServer(Server):
         scope = self.scope
         if scope is not None and at in (given := scope.noted.get(place, {})):
             return given[at]
-        notes = dict(self.noted(place))
-        sizes = notes.pop(_SIZES, None)
-        if sizes is not None:
-            if type(sizes) is not list or len(sizes) != self.count:
-                raise ValueError(f"its batch sizes {sizes!r:.80} are not those of {self.count} elements")
-            notes[SIZE] = list(checks.sizes(sizes[at], "its batch size"))
-        return notes
+        return {**self.noted(place), **self._notes.get(own_path(at, place), {})}
+
+    @staticmethod
+    def key_of(path: str) -> Path:
+        return Server.key_of(shared_path(path)[1])
 
     def known(self, path: str) -> Meta | None:
         meta = super().known(path)
-        if meta is not None and not meta.is_value:
+        if meta is not None and not meta.is_value and not path.startswith(_OWN):
             with self.errors(self.key_of(path)):
                 shape, shapes = meta.parsed().shape, meta.shapes
             if not shape or shape[0] != self.count or (shapes is not None and len(shapes) != self.count):
@@ -102,9 +104,40 @@ class StackServer(Server):
                 )
         return meta
 
+    def has(self, path: str, at: int | None) -> bool:
+        """Whether an element has what is at a path, or without a number all have it, as far as is known."""
+        meta, shapes = self._metas.get(path), None
+        if meta is not None and not meta.is_value:
+            with contextlib.suppress(ValueError):
+                shapes = meta.parsed().shapes
+        if at is None:
+            in_all = meta is not None and (shapes is None or None not in shapes)
+            return in_all or all(self.has(path, number) for number in range(self.count))
+        own = own_path(at, path)
+        if own in self._metas:
+            return True
+        if own in self._notes:
+            return _ABSENT not in self._notes[own]
+        return (shapes is None or shapes[at : at + 1] != [None]) if meta is not None else path in self.tree
+
+    def known_at(self, path: str, at: int | None) -> tuple[str, Meta | None]:
+        """Where an element has what is at a path, and what is known of it if it is a leaf; else a `KeyError`."""
+        own = own_path(at or 0, path)
+        if own not in self._metas:
+            with contextlib.suppress(KeyError):
+                self.known(path)
+        if not self.has(path, at):
+            raise KeyError(decoded(path.rpartition(".")[2]))
+        return (own, self._metas[own]) if own in self._metas else (path, self._metas.get(path))
+
     def column(self, path: str, key: Path) -> ArrayItem | None:
-        """All elements of a leaf as one array, the dim of the elements first; `None` where their shapes differ."""
-        meta = self.known(path)
+        """All elements of a leaf as one array, the dim of the elements first; `None` where it is not in one piece."""
+        try:
+            meta = self.known(path)
+        except KeyError:  # not compiled: a server is asked
+            if own_path(0, path) in self._metas or own_path(0, path) in self._notes:
+                return None
+            raise
         if meta is None or meta.is_value or meta.shapes is not None:
             return None
         return WireArray(self, key, path, meta)
@@ -114,20 +147,26 @@ class StackServer(Server):
     def _requests(self, items: Iterable[Item], pick: Pick) -> Iterator[Request]:
         """The requests for all that elements have, each once; those who come to a broken leaf tell."""
         groups = [item for item in items if isinstance(item, ElementGroup)] if pick((1,)) is not None else []
-        for path in sorted({path for group in groups for path in self.below(group.place)}):
+        numbers = sorted({group.at for group in groups if group.at is not None})
+        if is_all := any(group.at is None for group in groups):
+            numbers = list(range(self.count))
+        wanted, places = set(numbers), {group.place for group in groups}
+        for path in sorted(self._metas):
+            owner, shared = shared_path(path)
+            if (owner is not None and owner not in wanted) or not any(_is_below(shared, place) for place in places):
+                continue
             with contextlib.suppress(SaveError, KeyError):
                 meta = self.known(path)
                 if meta is None or meta.is_value:
-                    continue
-                whole = _whole(path, meta)
-                numbers = sorted({group.at for group in groups if group.at is not None})
-                if any(group.at is None for group in groups):
-                    if whole.nbytes <= LIMIT:
-                        yield whole
-                        continue
-                    numbers = list(range(self.count))
-                for number in numbers:
-                    yield from ElementArray(self, (), path, meta, number).requests(())[1]
+                    yield Request(path)
+                elif owner is not None:
+                    yield from WireArray(self, (), path, meta.parsed()).requests(())[1]
+                elif is_all and (whole := _whole(path, meta)).nbytes <= LIMIT:
+                    yield whole
+                else:
+                    for at in numbers:
+                        if meta.shape_at(at) is not None:
+                            yield from ElementArray(self, (), path, meta, at).requests(())[1]
 
     def read_ahead(self, groups: Sequence[ElementGroup]) -> None:
         """Read what elements have, all of it, in as few requests as can be; to be called in a scope."""
@@ -136,6 +175,11 @@ class StackServer(Server):
 
     def fetch(self, request: Request, key: Path) -> Any:
         scope, meta = self.scope, self._metas.get(request.path)
+        if scope is not None and not request.run and request not in scope.ready:
+            # Where the value of one element is asked for, those of others mostly are next.
+            owns = (own_path(at, shared_path(request.path)[1]) for at in range(self.count))
+            wanted = [own for own in owns if own in self._metas and self._metas[own].is_value]
+            scope.wanted.update(dict.fromkeys(map(Request, wanted)))
         if scope is not None and meta is not None and meta.shape is not None and len(request.offsets) == 8:
             whole = _whole(request.path, meta)
             if whole != request and not scope.writes(request):
@@ -172,10 +216,10 @@ class StackServer(Server):
         """Have an element have an item at a path, or nothing; to be called in a scope."""
         scope = self.scope
         assert scope is not None
-        for other in {*self._metas, *self._notes, *scope.given}:
-            # What takes the place of a container takes away what was in it.
-            if other.startswith(path + "."):
-                scope.given.setdefault(other, {})[at] = None
+        # What takes the place of a container takes away what was in it.
+        below = [*self.under(path), *(shared_path(own)[1] for own in self.under(own_path(at, path)))]
+        for other in [*below, *(other for other in scope.given if other.startswith(path + "."))]:
+            scope.given.setdefault(other, {})[at] = None
         scope.given.setdefault(path, {})[at] = item
         if isinstance(item, ElementGroup):
             item._place, item.at = path, at
@@ -196,53 +240,63 @@ class StackServer(Server):
         scope.given, scope.noted = {}, {}
 
     def _refuse(self, path: str, why: str) -> UnsupportedEntryError:
-        entry = f"entry {joined(self.key_of(path))!r} " if path else "it "
+        entry = f"entry {joined(self.key_of(path))!r}" if path else "it"
         return UnsupportedEntryError(
-            f"{entry}{why}; {self.a_kind} has an entry in all elements, as tensors of one dtype or as containers. "
-            "Nothing was written. An archive or a folder (memmap) holds any lazy stack"
+            f"{entry} {why}; {self.a_kind} has an entry as tensors of one dtype in all elements that have it, or as "
+            "containers of one class, or as values. Nothing was written"
         )
 
     def _put(self, path: str, given: dict[int, Any]) -> None:
         """Put what elements were given, or lose, at a path in the place of what they have there."""
         items = {at: item for at, item in given.items() if item is not None}
         kinds = {_kind(item) for item in items.values()}
-        if "a value" in kinds:
-            raise self._refuse(path, "is a value that is no tensor")
-        meta = self._metas.get(path)
-        if len(given) == self.count and len(items) in (0, self.count):
-            if len(kinds) > 1:
-                raise self._refuse(path, f"would be {' and '.join(sorted(kinds))} in different elements")
+        if len(kinds) > 1:
+            raise self._refuse(path, f"would be {' and '.join(sorted(kinds))} in different elements")
+        for own in [own for at in given if (own := own_path(at, path)) in self._metas or own in self._notes]:
+            self.drop(own)
+        if len(given) == self.count:
             order = self.order(path)
-            if meta is not None or path in self._notes:
+            if path in self._metas or self.is_node(path):
                 self.drop(path)
-            if kinds == {"a tensor"}:
+            if len(items) == self.count and kinds == {"a tensor"}:
                 self._put_arrays(path, [items[at] for at in range(self.count)], order)
-            elif items:
+                return
+            if len(items) == self.count and kinds == {"a container"}:
                 self.note(path, {"_order": order})
-            return
-        kind = "a container" if self.is_node(path) else "a tensor" if meta is not None else "nothing"
-        if len(items) < len(given) or kinds != {kind}:
-            raise self._refuse(
-                path, f"is {kind} in other elements, and {' or '.join(sorted(kinds) or ['nothing'])} in these"
-            )
+                return
+        meta = self._metas.get(path)
+        kind = "a tensor" if meta is not None else "a container" if self.is_node(path) else None
+        if kind is not None and kinds - {kind}:
+            raise self._refuse(path, f"is {kind} in other elements, and {kinds.pop()} was given")
         if meta is not None:
-            self._put_parts(path, meta.parsed(), items)
+            self._put_parts(path, meta.parsed(), given)
+            return
+        for at, item in given.items():
+            own = own_path(at, path)
+            if item is None and kind is not None:
+                self.set_notes(own, {_ABSENT: 1})
+            elif item is not None and kind is None and isinstance(item, ElementGroup):
+                self.note(own, item._noted)
+            elif item is not None and kind is None:
+                self.add(own, item.fields(), item.data())
 
     # --- containers ---
 
     def _put_notes(self, place: str, given: dict[int, dict[str, Any]]) -> None:
-        """Note what is noted of elements of a container: one for all, but for batch sizes."""
-        if place and place not in self._notes:
-            return
-        each = [given[at] if at in given else self.noted_of(place, at) for at in range(self.count)]
-        sizes = [list(noted.get(SIZE) or ()) for noted in each]
-        notes = {**each[0], "_order": self.order(place) if place else None}
-        for name in {name for noted in each for name in noted} - {SIZE, "_order"}:
-            if any(noted.get(name) != notes.get(name) for noted in each):
-                raise self._refuse(place, f"has another {name.strip('_')} in different elements")
-        notes[_SIZES] = None if all(size == sizes[0] for size in sizes) else sizes
-        if notes != self.noted(place):
-            self.note(place, notes)
+        """Note what is noted of elements of a container: of all what the first has, of others what differs."""
+        known = self.noted(place)
+        if len(given) == self.count and (not place or place in self._notes):
+            names = [name for name in given[0] if all(name in noted for noted in given.values())]
+            known = {**{name: given[0][name] for name in names}, "_order": known.get("_order")}
+            if known != self.noted(place):
+                self.note(place, known)
+        for at, noted in given.items():
+            own = own_path(at, place)
+            names = [name for name in {*noted, *known} if noted.get(name) != known.get(name) and name != "_order"]
+            if CLASS in names and known:
+                raise self._refuse(place, "is of different classes in different elements")
+            if names:
+                self.set_notes(own, {**self._notes.get(own, {}), **{name: noted.get(name) for name in names}})
 
     # --- tensors ---
 
@@ -255,6 +309,19 @@ class StackServer(Server):
         self.add(path, fields, bytes_of(data), order)
         self._note_starts(path)
 
+    def list_leaf(self, path: str) -> None:
+        """Have the server list a leaf, hidden from the reference where not all elements have it."""
+        assert self.scope is not None
+        meta, base = self._metas[path], self.wire.base
+        if path.startswith(_OWN) or None in (meta.parsed().shapes or ()):
+            self._hidden[path] = meta.shape_text.decode()
+            self.scope.command("SREM", base + "__keys__", path)
+            self.scope.command("HSET", base + "__groups__", path, json.dumps({HIDDEN: self._hidden[path]}))
+            return
+        if self._hidden.pop(path, None) is not None:
+            self.scope.command("HDEL", base + "__groups__", path)
+        super().list_leaf(path)
+
     def _note_starts(self, path: str) -> None:
         """Have the server say where the elements of a leaf begin."""
         assert self.scope is not None
@@ -265,13 +332,18 @@ class StackServer(Server):
         else:
             self.scope.command("SET", name, np.array(meta.starts, "<i8").tobytes())
 
-    def _put_parts(self, path: str, meta: Meta, items: dict[int, Any]) -> None:
-        """Write some elements of a leaf; those of another shape take the place of the old bytes."""
+    def _put_parts(self, path: str, meta: Meta, given: dict[int, Any]) -> None:
+        """Write, or take away, some elements of a leaf; those of another shape take the place of the old bytes."""
         scope = self.scope
         assert scope is not None
         shapes = [meta.shape_at(at) for at in range(self.count)]
         moved: list[tuple[int, int, Any]] = []
-        for at, item in items.items():
+        for at, item in given.items():
+            if item is None:
+                if shapes[at] is not None:
+                    moved.append((*meta.part(at), b""))
+                    shapes[at] = None
+                continue
             if item.dtype is not meta.dtype:
                 raise self._refuse(path, f"has the dtype {meta.dtype} in other elements, and {item.dtype} was given")
             if shapes[at] == tuple(item.shape):
@@ -284,17 +356,18 @@ class StackServer(Server):
         key, name = self.wire.data(path), self.wire.meta(path)
         scope.check(path, self.key_of(path), (name, key, meta.shape_text, meta.dtype_text, meta.nbytes))
         # The check fails when this is sent a second time.
-        scope.once = True
+        scope.token = scope.token or uuid.uuid4().hex
         # From behind, so that what is moved was written to already; of two at one place, both empty but one, either.
         for start, stop, piece in sorted(moved, key=lambda part: part[:2], reverse=True):
             scope.command("SPLICE", key, start, stop, piece)
             scope.size += len(piece)
-        fields = _shape_fields(shapes)
+        fields = {**_shape_fields(shapes), "_write": scope.token}
         scope.command("HDEL", name, "shapes")
         scope.command("HSET", name, *itertools.chain.from_iterable(fields.items()))
         old = {field: value for field, value in meta.fields.items() if field != b"shapes"}
         self._metas[path] = Meta({**old, **{field.encode(): value.encode() for field, value in fields.items()}})
         self._note_starts(path)
+        self.list_leaf(path)
 
 
 def _whole(path: str, meta: Meta) -> Request:
@@ -302,13 +375,30 @@ def _whole(path: str, meta: Meta) -> Request:
     return Request(path, meta.shape_text, meta.dtype_text, meta.nbytes, bytes(8))
 
 
-def _shape_fields(shapes: Sequence[Sequence[int]]) -> dict[str, str]:
-    """What the hash of a leaf says of the shapes of its elements."""
-    first = shapes[0]
+def _shape_fields(shapes: Sequence[Sequence[int] | None]) -> dict[str, str]:
+    """What the hash of a leaf says of the shapes of its elements, `None` of those that lack it."""
+    first = next((shape for shape in shapes if shape is not None), ())
     fields = {"shape": json.dumps([len(shapes), *first])}
     if all(shape == first for shape in shapes):
         return {**fields, "homogeneous": "1"}
-    return {**fields, "homogeneous": "0", "shapes": json.dumps(list(map(list, shapes)))}
+    return {**fields, "homogeneous": "0", "shapes": json.dumps(shapes)}
+
+
+def own_path(at: int | None, path: str) -> str:
+    """Where an element has what it has at a path for itself."""
+    return f"{_OWN}{at}.{path}" if path else f"{_OWN}{at}"
+
+
+def shared_path(path: str) -> tuple[int | None, str]:
+    """The number of the element that has a path for itself, `None` for a path of all, and the path in the element."""
+    if not path.startswith(_OWN):
+        return None, path
+    number, _, shared = path[len(_OWN) :].partition(".")
+    return int(number) if number.isdecimal() else -1, shared
+
+
+def _is_below(path: str, place: str) -> bool:
+    return not place or path == place or path.startswith(place + ".")
 
 
 def _kind(item: Item) -> str:
@@ -325,7 +415,7 @@ class ElementArray(WireArray):
         super().__init__(store, key, place, meta)
         # The byte that it begins at.
         self.start, _ = meta.part(at)
-        self.shape = torch.Size(meta.shape_at(at))
+        self.shape = torch.Size(meta.shape_at(at) or ())
 
     def pieces(self, selection: Selection) -> tuple[tuple[int, ...], int, bytes]:
         shape, run, offsets = super().pieces(selection)
@@ -368,21 +458,30 @@ class ElementGroup(WireGroup):
             raise KeyError(name)
         return item
 
+    def _known(self, place: str) -> tuple[str, Meta | None]:
+        return self.store.known_at(place, self.at)
+
     def _group_at(self, place: str, key: Path) -> ElementGroup:
         return self.store.element(self.at, place, key)
 
     def _leaf_at(self, place: str, key: Path, meta: Meta) -> Item:
+        if place.startswith(_OWN):
+            return super()._leaf_at(place, key, meta)
         if meta.is_value:
             return Other(self.store, key, -1, "a value, which a lazy stack on a server does not have")
         return ElementArray(self.store, key, place, meta, self.number)
 
     def _parts(self) -> list[str]:
-        store, start = self.store, f"{self.place}." if self.place else ""
-        parts = dict.fromkeys(store.children(self.place), True)
+        store, own, start = self.store, own_path(self.number, self.place), f"{self.place}." if self.place else ""
+        places = {part: start + part for part in store.children(self.place) if not part.startswith(_OWN)}
+        for part in store.tree.get(own, ()):
+            places.setdefault(part, f"{own}.{part}")
+        found = {part for part in places if store.has(start + part, self.at)}
         for path, column in ({} if store.scope is None else store.scope.given).items():
-            if path.startswith(start) and "." not in path[len(start) :] and self.at in column:
-                parts[path[len(start) :]] = column[self.at] is not None
-        return [part for part, is_there in parts.items() if is_there]
+            if path.startswith(start) and "." not in (part := path[len(start) :]) and self.at in column:
+                places.setdefault(part, path)
+                (found.discard if column[self.at] is None else found.add)(part)
+        return sorted(found, key=lambda part: store._rank(places[part]))
 
     def new_group(self, key: Path) -> ElementGroup:
         return ElementGroup(self.store, key, None, -1, None)

@@ -56,7 +56,7 @@ _LOOKED_AT = ("shape", "dtype", "is_non_tensor", "_form", "shapes")
 # - SPLICE: put bytes in the place of others, from the first to the last, of any number.
 # - CHECK: whether a leaf (hash, data) is what it was, and as long; or, without a shape, whether an upload is there.
 #   What fails is written to, so that the transaction behind this, which watches it, is not carried out. A full server
-#   refuses SET. It takes RENAME.
+#   refuses SET. It takes RENAME. 2 where it fails as the write with this token was carried out before.
 #
 # A full server refuses transactions and carries out scripts, which are slow with large data.
 _FUNCTIONS = {
@@ -111,7 +111,7 @@ function own.SPLICE(name, first, last, data)
 end
 """,
     "CHECK": """
-function own.CHECK(stop, hash, data, shape, dtype, size)
+function own.CHECK(stop, token, hash, data, shape, dtype, size)
   local fits
   if shape == '' then
     fits = redis.call('EXISTS', hash) == 1
@@ -121,13 +121,15 @@ function own.CHECK(stop, hash, data, shape, dtype, size)
   end
   if fits then
     return 0
-  elseif redis.call('EXISTS', hash) == 1 then
+  end
+  local is_done = token ~= '' and redis.call('HGET', hash, '_write') == token
+  if redis.call('EXISTS', hash) == 1 then
     redis.call('RENAME', hash, stop)
     redis.call('RENAME', stop, hash)
   else
     redis.call('SET', stop, '', 'PX', 1)
   end
-  return 1
+  return is_done and 2 or 1
 end
 """,
 }
@@ -322,13 +324,8 @@ class Wire:
     def meta(self, path: str) -> str:
         return f"{self.base}m:{path}"
 
-    def send(self, commands: Sequence[Sequence[Word]], keys: Sequence[Path] = (), again: bool = True) -> list[Any]:
-        """Send commands together and return the answers; errors name the `keys`.
-
-        Args:
-            commands: what is sent.
-            keys: the keys of the entries.
-            again: send it again when nothing came back.
+    def send(self, commands: Sequence[Sequence[Word]], keys: Sequence[Path] = ()) -> list[Any]:
+        """Send commands together, again when nothing came back, and return the answers; errors name the `keys`.
 
         Raises:
             ServerFullError: the server has no memory left for one.
@@ -339,9 +336,9 @@ class Wire:
             pool = self.client.connection_pool
             connection = pool.get_connection()
             try:
-                exchange = functools.partial(_exchanged, connection, commands)
-                retry = connection.retry.call_with_retry
-                answers: list[Any] = retry(exchange, lambda error: connection.disconnect()) if again else exchange()
+                answers: list[Any] = connection.retry.call_with_retry(
+                    lambda: _exchanged(connection, commands), lambda error: connection.disconnect()
+                )
             except BaseException:
                 # Answers that were not read must not be taken for others.
                 connection.disconnect()
@@ -453,12 +450,12 @@ class Wire:
         )
 
     def write(
-        self, checks: Sequence[Check], commands: Sequence[Sequence[Word]], written: Sequence[Path], again: bool = True
+        self, checks: Sequence[Check], commands: Sequence[Sequence[Word]], written: Sequence[Path], token: str = ""
     ) -> int:
         """Carry out commands, all or none: 0, or the number of the check that failed.
 
-        Sent twice, as when an answer was lost, they do the same, unless `again` says no. A full server carries out what
-        only frees memory. Errors name the keys in `written`.
+        Sent twice, as when an answer was lost, they do the same; those that would not say a `token` in the hash of the
+        leaf. A full server carries out what only frees memory. Errors name the keys in `written`.
         """
         if not checks and only_frees(commands):
             self.send([self.script(commands)], written)
@@ -470,11 +467,11 @@ class Wire:
             return 0
         stop = self.base + "__stop__"
         watch = ("WATCH", stop, *(check[0] for check in checks))
-        check = self.script([("CHECK", stop, *known) for known in checks])
+        check = self.script([("CHECK", stop, token, *known) for known in checks])
         while True:
-            _, failed, *_, done = self.send([watch, check, *transaction], written, again)
+            _, failed, *_, done = self.send([watch, check, *transaction], written)
             if any(failed) or done is not None:
-                return failed.index(1) + 1 if any(failed) else 0
+                return failed.index(1) + 1 if 1 in failed else 0
             # Another one has written to what is watched, right behind the check.
 
     def renew(self) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -11,7 +10,7 @@ from torch import Tensor
 
 from tensordict.core import registry
 from tensordict.core.context import remember, remember_state
-from tensordict.core.contract import Contract, EntryStore, is_node
+from tensordict.core.contract import Contract, is_node
 from tensordict.core.key_views import IsLeaf, _all_leaves
 from tensordict.core.keys import Path, joined, path_of
 from tensordict.core.replacing import replacing
@@ -440,10 +439,8 @@ class Structure(Writing):
         """Delete the nested containers in which no leaf is found; returns the same container."""
         self._refuse_if_locked("filter empty containers")
         if (members := self._members(or_template=True)) is not None:
-            stored: Any = self._entries
-            with (stored.together() if isinstance(stored, EntryStore) else None) or nullcontext():
-                for member in members:
-                    member.filter_empty_()
+            for member in members:
+                member.filter_empty_()
             return self
         gone: list[tuple[Any, str]] = []
         self._plan_filter(gone)
