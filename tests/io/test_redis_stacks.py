@@ -423,7 +423,8 @@ HOSTILE: list[tuple[str, Any]] = [
     ("m:h", {"dtype": "os.system"}),
     ("m:h", {"shape": "[2]"}),
     ("d:_%%1.t", "{"),
-    ("m:_%%1.t", {"encoding": "pickle"}),
+    ("__groups__", {"_%%1.t": '{"_leaf": {"is_non_tensor": "1", "encoding": "pickle"}}'}),
+    ("__groups__", {"_%%1.a": '{"_leaf": {"shape": "[-1]", "dtype": "torch.float32"}}'}),
     ("m:h", {"shapes": "[[1], null, [2]]"}),
 ]
 

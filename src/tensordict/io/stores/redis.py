@@ -124,7 +124,7 @@ def _span(request: Request) -> tuple[int, int]:
     return int(offsets.min()), int(offsets.max()) + request.run
 
 
-# What is noted of a leaf that the reference does not list.
+# The fields of a leaf that the reference does not list, among what is noted.
 HIDDEN = "_leaf"
 
 
@@ -147,7 +147,7 @@ class Server(Store):
         self._open = True
         self._metas: dict[str, Meta] = {}
         self._notes: dict[str, dict[str, Any]] = {}
-        # The leaves that the reference does not list, and what is noted of them.
+        # The leaves that the reference does not list, and their fields.
         self._hidden: dict[str, Any] = {}
         # What the server said, as long as that is what is known.
         self._listing: Contents | None = None
@@ -265,10 +265,11 @@ class Server(Store):
                 known = self._metas.copy() if self.address.cached else {}
             header, paths, groups = listing.parsed()
             notes = {path: notes_of(raw) for path, raw in groups.items()}
-            hidden = {path: noted.pop(HIDDEN) for path, noted in notes.items() if HIDDEN in noted}
+            hidden = {path: noted[HIDDEN] for path, noted in notes.items() if isinstance(noted.get(HIDDEN), dict)}
             paths |= hidden.keys()
             changed |= {path for path in paths if hidden.get(path) != self._hidden.get(path)}
             metas = {path: meta for path, meta in known.items() if path in paths and path not in changed}
+            metas.update((path, Meta.of_texts(hidden[path])) for path in hidden.keys() - metas.keys())
             new = [path for path in paths if path not in metas]
             # One that is deleted meanwhile has no fields.
             metas.update(
@@ -317,7 +318,7 @@ class Server(Store):
 
     def is_node(self, path: str) -> bool:
         """Whether a nested container is known at a path."""
-        return path in self._notes or any(other.startswith(path + ".") for other in self._metas)
+        return path in self._notes or path in self.tree
 
     def _listed(self) -> None:
         """Ask which leaves there are, in a scope only once."""
@@ -619,7 +620,7 @@ class Server(Store):
         scope.adds = True
         scope.touch(path)
         fields = {**fields, "_order": self._next() if order is None else order}
-        meta = Meta({field.encode(): str(value).encode() for field, value in fields.items()})
+        meta = Meta.of_texts(fields)
         if data is None:
             size = meta.parsed().nbytes
             scope.command("DEL", name)

@@ -77,7 +77,11 @@ class Meta:
 
     @classmethod
     def of(cls, shape: Sequence[int], dtype: torch.dtype) -> Meta:
-        return cls({b"shape": json.dumps(list(shape)).encode(), b"dtype": str(dtype).encode()}).parsed()
+        return cls.of_texts({"shape": json.dumps(list(shape)), "dtype": dtype}).parsed()
+
+    @classmethod
+    def of_texts(cls, fields: Mapping[str, Any]) -> Meta:
+        return cls({name.encode(): str(value).encode() for name, value in fields.items()})
 
     def parsed(self) -> Meta:
         """Itself, with its shape and dtype; a `ValueError` when the texts are none."""

@@ -314,7 +314,7 @@ class StackServer(Server):
         assert self.scope is not None
         meta, base = self._metas[path], self.wire.base
         if path.startswith(_OWN) or None in (meta.parsed().shapes or ()):
-            self._hidden[path] = meta.shape_text.decode()
+            self._hidden[path] = {name.decode(): value.decode() for name, value in meta.fields.items()}
             self.scope.command("SREM", base + "__keys__", path)
             self.scope.command("HSET", base + "__groups__", path, json.dumps({HIDDEN: self._hidden[path]}))
             return
@@ -364,8 +364,8 @@ class StackServer(Server):
         fields = {**_shape_fields(shapes), "_write": scope.token}
         scope.command("HDEL", name, "shapes")
         scope.command("HSET", name, *itertools.chain.from_iterable(fields.items()))
-        old = {field: value for field, value in meta.fields.items() if field != b"shapes"}
-        self._metas[path] = Meta({**old, **{field.encode(): value.encode() for field, value in fields.items()}})
+        old = {field.decode(): value.decode() for field, value in meta.fields.items() if field != b"shapes"}
+        self._metas[path] = Meta.of_texts({**old, **fields})
         self._note_starts(path)
         self.list_leaf(path)
 
