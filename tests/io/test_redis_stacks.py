@@ -361,6 +361,31 @@ def test_of_two_that_change_an_entry_at_once_the_second_is_told(
     assert_same(again(store), stack)
 
 
+def test_entries_of_single_elements(where: dict[str, Any]) -> None:
+    stack = lazy_stack([TensorDict(n=TensorDict(b=torch.tensor(at)), empty=TensorDict()) for at in range(3)])
+    store = stack.to_store(**where)
+    for change in [
+        lambda td: td[1].__delitem__("n"),
+        lambda td: td[2].__delitem__("empty"),
+        lambda td: td[0]["n"].set("only", torch.ones(2)),
+        lambda td: td[1].set("n", TensorDict(b=torch.ones(1).long(), text="anew")),
+        lambda td: td[1].__delitem__(("n", "b")),
+        lambda td: td[0].set("m", TensorDict(c=TensorDict(d=torch.ones(1)))),
+        lambda td: td[0]["m"].__delitem__("c"),
+        lambda td: td[2].set("empty", TensorDict(now="full")),
+        lambda td: td[1]["n"].set("b", torch.zeros(2).long()),
+        lambda td: td.set("m", lazy_stack([TensorDict(e=torch.ones(at)) for at in range(3)])),
+        lambda td: td.__delitem__("n"),
+    ]:
+        change(stack)
+        change(store)
+        for found in (store, again(store)):
+            assert_same(found, stack)
+            assert set(found.keys(True)) == set(stack.keys(True))
+            for ours, theirs in zip(found.tensordicts, stack.tensordicts, strict=True):
+                assert set(ours.keys(True)) == set(theirs.keys(True))
+
+
 def test_two_elements_are_given_what_they_alone_have_at_once(where: dict[str, Any]) -> None:
     stack = runs()
     store = stack.to_store(**where)

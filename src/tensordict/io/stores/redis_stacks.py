@@ -111,14 +111,17 @@ class StackServer(Server):
             with contextlib.suppress(ValueError):
                 shapes = meta.parsed().shapes
         if at is None:
-            in_all = meta is not None and (shapes is None or None not in shapes)
-            return in_all or all(self.has(path, number) for number in range(self.count))
+            if meta is not None and (shapes is None or None not in shapes):
+                return True
+            if not any(part.startswith(_OWN) for part in self.tree.get("", ())):
+                return meta is None and self.is_node(path)
+            return all(self.has(path, number) for number in range(self.count))
         own = own_path(at, path)
         if own in self._metas:
             return True
         if own in self._notes:
             return _ABSENT not in self._notes[own]
-        return (shapes is None or shapes[at : at + 1] != [None]) if meta is not None else path in self.tree
+        return (shapes is None or shapes[at : at + 1] != [None]) if meta is not None else self.is_node(path)
 
     def known_at(self, path: str, at: int | None) -> tuple[str, Meta | None]:
         """Where an element has what is at a path, and what is known of it if it is a leaf; else a `KeyError`."""
@@ -394,7 +397,7 @@ def shared_path(path: str) -> tuple[int | None, str]:
     if not path.startswith(_OWN):
         return None, path
     number, _, shared = path[len(_OWN) :].partition(".")
-    return int(number) if number.isdecimal() else -1, shared
+    return int(number) if number.isdecimal() and len(number) < 11 else -1, shared
 
 
 def _is_below(path: str, place: str) -> bool:
