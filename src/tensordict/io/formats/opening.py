@@ -190,7 +190,7 @@ def load(path: PathLike, options: LoadOptions, access: Access, format: str | Non
     def use(save: RemoteSave) -> Any:
         if save.format in (DIRECTORY, ARCHIVE):
             return load_mapped(save, options, access)
-        return save.kept_for(open_file(save.in_place or save.local(), options, access, save.format))
+        return save.keep_for(open_file(save.in_place or save.local(), options, access, save.format))
 
     with quiet(options.shows):
         return read_at(path, access, use, lambda format, _: open_file(path, options, access, format))
@@ -376,7 +376,7 @@ def _write(container: Any, path: PathLike, format: str, options: dict[str, Any])
         return container.consolidate(path, **options)
     elif format in BACKENDS:
         compression = options.pop("compression", None)
-        compressed = {} if compression is None else backend_of(format).compressed_by(compression)
+        compressed = {} if compression is None else backend_of(format).choose_compression(compression)
         return getattr(container, f"to_{format}")(path, **options, **compressed)
     elif format in _TABLE_METHODS:
         _, name, how = _TABLE_METHODS[format]

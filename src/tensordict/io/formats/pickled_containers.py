@@ -183,8 +183,8 @@ def of_file(cls: object, state: Mapping[str, Any]) -> tuple[dict[str, Any], list
         # "w" would empty the file.
         "mode": "r" if state.get("mode") == "r" else "r+",
         "group": group,
-        "path": tuple(map(File.decoded, filter(None, group.split("/")))),
-        "options": File.checked_options(options),
+        "path": tuple(map(File.decode_part, filter(None, group.split("/")))),
+        "options": File.check_options(options),
         "size": size,
         "names": names,
         "device": device,

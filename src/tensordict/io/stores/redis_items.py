@@ -21,7 +21,7 @@ from tensordict.core.json_text import parse_json
 from tensordict.core.keys import Path, entry_of, joined
 from tensordict.io import checks
 from tensordict.io.specification import VALUES
-from tensordict.io.stores.array_store import SIZE, ArrayItem, Group, Item, Other, Text, decode_names
+from tensordict.io.stores.array_store import SIZE, ArrayItem, Group, Item, Text, UnreadableItem, decode_names
 from tensordict.io.stores.entries import KIND, TEXT
 from tensordict.io.stores.redis_wire import LIMIT, Request
 from tensordict.memory.stored_tensors import Selection, Values, as_array, stored_dtype
@@ -406,7 +406,7 @@ class WireGroup(Group):
         encoding = meta.fields.get(b"encoding", b"json")
         if encoding == b"json":
             return WireText(self.store, key, place)
-        return Other(self.store, key, -1, f"a value in the encoding {encoding!r:.40}, which is not read")
+        return UnreadableItem(self.store, key, -1, f"a value in the encoding {encoding!r:.40}, which is not read")
 
     def check_name(self, name: str) -> None:
         encoded(name)
@@ -419,7 +419,7 @@ class WireGroup(Group):
         if not self.has(name):
             made = self.new_group((*self.key, name))
             made.set_attribute(SIZE, list(size))
-            self.put(name, made)
+            self.attach(name, made)
         found = self.find(name)
         assert isinstance(found, WireGroup)
         return found
@@ -431,7 +431,7 @@ class WireGroup(Group):
         content.encode()
         return WireText(self.store, key, "", content)
 
-    def put(self, name: str, item: Item) -> None:
+    def attach(self, name: str, item: Item) -> None:
         if self._place is None:
             self._made[name] = item
             return

@@ -21,7 +21,7 @@ from tensordict.core.exceptions import SaveError, UnsupportedEntryError
 from tensordict.core.json_text import parse_json
 from tensordict.core.keys import Path, joined
 from tensordict.io import checks
-from tensordict.io.stores.array_store import ArrayItem, Item, Other, Pick
+from tensordict.io.stores.array_store import ArrayItem, Item, Pick, UnreadableItem
 from tensordict.io.stores.entries import CLASS
 from tensordict.io.stores.redis import HIDDEN, Scope, Server
 from tensordict.io.stores.redis_items import Meta, WireArray, WireGroup, addresses, bytes_of, decoded, noted_in
@@ -471,7 +471,7 @@ class ElementGroup(WireGroup):
         if place.startswith(_OWN):
             return super()._leaf_at(place, key, meta)
         if meta.is_value:
-            return Other(self.store, key, -1, "a value, which a lazy stack on a server does not have")
+            return UnreadableItem(self.store, key, -1, "a value, which a lazy stack on a server does not have")
         return ElementArray(self.store, key, place, meta, self.number)
 
     def _parts(self) -> list[str]:
@@ -489,7 +489,7 @@ class ElementGroup(WireGroup):
     def new_group(self, key: Path) -> ElementGroup:
         return ElementGroup(self.store, key, None, -1, None)
 
-    def put(self, name: str, item: Item) -> None:
+    def attach(self, name: str, item: Item) -> None:
         if self._place is None:
             self._made[name] = item
             return

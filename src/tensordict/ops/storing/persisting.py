@@ -327,7 +327,7 @@ class Persisting(Contract):
         check_levels(self)
         refuse_sharded(self)
         kind = backend_of(backend)
-        options = kind.checked_options(kwargs)
+        options = kind.check_options(kwargs)
         reopen = partial(makers.open_store, backend=backend, options=kwargs, is_new=True)
         if kind.opens_urls and is_url(filename):
             filename = Remote(filename, storage_options)
@@ -351,7 +351,7 @@ class Persisting(Contract):
                     raise files.named_os_error(error, "write the file", save.path) from error
             save.commit()
             # While nobody else saves there: HDF5 refuses to open what another process has open for writing.
-            return reopen(save.path, mode=kind.mode_of_saved(path))
+            return reopen(save.path, mode=kind.choose_mode(path))
 
 
 def server_class() -> Any:
