@@ -477,7 +477,7 @@ def test_a_large_write_in_place_whose_answer_is_lost_is_sent_again(
     server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _limit(monkeypatch, 32)
-    store, real, sent = dense().to_store(**where(server)), redis_wire._exchanged, []
+    store, real, sent = dense().to_store(**where(server)), redis_wire._exchange, []
 
     def twice(connection: Any, commands: Any) -> Any:
         answers = real(connection, commands)
@@ -486,7 +486,7 @@ def test_a_large_write_in_place_whose_answer_is_lost_is_sent_again(
             raise redis.ConnectionError("the answer is lost")
         return answers
 
-    monkeypatch.setattr(redis_wire, "_exchanged", twice)
+    monkeypatch.setattr(redis_wire, "_exchange", twice)
     _in_place(store)
     assert sent and torch.equal(store["a"], dense()["a"] * 2) and torch.equal(store["n", "b"], torch.arange(8) * 2)
     assert not _uploaded(server)

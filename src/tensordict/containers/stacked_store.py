@@ -82,7 +82,7 @@ class Elements(Members):
         ]
         if group.place:
             containers = [container._as_saved_class() for container in containers]
-        return cls.over(group, containers, server.dim, server.noted("").get(_NAME))
+        return cls.over(group, containers, server.dim, server.attributes_at("").get(_NAME))
 
     @classmethod
     def over(cls, group: ElementGroup, containers: list[Any], dim: int, name: str | None, path: Any = ()) -> Elements:
@@ -132,7 +132,7 @@ class Elements(Members):
     def reading(self, name: str) -> Iterator[None]:
         with self.server.together():
             group, server = self.group, self.server
-            server.read_ahead([server.element(found.at, group._below(name)) for found in self.groups()])
+            server.prefetch([server.element(found.at, group._below(name)) for found in self.groups()])
             yield
 
     def _column(self, name: str) -> Tensor | None:
@@ -390,7 +390,7 @@ class LazyStackedTensorDictStore(LazyStackedTensorDict):
             if is_typed(lazy_td):
                 store.set_header("__tensorclass__", class_name(lazy_td).encode())
             if stack.stack_dim_name is not None:
-                store.note("", {**store.noted(""), _NAME: stack.stack_dim_name})
+                store.note("", {**store.attributes_at(""), _NAME: stack.stack_dim_name})
             for at, member in enumerate(members):
                 stored_entries.write_container(store.element(at), member, {})
         return cls._open_store(store, target)

@@ -226,7 +226,7 @@ class CachedFile:
             if not subtract_ranges(wanted, self._have):
                 return
             with self._lock_file():
-                kept = self._read_verified(subtract_ranges(wanted, self._have))
+                kept = self._read_ranges(subtract_ranges(wanted, self._have))
                 missing = merge_ranges(subtract_ranges(wanted, self._have), _GAP)
                 if missing:
                     fetched = self._fetch(missing)
@@ -259,7 +259,7 @@ class CachedFile:
 
     # --- what is kept -------------------------------------------------------------------------------------------------
 
-    def _read_verified(self, wanted: list[Range]) -> list[tuple[int, int, int]]:
+    def _read_ranges(self, wanted: list[Range]) -> list[tuple[int, int, int]]:
         """Read the ranges in the note. Ranges in `wanted` are verified, and left out if their checksum is wrong."""
         if self._place.cache is None or not self._is_there():
             return []

@@ -52,14 +52,14 @@ def _open(check: Callable[[Callable[[str], bytes]], None], save: RemoteSave) -> 
     check(lambda name: save.source().read(f"{save.path}/{name}"))
     # The tensors hold the source, so the fetched bytes live as long as the tensors.
     save.keep_for(save.source())
-    return _wrap_stored(container)
+    return _wrap_tensors(container)
 
 
-def _wrap_stored(container: Any) -> Any:
+def _wrap_tensors(container: Any) -> Any:
     """Wrap a container so that reading a stored tensor returns a tensor in memory."""
     inner = container._wrapped_container()
     entries = {
-        name: _wrap_stored(value) if is_node(value) and not value._is_non_tensor else value
+        name: _wrap_tensors(value) if is_node(value) and not value._is_non_tensor else value
         for name, value in inner._entries.items()
     }
     make = registry.lookup("FileSelection")._of
@@ -84,7 +84,7 @@ class _RowSource:
 
     def map(self, path: str, dtype: torch.dtype, shape: tuple[int, ...], key: Path) -> Tensor:
         """Return a tensor, or a stored tensor that is read later."""
-        if self._ragged.is_ragged(path) or not shape or 0 in shape:
+        if self._ragged.is_ragged_file(path) or not shape or 0 in shape:
             return self._source.map(path, dtype, shape, key)
         self._source.check_size(path, dtype, shape, key)
         return StoredTensor.of(RemoteArray(self._save, self._source, path, dtype, shape, key), dtype, None, key)
@@ -95,7 +95,7 @@ class _SpecSource(_RowSource):
 
     def map(self, path: str, dtype: torch.dtype, shape: tuple[int, ...], key: Path) -> Any:
         """Return the specification of a tensor; a ragged tensor itself."""
-        if self._ragged.is_ragged(path):
+        if self._ragged.is_ragged_file(path):
             return self._source.map(path, dtype, shape, key)
         self._source.check_size(path, dtype, shape, key)
         later: Any = partial(self._source.map, path, dtype, shape, key)

@@ -90,7 +90,7 @@ def read_remote(url: PathLike, access: Access, use: Callable[[RemoteSave], T]) -
                 return found
         except (OSError, LookupError) as error:
             # Loaders wrap errors, so look at the save itself, too.
-            if attempt == _TRIES or not (isinstance(error, ChangedError) or save.is_replaced()):
+            if attempt == _TRIES or not (isinstance(error, ChangedError) or save.is_stale()):
                 raise
         finally:
             save.close()
@@ -226,19 +226,19 @@ class RemoteSave:
 
     def keep_for(self, container: T) -> T:
         """Keep the local copy as long as `container`, which reads it when it is used; returns the container."""
-        self._keep_until_collected(container)
+        self._keep_copy_for(container)
         return container
 
-    def _keep_until_collected(self, owner: Any) -> None:
+    def _keep_copy_for(self, owner: Any) -> None:
         self._leaves_place = True
         weakref.finalize(owner, self._place.close)
 
-    def is_replaced(self) -> bool:
+    def is_stale(self) -> bool:
         """Return True if a file of the save that was read has changed since."""
         if self._file is not None:
             return self.remote.find() != self._file.file
         if isinstance(self._source, RemoteFolder):
-            return self._source.is_replaced()
+            return self._source.is_stale()
         if self.in_place is not None:
             # A Zarr group is read in place, in its current state.
             return False
@@ -250,7 +250,7 @@ class RemoteSave:
         Raises:
             ChangedError: the save was replaced.
         """
-        if (self._file is None or self._place.cache is None) and self.is_replaced():
+        if (self._file is None or self._place.cache is None) and self.is_stale():
             raise ChangedError(f"{self.url!r} was replaced while it was read: read it again")
 
     @contextlib.contextmanager
@@ -321,7 +321,7 @@ class RemoteArchive(Archive):
     def map(self, path: str, dtype: torch.dtype, shape: tuple[int, ...], key: Path) -> Tensor:
         """Map the tensor in a file; while `wanted` collects names, return an empty one on the meta device."""
         name = path[len(self.path) + 1 :]
-        is_ragged = self._ragged.is_ragged(path)
+        is_ragged = self._ragged.is_ragged_file(path)
         if self.wanted is None or name not in self.entries or is_ragged:
             return super().map(path, dtype, shape, key)
         self.wanted.append(name)
@@ -435,7 +435,7 @@ class RemoteFolder:
         name, nbytes = self._name(path), math.prod(shape) * dtype.itemsize
         self.check_size(path, dtype, shape, key)
         cached = self._open_copy(name)
-        is_ragged = self._ragged.is_ragged(path)
+        is_ragged = self._ragged.is_ragged_file(path)
         if self.wanted is not None and not is_ragged:
             self.wanted.append(name)
             return torch.empty(shape, dtype=dtype, device="meta")
@@ -484,7 +484,7 @@ class RemoteFolder:
             cached.ensure()
             files.copy_file(source, fd, cached.file.size)
 
-    def is_replaced(self) -> bool:
+    def is_stale(self) -> bool:
         """Return True if a file that was read has changed or is gone.
 
         Every file is checked, because two saves that differ only in their tensors have the same `meta.json`.
@@ -502,7 +502,7 @@ class RemoteFolder:
         files.run_all([partial(look, name) for name in asked], IN_FLIGHT)
         return bool(replaced)
 
-    def list_requested(self) -> list[str]:
+    def list_requests(self) -> list[str]:
         """Return the names of the files that loaders have requested."""
         return list(self._files)
 
@@ -537,7 +537,7 @@ class RaggedFiles:
     def __init__(self) -> None:
         self._stems: set[str] = set()
 
-    def is_ragged(self, path: str) -> bool:
+    def is_ragged_file(self, path: str) -> bool:
         """Return True if a file belongs to a ragged tensor. Must be called for all files in the order of loading."""
         if path.endswith(TABLE_SUFFIX):
             self._stems.add(path.removesuffix(TABLE_SUFFIX))

@@ -171,7 +171,7 @@ def _list_files_of(remote: Remote) -> set[str]:
             return left_pickled(of, path, key, stack)
 
         read_directory(save.path, LoadOptions(source=source, unpickle=list_pickle))
-        return {*source.list_requested(), *pickles}
+        return {*source.list_requests(), *pickles}
     except OSError:
         return set()
     finally:

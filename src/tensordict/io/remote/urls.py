@@ -373,12 +373,12 @@ class Remote:
         """
         self._refuse_http("upload")
         if isinstance(content, bytes):
-            self._put(name, content, new, None)
+            self._upload(name, content, new, None)
             return
         with transferring("uploading", os.path.getsize(content)) as shown:
-            self._put(name, content, new, shown)
+            self._upload(name, content, new, shown)
 
-    def _put(self, name: str, content: Content, new: bool, progress: Progress | None) -> None:
+    def _upload(self, name: str, content: Content, new: bool, progress: Progress | None) -> None:
         path = self._path(name)
         mode = {"mode": "create"} if new else {}
         call: Callable[[], object]

@@ -277,7 +277,7 @@ def write_item(group: Group, value: Any, options: Mapping[str, Any], key: Path, 
     Raises:
         UnsupportedEntryError: the entry cannot be stored; the key is named.
     """
-    if group.store.shares and (there := _find_stored(group.store, value, key, above)) is not None:
+    if group.store.shares and (there := _find_item(group.store, value, key, above)) is not None:
         return there
     if isinstance(value, Contract):
         return _write_node(group, value, options, key, above)
@@ -289,7 +289,7 @@ def write_item(group: Group, value: Any, options: Mapping[str, Any], key: Path, 
     return array
 
 
-def _find_stored(store: Store, value: object, key: Path, above: tuple[int, ...]) -> Item | None:
+def _find_item(store: Store, value: object, key: Path, above: tuple[int, ...]) -> Item | None:
     """Return the item of this store that a leaf or container reads from; `None` if it is elsewhere."""
     if isinstance(value, StoredTensor):
         array = value.array

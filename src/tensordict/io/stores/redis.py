@@ -1,8 +1,8 @@
-"""Containers on a Redis server, or another one of its protocol, as stores; the layout is in `redis_wire.py`.
+"""Containers on Redis servers as array stores, for `TensorDictStore`; `redis_wire.py` describes the layout.
 
-What is known of the leaves (paths, shapes, dtypes) is kept. Each request for elements asks whether that is still so,
-and those of whole containers for the names. All that one call writes goes in one request, which the server carries out
-whole or not at all; what is larger than a request goes ahead under another name.
+The paths, shapes and dtypes of leaves are cached. Each read or write of elements compares them on the server, and
+requests for whole containers list the names again. Each call sends its writes in one request, which the server executes
+completely or not at all. Data that is larger than a request is uploaded first, under a temporary name.
 """
 
 from __future__ import annotations
@@ -33,31 +33,34 @@ from tensordict.io.stores.redis_items import (
     WireArray,
     WireGroup,
     addresses,
-    decoded,
-    notes_of,
+    decode_part,
+    parse_notes,
     portions,
 )
-from tensordict.io.stores.redis_wire import FORGOTTEN, LIMIT, Address, Check, Contents, Request, Wire, Word, only_frees
+from tensordict.io.stores.redis_wire import FORGOTTEN, LIMIT, Address, Check, Contents, Request, Wire, Word, is_freeing
 
 
 class Scope:
-    """What is done together: names that were read once, what is read ahead, what will be written.
+    """The requests of one block of `Server.together`: prefetched reads and pending writes.
 
-    is_listed: whether the names were read.
-    wanted: what will be read; `ready` what was read of it, which is given once.
-    checks, commands: what `Wire.write` takes, with the paths and keys; `size` says how many bytes they are, `written`
-        where in the leaves they write, from one byte up to another.
-    adds: whether leaves are added or deleted.
-    token: what says in the hash of a leaf that this was written, where it would not do the same a second time.
-    touched: the paths of what is written, each once, in order; errors name them.
-    uploads: the names that something was uploaded under ahead.
-    undos: the functions that `Store.undo_on_failure` was given.
-    given: of lazy stacks, what elements were given at a path, by their numbers; it is written as one at the end.
-    noted: the same, of what is noted of nested containers.
+    Attributes:
+        is_refresh_names: True once the names were read.
+        wanted: requests that will be read, in order.
+        ready: answers to prefetched requests.
+        checks, commands: the arguments of `Wire.write`; `checks` also has the path and key of each.
+        size: the length of `commands` in bytes.
+        written: the range of bytes that `commands` write, by path of the leaf.
+        adds: True if `commands` add or delete leaves.
+        token: identifies a write that is not idempotent; empty if all are.
+        touched: the paths of written entries, in order, for errors.
+        uploads: the temporary names of uploads.
+        undos: the functions passed to `Store.undo_on_failure`.
+        given: items that elements of a lazy stack were given, by path and number of the element.
+        noted: attributes that elements of a lazy stack were given, in the same way.
     """
 
     def __init__(self) -> None:
-        self.is_listed = False
+        self.is_refresh_names = False
         self.wanted: dict[Request, None] = {}
         self.ready: dict[Request, Any] = {}
         self.given: dict[str, dict[int, Any]] = {}
@@ -78,23 +81,23 @@ class Scope:
         self.commands.append(words)
 
     def check(self, path: str, key: Path, check: Check) -> None:
-        """Have nothing be written unless this is so, which is told once."""
+        """Make all writes of the block depend on a check. Only the first check of a leaf counts."""
         self.touch(path)
         self.checks.setdefault(check[0], (check, path, key))
 
     def touch(self, path: str) -> None:
-        """Note that something is written at a path, which is empty for the container itself."""
+        """Record that the block writes at a path; the empty path stands for the container itself."""
         if path:
             self.touched[path] = None
 
     def note_written(self, request: Request) -> None:
-        """Know that what the request asks for will be written."""
+        """Record that the block writes the bytes of a request."""
         start, stop = _span(request)
         first, last = self.written.get(request.path, (start, stop))
         self.written[request.path] = min(first, start), max(last, stop)
 
     def writes(self, request: Request) -> bool:
-        """Whether what the request asks for may be among what will be written."""
+        """Return True if a pending write may change the answer to a request."""
         if self.adds or not request.run:
             path = request.path
             while path and path not in self.touched:
@@ -105,7 +108,7 @@ class Scope:
         return start < last and first < stop
 
     def portion(self, first: Request | None = None) -> list[Request]:
-        """What is read next: this and others that are wanted, as much as one answer should carry."""
+        """Take the next requests from `wanted`, beginning with `first`, up to the size of one answer."""
         found: list[Request] = []
         size = 0
         for request in [*filter(None, [first]), *(request for request in self.wanted if request != first)]:
@@ -119,23 +122,23 @@ class Scope:
 
 
 def _span(request: Request) -> tuple[int, int]:
-    """The first byte of what is asked for, and the one behind the last."""
+    """Return the range of bytes that a request covers."""
     offsets = np.frombuffer(request.offsets, "<u8")
     return int(offsets.min()), int(offsets.max()) + request.run
 
 
-# The fields of a leaf that the reference does not list, among what is noted.
+# Field of the notes in `__groups__`: the hash of a leaf that is hidden from the reference.
 HIDDEN = "_leaf"
 
 
 class Server(Store):
-    """A container on a server."""
+    """An open container on a server."""
 
     backend = "redis"
     kind = "container"
     a_kind = "a container on a Redis server"
     rewrites = False
-    # Where the batch size is, and whether what was read ahead is asked for once.
+    # Key of the batch size, and whether a prefetched answer is used only once.
     size_name = "__batch_size__"
     gives_once = True
 
@@ -147,14 +150,14 @@ class Server(Store):
         self._open = True
         self._metas: dict[str, Meta] = {}
         self._notes: dict[str, dict[str, Any]] = {}
-        # The leaves that the reference does not list, and their fields.
+        # Hashes of leaves that are hidden from the reference, by path.
         self._hidden: dict[str, Any] = {}
-        # What the server said, as long as that is what is known.
+        # The listing that the caches were built from; `None` after a change.
         self._listing: Contents | None = None
-        self._last = 0  # the number of the entry that was made last
-        # The parts of the paths below each node, in order, once they were asked for.
+        self._last = 0  # highest `_order` of an entry
+        # Cache of `tree`.
         self._tree: dict[str, dict[str, None]] | None = None
-        # Threads share what is known: each change of it is one step, and counted.
+        # Threads share the caches: each change happens under this lock, and is counted.
         self._knowing, self._changes = Lock(), 0
         self._root = WireGroup(self, (), "", next(addresses))
         self._local = threading.local()
@@ -200,7 +203,7 @@ class Server(Store):
 
     @property
     def device(self) -> torch.device | None:
-        """The device that is noted."""
+        """The device that is stored with the container."""
         raw = self.header.get("__device__")
         with self.errors(()):
             return torch.device(raw.decode()) if raw else None
@@ -210,13 +213,13 @@ class Server(Store):
             super().check()
 
     def clear(self) -> None:
-        """Delete all of the container."""
+        """Delete the container on the server."""
         self.check_writable()
         self.wire.clear()
         self.forget()
 
     def flush(self) -> None:
-        """Nothing: what was written is on the server."""
+        """Do nothing, because writes are on the server already."""
 
     def close(self) -> None:
         self._open = False
@@ -237,22 +240,22 @@ class Server(Store):
     @staticmethod
     def key_of(path: str) -> Path:
         """Return the nested key of the entry at a path."""
-        return tuple(map(decoded, path.split(".")))
+        return tuple(map(decode_part, path.split(".")))
 
-    # --- what is known ------------------------------------------------------------------------------------------------
+    # --- cached metadata ----------------------------------------------------------------------------------------------
 
     @property
     def exists(self) -> bool:
-        """Whether there was such a container when it was asked for the last time."""
+        """True if the server had the container at the last listing."""
         return bool(self.header or self._metas or self._notes)
 
     @property
     def is_stack(self) -> bool:
-        """Whether it is a lazy stack."""
+        """True for a lazy stack."""
         return self.header.get("__type__") == b"lazy_stack"
 
     def sync(self, requests: Sequence[Request] = ()) -> list[Any]:
-        """The answers to requests; what is known is made of what there is now."""
+        """Refresh the caches from the server, and return the answers to requests of the same moment."""
         self.check()
         while True:
             with self._knowing.held:
@@ -263,82 +266,82 @@ class Server(Store):
                 if listing == self._listing and not changed and self.address.cached:
                     return answers
                 known = self._metas.copy() if self.address.cached else {}
-            header, paths, groups = listing.parsed()
-            notes = {path: notes_of(raw) for path, raw in groups.items()}
+            header, paths, groups = listing.parse()
+            notes = {path: parse_notes(raw) for path, raw in groups.items()}
             hidden = {path: noted[HIDDEN] for path, noted in notes.items() if isinstance(noted.get(HIDDEN), dict)}
             paths |= hidden.keys()
             changed |= {path for path in paths if hidden.get(path) != self._hidden.get(path)}
             metas = {path: meta for path, meta in known.items() if path in paths and path not in changed}
             metas.update((path, Meta.of_texts(hidden[path])) for path in hidden.keys() - metas.keys())
             new = [path for path in paths if path not in metas]
-            # One that is deleted meanwhile has no fields.
+            # A leaf that was deleted meanwhile has no fields.
             metas.update(
                 (path, Meta(fields)) for path, fields in zip(new, self.wire.metas(new) if new else ()) if fields
             )
             with self._knowing.held:
-                # What another thread did meanwhile may be newer than what was found.
+                # Another thread may have stored newer metadata meanwhile.
                 if self._changes != changes:
                     continue
-                self._changed()
-                # A server that has lost all is told the header again.
+                self._mark_changed()
+                # Keep the header if the server lost its data, to write it again.
                 self.header, self._metas = header or self.header, metas
                 self._notes = {path: noted for path, noted in notes.items() if path not in hidden}
                 self._hidden = hidden
-                # Never less than before: an entry that was dropped may come back under its number.
+                # Never decrease: a deleted entry may come back with its old number.
                 self._last = max(self._last, *(self.order(path) or 0 for path in (*metas, *groups)), 0)
                 self._listing = listing if len(metas) == len(paths) else None
             return answers
 
-    def _changed(self) -> None:
-        """Note that what is known changes."""
+    def _mark_changed(self) -> None:
+        """Count a change of the caches, and drop what was derived from them."""
         self._changes += 1
         self._listing = self._tree = None
 
     def forget(self) -> None:
-        """Ask anew for all that is known, as a write may have come through or not."""
+        """Drop the caches, because a failed write may or may not have reached the server."""
         with self._knowing.held:
-            self._changed()
+            self._mark_changed()
             self._metas, self._notes = {}, {}
 
-    def known(self, path: str) -> Meta | None:
-        """What is known of a leaf; `None` when there is none. Raises `KeyError` for what is not even a node."""
+    def find_leaf(self, path: str) -> Meta | None:
+        """Return the metadata of a leaf; `None` for a nested container. Raises `KeyError` if the path is missing."""
         scope = self.scope
-        if not self.address.cached and (scope is None or not (scope.is_listed or scope.adds)):
-            self._listed()
+        if not self.address.cached and (scope is None or not (scope.is_refresh_names or scope.adds)):
+            self._refresh_names()
         for asked in (False, True):
             with self._knowing.held:
                 if path in self._metas:
                     return self._metas[path]
                 if self.is_node(path):
                     return None
-            if asked or (scope is not None and scope.is_listed):
+            if asked or (scope is not None and scope.is_refresh_names):
                 break
-            self._listed()
-        raise KeyError(decoded(path.rpartition(".")[2]))
+            self._refresh_names()
+        raise KeyError(decode_part(path.rpartition(".")[2]))
 
     def is_node(self, path: str) -> bool:
-        """Whether a nested container is known at a path."""
+        """Return True if a path is a nested container in the cache."""
         return path in self._notes or path in self.tree
 
-    def _listed(self) -> None:
-        """Ask which leaves there are, in a scope only once."""
+    def _refresh_names(self) -> None:
+        """List the leaves on the server; within a block only once."""
         scope = self.scope
         if scope is not None and scope.adds:
             self.send(scope)
         if scope is None:
             self.sync()
-        elif not scope.is_listed:
+        elif not scope.is_refresh_names:
             self._read_portion(scope)
 
     def children(self, path: str) -> list[str]:
-        """The parts of the paths below a node, as the server has them now."""
-        self._listed()
+        """List the entries of a nested container on the server, as parts of paths."""
+        self._refresh_names()
         with self._knowing.held:
             return list(self.tree.get(path, ()))
 
     @property
     def tree(self) -> dict[str, dict[str, None]]:
-        """The parts of the paths below each node, in order, as far as they are known."""
+        """The cached entries of each nested container, as ordered parts of paths."""
         if self._tree is None:
             self._tree = {}
             for other in sorted({*self._metas, *self._notes}, key=self._rank):
@@ -349,30 +352,30 @@ class Server(Store):
         return self._tree
 
     def under(self, path: str) -> Iterator[str]:
-        """The paths below a path, as far as they are known."""
+        """Yield the cached paths below a path."""
         for part in self.tree.get(path, ()):
             yield (other := f"{path}.{part}")
             yield from self.under(other)
 
     def _rank(self, path: str) -> tuple[bool, int, str]:
-        """What the entries of one level are sorted by: as they were made, then those of others by their names."""
+        """Sort key of an entry: the order of creation. Entries of other programs come last, by name."""
         order = self.order(path)
         return order is None, order or 0, path
 
     def order(self, path: str) -> int | None:
-        """The number of an entry among all that were made; `None` for one of another program."""
+        """Return the position of an entry in the order of creation; `None` if another program wrote it."""
         meta = self._metas.get(path)
         if meta is not None:
             return meta.order
         found = self._notes.get(path, {}).get("_order")
         return found if type(found) is int else None
 
-    def _next(self) -> int:
+    def _take_number(self) -> int:
         self._last += 1
         return self._last
 
-    def noted(self, path: str) -> dict[str, Any]:
-        """What is noted of a nested container, or of the outermost."""
+    def attributes_at(self, path: str) -> dict[str, Any]:
+        """Return the attributes of a nested container, or of the root."""
         notes = self._notes.get(path, {})
         if path:
             return notes
@@ -381,7 +384,7 @@ class Server(Store):
         return {**notes, SIZE: sizes, CLASS: None if name is None else name.decode()}
 
     def below(self, path: str) -> list[str]:
-        """The paths of the leaves at and below a path, in order."""
+        """Return the cached paths of leaves at and below a path, sorted."""
         start = path + "." if path else ""
         return sorted(other for other in self._metas.copy() if other == path or other.startswith(start))
 
@@ -403,7 +406,7 @@ class Server(Store):
         scope = self._local.scope = Scope()
         try:
             if pick is not None:
-                self._read_ahead(scope, items, pick)
+                self._prefetch(scope, items, pick)
             yield
             if scope.commands:
                 self.send(scope)
@@ -418,16 +421,16 @@ class Server(Store):
         finally:
             self._local.scope = None
 
-    def _read_ahead(self, scope: Scope, items: Iterable[Item], pick: Pick) -> None:
-        """Read the names and the first of what will be read; values alone are read when the first is asked for."""
+    def _prefetch(self, scope: Scope, items: Iterable[Item], pick: Pick) -> None:
+        """Read the names and the first requests. If only values are wanted, they are read when the first is used."""
         if not self.address.cached or not self._metas:
-            self._listed()
+            self._refresh_names()
         scope.wanted = dict.fromkeys(self._requests(items, pick))
         if any(request.run for request in scope.wanted):
             self._read_portion(scope)
 
     def _requests(self, items: Iterable[Item], pick: Pick) -> Iterator[Request]:
-        """The requests for what `pick` says of the leaves at and below items; those who come to a broken leaf tell."""
+        """Yield the requests for the selection `pick` of the leaves below items. Broken leaves are skipped here."""
         paths = [path for item in items if isinstance(item, (WireGroup, WireArray)) for path in self.below(item.place)]
         for path in paths:
             meta = self._metas.get(path)
@@ -435,25 +438,25 @@ class Server(Store):
                 yield Request(path)
             elif meta is not None:
                 with contextlib.suppress(ValueError, IndexError, SaveError):
-                    selection = pick(meta.parsed().shape or ())
+                    selection = pick(meta.parse().shape or ())
                     if selection is not None:
                         yield from WireArray(self, (), path, meta).requests(selection)[1]
 
     def _read_portion(self, scope: Scope, first: Request | None = None, key: Path = ()) -> None:
-        """Read what is wanted, one first, as much as one answer should carry; and the names, when it is time."""
+        """Read the next requests, beginning with `first`; also the names, unless the block has read them."""
         requests = scope.portion(first)
-        if scope.is_listed:
+        if scope.is_refresh_names:
             answers = self.wire.read(requests, key)
         else:
-            scope.is_listed = True
+            scope.is_refresh_names = True
             answers = self.sync(requests)
         scope.ready.update(zip(requests, answers, strict=True))
 
     def fetch(self, request: Request, key: Path) -> Any:
-        """The answer to a request, which may have been read ahead.
+        """Return the answer to a request, which may have been prefetched.
 
         Raises:
-            StaleError: the leaf is no longer there, or has another shape or dtype.
+            StaleError: the leaf was deleted, or has another shape or dtype.
         """
         self.check()
         scope = self.scope
@@ -471,7 +474,7 @@ class Server(Store):
 
     def _stale(self, path: str, key: Path) -> StaleError:
         with self._knowing.held:
-            self._changed()
+            self._mark_changed()
             self._metas.pop(path, None)
         self.sync()
         what = (
@@ -484,14 +487,14 @@ class Server(Store):
     # --- writing ------------------------------------------------------------------------------------------------------
 
     def send(self, scope: Scope) -> None:
-        """Send what was written so far."""
+        """Send the pending writes of a block."""
         checks, commands, adds, token = list(scope.checks.values()), scope.commands, scope.adds, scope.token
         keys = list(map(self.key_of, scope.touched))
         scope.begin()
         scope.ready.clear()
         if adds:
-            scope.is_listed = False
-            if not only_frees(commands):
+            scope.is_refresh_names = False
+            if not is_freeing(commands):
                 commands += [("SETNX", self.wire.base + name, value) for name, value in self.header.items()]
         try:
             failed = self.wire.write([check for check, _, _ in checks], commands, keys, token)
@@ -518,17 +521,17 @@ class Server(Store):
             self._renewed = now
 
     def upload(self, path: str, data: memoryview, key: Path) -> str:
-        """Upload bytes of a leaf ahead, under a new name, which is returned; they are deleted when the scope fails."""
+        """Upload bytes of a leaf under a temporary name, which is returned. A block that fails deletes it."""
         scope, name = self.scope, f"{self.wire.base}t:{uuid.uuid4()}"
         assert scope is not None
         scope.uploads.append(name)
         self.wire.upload(name, data, key)
-        # It stays until the answer has come, so that the write may be sent again.
+        # Keep the upload until the write is answered, so that the write can be repeated.
         scope.check(path, key, (name, self.wire.data(path), b"", b"", 0))
         return name
 
     def write_pieces(self, array: WireArray, run: int, offsets: bytes, data: memoryview) -> None:
-        """Write pieces of an array, each of `run` bytes; what is more than one request carries is uploaded ahead."""
+        """Write pieces of an array, each of `run` bytes. Data beyond the size of a request is uploaded first."""
         path, meta = array.place, array.meta
         name, at = self.wire.data(path), 0
         with self.together():
@@ -551,14 +554,14 @@ class Server(Store):
                     scope.command("WRITE", name, part.run, part.offsets, piece)
 
     def set_header(self, name: str, value: bytes | None) -> None:
-        """Note something of the container as a whole; `None` takes it away."""
+        """Set a header field of the container; `None` deletes it."""
         if self.header.get(name) == value:
             return
         with self.together():
             assert self.scope is not None
             self.undo_on_failure(functools.partial(setattr, self, "header", self.header.copy()))
             with self._knowing.held:
-                self._changed()
+                self._mark_changed()
                 self.header.pop(name, None)
                 if value is not None:
                     self.header[name] = value
@@ -570,12 +573,12 @@ class Server(Store):
             self.scope.undos.append(undo)
 
     def note(self, path: str, notes: Mapping[str, Any]) -> None:
-        """Have the server keep what is noted of a nested container, or of the outermost."""
+        """Write the attributes of a nested container, or of the root."""
         kept = {name: value for name, value in notes.items() if value is not None}
         with self.together():
             assert self.scope is not None
             if path:
-                kept.setdefault("_order", self._next())
+                kept.setdefault("_order", self._take_number())
             else:
                 size, name = kept.pop(SIZE, None), kept.pop(CLASS, None)
                 self.set_header(self.size_name, None if size is None else json.dumps(size).encode())
@@ -585,16 +588,16 @@ class Server(Store):
             self.set_notes(path, kept)
 
     def set_notes(self, path: str, notes: dict[str, Any]) -> None:
-        """Have the server keep just this of a nested container; to be called in a scope."""
+        """Write exactly these attributes of a nested container; only inside of a block."""
         assert self.scope is not None
         with self._knowing.held:
-            self._changed()
+            self._mark_changed()
             self._notes[path] = notes
         self.scope.touch(path)
         self.scope.command("HSET", self.wire.base + "__groups__", path, json.dumps(notes))
 
     def drop(self, path: str) -> None:
-        """Delete what is at and below a path."""
+        """Delete the entry at a path and everything below it."""
         wire = self.wire
         with self.together():
             scope = self.scope
@@ -602,7 +605,7 @@ class Server(Store):
             scope.adds = True
             scope.touch(path)
             with self._knowing.held:
-                self._changed()
+                self._mark_changed()
                 for leaf in self.below(path):
                     scope.command("DEL", wire.meta(leaf), wire.data(leaf), wire.data(leaf) + ":idx")
                     scope.command("SREM", wire.base + "__keys__", leaf)
@@ -614,15 +617,22 @@ class Server(Store):
                     del self._notes[node]
 
     def add(self, path: str, fields: Mapping[str, Any], data: Any, order: int | None = None) -> None:
-        """Add a leaf: its hash, and its bytes, `None` for zeros; `order` as before."""
+        """Add a leaf.
+
+        Args:
+            path: its path.
+            fields: its hash.
+            data: its bytes; `None` for zeros.
+            order: its position in the order of creation; a new one by default.
+        """
         wire, scope, name = self.wire, self.scope, self.wire.data(path)
         assert scope is not None
         scope.adds = True
         scope.touch(path)
-        fields = {**fields, "_order": self._next() if order is None else order}
+        fields = {**fields, "_order": self._take_number() if order is None else order}
         meta = Meta.of_texts(fields)
         if data is None:
-            size = meta.parsed().nbytes
+            size = meta.parse().nbytes
             scope.command("DEL", name)
             scope.commands.append(("SETRANGE", name, size - 1, b"\0") if size else ("SET", name, b""))
         elif scope.size + len(data) <= LIMIT:
@@ -633,11 +643,11 @@ class Server(Store):
         scope.command("DEL", wire.meta(path))
         scope.command("HSET", wire.meta(path), *itertools.chain.from_iterable(fields.items()))
         with self._knowing.held:
-            self._changed()
+            self._mark_changed()
             self._metas[path] = meta
         self.list_leaf(path)
 
     def list_leaf(self, path: str) -> None:
-        """Have the server list a leaf; to be called in a scope."""
+        """Add a leaf to the names of the container; only inside of a block."""
         assert self.scope is not None
         self.scope.command("SADD", self.wire.base + "__keys__", path)

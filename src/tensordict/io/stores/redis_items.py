@@ -1,4 +1,4 @@
-"""What is in a container on a Redis server: the layout of names, shapes and bytes, and the items of a store."""
+"""The items of containers on Redis servers, and the encoding of names, shapes and selections; for `redis.py`."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ from tensordict.memory.stored_tensors import Selection, Values, as_array, stored
 if TYPE_CHECKING:
     from tensordict.io.stores.redis import Server
 
-# What the parts of paths begin with that the layout cannot hold as they are; the rest is percent-encoded.
+# Prefix of parts of paths that the layout cannot hold literally. The rest of such a part is percent-encoded.
 _ENCODED = "_%"
-# Pieces of an array that one request asks for at most, so that the server answers others in between.
+# Most pieces of an array in one request, so that the server can answer other clients in between.
 _PIECES = 1 << 14
 _DTYPES = {str(found): found for found in vars(torch).values() if isinstance(found, torch.dtype)}
 
 
 @functools.lru_cache(1 << 12)
-def encoded(name: str) -> str:
-    """A name as a part of a path."""
+def encode_part(name: str) -> str:
+    """Encode a name as a part of a path."""
     try:
         name.encode()
     except UnicodeEncodeError as error:
@@ -48,15 +48,15 @@ def encoded(name: str) -> str:
     return name
 
 
-def decoded(part: str) -> str:
+def decode_part(part: str) -> str:
     return unquote(part[len(_ENCODED) :]) if part.startswith(_ENCODED) else part
 
 
 class Meta:
-    """What the server says of a leaf: the texts, and what they mean.
+    """The hash of a leaf on the server, parsed when it is needed.
 
-    Of a leaf of a lazy stack whose elements differ in shape, `shapes` has all of them, `starts` where in bytes each
-    element begins, and the end; `shape_text` is the digest of the text that says so.
+    If the elements of a leaf of a lazy stack differ in shape, `shapes` lists the shape of each element, `starts` has
+    their byte offsets and the end, and `shape_text` is the digest of the text of all shapes.
     """
 
     __slots__ = ("dtype", "dtype_text", "fields", "is_value", "order", "shape", "shape_text", "shapes", "starts")
@@ -77,14 +77,14 @@ class Meta:
 
     @classmethod
     def of(cls, shape: Sequence[int], dtype: torch.dtype) -> Meta:
-        return cls.of_texts({"shape": json.dumps(list(shape)), "dtype": dtype}).parsed()
+        return cls.of_texts({"shape": json.dumps(list(shape)), "dtype": dtype}).parse()
 
     @classmethod
     def of_texts(cls, fields: Mapping[str, Any]) -> Meta:
         return cls({name.encode(): str(value).encode() for name, value in fields.items()})
 
-    def parsed(self) -> Meta:
-        """Itself, with its shape and dtype; a `ValueError` when the texts are none."""
+    def parse(self) -> Meta:
+        """Parse the shape and dtype, and return self; raises `ValueError` for invalid texts."""
         if self.shape is None:
             dtype = _DTYPES.get(self.dtype_text.decode())
             if dtype is None:
@@ -104,12 +104,12 @@ class Meta:
         self.starts = [0, *itertools.accumulate(sizes)]
 
     def shape_at(self, at: int) -> tuple[int, ...] | None:
-        """The shape of an element of a lazy stack; `None` where it lacks this leaf."""
+        """Return the shape of an element of a lazy stack; `None` if the element lacks this leaf."""
         assert self.shape is not None
         return self.shape[1:] if self.shapes is None else self.shapes[at]
 
     def part(self, at: int) -> tuple[int, int]:
-        """The bytes that an element of a lazy stack begins and ends at."""
+        """Return the range of bytes of an element of a lazy stack."""
         assert self.shape is not None and self.dtype is not None
         if self.shapes is not None:
             return self.starts[at], self.starts[at + 1]
@@ -122,7 +122,7 @@ class Meta:
         return math.prod(self.shape) * self.dtype.itemsize if self.shapes is None else self.starts[-1]
 
 
-def notes_of(raw: bytes) -> dict[str, Any]:
+def parse_notes(raw: bytes) -> dict[str, Any]:
     try:
         found = parse_json(raw)
     except ValueError:
@@ -130,23 +130,23 @@ def notes_of(raw: bytes) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-# --- what is selected -------------------------------------------------------------------------------------------------
+# --- selections -------------------------------------------------------------------------------------------------------
 
 
 def pieces(shape: Sequence[int], itemsize: int, selection: Selection) -> tuple[tuple[int, ...], int, bytes]:
-    """The shape of what is selected of an array in C order, the length in bytes of its pieces, and their offsets.
+    """Return the shape of a selection of a C-ordered array, the length of its pieces in bytes, and their offsets.
 
-    Example: of the rows 2 and 4 of 3 floats each, `((2, 3), 12, ...)` with the integers 24 and 48 as 64 bits each.
+    Example: the rows 2 and 4 of 3 floats each give `((2, 3), 12, ...)`, with the offsets 24 and 48 as 64-bit integers.
     """
-    picks = full(selection, len(shape))
+    picks = complete_selection(selection, len(shape))
     while picks and type(pick := picks[-1]) is slice and pick.indices(size := shape[len(picks) - 1]) == (0, size, 1):
-        # The dims at the end that are taken whole belong to each piece.
+        # Trailing dims that are selected whole are part of each piece.
         picks.pop()
     count = len(picks)
     rest = tuple(shape[count:])
     run = math.prod(rest) * itemsize
     if count == 1 and isinstance(picks[0], slice):
-        # Rows behind one another are one piece, and most selections are just these; the rest would take 20 us.
+        # Adjacent rows are one piece. This is the common case, and the general code would take 20 us.
         start, stop, step = picks[0].indices(shape[0])
         if step == 1 and start < stop:
             return (stop - start, *rest), (stop - start) * run, (start * run).to_bytes(8, "little")
@@ -167,21 +167,21 @@ def pieces(shape: Sequence[int], itemsize: int, selection: Selection) -> tuple[t
 
 
 def bytes_of(values: Values) -> memoryview:
-    """The bytes of an array in C order, without a copy."""
+    """Return the bytes of a contiguous array, without a copy."""
     flat: Any = values.reshape(-1).view(np.uint8)
     return memoryview(flat)
 
 
-def full(selection: Selection, ndim: int) -> list[Any]:
-    """A selection with a pick for each dim."""
+def complete_selection(selection: Selection, ndim: int) -> list[Any]:
+    """Complete a selection to one pick for each dim."""
     picks = list(selection)
     at = next((at for at, pick in enumerate(picks) if pick is Ellipsis), len(picks))
     missing = ndim - len(picks) + (at < len(picks))
     return [*picks[:at], *[slice(None)] * missing, *picks[at + 1 :]]
 
 
-def noted_in(notes: Mapping[str, Any], name: str, default: Any = None) -> Any:
-    """What is noted under a name, known to be a text or integers; a `ValueError` when it is neither."""
+def read_note(notes: Mapping[str, Any], name: str, default: Any = None) -> Any:
+    """Return an attribute, a text or a list of integers; raises `ValueError` for other types."""
     value = notes.get(name, default)
     if type(value) is int:
         return [value]
@@ -191,7 +191,7 @@ def noted_in(notes: Mapping[str, Any], name: str, default: Any = None) -> Any:
 
 
 def portions(request: Request) -> Iterator[Request]:
-    """A request as several, none of which has too large an answer, or takes the server too long."""
+    """Split a request so that no answer is too large, and none occupies the server for long."""
     run, offsets = request.run, request.offsets
     if run > LIMIT:
         for (offset,) in struct.iter_unpack("<Q", offsets):
@@ -206,14 +206,14 @@ def portions(request: Request) -> Iterator[Request]:
             yield request._replace(offsets=offsets[start : start + step])
 
 
-# --- what is in a group -----------------------------------------------------------------------------------------------
+# --- items ------------------------------------------------------------------------------------------------------------
 
 
 addresses = itertools.count()
 
 
 class WireText(Text):
-    """A value that is no tensor. What it is of is told with it, unless another program has replaced it since."""
+    """A value. Its attributes are stored with it, and are ignored if another program has replaced the value."""
 
     store: Server
 
@@ -227,7 +227,7 @@ class WireText(Text):
         if self.place:
             raw, form = self.store.fetch(Request(self.place), self.key)
             self._content = raw.decode()
-            noted = notes_of(form) if form else {}
+            noted = parse_notes(form) if form else {}
             self._noted = noted if noted.get("crc") == zlib.crc32(raw) else {}
         assert self._content is not None
         return self._content
@@ -236,7 +236,7 @@ class WireText(Text):
         if self._noted is None:
             self.content()
         assert self._noted is not None
-        return noted_in(self._noted, name, VALUES[0] if name == KIND else None)
+        return read_note(self._noted, name, VALUES[0] if name == KIND else None)
 
     def set_attribute(self, name: str, value: str | int | Sequence[int] | None) -> None:
         if self.place:
@@ -277,11 +277,11 @@ class WireArray(ArrayItem):
         raise SaveError(f"{entry_of(self.key)}nothing is noted of an array on a server")
 
     def pieces(self, selection: Selection) -> tuple[tuple[int, ...], int, bytes]:
-        """The shape of what is selected, the length in bytes of its pieces, and where each begins."""
+        """Return the shape of a selection, the length of its pieces in bytes, and their offsets."""
         return pieces(self.shape, self.dtype.itemsize, selection)
 
     def requests(self, selection: Selection) -> tuple[tuple[int, ...], list[Request]]:
-        """The shape of what is selected, and the requests for it."""
+        """Return the shape of a selection, and the requests for it."""
         shape, run, offsets = self.pieces(selection)
         return shape, list(portions(Request(self.place, self.meta.shape_text, self.meta.dtype_text, run, offsets)))
 
@@ -300,7 +300,7 @@ class WireArray(ArrayItem):
                 )
             raw[at : at + request.nbytes] = np.frombuffer(answer, np.uint8)
             at += request.nbytes
-        # Any byte may have been sent; a tensor of booleans holds 0 and 1.
+        # Servers are untrusted, and a boolean tensor may only hold the bytes 0 and 1.
         found: Values = raw != 0 if self.dtype is torch.bool else raw.view(dtype)
         return found.reshape(shape)
 
@@ -316,7 +316,7 @@ class WireArray(ArrayItem):
             self.store.write_pieces(self, run, offsets, bytes_of(values))
         elif run == self.meta.nbytes:
             self._content = values.view()
-            # It may be the memory of a tensor, which is not written to.
+            # The array may share the memory of a tensor, so later writes must copy it.
             self._content.flags.writeable = False
         else:
             if not self.content.flags.writeable:
@@ -331,14 +331,14 @@ class WireArray(ArrayItem):
 
     @property
     def content(self) -> Values:
-        """What was written to it before it has a name, zeros where nothing was."""
+        """The elements of an array without a name; zeros if nothing was written."""
         if self._content is None:
             self._content = as_array(torch.zeros(self.shape, dtype=self.dtype), self.dtype)
         return self._content
 
 
 class WireGroup(Group):
-    """A container or nested container: its path, empty for the outermost; or items that have no place yet."""
+    """A container: at a path on the server, empty for the root; or, without a name yet, its items in memory."""
 
     store: Server
 
@@ -355,35 +355,35 @@ class WireGroup(Group):
 
     @property
     def path(self) -> str:
-        return "/".join(quote(decoded(part), safe="") for part in self.place.split("."))
+        return "/".join(quote(decode_part(part), safe="") for part in self.place.split("."))
 
     def _below(self, name: str) -> str:
-        return f"{self.place}.{encoded(name)}" if self.place else encoded(name)
+        return f"{self.place}.{encode_part(name)}" if self.place else encode_part(name)
 
     def attribute(self, name: str) -> Any:
-        return noted_in(self._noted if self._place is None else self.store.noted(self.place), name)
+        return read_note(self._noted if self._place is None else self.store.attributes_at(self.place), name)
 
     def set_attribute(self, name: str, value: str | int | Sequence[int] | None) -> None:
         if self._place is None:
             self._noted[name] = value
-        elif (notes := self.store.noted(self.place)).get(name) != value:
+        elif (notes := self.store.attributes_at(self.place)).get(name) != value:
             self.store.note(self.place, {**notes, name: value})
 
     def names(self) -> list[str]:
         with self.store.errors(self.key):
-            return decode_names(self._parts(), decoded)
+            return decode_names(self._parts(), decode_part)
 
     def _parts(self) -> list[str]:
         return self.store.children(self.place)
 
     def has(self, name: str) -> bool:
-        self.store._listed()
+        self.store._refresh_names()
         return super().has(name)
 
     def find(self, name: str, known: Item | None = None) -> Item:
         store, key = self.store, (*self.key, name)
         store.check()
-        place, meta = self._known(self._below(name))
+        place, meta = self._locate(self._below(name))
         if meta is None:
             return known if isinstance(known, WireGroup) and known._place == place else self._group_at(place, key)
         if isinstance(known, WireArray) and known.meta is meta and known.place == place:
@@ -393,29 +393,29 @@ class WireGroup(Group):
         with store.errors(key):
             return self._leaf_at(place, key, meta)
 
-    def _known(self, place: str) -> tuple[str, Meta | None]:
-        """Where the leaf or node of a path is, and what is known of a leaf; a `KeyError` when there is none."""
-        return place, self.store.known(place)
+    def _locate(self, place: str) -> tuple[str, Meta | None]:
+        """Return the path to read instead of `place`, and the metadata of a leaf; else raise `KeyError`."""
+        return place, self.store.find_leaf(place)
 
     def _group_at(self, place: str, key: Path) -> WireGroup:
         return WireGroup(self.store, key, place, next(addresses))
 
     def _leaf_at(self, place: str, key: Path, meta: Meta) -> Item:
         if not meta.is_value:
-            return WireArray(self.store, key, place, meta.parsed())
+            return WireArray(self.store, key, place, meta.parse())
         encoding = meta.fields.get(b"encoding", b"json")
         if encoding == b"json":
             return WireText(self.store, key, place)
         return UnreadableItem(self.store, key, -1, f"a value in the encoding {encoding!r:.40}, which is not read")
 
     def check_name(self, name: str) -> None:
-        encoded(name)
+        encode_part(name)
 
     def new_group(self, key: Path) -> WireGroup:
         return WireGroup(self.store, key, None, -1)
 
     def child(self, name: str, size: torch.Size) -> WireGroup:
-        """The nested container of this name, which is made with this batch size where there is none."""
+        """Return the nested container of this name. A missing one is created with this batch size."""
         if not self.has(name):
             made = self.new_group((*self.key, name))
             made.set_attribute(SIZE, list(size))

@@ -1,8 +1,9 @@
-"""Lazy stacks on a Redis server; the layout is in `redis_wire.py`.
+"""Lazy stacks on Redis servers, for `LazyStackedTensorDictStore`; `redis_wire.py` describes the layout.
 
-The elements of a leaf lie one behind the other in one value on the server. To containers, each element of the stack is
-a group of its own, whose arrays are parts of these values. What elements are given in one scope is gathered, and
-written leaf by leaf at its end: a leaf that all elements are given as a whole, else the parts of it.
+A leaf of all elements is a *column*: one value on the server that concatenates their tensors. Each element of the stack
+is a group, whose arrays are ranges of columns. Writes of a block are collected and sent leaf by leaf at its end: as a
+new column if all elements are written, else as ranges of the old one. An element stores its values, and entries that
+other elements lack, under its own paths, `_%%NUMBER.PATH`.
 """
 
 from __future__ import annotations
@@ -24,32 +25,32 @@ from tensordict.io import checks
 from tensordict.io.stores.array_store import ArrayItem, Item, Pick, UnreadableItem
 from tensordict.io.stores.entries import CLASS
 from tensordict.io.stores.redis import HIDDEN, Scope, Server
-from tensordict.io.stores.redis_items import Meta, WireArray, WireGroup, addresses, bytes_of, decoded, noted_in
+from tensordict.io.stores.redis_items import Meta, WireArray, WireGroup, addresses, bytes_of, decode_part, read_note
 from tensordict.io.stores.redis_wire import LIMIT, Address, Request
 from tensordict.memory.stored_tensors import Selection, Values
 
-# What the paths of entries begin with that one element has for itself, before its number: no name is encoded so.
+# Prefix of the own paths of an element, before its number. The encoding of names never yields it.
 _OWN = "_%%"
-# What is noted of a nested container that an element lacks and others have.
+# Attribute of an own path: the element lacks this nested container, which other elements have.
 _ABSENT = "_absent"
 
 
 class StackServer(Server):
-    """A lazy stack on a server.
+    """An open lazy stack on a server.
 
     Attributes:
         count: the number of elements.
-        dim: the dim that runs over them.
-        is_new: whether the server had no such container.
+        dim: the stack dim.
+        is_new: True if the server did not have the container.
     """
 
     a_kind = "a lazy stack on a Redis server"
     size_name = "__inner_batch_size__"
-    # An index may take an element several times.
+    # An index may select an element several times.
     gives_once = False
 
     def __init__(self, address: Address, new: tuple[int, int, Sequence[int]] | None = None) -> None:
-        """Over the stack that is there; else over a new one, of this count, stack dim and batch size of elements."""
+        """Open a stack, or describe a new one by its count, stack dim and the batch size of its elements."""
         super().__init__(address)
         self.is_new = not self.exists
         if self.is_new and new is not None:
@@ -73,30 +74,30 @@ class StackServer(Server):
 
     @property
     def inner_size(self) -> tuple[int, ...]:
-        """The batch size of the elements, of the first where they differ."""
+        """The batch size of the elements; of the first one if they differ."""
         with self.errors(()):
             return checks.sizes(parse_json(self.header.get("__inner_batch_size__", b"[]")), "its batch size")
 
     def element(self, at: int | None, place: str = "", key: Path = ()) -> ElementGroup:
-        """The group of an element of the stack, or of the container nested at a place; `None` stands for all."""
+        """Return the group of an element, or of a container nested in it; `None` stands for all elements."""
         return ElementGroup(self, key, place, next(addresses), at)
 
-    def noted_of(self, place: str, at: int) -> dict[str, Any]:
-        """What is noted of an element of what is at a place."""
+    def attributes_of(self, place: str, at: int) -> dict[str, Any]:
+        """Return the attributes of a container in an element."""
         scope = self.scope
         if scope is not None and at in (given := scope.noted.get(place, {})):
             return given[at]
-        return {**self.noted(place), **self._notes.get(own_path(at, place), {})}
+        return {**self.attributes_at(place), **self._notes.get(own_path(at, place), {})}
 
     @staticmethod
     def key_of(path: str) -> Path:
         return Server.key_of(shared_path(path)[1])
 
-    def known(self, path: str) -> Meta | None:
-        meta = super().known(path)
+    def find_leaf(self, path: str) -> Meta | None:
+        meta = super().find_leaf(path)
         if meta is not None and not meta.is_value and not path.startswith(_OWN):
             with self.errors(self.key_of(path)):
-                shape, shapes = meta.parsed().shape, meta.shapes
+                shape, shapes = meta.parse().shape, meta.shapes
             if not shape or shape[0] != self.count or (shapes is not None and len(shapes) != self.count):
                 raise SaveError(
                     f"entry {joined(self.key_of(path))!r} of the {self.kind} {self.name!r} has the shape "
@@ -105,11 +106,11 @@ class StackServer(Server):
         return meta
 
     def has(self, path: str, at: int | None) -> bool:
-        """Whether an element has what is at a path, or without a number all have it, as far as is known."""
+        """Return True if an element has an entry in the cache; without a number, if all elements have it."""
         meta, shapes = self._metas.get(path), None
         if meta is not None and not meta.is_value:
             with contextlib.suppress(ValueError):
-                shapes = meta.parsed().shapes
+                shapes = meta.parse().shapes
         if at is None:
             if meta is not None and (shapes is None or None not in shapes):
                 return True
@@ -123,20 +124,20 @@ class StackServer(Server):
             return _ABSENT not in self._notes[own]
         return (shapes is None or shapes[at : at + 1] != [None]) if meta is not None else self.is_node(path)
 
-    def known_at(self, path: str, at: int | None) -> tuple[str, Meta | None]:
-        """Where an element has what is at a path, and what is known of it if it is a leaf; else a `KeyError`."""
+    def locate_in(self, path: str, at: int | None) -> tuple[str, Meta | None]:
+        """Return the path under which an element stores an entry, and the metadata of a leaf; else raise `KeyError`."""
         own = own_path(at or 0, path)
         if own not in self._metas:
             with contextlib.suppress(KeyError):
-                self.known(path)
+                self.find_leaf(path)
         if not self.has(path, at):
-            raise KeyError(decoded(path.rpartition(".")[2]))
+            raise KeyError(decode_part(path.rpartition(".")[2]))
         return (own, self._metas[own]) if own in self._metas else (path, self._metas.get(path))
 
     def column(self, path: str, key: Path) -> ArrayItem | None:
-        """All elements of a leaf as one array, the dim of the elements first; `None` where it is not in one piece."""
+        """Return a column as one array, with the stack dim first; `None` if shapes differ or there is no column."""
         try:
-            meta = self.known(path)
+            meta = self.find_leaf(path)
         except KeyError:  # not compiled: a server is asked
             if own_path(0, path) in self._metas or own_path(0, path) in self._notes:
                 return None
@@ -148,7 +149,7 @@ class StackServer(Server):
     # --- reading ------------------------------------------------------------------------------------------------------
 
     def _requests(self, items: Iterable[Item], pick: Pick) -> Iterator[Request]:
-        """The requests for all that elements have, each once; those who come to a broken leaf tell."""
+        """Yield the requests for all entries of elements, each once. Broken leaves are skipped here."""
         groups = [item for item in items if isinstance(item, ElementGroup)] if pick((1,)) is not None else []
         numbers = sorted({group.at for group in groups if group.at is not None})
         if is_all := any(group.at is None for group in groups):
@@ -159,11 +160,11 @@ class StackServer(Server):
             if (owner is not None and owner not in wanted) or not any(_is_below(shared, place) for place in places):
                 continue
             with contextlib.suppress(SaveError, KeyError):
-                meta = self.known(path)
+                meta = self.find_leaf(path)
                 if meta is None or meta.is_value:
                     yield Request(path)
                 elif owner is not None:
-                    yield from WireArray(self, (), path, meta.parsed()).requests(())[1]
+                    yield from WireArray(self, (), path, meta.parse()).requests(())[1]
                 elif is_all and (whole := _whole(path, meta)).nbytes <= LIMIT:
                     yield whole
                 else:
@@ -171,15 +172,15 @@ class StackServer(Server):
                         if meta.shape_at(at) is not None:
                             yield from ElementArray(self, (), path, meta, at).requests(())[1]
 
-    def read_ahead(self, groups: Sequence[ElementGroup]) -> None:
-        """Read what elements have, all of it, in as few requests as can be; to be called in a scope."""
+    def prefetch(self, groups: Sequence[ElementGroup]) -> None:
+        """Read all entries of elements in as few requests as possible; only inside of a block."""
         if self.scope is not None and not self.scope.commands:
-            self._read_ahead(self.scope, groups, lambda shape: ())
+            self._prefetch(self.scope, groups, lambda shape: ())
 
     def fetch(self, request: Request, key: Path) -> Any:
         scope, meta = self.scope, self._metas.get(request.path)
         if scope is not None and not request.run and request not in scope.ready:
-            # Where the value of one element is asked for, those of others mostly are next.
+            # Fetch the values of all elements at once: callers mostly read them in turn.
             owns = (own_path(at, shared_path(request.path)[1]) for at in range(self.count))
             wanted = [own for own in owns if own in self._metas and self._metas[own].is_value]
             scope.wanted.update(dict.fromkeys(map(Request, wanted)))
@@ -200,7 +201,7 @@ class StackServer(Server):
         if self.is_together or not self.is_open:
             yield
             return
-        # A thread that writes goes by what is known till all is sent: others learn nothing else meanwhile.
+        # A writing thread relies on the caches until its block is sent, so other threads must not refresh them.
         with self._knowing.held if pick is None else contextlib.nullcontext(), super().together(items, pick):
             yield
             scope = self.scope
@@ -208,18 +209,18 @@ class StackServer(Server):
             self._settle(scope)
 
     def begin(self, device: torch.device | None) -> None:
-        """Have the server say what the stack is; to be called in a scope."""
+        """Write the header of a new stack; only inside of a block."""
         scope = self.scope
         assert scope is not None
         self.set_header("__device__", b"" if device is None else str(device).encode())
         for name, value in self.header.items():
             scope.command("SET", self.wire.base + name, value)
 
-    def give(self, path: str, at: int, item: Item | None) -> None:
-        """Have an element have an item at a path, or nothing; to be called in a scope."""
+    def assign(self, path: str, at: int, item: Item | None) -> None:
+        """Assign an item to a path of an element; `None` deletes the entry. Only inside of a block."""
         scope = self.scope
         assert scope is not None
-        # What takes the place of a container takes away what was in it.
+        # Replacing a container deletes its entries.
         below = [*self.under(path), *(shared_path(own)[1] for own in self.under(own_path(at, path)))]
         for other in [*below, *(other for other in scope.given if other.startswith(path + "."))]:
             scope.given.setdefault(other, {})[at] = None
@@ -228,18 +229,18 @@ class StackServer(Server):
             item._place, item.at = path, at
             scope.noted.setdefault(path, {})[at] = item._noted
             for name, inner in item._made.items():
-                self.give(item._below(name), at, inner)
+                self.assign(item._below(name), at, inner)
             item._made = {}
 
     def _settle(self, scope: Scope) -> None:
-        """Turn what was given into what is sent: containers before what is in them."""
+        """Convert the collected writes into commands, containers before their entries."""
         if any(len(given) < self.count and path not in self._metas for path, given in scope.given.items()):
-            # Another process may have made it since.
+            # Another process may have created the entry meanwhile.
             self.sync()
         for path, given in sorted(scope.given.items(), key=lambda item: item[0].count(".")):
-            self._put(path, given)
+            self._write_entry(path, given)
         for place, noted in scope.noted.items():
-            self._put_notes(place, noted)
+            self._write_attributes(place, noted)
         scope.given, scope.noted = {}, {}
 
     def _refuse(self, path: str, why: str) -> UnsupportedEntryError:
@@ -249,8 +250,8 @@ class StackServer(Server):
             "containers of one class, or as values. Nothing was written"
         )
 
-    def _put(self, path: str, given: dict[int, Any]) -> None:
-        """Put what elements were given, or lose, at a path in the place of what they have there."""
+    def _write_entry(self, path: str, given: dict[int, Any]) -> None:
+        """Write the items that elements were given at a path, or delete their entries."""
         items = {at: item for at, item in given.items() if item is not None}
         kinds = {_kind(item) for item in items.values()}
         if len(kinds) > 1:
@@ -262,7 +263,7 @@ class StackServer(Server):
             if path in self._metas or self.is_node(path):
                 self.drop(path)
             if len(items) == self.count and kinds == {"a tensor"}:
-                self._put_arrays(path, [items[at] for at in range(self.count)], order)
+                self._write_column(path, [items[at] for at in range(self.count)], order)
                 return
             if len(items) == self.count and kinds == {"a container"}:
                 self.note(path, {"_order": order})
@@ -272,7 +273,7 @@ class StackServer(Server):
         if kind is not None and kinds - {kind}:
             raise self._refuse(path, f"is {kind} in other elements, and {kinds.pop()} was given")
         if meta is not None:
-            self._put_parts(path, meta.parsed(), given)
+            self._write_elements(path, meta.parse(), given)
             return
         for at, item in given.items():
             own = own_path(at, path)
@@ -285,13 +286,13 @@ class StackServer(Server):
 
     # --- containers ---
 
-    def _put_notes(self, place: str, given: dict[int, dict[str, Any]]) -> None:
-        """Note what is noted of elements of a container: of all what the first has, of others what differs."""
-        known = self.noted(place)
+    def _write_attributes(self, place: str, given: dict[int, dict[str, Any]]) -> None:
+        """Write the attributes of a container: common ones once, and those of single elements under their own paths."""
+        known = self.attributes_at(place)
         if len(given) == self.count and (not place or place in self._notes):
             names = [name for name in given[0] if all(name in noted for noted in given.values())]
             known = {**{name: given[0][name] for name in names}, "_order": known.get("_order")}
-            if known != self.noted(place):
+            if known != self.attributes_at(place):
                 self.note(place, known)
         for at, noted in given.items():
             own = own_path(at, place)
@@ -303,7 +304,7 @@ class StackServer(Server):
 
     # --- tensors ---
 
-    def _put_arrays(self, path: str, items: Sequence[Any], order: int | None) -> None:
+    def _write_column(self, path: str, items: Sequence[Any], order: int | None) -> None:
         dtypes = sorted({str(item.dtype) for item in items})
         if len(dtypes) > 1:
             raise self._refuse(path, f"has the dtypes {', '.join(dtypes)}")
@@ -313,10 +314,10 @@ class StackServer(Server):
         self._note_starts(path)
 
     def list_leaf(self, path: str) -> None:
-        """Have the server list a leaf, hidden from the reference where not all elements have it."""
+        """Add a leaf to the names of the stack; hidden from the reference unless all elements have it."""
         assert self.scope is not None
         meta, base = self._metas[path], self.wire.base
-        if path.startswith(_OWN) or None in (meta.parsed().shapes or ()):
+        if path.startswith(_OWN) or None in (meta.parse().shapes or ()):
             self._hidden[path] = {name.decode(): value.decode() for name, value in meta.fields.items()}
             self.scope.command("SREM", base + "__keys__", path)
             self.scope.command("HSET", base + "__groups__", path, json.dumps({HIDDEN: self._hidden[path]}))
@@ -326,17 +327,17 @@ class StackServer(Server):
         super().list_leaf(path)
 
     def _note_starts(self, path: str) -> None:
-        """Have the server say where the elements of a leaf begin."""
+        """Write the offsets of the elements of a column."""
         assert self.scope is not None
-        meta = self._metas[path].parsed()
+        meta = self._metas[path].parse()
         name = self.wire.data(path) + ":idx"
         if meta.shapes is None:
             self.scope.command("DEL", name)
         else:
             self.scope.command("SET", name, np.array(meta.starts, "<i8").tobytes())
 
-    def _put_parts(self, path: str, meta: Meta, given: dict[int, Any]) -> None:
-        """Write, or take away, some elements of a leaf; those of another shape take the place of the old bytes."""
+    def _write_elements(self, path: str, meta: Meta, given: dict[int, Any]) -> None:
+        """Write or delete some elements of a column. Elements of another shape replace the old range of bytes."""
         scope = self.scope
         assert scope is not None
         shapes = [meta.shape_at(at) for at in range(self.count)]
@@ -358,9 +359,9 @@ class StackServer(Server):
             return
         key, name = self.wire.data(path), self.wire.meta(path)
         scope.check(path, self.key_of(path), (name, key, meta.shape_text, meta.dtype_text, meta.nbytes))
-        # The check fails when this is sent a second time.
+        # A splice is not idempotent: a repeated request is recognized by its token.
         scope.token = scope.token or uuid.uuid4().hex
-        # From behind, so that what is moved was written to already; of two at one place, both empty but one, either.
+        # From the end, so that the offsets of the remaining splices stay valid.
         for start, stop, piece in sorted(moved, key=lambda part: part[:2], reverse=True):
             scope.command("SPLICE", key, start, stop, piece)
             scope.size += len(piece)
@@ -374,12 +375,12 @@ class StackServer(Server):
 
 
 def _whole(path: str, meta: Meta) -> Request:
-    """The request for all elements of a leaf."""
+    """Return the request for a whole column."""
     return Request(path, meta.shape_text, meta.dtype_text, meta.nbytes, bytes(8))
 
 
 def _shape_fields(shapes: Sequence[Sequence[int] | None]) -> dict[str, str]:
-    """What the hash of a leaf says of the shapes of its elements, `None` of those that lack it."""
+    """Return the fields for the shapes of the elements in the hash of a column; `None` marks a missing element."""
     first = next((shape for shape in shapes if shape is not None), ())
     fields = {"shape": json.dumps([len(shapes), *first])}
     if all(shape == first for shape in shapes):
@@ -388,12 +389,12 @@ def _shape_fields(shapes: Sequence[Sequence[int] | None]) -> dict[str, str]:
 
 
 def own_path(at: int | None, path: str) -> str:
-    """Where an element has what it has at a path for itself."""
+    """Return the own path of an element for a path in it."""
     return f"{_OWN}{at}.{path}" if path else f"{_OWN}{at}"
 
 
 def shared_path(path: str) -> tuple[int | None, str]:
-    """The number of the element that has a path for itself, `None` for a path of all, and the path in the element."""
+    """Split an own path into the number of the element and the path in it; the number is `None` for shared paths."""
     if not path.startswith(_OWN):
         return None, path
     number, _, shared = path[len(_OWN) :].partition(".")
@@ -408,11 +409,11 @@ def _kind(item: Item) -> str:
     return "a container" if isinstance(item, ElementGroup) else "a tensor" if isinstance(item, ArrayItem) else "a value"
 
 
-# --- what is in a group -----------------------------------------------------------------------------------------------
+# --- items ------------------------------------------------------------------------------------------------------------
 
 
 class ElementArray(WireArray):
-    """An element of a leaf."""
+    """The tensor of one element, a range of a column."""
 
     def __init__(self, store: StackServer, key: Path, place: str, meta: Meta, at: int) -> None:
         super().__init__(store, key, place, meta)
@@ -426,7 +427,7 @@ class ElementArray(WireArray):
 
 
 class ElementGroup(WireGroup):
-    """An element of the stack, or of a container that is nested in it; without a number, all of them."""
+    """A container in one element of the stack; without a number, in all elements."""
 
     store: StackServer
 
@@ -436,17 +437,19 @@ class ElementGroup(WireGroup):
 
     @property
     def number(self) -> int:
-        """The number of the element; of all, that of the first, which tells what the others have."""
+        """The number of the element; 0 for all elements, whose common attributes the first one has."""
         return self.at or 0
 
     def attribute(self, name: str) -> Any:
-        return noted_in(self._noted if self._place is None else self.store.noted_of(self.place, self.number), name)
+        return read_note(
+            self._noted if self._place is None else self.store.attributes_of(self.place, self.number), name
+        )
 
     def set_attribute(self, name: str, value: str | int | Sequence[int] | None) -> None:
         store = self.store
         if self._place is None:
             self._noted[name] = value
-        elif (notes := store.noted_of(self.place, self.number)).get(name) != value:
+        elif (notes := store.attributes_of(self.place, self.number)).get(name) != value:
             with store.together():
                 assert store.scope is not None
                 store.scope.noted.setdefault(self.place, {})[self.number] = {**notes, name: value}
@@ -461,8 +464,8 @@ class ElementGroup(WireGroup):
             raise KeyError(name)
         return item
 
-    def _known(self, place: str) -> tuple[str, Meta | None]:
-        return self.store.known_at(place, self.at)
+    def _locate(self, place: str) -> tuple[str, Meta | None]:
+        return self.store.locate_in(place, self.at)
 
     def _group_at(self, place: str, key: Path) -> ElementGroup:
         return self.store.element(self.at, place, key)
@@ -495,9 +498,9 @@ class ElementGroup(WireGroup):
             return
         self.store.check_writable()
         with self.store.together():
-            self.store.give(self._below(name), self.number, item)
+            self.store.assign(self._below(name), self.number, item)
 
     def delete(self, name: str) -> None:
         self.store.check_writable()
         with self.store.together():
-            self.store.give(self._below(name), self.number, None)
+            self.store.assign(self._below(name), self.number, None)

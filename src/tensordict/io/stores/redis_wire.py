@@ -1,22 +1,23 @@
-"""The keys of one container on a Redis server, and the requests that read and write them.
+"""The keys of one container on a Redis server, and the requests that read and write them; for `redis.py`.
 
-The layout is that of the reference, found by looking at the keys that it writes. All keys begin with
-`PREFIX:{ID}:`, so that a cluster keeps them together. Behind it come, for a container of the identifier ID:
+The layout is compatible with the reference, and was found by inspecting the keys that it writes. All keys begin with
+`PREFIX:{ID}:`, so that a cluster keeps them together. A container with the identifier ID has these keys:
 
 - `__batch_size__`, `__device__`, `__tensorclass__`: texts, the first a list in JSON;
 - `__keys__`: a set of the paths of the leaves, names joined by dots;
-- `d:PATH`: the elements of a leaf in C order, little-endian; or a value that is no tensor, in JSON;
+- `d:PATH`: the elements of a leaf in C order, little-endian; or a value in JSON;
 - `m:PATH`: a hash with `shape` (a list in JSON) and `dtype` (`torch.float32`), or `is_non_tensor` and `encoding`.
 
-Of a lazy stack there are `__type__` (`lazy_stack`), `__count__`, `__stack_dim__` and `__inner_batch_size__` in place of
-the batch size; the elements of the members lie one behind the other in `d:PATH`, and `m:PATH` has `homogeneous`. Where
-the shapes differ that is `0`, `shapes` has all of them, and `d:PATH:idx` the offsets in bytes as integers of 64 bits.
+A lazy stack has `__type__` (`lazy_stack`), `__count__`, `__stack_dim__` and `__inner_batch_size__` instead of
+`__batch_size__`. `d:PATH` concatenates the elements of its members, and `m:PATH` has `homogeneous`. If the shapes
+differ, `homogeneous` is `0`, `shapes` lists all shapes, and `d:PATH:idx` has the byte offsets as 64-bit integers.
 
-Only this package has `__groups__`, a hash from the paths of nested containers to what is noted of them, in JSON, and
-in the hash of a leaf `_order`, the number that it was made as, and `_form` of a value. The reference passes over them.
-What is uploaded ahead is under `t:UUID`; `__stop__` is there for a millisecond where a check fails, see `own.CHECK`.
+These are extensions of this package, which the reference ignores: `__groups__`, a hash with the attributes of nested
+containers in JSON, by path; and in the hash of a leaf `_order`, its position in the order of creation, and `_form`, the
+attributes of a value. `t:UUID` is a temporary upload. `__stop__` exists for a millisecond when a check fails, see
+`own.CHECK`.
 
-The package redis does all else: connections, their pools, addresses, passwords, encryption, the protocol, trying again.
+The package redis implements the protocol, connection pools, addresses, authentication, encryption and retries.
 """
 
 from __future__ import annotations
@@ -35,30 +36,29 @@ from tensordict.core.exceptions import SaveError, ServerFullError
 from tensordict.core.keys import Path, entries_of
 from tensordict.io.remote.credentials import GuardedConnection
 
-# What one request carries at most, in bytes: larger tensors go in several.
+# Largest request or answer in bytes. Larger tensors take several.
 LIMIT = 32 << 20
-# What was uploaded ahead and never taken over is forgotten by the server after this time, in milliseconds.
+# Milliseconds after which the server deletes an upload that was never used.
 FORGOTTEN = 3_600_000
 _TRIES = 4
 _LARGE = 1 << 14
-# The length of a digest, as the script has it.
+# The length of a SHA-1 digest in hexadecimal.
 _DIGEST = 40
 _LOOKED_AT = ("shape", "dtype", "is_non_tensor", "_form", "shapes")
 
-# What transactions of plain commands cannot do, the server does in a script. It carries out commands, each given by the
-# number of its words and the words, and returns the answers. The first word is a command of the server, or one of these
-# functions:
+# A Lua script extends the commands of the server. Its arguments are commands, each with its number of words first. The
+# script executes them and returns the answers. The first word is a command of the server, or one of these functions:
 #
-# - LOOK: the shape of a leaf (of elements with unequal shapes the digest of all shapes), its dtype and its form.
-# - READ, WRITE: pieces of an array: their length, and the offsets of all of them.
-# - PLACE: as WRITE, of pieces that were uploaded ahead, and lie behind one another under a name.
-# - TAKE: take over an upload, and leave an empty one: the same request, sent again as its answer was lost, finds it.
-# - SPLICE: put bytes in the place of others, from the first to the last, of any number.
-# - CHECK: whether a leaf (hash, data) is what it was, and as long; or, without a shape, whether an upload is there.
-#   What fails is written to, so that the transaction behind this, which watches it, is not carried out. A full server
-#   refuses SET. It takes RENAME. 2 where it fails as the write with this token was carried out before.
+# - LOOK: returns the shape of a leaf (or the digest of all shapes, if its elements differ), its dtype and its form.
+# - READ, WRITE: read or write pieces of an array, given by their length and offsets.
+# - PLACE: like WRITE, with the pieces from an upload.
+# - TAKE: rename an upload to the leaf, and leave an empty upload, which a repeated request recognizes.
+# - SPLICE: replace a range of bytes by others of any length.
+# - CHECK: returns 0 if a leaf (hash, data) still has this shape, dtype and length; or, without a shape, if an upload
+#   exists. Otherwise it modifies a watched key, so that the following transaction is aborted, and returns 1; or 2 if
+#   the write of this token was executed before. A full server refuses SET but accepts RENAME.
 #
-# A full server refuses transactions and carries out scripts, which are slow with large data.
+# A full server refuses transactions but executes scripts. They are slow with large data, so they are the fallback.
 _FUNCTIONS = {
     "LOOK": """
 function own.LOOK(hash)
@@ -148,18 +148,19 @@ Word = bytes | str | int | memoryview
 
 
 def library() -> Any:
-    """The package redis; a clear error when it is not installed."""
+    """Import redis; raises an error that names the extra if it is missing."""
     return extras.require("redis", "redis")
 
 
 @dataclass(frozen=True)
 class Address:
-    """Where a container is: the server, as arguments of `redis.Redis`, and its identifier there.
+    """The address of a container: the arguments of `redis.Redis`, and the identifier on the server.
 
-    ttl: after how many seconds without a write the server forgets it; `None` for never.
-    connection: the arguments of `redis.Redis`, whose secrets no pickle has.
-    cached: whether the shapes and dtypes of its leaves are kept between calls.
-    client: a client to use; it is not pickled, the arguments that it was made of are.
+    Attributes:
+        ttl: seconds without a write after which the server deletes the container; `None` for never.
+        connection: the arguments of `redis.Redis`; pickles omit their secrets.
+        cached: cache shapes and dtypes of leaves between calls.
+        client: an existing client. It is not pickled, but `connection` creates an equal one.
     """
 
     backend: str
@@ -185,7 +186,7 @@ class Address:
         ttl: float | None = None,
         **connection: Any,
     ) -> Address:
-        """The address that the arguments of a store say; a new identifier where they say none."""
+        """Build the address from the arguments of a store, with a new identifier by default."""
         if not backend:
             raise ValueError("backend is the name of a kind of server, such as 'redis' or 'dragonfly'")
         if td_id is not None and (not td_id or "}" in td_id):
@@ -193,7 +194,7 @@ class Address:
         if ttl is not None and not ttl > 0:
             raise ValueError(f"ttl is a number of seconds above 0, or None, got {ttl!r}")
         if client is not None:
-            client, connection = _taken_from(client, connection)
+            client, connection = _split_client(client, connection)
         else:
             known = {"unix_socket_path": str(unix_socket_path)} if unix_socket_path else {"host": host, "port": port}
             connection = {**known, "db": db, **connection}
@@ -205,12 +206,12 @@ class Address:
 
     @property
     def server(self) -> str:
-        """What errors call the server; no password is in it."""
+        """The name of the server in errors, without a password."""
         of = self.connection
         return of.get("unix_socket_path") or f"{of.get('host', 'localhost')}:{of.get('port', 6379)}"
 
     def missing(self) -> KeyError:
-        """The error for the case that there is no such container."""
+        """Return the error for a missing container."""
         return KeyError(
             f"there is no container {self}: it was never written, was cleared or has expired, or the server is another "
             "one"
@@ -220,13 +221,13 @@ class Address:
         return f"{self.prefix}:{{{self.td_id}}} at {self.server} db={self.connection.get('db', 0)}"
 
 
-# The settings of a client that another one to the same server is made with; an argument has another name.
+# Settings of a client that are copied to create another one, and an argument with a different name.
 _OF_A_CLIENT = ("path", "host", "port", "db", "username", "password", "socket_timeout", "socket_connect_timeout")
 _NAMES = {"path": "unix_socket_path"}
 
 
-def _taken_from(client: Any, extra: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """A client that waits for answers, for one that may be of `redis.asyncio`, and the arguments that make another."""
+def _split_client(client: Any, extra: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """Return `client` if it can send requests here, else `None`, and the arguments to create an equal one."""
     redis = library()
     pool = getattr(client, "connection_pool", None)
     known = getattr(pool, "connection_kwargs", None)
@@ -254,16 +255,16 @@ def _client(address: Address) -> Any:
     arguments = address.connection.for_library()
     pool = _POOLS.get(key := repr(sorted(arguments.items(), key=repr)))
     if pool is None:
-        # Every request may be sent twice: what is lost on the way is sent again, for about a second.
+        # Requests are idempotent, so lost ones are repeated for about a second.
         retry = Retry(ExponentialBackoff(cap=0.5, base=0.1), _TRIES)
         pool = _POOLS[key] = redis.Redis(**{"retry": retry, "protocol": 2, **arguments}).connection_pool
     return redis.Redis(connection_pool=pool)
 
 
 class Request(NamedTuple):
-    """What is read of a leaf: pieces of one length, at these offsets in bytes (little-endian, of 64 bits each).
+    """A request for pieces of a leaf, all `run` bytes long, at these offsets (little-endian 64-bit integers).
 
-    `run` is 0 for a value. `shape` and `dtype` are what the leaf is known to have.
+    `run` is 0 for a value. `shape` and `dtype` are the expected ones; a leaf with others gives no answer.
     """
 
     path: str
@@ -276,8 +277,8 @@ class Request(NamedTuple):
     def nbytes(self) -> int:
         return self.run * (len(self.offsets) // 8)
 
-    def answered(self, look: Sequence[bytes | None], data: bytes | None) -> Any:
-        """What is given for it, of what the server says of the leaf and has answered."""
+    def match(self, look: Sequence[bytes | None], data: bytes | None) -> Any:
+        """Return the result, from the metadata `look` and the `data` of the leaf; `None` if the request is stale."""
         shape, dtype, mark, form, *shapes = look
         if not self.run:
             return None if mark is None or data is None else (data, form or b"")
@@ -285,20 +286,20 @@ class Request(NamedTuple):
         return data if same else None
 
 
-# What has to be so for a write: a hash, its data, the shape and dtype of the one, the length of the other; or the name
-# of an upload, the name that it is for, nothing twice, and 0.
+# The condition of a write: the keys of a leaf's hash and data, and its expected shape, dtype and length. For an upload:
+# its key, the key of the leaf, two empty texts, and 0.
 Check = tuple[str, str, bytes, bytes, int]
 
 
 class Contents(NamedTuple):
-    """What a server says that a container has: its header, the paths of the leaves, what is noted of nested ones."""
+    """A listing of a container: its header, the paths of its leaves, and the attributes of nested containers."""
 
     header: list[bytes | None]
     paths: Any
     groups: Any
 
-    def parsed(self) -> tuple[dict[str, bytes], set[str], dict[str, bytes]]:
-        """The same; names that are no text, which this package cannot have written, are left out."""
+    def parse(self) -> tuple[dict[str, bytes], set[str], dict[str, bytes]]:
+        """Return the header, the paths and the attributes. Names that are not UTF-8 are left out."""
         header = {name: value for name, value in zip(HEADER, self.header, strict=True) if value is not None}
         groups = {text: raw for name, raw in _pairs(self.groups).items() if (text := _text(name)) is not None}
         return header, {text for name in self.paths if (text := _text(name)) is not None}, groups
@@ -337,7 +338,7 @@ class Wire:
             connection = pool.get_connection()
             try:
                 answers: list[Any] = connection.retry.call_with_retry(
-                    lambda: _exchanged(connection, commands), lambda error: connection.disconnect()
+                    lambda: _exchange(connection, commands), lambda error: connection.disconnect()
                 )
             except BaseException:
                 # Answers that were not read must not be taken for others.
@@ -352,20 +353,20 @@ class Wire:
         return answers
 
     def script(self, commands: Sequence[Sequence[Word]]) -> Sequence[Word]:
-        """The command that has the script carry out commands."""
+        """Return the command that executes other commands by the script."""
         words = list(itertools.chain.from_iterable((len(command), *command) for command in commands))
         names = dict.fromkeys(word for word in words if type(word) is str and word.startswith(self.base))
         return "EVAL", _script_of(frozenset(command[0] for command in commands)), len(names), *names, *words
 
     @contextlib.contextmanager
     def errors(self, keys: Sequence[Path] = ()) -> Iterator[None]:
-        """Turn errors of the server into Python's, which name the server and the entries."""
+        """Convert errors of the client into standard ones that name the server and the entries."""
         errors, entries = library().exceptions, entries_of(keys)
         try:
             yield
         except (errors.ConnectionError, errors.TimeoutError, errors.BusyLoadingError) as error:
             if isinstance(error, errors.AuthenticationError):
-                # What was refused is of no further use.
+                # Drop the connections with the refused password.
                 self.client.connection_pool.disconnect()
                 raise PermissionError(f"{entries}the server at {self.address.server} refuses: {error}") from error
             raise ConnectionError(
@@ -383,29 +384,29 @@ class Wire:
     # --- reading ------------------------------------------------------------------------------------------------------
 
     def state(self, requests: Sequence[Request] = ()) -> tuple[Contents, list[Any]]:
-        """What there is, and what `read` gives for the requests."""
+        """Return a listing of the container, and the answers to requests of the same moment."""
         header, paths, groups, *answers = self._look_up(
             [("MGET", *self._names[:-2]), ("SMEMBERS", self._names[-2]), ("HGETALL", self._names[-1])], requests
         )
         return Contents(header, paths, groups), answers
 
     def metas(self, paths: Sequence[str]) -> list[dict[bytes, bytes]]:
-        """The hashes of leaves."""
+        """Read the hashes of leaves."""
         return [_pairs(reply) for reply in self.send([("HGETALL", self.meta(path)) for path in paths])]
 
     def read(self, requests: Sequence[Request], key: Path = ()) -> list[Any]:
-        """The bytes for each, for a value its text and its form; `None` where there is no such leaf any more."""
+        """Return the bytes for each request; for a value, its text and form. A stale request gives `None`."""
         return self._look_up([], requests, key)
 
     def _look_up(self, commands: Sequence[Sequence[Word]], requests: Sequence[Request], key: Path = ()) -> list[Any]:
-        """The answers to commands that only read, and those to requests, all of one state of the server."""
-        # The shapes of all elements are compared by their digest, and others as they are.
+        """Execute read-only commands and requests in one transaction; returns all answers."""
+        # Long lists of shapes are compared by their digest, which the server computes.
         leaves = {request.path: len(request.shape) == _DIGEST for request in requests}
         looks = [
             ("LOOK", self.meta(path)) if is_digest else ("HMGET", self.meta(path), *_LOOKED_AT)
             for path, is_digest in leaves.items()
         ]
-        asked = [*commands, *looks, *map(self._asking, requests)]
+        asked = [*commands, *looks, *map(self._command_for, requests)]
         try:
             sent = [self.script([command]) if command[0] in _FUNCTIONS else command for command in asked]
             answers: list[Any] = self.send([("MULTI",), *sent, ("EXEC",)], [key])[-1]
@@ -414,10 +415,10 @@ class Wire:
             (answers,) = self.send([self.script(asked)], [key])
         found = dict(zip(leaves, answers[len(commands) :]))
         replies = zip(requests, answers[len(commands) + len(leaves) :], strict=True)
-        return answers[: len(commands)] + [request.answered(found[request.path], answer) for request, answer in replies]
+        return answers[: len(commands)] + [request.match(found[request.path], answer) for request, answer in replies]
 
-    def _asking(self, request: Request) -> Sequence[Word]:
-        """The command for the content that a request asks for."""
+    def _command_for(self, request: Request) -> Sequence[Word]:
+        """Return the command that reads the content of a request."""
         path, _, _, run, offsets = request
         data = self.data(path)
         if not run:
@@ -430,10 +431,10 @@ class Wire:
     # --- writing ------------------------------------------------------------------------------------------------------
 
     def upload(self, name: str, data: memoryview, key: Path) -> None:
-        """Send bytes under a new name, in as many requests as they need.
+        """Upload bytes under a temporary name, in several requests.
 
         Raises:
-            SaveError: the server has lost what it was sent earlier. It would fill the gap with zeros.
+            SaveError: the server lost an earlier part. It would fill the gap with zeros.
         """
         step = LIMIT // 2
         for at in range(0, len(data), step):
@@ -443,7 +444,7 @@ class Wire:
                 raise self.lost_upload(key)
 
     def lost_upload(self, key: Path) -> SaveError:
-        """Return the error of a write whose upload is not there any more."""
+        """Return the error of a write whose upload was lost."""
         return SaveError(
             f"{entries_of([key])}of the container {self.address}: the server has lost what was uploaded, as when it is "
             "started anew; nothing was written: the same call works again"
@@ -452,12 +453,12 @@ class Wire:
     def write(
         self, checks: Sequence[Check], commands: Sequence[Sequence[Word]], written: Sequence[Path], token: str = ""
     ) -> int:
-        """Carry out commands, all or none: 0, or the number of the check that failed.
+        """Execute commands atomically; returns 0, or the number of the check that failed.
 
-        Sent twice, as when an answer was lost, they do the same; those that would not say a `token` in the hash of the
-        leaf. A full server carries out what only frees memory. Errors name the keys in `written`.
+        A request whose answer was lost is sent again, so commands must be idempotent. Otherwise they write a `token` to
+        the hash of the leaf. A full server executes commands that only free memory. Errors name the keys in `written`.
         """
-        if not checks and only_frees(commands):
+        if not checks and is_freeing(commands):
             self.send([self.script(commands)], written)
             return 0
         sent = [self.script([command]) if command[0] in _FUNCTIONS else command for command in commands]
@@ -472,10 +473,10 @@ class Wire:
             _, failed, *_, done = self.send([watch, check, *transaction], written)
             if any(failed) or done is not None:
                 return failed.index(1) + 1 if 1 in failed else 0
-            # Another one has written to what is watched, right behind the check.
+            # Another client wrote to a watched key after the check: try again.
 
     def renew(self) -> None:
-        """Have the server forget the container, what others have added too, only after its time; two requests."""
+        """Renew the expiry of all keys of the container, including keys of other clients; two requests."""
         if self.address.ttl is not None:
             time = max(1, int(self.address.ttl * 1000))
             self.send([self.script([("PEXPIRE", name, time) for name in self._all()])])
@@ -485,27 +486,27 @@ class Wire:
         self.send([("DEL", *self._all())])
 
     def _all(self) -> list[str]:
-        """The names of all keys of the container; what is among the nested containers may be a leaf."""
-        _, paths, groups = self.state()[0].parsed()
+        """Return all keys of the container. Paths in `__groups__` may be hidden leaves, so they count, too."""
+        _, paths, groups = self.state()[0].parse()
         leaves = ((self.meta(path), self.data(path), self.data(path) + ":idx") for path in (*paths, *groups))
         return [*self._names, *itertools.chain.from_iterable(leaves)]
 
 
 @functools.cache
 def _script_of(words: frozenset[Word]) -> str:
-    """The script for commands with these first words."""
+    """Build the script for commands with these first words."""
     needed = words | {_NEEDS[word] for word in words if word in _NEEDS}
     return "local own = {}" + "".join(text for name, text in _FUNCTIONS.items() if name in needed) + _LOOP
 
 
-def only_frees(commands: Sequence[Sequence[Word]]) -> bool:
-    """Return whether commands free memory, and take none."""
+def is_freeing(commands: Sequence[Sequence[Word]]) -> bool:
+    """Return True if commands only free memory."""
     return all(command[0] in _FREEING for command in commands)
 
 
-def _exchanged(connection: Any, commands: Sequence[Sequence[Word]]) -> list[Any]:
+def _exchange(connection: Any, commands: Sequence[Sequence[Word]]) -> list[Any]:
     pack, library_ = extras.require("hiredis", "redis").pack_command, library()
-    # hiredis copies large words, and this one does not.
+    # hiredis would copy large words; this serializer does not.
     packer = library_.connection.PythonRespSerializer(_LARGE, connection.encoder.encode)
     sent: list[Any] = []
     for is_large, group in itertools.groupby(commands, _is_large):
@@ -528,7 +529,7 @@ def _is_large(command: Sequence[Word]) -> bool:
 
 
 def _text(raw: bytes) -> str | None:
-    """A name on the server; `None` for one that is no text, which this package cannot have written."""
+    """Decode a name; `None` if it is not UTF-8, so that another program wrote it."""
     try:
         return raw.decode()
     except UnicodeDecodeError:
@@ -536,5 +537,5 @@ def _text(raw: bytes) -> str | None:
 
 
 def _pairs(reply: Any) -> dict[bytes, bytes]:
-    """A hash, which is a list of names and values, or a mapping, as the version of the protocol has it."""
+    """Convert a hash to a dict. RESP2 answers with a flat list, RESP3 with a mapping."""
     return reply if isinstance(reply, dict) else dict(zip(reply[::2], reply[1::2], strict=True))
