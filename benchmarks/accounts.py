@@ -95,9 +95,9 @@ def main() -> None:
 
 
 def count(run: Callable[[], object]) -> Counts:
-    """Instructions by function, calls of Python functions, calls of C functions; those of `run` itself left out.
+    """Count instructions by function, calls of Python functions and calls of C functions, without `run` itself.
 
-    What is kept from the first calls on is made before.
+    `run` is called twice before, to fill caches.
     """
     run(), run()
     instructions: collections.Counter[str] = collections.Counter()

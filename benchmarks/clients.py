@@ -210,10 +210,10 @@ def _counting() -> Any:
 
 
 def data_proto() -> Call:
-    """What verl's `DataProto` does with a batch between its workers, without verl: it holds a container and objects.
+    """Imitate verl's `DataProto`, a container with objects, as it moves a batch between workers.
 
-    Split in parts, each sent to another process and back by pickle and moved to its device, joined again, and united
-    with what a worker computed.
+    Split the batch, pickle each part to another process and back, move it to its device, join the parts, and add the
+    results of a worker.
     """
     import pickle
 

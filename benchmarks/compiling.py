@@ -3,8 +3,8 @@
     .venv/bin/python benchmarks/compiling.py
     .venv/bin/python benchmarks/compiling.py --only vmap --rounds 7
 
-Each first compile is that of a fresh process, which has compiled a function of one tensor before: the compiler's own
-imports are not counted. The sides go in turns. A function is then called again with the same structure, with locked
+Each first compile runs in a new process that has compiled a function of one tensor before, so the compiler's own
+imports do not count. The sides go in turns. A function is then called again with the same structure, with locked
 containers, with a second and a third batch size; "compiled" is how often in all, by the calls of its backend, or that
 torch refused the call.
 """
@@ -34,7 +34,7 @@ def main() -> None:
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.worker:
-        print(json.dumps(_compiled(options.worker)))
+        print(json.dumps(_count_compiles(options.worker)))
         return
     found = {}
     if not options.json:
@@ -71,7 +71,7 @@ def _compare(name: str, rounds: int) -> dict[str, dict[str, Any]]:
     }
 
 
-def _compiled(name: str) -> dict[str, Any]:
+def _count_compiles(name: str) -> dict[str, Any]:
     """The seconds of the first call, and how often the function was compiled by the end of each."""
     import torch
     from torch._dynamo.backends.debugging import aot_eager

@@ -3,7 +3,7 @@
     .venv/bin/python benchmarks/concatenation.py --shards 1000 --rows 256
 
 Both are in the page cache. A turn takes mini-batches of 256 rows of one, then of the other, and the best turns count.
-Opening is that of a concatenation of 10,000 shards of known lengths, none of which is loaded.
+Opening makes a concatenation of 10,000 shards of known lengths, without loading a shard.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 def digest(value: Any) -> dict[str, list[str]]:
-    """Return the sorted descriptions of what `value` holds: `leaves` (path, shape, dtype, sum) and `batches`.
+    """Return sorted descriptions of the content of `value`: `leaves` (path, shape, dtype, sum) and `batches`.
 
     Containers, dicts and lists of pairs count as mappings, so that a floor's dict compares equal to a
     container; the batch sizes, which a dict lacks, are kept apart.

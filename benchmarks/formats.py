@@ -4,7 +4,7 @@
     .venv/bin/python benchmarks/formats.py --quick    # does it all run? The figures are noisy
 
 In turns, in one process, medians over the rounds, files in the page cache and nothing synced. As many bytes are written
-and deleted before each save, untimed. What is printed is the time as a multiple of that of the folder in the same run.
+and deleted before each save, untimed. The figures are multiples of the time of the folder in the same run.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def many_small(quick: bool) -> TensorDict:
     )
 
 
-def timed(call: Callable[[], object]) -> float:
+def measure_time(call: Callable[[], object]) -> float:
     """Seconds that a call takes; freeing what it gives does not count."""
     start = time.perf_counter()
     kept = call()
@@ -111,19 +111,19 @@ def close(container: Any) -> None:
 
 
 def measure(td: TensorDict, formats: list[Format], rounds: int, folder: str) -> dict[str, dict[str, float]]:
-    """Medians of seconds, by what is measured and format, and the bytes on disk."""
+    """Return the medians of seconds, and the bytes on disk, by measurement and format."""
     seconds: dict[str, dict[str, list[float]]] = {"save": {}, "load": {}, "256 rows": {}, "size": {}}
     rows = torch.randint(0, len(td), (256,), generator=torch.Generator().manual_seed(1))
     for _ in range(rounds):
         for one in formats:
             path = f"{folder}/saved{one.suffix}"
             prime(f"{folder}/primed", td.bytes())
-            found = {"save": timed(lambda one=one, path=path: one.save(td, path))}  # type: ignore[misc]
+            found = {"save": measure_time(lambda one=one, path=path: one.save(td, path))}  # type: ignore[misc]
             found["size"] = float(size_of(path))
             start = time.perf_counter()
             loaded = one.load(path)
             found["load"] = time.perf_counter() - start
-            found["256 rows"] = timed(lambda loaded=loaded: loaded[rows])  # type: ignore[misc]
+            found["256 rows"] = measure_time(lambda loaded=loaded: loaded[rows])  # type: ignore[misc]
             close(loaded)
             del loaded
             for what, figure in found.items():
@@ -133,7 +133,7 @@ def measure(td: TensorDict, formats: list[Format], rounds: int, folder: str) -> 
 
 
 def report(title: str, found: dict[str, dict[str, float]]) -> None:
-    """Print each figure as a multiple of that of the folder."""
+    """Print each figure as a multiple of the folder's figure."""
     print(f"\n{title}; times and sizes as multiples of those of the folder\n")
     print("| format | " + " | ".join(found) + " |")
     print("|---|" + "---|" * len(found))

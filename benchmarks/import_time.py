@@ -31,7 +31,7 @@ print(json.dumps([[b - a for a, b in zip(*pair)] for pair in ((start, middle), (
 """
 
 
-def measured(python: Path, path: str, compiled: str) -> list[list[float]]:
+def measure(python: Path, path: str, compiled: str) -> list[list[float]]:
     """The seconds that importing torch, and then the package, takes; of the processor and of the clock."""
     environment = {key: value for key, value in os.environ.items() if key != "PYTHONDONTWRITEBYTECODE"}
     environment |= {"PYTHONPATH": path, "PYTHONPYCACHEPREFIX": compiled}
@@ -56,7 +56,7 @@ def main() -> None:
         # The first one compiles.
         for number in range(args.rounds + 1):
             for name, (python, path) in sides.items():
-                found = measured(python, path, f"{compiled}/{name}")
+                found = measure(python, path, f"{compiled}/{name}")
                 if number:
                     times[name].append(found)
     print(f"{'':28}{'processor':>20}{'clock':>20}\n{'':28}" + f"{'median':>10}{'least':>10}" * 2)

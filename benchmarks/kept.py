@@ -30,7 +30,7 @@ Run = dict[str, Any]
 
 @dataclass(frozen=True)
 class Move:
-    """A workload in two runs: by what factor this package became faster (below 1: slower), by both ratios."""
+    """A workload in two runs, with the factor by which this package became faster (below 1: slower), by both ratios."""
 
     family: str
     name: str
@@ -51,7 +51,7 @@ class Move:
 
     @property
     def is_ours(self) -> bool:
-        """Whether it is this package that moved: then every ratio did, in one direction."""
+        """Return True if this package moved and not the other side: all ratios moved in one direction."""
         faster = {self.factor(name) > 1 for name in self.ratios}
         return bool(self.ratios) and len(self.moved) == len(self.ratios) and len(faster) == 1
 
@@ -93,7 +93,7 @@ def main() -> None:
 
 
 def small(run: Run) -> Run:
-    """What is kept of a run."""
+    """Return the part of a run that is kept in the repository."""
     kept = ("family", "name", "in_memory", *RATIOS, "noise")
     about = {name: value for name, value in run["about"].items() if name != "arguments"}
     for side in ("ours", "reference"):
@@ -156,7 +156,7 @@ def moves(before: Run, now: Run) -> list[Move]:
 
 
 def lines(before: Run, now: Run, found: list[Move]) -> list[str]:
-    """What is printed: the families that moved and their workloads, those that moved most first."""
+    """Return the lines to print: the families that moved with their workloads, the largest moves first."""
     text = []
     for name in ("cpu", "cores", "quick", "rounds"):
         if before["about"][name] != now["about"][name]:

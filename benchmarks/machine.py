@@ -1,4 +1,4 @@
-"""What a run of the benchmarks ran on."""
+"""Describes the machine of a run of the benchmarks."""
 
 from __future__ import annotations
 

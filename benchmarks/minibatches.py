@@ -77,7 +77,7 @@ def _compare(folder: Path, options: argparse.Namespace, count: int) -> dict[str,
 
     def run(part: str) -> dict[str, Any]:
         _forget(folder)
-        with _limited(limit) as group:
+        with _limit_memory(limit) as group:
             arguments = ["--part", part, "--folder", str(folder), "--gib", str(options.gib)]
             arguments += ["--seconds", str(options.seconds)]
             # The process must be in the group before it takes any memory.
@@ -127,10 +127,10 @@ def _write(folder: Path, count: int) -> dict[str, Any]:
 
 
 def _turn(name: str, options: argparse.Namespace, count: int) -> dict[str, Any]:
-    """Read mini-batches for a while; return the rate, and the memory that is not that of cached pages."""
+    """Read mini-batches for a while. Return the rate, and the memory without cached pages of files."""
     read = READERS[name](options.folder, count)
     generator = torch.Generator().manual_seed(0)
-    # What the first call sets up is no part of reading.
+    # The first call sets things up and is not measured.
     read(torch.randint(count, (ROWS,), generator=generator))
     batches, own = 0, 0
     start = time.perf_counter()
@@ -187,7 +187,7 @@ READERS: dict[str, Callable[[Path, int], Read]] = {
 
 
 @contextmanager
-def _limited(limit: int) -> Iterator[Path]:
+def _limit_memory(limit: int) -> Iterator[Path]:
     """A cgroup, below our own, of at most `limit` bytes; of version 1 or 2, whichever controls memory here."""
     name = f"tensordict-rows-{os.getpid()}"
     lines = [line.split(":", 2) for line in Path("/proc/self/cgroup").read_text().splitlines()]
@@ -219,7 +219,7 @@ def _peak_of(group: Path) -> int:
 
 
 def _own_memory() -> int:
-    """The bytes of this process that are no pages of files."""
+    """Return the bytes of memory of this process, without pages of files."""
     status = Path("/proc/self/status").read_text()
     return 1024 * int(status.split("RssAnon:")[1].split()[0])
 

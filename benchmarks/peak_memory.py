@@ -32,7 +32,7 @@ def main() -> None:
         return
     save, load = FORMATS[options.format]
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:
-        # What is loaded or set up by the first save ever is no part of what a save of 1 GiB needs.
+        # The first save loads modules, whose memory must not count.
         save(tensordict.TensorDict({"a": torch.ones(4)}, []), f"{folder}/first")
         leaves = {f"k{i}": torch.ones(options.leaf_bytes // 4) for i in range(options.leaves)}
         td = tensordict.TensorDict(leaves, [])

@@ -75,7 +75,7 @@ class Row:
 
     @property
     def slower(self) -> bool:
-        """Whether this package is slower than the reference by more than the noise of the rounds."""
+        """True if this package is slower than the reference by more than the noise of the rounds."""
         noise = self.noise("reference", "ours")
         return self.speedup is not None and math.log(self.speedup) < -(noise or 0.0)
 
@@ -164,7 +164,7 @@ def verdicts(
 
 
 def failures(rows: list[Row]) -> list[str]:
-    """Return the workloads in which a side failed or did other work than the others."""
+    """Return the workloads in which a side failed, or returned another result than the other sides."""
     return [f"{row.family}: {row.name}" for row in rows if row.errors or row.warnings]
 
 

@@ -3,7 +3,7 @@
     .venv/bin/python benchmarks/scaling.py
     .venv/bin/python benchmarks/scaling.py --only clone --rounds 21
 
-A row has the nanoseconds per leaf at each size, and the slope: by what power of the number of leaves the whole grows,
+A row has the nanoseconds per leaf at each size, and the slope: the time grows with this power of the number of leaves,
 fitted over the sizes above 10. 1 is linear, 2 quadratic; the processor's caches, which 10,000 tensors do not fit in,
 make up to 0.2 of it. A nested key is as long as its entry is deep, so that what is asked for one key at a time grows
 with the depth. `tests/test_scaling.py` counts instructions, where this measures time.
@@ -72,7 +72,7 @@ def _row(shape: str, sizes: list[int], rows: list[dict[str, float]]) -> dict[str
 
 
 def _slope(leaves: list[int], seconds: list[float]) -> float | None:
-    """The power of the number of leaves by which the seconds grow; None where there are not two sizes above 10."""
+    """Fit the power of the number of leaves by which the seconds grow; None without two sizes above 10."""
     points = [(math.log(count), math.log(took)) for count, took in zip(leaves, seconds, strict=True) if count > 10]
     if len(points) < 2:
         return None
@@ -111,7 +111,7 @@ def _deep(levels: int) -> dict[str, Any]:
     return tree
 
 
-def _counted(prepare: Callable[[Any], Callable[[], Any]]) -> Callable[[dict[str, Any]], Call]:
+def _make_program(prepare: Callable[[Any], Callable[[], Any]]) -> Callable[[dict[str, Any]], Call]:
     """Makes a program of an operation; it returns how many leaves the operation gave, which is counted once."""
 
     def build(tree: dict[str, Any]) -> Call:
@@ -185,7 +185,7 @@ def _load(td: Any) -> Callable[[], Any]:
 
 
 OPERATIONS: dict[str, Callable[[dict[str, Any]], Call]] = {
-    name: _counted(prepare)
+    name: _make_program(prepare)
     for name, prepare in {
         "construct": _construct,
         "td[key]": _each(lambda td, key: td[key]),

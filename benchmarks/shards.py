@@ -57,7 +57,7 @@ def main() -> None:
 
 
 def turns(rounds: int, calls: dict[str, Callable[[], float]]) -> dict[str, float]:
-    """The medians of what the calls give, which take turns."""
+    """Run the calls in turns and return the median result of each."""
     figures: dict[str, list[float]] = {name: [] for name in calls}
     for _ in range(rounds):
         for name, call in calls.items():
@@ -133,7 +133,7 @@ def read(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
         for start in range(0, rows, 20_000):
             call(torch.arange(start, min(start + 20_000, rows), 4096 // ROW))
 
-    def timed(call: Callable[[torch.Tensor], Any]) -> Callable[[], float]:
+    def measure_time(call: Callable[[torch.Tensor], Any]) -> Callable[[], float]:
         def run() -> float:
             batches = [torch.randint(rows, (BATCH,), generator=generator) for _ in range(20)]
             call(batches[0])
@@ -144,7 +144,7 @@ def read(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
 
         return run
 
-    found = turns(options.rounds, {name: timed(call) for name, call in readers.items()})
+    found = turns(options.rounds, {name: measure_time(call) for name, call in readers.items()})
     ours = found["shards, folder"]
     ratios = {f"times {name}": found[name] / ours for name in ("one folder", "Hugging Face", "Zarr")}
     return {"microseconds": found, **ratios}

@@ -17,7 +17,7 @@ import tensordict
 
 MIB = 1 << 20
 LEAVES = 8
-# What the processes together may take beyond one container, for themselves: page tables, messages, tensors.
+# The memory that all processes together may take besides one container: page tables, messages, tensors.
 SLACK_MIB = 4
 
 PLACES: dict[str, Callable[[Any, str], Any]] = {
@@ -54,10 +54,10 @@ def _growth(place: Callable[[Any, str], Any], folder: str, options: argparse.Nam
         processes.append(context.Process(target=_use, args=(theirs,), daemon=True))
         processes[-1].start()
         pipes.append(ours)
-    # What a process needs to do this at all, it needs for a small container, too.
-    small = _given(place, f"{folder}/small", LEAVES, pipes)
+    # Use a small container first, so that modules and pools of the processes do not count.
+    small = _share_container(place, f"{folder}/small", LEAVES, pipes)
     before = _sizes(pipes)
-    td = _given(place, f"{folder}/large", options.mib * MIB // 4, pipes)
+    td = _share_container(place, f"{folder}/large", options.mib * MIB // 4, pipes)
     # Only now has each of them touched every page, so that all pages are divided by the same number.
     after = _sizes(pipes)
     for pipe in pipes:
@@ -69,7 +69,7 @@ def _growth(place: Callable[[Any, str], Any], folder: str, options: argparse.Nam
     return {"each": each, "together": round(sum(each), 1)}
 
 
-def _given(place: Callable[[Any, str], Any], folder: str, elements: int, pipes: list[Any]) -> Any:
+def _share_container(place: Callable[[Any, str], Any], folder: str, elements: int, pipes: list[Any]) -> Any:
     """A container of so many elements, which all processes have and have used."""
     size = elements // LEAVES
     td = place(tensordict.TensorDict({f"k{i}": torch.ones(size) for i in range(LEAVES)}, [size]), folder)
@@ -91,7 +91,7 @@ def _sizes(pipes: list[Any]) -> list[int]:
 
 
 def _use(pipe: Any) -> None:
-    """What each process does with containers: it reads all of them, and writes to them what is there already."""
+    """Serve in a process: read every container that arrives, and write to it without changing its values."""
     torch.set_num_threads(1)
     kept = []
     while (order := pipe.recv()) is not None:

@@ -3,11 +3,11 @@
     .venv/bin/python benchmarks/threads.py
     .venv/bin/python benchmarks/threads.py --python PATH/python3.14t --reference PATH/OTHER/python3.14t --only read
 
-A row has the calls of one thread in a second and those of several as multiples of that; the processor time of a call,
-likewise; and how often in a thousand calls a thread had to wait, with the most threads. As many times as there are
-processors is the most; with a GIL it is one, but for what torch does without it. Where the processor time grows or
-threads wait, they disturb each other, by locks or by memory that they share: other programs hardly move these two,
-while a busy machine makes the multiples of calls mean nothing.
+A row has the calls of one thread in a second, and multiples of that number for several threads; the same for the
+processor time of a call; and how often in a thousand calls a thread had to wait, with the most threads. The multiple is
+at most the number of processors; with a GIL it is one, but for what torch does without it. If the processor time grows
+or threads wait, they disturb each other by locks or by shared memory. Other programs hardly move these two figures,
+while a busy machine makes the multiples of calls meaningless.
 
 `PYTHON_GIL=0` is set: libraries that do not say that they can do without a GIL (Triton, which the reference imports)
 would start it.
@@ -67,7 +67,7 @@ def main() -> None:
 
 @contextlib.contextmanager
 def workers(python: str, reference: str | None) -> Iterator[dict[str, Worker]]:
-    """A process for each side; the floor is in that of ours."""
+    """Start a process for each side. The floor runs in the process of this package."""
     with contextlib.ExitStack() as stack:
         found = {}
         for side, path in (("ours", python), ("reference", reference)):
@@ -119,7 +119,7 @@ def measure(name: str, sides: dict[str, Worker], rounds: int, seconds: float) ->
 
 
 def work() -> None:
-    """Answer "program|side|threads|seconds" with the calls in a second; then "cpu" and "waits" with those of a call."""
+    """Answer "program|side|threads|seconds" with the calls in a second, then with processor time and waits per call."""
     import torch
 
     torch.set_num_threads(1)
@@ -233,7 +233,7 @@ def _row(floor: bool, threads: int) -> list[Job]:
 
 
 def _of_each(ours: Callable[[Any], object], by_hand: Callable[[dict[str, Any]], object]) -> Callable[..., list[Job]]:
-    """A program in which every thread has a container of its own."""
+    """Return a program in which every thread has a container of its own."""
 
     def jobs(floor: bool, threads: int) -> list[Job]:
         each = [_shared(floor, _leaves()) for _ in range(threads)]
@@ -247,7 +247,7 @@ def _construct(floor: bool, threads: int) -> list[Job]:
     return [lambda own=own: dict(own) if floor else _container(own) for own in each]
 
 
-def _negated(own: dict[str, Any]) -> dict[str, Any]:
+def _negate(own: dict[str, Any]) -> dict[str, Any]:
     return {key: value.neg() for key, value in own.items()}
 
 
@@ -258,7 +258,7 @@ PROGRAMS: dict[str, Callable[[bool, int], list[Job]]] = {
     "shared, own keys: write in place": _write_in_place,
     "shared: td[i]": _row,
     "own: td[i]": _of_each(lambda td: td[3], lambda own: {key: value[3] for key, value in own.items()}),
-    "own: apply(neg)": _of_each(lambda td: td.apply(lambda leaf: leaf.neg()), _negated),
+    "own: apply(neg)": _of_each(lambda td: td.apply(lambda leaf: leaf.neg()), _negate),
     "own: clone": _of_each(lambda td: td.clone(), lambda own: {key: value.clone() for key, value in own.items()}),
     "own: td + 1": _of_each(lambda td: td + 1, lambda own: {key: value + 1 for key, value in own.items()}),
     "own: lock_().unlock_()": _of_each(lambda td: td.lock_().unlock_(), lambda own: dict(own)),

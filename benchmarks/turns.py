@@ -65,7 +65,7 @@ def workers(script: str, suffix: str = "") -> Iterator[dict[str, Worker]]:
                 text=True,
                 env={**kept, "PYTHONPATH": str(ROOT / "src")} if side == "ours" else kept,
             )
-            # What a worker has started (environments in processes) ends with it: it is told to, not killed.
+            # Ask the worker to end instead of killing it, so that its own child processes end, too.
             stack.callback(process.wait)
             assert process.stdin is not None
             stack.callback(process.stdin.close)

@@ -66,7 +66,7 @@ class Bench:
     def load(self) -> dict[str, Any]:
         """Import the package under test and say what it is."""
         self.module = importlib.import_module("tensordict")
-        # What the imports made lives for ever: it need not be walked by the collections between turns.
+        # Imported objects live for ever: exclude them from the garbage collections between turns.
         gc.collect()
         gc.freeze()
         return {
@@ -77,7 +77,7 @@ class Bench:
         }
 
     def open(self, family: str, name: str) -> dict[str, Any]:
-        """Set a workload up, do it once, and return the digest of what it gives."""
+        """Set a workload up, do it once, and return the digest of its result."""
         self.close()
         self.settle(family in IN_MEMORY)
         torch.manual_seed(0)
@@ -196,7 +196,7 @@ def serve(bench: Bench, requests: Any, replies: Any) -> None:
 
 
 def _trace(error: BaseException) -> str:
-    """Say where an error was raised, without the source lines: those of the reference are not for us to read."""
+    """Return the places of a traceback without source lines, because nobody here may read the reference's source."""
     frames = [
         f"  {frame.filename}:{frame.lineno} in {frame.name}" for frame in traceback.extract_tb(error.__traceback__)
     ]

@@ -1,4 +1,4 @@
-"""What a workload is, and the raw data that workloads are built from."""
+"""`Workload` and `Context`, and the raw data that families of workloads use."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ State = SimpleNamespace
 
 @dataclass(frozen=True)
 class Context:
-    """What a family may depend on besides the package: whether sizes are small, and where it may write."""
+    """The settings of a run that families depend on: small sizes or full ones, and the folder to write to."""
 
     quick: bool
     folder: Path

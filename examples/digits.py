@@ -37,8 +37,8 @@ def write(data_dir: Path) -> None:
     """Preallocate the data set under `data_dir` and fill it in chunks."""
     size = len(load_digits().target)
     first = next(read_chunks())
-    # One item, expanded to the size of the data set, is a view that costs nothing: it tells memmap_like which
-    # files to make, and how large. Nothing is written yet.
+    # One item, expanded to the size of the data set, is a view that costs nothing. memmap_like takes the names and
+    # sizes of the files from it. Nothing is written yet.
     store = first[0].expand(size).memmap_like(data_dir)
     written = 0
     with tqdm(total=size, desc="writing", unit="image") as progress:
@@ -63,7 +63,7 @@ def read_chunks() -> Iterator[TensorDict]:
 def train(data_dir: Path, checkpoint_dir: Path) -> None:
     """Train on the data set in `data_dir` and save weights, optimizer state and predictions."""
     torch.manual_seed(SEED)
-    data = TensorDict.load_memmap(data_dir)  # maps the files; bytes are read when an index asks for them
+    data = TensorDict.load_memmap(data_dir)  # maps the files; an index reads its rows
     train_indices, test_indices = split(len(data))
     model, optimizer = build()
 
@@ -86,7 +86,7 @@ def train(data_dir: Path, checkpoint_dir: Path) -> None:
     print(f"time per epoch: {seconds / EPOCHS:.3f} s")
 
     checkpoint = TensorDict(
-        # "1.weight" is one key; unflatten_keys makes it ("1", "weight"), so that each layer gets its folder.
+        # unflatten_keys turns the key "1.weight" into ("1", "weight"), so that each layer gets a folder.
         weights=TensorDict(model.state_dict()).unflatten_keys("."),
         optimizer=TensorDict({str(i): state for i, state in optimizer.state_dict()["state"].items()}),
         logits=logits,
@@ -127,12 +127,12 @@ def predict(model: nn.Module, batch: TensorDict) -> Tensor:
 
 
 def pixels(batch: TensorDict) -> Tensor:
-    """Return the images as the model wants them: float32 in [0, 1], of shape [len(batch), 8, 8]."""
+    """Return the images in the form of the model: float32 in [0, 1], of shape [len(batch), 8, 8]."""
     return batch["image"].float() / 16
 
 
 def check(data_dir: Path, checkpoint_dir: Path) -> bool:
-    """Reload the checkpoint, predict again, train a step further, and say whether all is as it was saved."""
+    """Reload the checkpoint, predict again, train one more step, and check that everything equals the save."""
     data = TensorDict.load_memmap(data_dir)
     train_indices, test_indices = split(len(data))
     checkpoint = TensorDict.load_memmap(checkpoint_dir)
@@ -140,8 +140,8 @@ def check(data_dir: Path, checkpoint_dir: Path) -> bool:
     identical = torch.equal(predict(model, data[test_indices]), checkpoint["logits"])
     print(f"predictions after reloading identical: {identical}")
 
-    # The optimizer is restored too: two copies that go on from the checkpoint stay equal bit by bit, and
-    # the checkpoint on disk does not move with them.
+    # The optimizer is restored too: two copies that continue from the checkpoint stay equal bit by bit, and
+    # the checkpoint on disk does not change.
     other_model, other_optimizer = restore(checkpoint)
     batch = data[train_indices[:BATCH]]
     training_step(model, optimizer, batch)
@@ -157,7 +157,7 @@ def restore(checkpoint: TensorDict) -> tuple[nn.Module, torch.optim.Optimizer]:
     """Return a model and an optimizer in the saved state."""
     model, optimizer = build()
     model.load_state_dict(checkpoint["weights"].flatten_keys(".").to_dict())
-    # load_state_dict of a module copies; that of an optimizer keeps the tensors it is given and updates them
+    # Module.load_state_dict copies; Optimizer.load_state_dict keeps its argument's tensors and updates them
     # in place. Without clone() the next step would write into the files of the checkpoint.
     state = {int(i): entry.clone().to_dict() for i, entry in checkpoint["optimizer"].items()}
     optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
@@ -178,7 +178,7 @@ def run(root: Path) -> int:
 
 
 def main() -> int:
-    """Read the command line and run what it asks for."""
+    """Read the command line and run the chosen step."""
     parser = argparse.ArgumentParser(description="Train on a memory-mapped TensorDict of handwritten digits.")
     parser.add_argument("--root", type=Path, help="where to write (default: a temporary directory)")
     parser.add_argument("--train", action="store_true", help="only train on the data set that --root holds")

@@ -3,7 +3,7 @@
     torchrun --standalone --nproc-per-node 3 examples/distributed.py
 
 With 2 to 4 processes, on the CPU (gloo). First every rank trains the same network on its own part of the data, with
-averaged gradients. Then rank 0 learns a policy from what the others act out with it.
+averaged gradients. Then rank 0 learns a policy from the rollouts of the other ranks.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tensordict import TensorDict
 
 
 def make_data(examples: int) -> TensorDict:
-    """Points, and a smooth function of them with a little noise."""
+    """Return points, and a smooth function of them with a little noise."""
     generator = torch.Generator().manual_seed(0)
     points = torch.rand(examples, 2, generator=generator) * 4 - 2
     values = torch.sin(points[:, :1]) * points[:, 1:] + 0.05 * torch.randn(examples, 1, generator=generator)
@@ -42,7 +42,7 @@ def train(rank: int, ranks: int, epochs: int) -> None:
             loss = nn.functional.mse_loss(net(batch["point"]), batch["value"])
             optimizer.zero_grad()
             loss.backward()
-            # In place: these are the very gradients that the optimizer reads.
+            # In place: the optimizer reads the same gradients.
             params.apply(lambda parameter: parameter.grad).all_reduce(dist.ReduceOp.AVG)
             optimizer.step()
             total += loss.detach() * len(batch)
@@ -61,12 +61,12 @@ WALKS, STEPS = 64, 12
 
 
 def make_policy() -> nn.Module:
-    """From a position on the line: the log-odds of a step to the right."""
+    """Build a policy: it maps a position on the line to the log-odds of a step to the right."""
     return nn.Sequential(nn.Linear(1, 16), nn.Tanh(), nn.Linear(16, 1))
 
 
 def empty_rollout() -> TensorDict:
-    """The form of a rollout: `WALKS` walks of `STEPS` steps."""
+    """Return an empty rollout: `WALKS` walks of `STEPS` steps."""
     parts = {name: torch.zeros(WALKS, STEPS, 1) for name in ("position", "right", "reward")}
     return TensorDict({**parts, "made by": "nobody"}, [WALKS], names=["walk"])
 
@@ -87,7 +87,7 @@ def act_out(policy: nn.Module, name: str) -> TensorDict:
 
 
 def learn_from(rollouts: TensorDict, policy: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """One step of REINFORCE."""
+    """Take one step of REINFORCE."""
     returns: Tensor = rollouts["reward"].flip(-2).cumsum(-2).flip(-2)
     advantage = (returns - returns.mean((0, 1))) / (returns.std() + 1e-6)
     odds = policy(rollouts["position"])

@@ -1,7 +1,7 @@
-"""A training run as one writes it on the first day: a data set on disk, batches, a model, a checkpoint, and going on.
+"""A first training run: a data set on disk, batches, a model, a checkpoint, and resuming from it.
 
 python examples/training.py --root runs/training              # trains for 5 epochs
-python examples/training.py --root runs/training --epochs 8   # goes on where the last run has stopped
+python examples/training.py --root runs/training --epochs 8   # continues where the last run stopped
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from tensordict.nn import TensorDictModule, TensorDictSequential
 
 
 class Sample(TensorClass):
-    """Points of two spirals, and which of the two they are of."""
+    """Points of two spirals, labelled with their spiral."""
 
     point: torch.Tensor  # [..., 2], float32
     label: torch.Tensor  # [...], int64
 
 
 def spirals(count: int) -> Sample:
-    """`count` points, half of them on each spiral."""
+    """Return `count` points, half of them on each spiral."""
     generator = torch.Generator().manual_seed(0)
     label = torch.arange(count) % 2
     along = 0.2 + 0.8 * torch.rand(count, generator=generator)
@@ -35,7 +35,7 @@ def spirals(count: int) -> Sample:
 
 
 def model() -> TensorDictSequential:
-    """From `point` to `logits`, by way of features that have a place of their own."""
+    """Build a model that reads `point` and writes `features` and `logits`."""
     features = nn.Sequential(nn.Linear(2, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh())
     return TensorDictSequential(
         TensorDictModule(features, in_keys=["point"], out_keys=["features"]),
@@ -44,10 +44,10 @@ def model() -> TensorDictSequential:
 
 
 def train(root: Path, epochs: int) -> float:
-    """Train up to this number of epochs, from the last checkpoint if there is one; gives the accuracy."""
+    """Train up to this number of epochs, from the last checkpoint if one exists, and return the accuracy."""
     if not (root / "data").exists():
         spirals(4096).memmap(root / "data")
-    data = Sample.load_memmap(root / "data")  # mapped: rows are read when a batch asks for them
+    data = Sample.load_memmap(root / "data")  # mapped: a batch reads its rows
 
     torch.manual_seed(0)
     net = model()
@@ -80,7 +80,7 @@ def train(root: Path, epochs: int) -> float:
 
 @torch.no_grad()
 def accuracy(net: TensorDictSequential, data: Sample) -> float:
-    """The share of points whose label the model finds."""
+    """Return the share of points with a correct prediction."""
     result = net(data.to_tensordict())
     return float((result["logits"].argmax(-1) == result["label"]).float().mean())
 

@@ -249,11 +249,11 @@ def page(ours: dict[str, str], theirs: dict[str, str]) -> str:
 _HEAD = f"""\
 # Errors, and what would have worked
 
-What this package says of the usual mistakes, what works in their place, and what the reference (0.14.3) says. The types
-are those that programs catch: `MissingKeyError` is a `KeyError`, `LockedError` a `RuntimeError`, `ShapeError` both a
-`ValueError` and a `RuntimeError`. `python tests/mistakes.py` writes this page by running all of it; a test keeps each
-message. Messages of the reference that print whole containers are cut; in square brackets are the notes of the
-exception, which Python prints below its message.
+This page lists usual mistakes: the error of this package, a call that works, and the error of the reference (0.14.3).
+Programs can catch the built-in types: `MissingKeyError` is a `KeyError`, `LockedError` a `RuntimeError`, `ShapeError`
+both a `ValueError` and a `RuntimeError`. `python tests/mistakes.py` runs all of them and writes this page. A test
+compares each message. Messages of the reference that print whole containers are shortened. Square brackets hold the
+notes of an exception, which Python prints below its message.
 
 Every line starts from these names:
 
@@ -261,8 +261,8 @@ Every line starts from these names:
 {SETUP.strip()}
 ```
 
-and those about files from a folder with a save (`run`, `run.h5`), a text file (`notes.txt`) and a folder of somebody
-else's (`foreign`).
+Lines about files start from a folder with a save (`run`, `run.h5`), a text file (`notes.txt`) and a folder of another
+program (`foreign`).
 
 """
 

@@ -64,6 +64,16 @@ def test_the_guide_for_contributors_is_short() -> None:
     assert len((ROOT / "CONTRIBUTING.md").read_text().splitlines()) <= 120
 
 
+def test_differences_fit_a_phone_and_begin_with_the_silent_ones() -> None:
+    """Lists, not wide tables; each silent difference has one line of consequence."""
+    page = (ROOT / "docs" / "differences.md").read_text()
+    assert not re.search(r"^\|", page, re.MULTILINE)
+    parts = re.split(r"^## ", page, flags=re.MULTILINE)[1:]
+    assert parts[0].startswith("Silent differences\n")
+    items = re.split(r"^- ", parts[0], flags=re.MULTILINE)[1:]
+    assert [item for item in items if item.count("*Consequence:*") != 1] == []
+
+
 def test_every_page_is_reachable_from_the_readme() -> None:
     readme = (ROOT / "README.md").read_text()
     indices = {"index.md", "changelog.md"}

@@ -14,51 +14,51 @@ from workload import Context, State, Workload, build, chain, flat
 def workloads(context: Context) -> list[Workload]:
     """Return the workloads of this family."""
     found = [
-        Workload("td[key], flat", _keyed(0), lambda s: s.td["k0"], lambda s: s.data["k0"]),
-        Workload("get(key), flat", _keyed(0), lambda s: s.td.get("k0"), lambda s: s.data["k0"]),
+        Workload("td[key], flat", _setup_keys(0), lambda s: s.td["k0"], lambda s: s.data["k0"]),
+        Workload("get(key), flat", _setup_keys(0), lambda s: s.td.get("k0"), lambda s: s.data["k0"]),
         Workload(
             "get(key, default), missing",
-            _keyed(0),
+            _setup_keys(0),
             lambda s: s.td.get("missing", None),
             lambda s: s.data.get("missing"),
         ),
-        Workload("td[key] = leaf, flat", _keyed(0), _put_flat, _put_flat_floor),
-        Workload("set(key, leaf), flat", _keyed(0), lambda s: s.td.set("k0", s.leaf), _put_flat_floor),
-        Workload("set(key, leaf, inplace=True)", _keyed(0), _set_inplace, lambda s: s.data["k0"].copy_(s.leaf)),
-        Workload("set_(key, leaf), flat", _keyed(0), _set_in_place, lambda s: s.data["k0"].copy_(s.leaf)),
-        Workload("td[key] = container, flat", _keyed(0), _put_node, None),
-        Workload("key in td", _keyed(0), lambda s: "k0" in s.td, lambda s: "k0" in s.data),
+        Workload("td[key] = leaf, flat", _setup_keys(0), _put_flat, _put_flat_floor),
+        Workload("set(key, leaf), flat", _setup_keys(0), lambda s: s.td.set("k0", s.leaf), _put_flat_floor),
+        Workload("set(key, leaf, inplace=True)", _setup_keys(0), _set_inplace, lambda s: s.data["k0"].copy_(s.leaf)),
+        Workload("set_(key, leaf), flat", _setup_keys(0), _set_in_place, lambda s: s.data["k0"].copy_(s.leaf)),
+        Workload("td[key] = container, flat", _setup_keys(0), _put_node, None),
+        Workload("key in td", _setup_keys(0), lambda s: "k0" in s.td, lambda s: "k0" in s.data),
     ]
     for depth in (1, 4, 20):
         found += [
-            Workload(f"td[key], depth {depth}", _keyed(depth), lambda s: s.td[s.key], _lookup),
-            Workload(f"get(key), depth {depth}", _keyed(depth), lambda s: s.td.get(s.key), _lookup),
-            Workload(f"td[key] = leaf, depth {depth}", _keyed(depth), _put_deep, _put_deep_floor),
+            Workload(f"td[key], depth {depth}", _setup_keys(depth), lambda s: s.td[s.key], _lookup),
+            Workload(f"get(key), depth {depth}", _setup_keys(depth), lambda s: s.td.get(s.key), _lookup),
+            Workload(f"td[key] = leaf, depth {depth}", _setup_keys(depth), _put_deep, _put_deep_floor),
             Workload(
                 f"set(key, leaf), depth {depth}",
-                _keyed(depth),
+                _setup_keys(depth),
                 lambda s: s.td.set(s.key, s.leaf),
                 _put_deep_floor,
             ),
         ]
     found += [
         Workload("set(key, leaf) that makes 4 nodes", build({}), _make_nodes, _make_nodes_floor),
-        Workload("get_at(key, 3)", _keyed(0), lambda s: s.td.get_at("k0", 3), lambda s: s.data["k0"][3]),
-        Workload("set_at_(key, row, 3)", _keyed(0), _set_at, _set_at_floor),
-        Workload("setdefault, present", _keyed(0), _setdefault, lambda s: s.data.setdefault("k0", s.leaf)),
-        Workload("set, then pop", _keyed(0), _set_pop, _set_pop_floor),
-        Workload("set, then del_", _keyed(0), _set_del, _set_pop_floor),
-        Workload("rename_key_ and back", _keyed(0), _rename, _rename_floor),
-        Workload("batch_size", _keyed(0), lambda s: tuple(s.td.batch_size), None),
-        Workload("device", _keyed(0), lambda s: str(s.td.device), None),
-        Workload("len", _keyed(0), lambda s: len(s.td), None),
-        Workload("10 keys read with []", _keyed(0), lambda s: [s.td[k] for k in s.keys], _read_ten),
-        Workload("10 keys written with []", _keyed(0), _write_ten, _write_ten_floor),
+        Workload("get_at(key, 3)", _setup_keys(0), lambda s: s.td.get_at("k0", 3), lambda s: s.data["k0"][3]),
+        Workload("set_at_(key, row, 3)", _setup_keys(0), _set_at, _set_at_floor),
+        Workload("setdefault, present", _setup_keys(0), _setdefault, lambda s: s.data.setdefault("k0", s.leaf)),
+        Workload("set, then pop", _setup_keys(0), _set_pop, _set_pop_floor),
+        Workload("set, then del_", _setup_keys(0), _set_del, _set_pop_floor),
+        Workload("rename_key_ and back", _setup_keys(0), _rename, _rename_floor),
+        Workload("batch_size", _setup_keys(0), lambda s: tuple(s.td.batch_size), None),
+        Workload("device", _setup_keys(0), lambda s: str(s.td.device), None),
+        Workload("len", _setup_keys(0), lambda s: len(s.td), None),
+        Workload("10 keys read with []", _setup_keys(0), lambda s: [s.td[k] for k in s.keys], _read_ten),
+        Workload("10 keys written with []", _setup_keys(0), _write_ten, _write_ten_floor),
     ]
     return found
 
 
-def _keyed(depth: int) -> Callable[[ModuleType], State]:
+def _setup_keys(depth: int) -> Callable[[ModuleType], State]:
     def setup(module: ModuleType) -> State:
         data = chain(depth, 2) if depth else flat(10)
         state = build(data)(module)

@@ -20,13 +20,13 @@ def workloads(context: Context) -> list[Workload]:
             Workload(f"apply(neg), {label}", build(data), lambda s: s.td.apply(torch.neg), _neg_floor),
             Workload(f"apply_(zero_), {label}", build(data), lambda s: s.td.apply_(Tensor.zero_), _zero_floor),
             Workload(f"apply(add, other), {label}", _with_other(data), _add, _add_floor),
-            Workload(f"named_apply, {label}", build(data), lambda s: s.td.named_apply(_named), _identity_floor),
+            Workload(f"named_apply, {label}", build(data), lambda s: s.td.named_apply(_take_name), _identity_floor),
         ]
     found += [
         Workload(
             "named_apply(nested_keys=True), 10 x 10 keys",
             build(nested(10, 10)),
-            lambda s: s.td.named_apply(_named, nested_keys=True),
+            lambda s: s.td.named_apply(_take_name, nested_keys=True),
             _identity_floor,
         ),
         Workload(
@@ -36,7 +36,7 @@ def workloads(context: Context) -> list[Workload]:
             lambda s: tree_map(_first, s.data),
         ),
         Workload("apply(inplace=True), 10 keys", build(flat(10)), _abs_in_place, _abs_in_place_floor),
-        Workload("apply(filter_empty=True), 10 x 10 keys", build(nested(10, 10)), _filtered, _filtered_floor),
+        Workload("apply(filter_empty=True), 10 x 10 keys", build(nested(10, 10)), _filter_all, _filtered_floor),
     ]
     return found
 
@@ -45,7 +45,7 @@ def _identity(leaf: Tensor) -> Tensor:
     return leaf
 
 
-def _named(key: Any, leaf: Tensor) -> Tensor:
+def _take_name(key: Any, leaf: Tensor) -> Tensor:
     return leaf
 
 
@@ -111,6 +111,6 @@ def _filtered_floor(state: State) -> Any:
     return {}
 
 
-def _filtered(state: State) -> Any:
+def _filter_all(state: State) -> Any:
     found = state.td.apply(_nothing, filter_empty=True)
     return {} if found is None else found

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 from workload import Context, Limit, State, Workload, flat
 
-# The difference to the dict is 1 to 2 us a container, whatever its tensors: small ones show it, and the limit is for
-# those that are worth compiling for.
+# The difference to the dict is 1 to 2 us for each container, whatever its tensors. Small tensors show it; the limit is
+# for tensors that are large enough to be worth compiling.
 _DICT = (Limit("floor", at_most=1.02, called="a dict of tensors"),)
 _SMALL, _LARGE = (32, 4), (32, 8192)
 _LEAVES = (4, 20, 100)
@@ -26,23 +26,23 @@ def workloads(context: Context) -> list[Workload]:
     calls = (
         ("arithmetic", _affine, _affine_of_dict),
         ("get and set", _net, _net_of_dict),
-        ("nested keys, read and written", _rewired, _rewired_of_dict),
-        ("index and stack", _stacked, _stacked_of_dict),
-        ("reduce to one tensor", _reduced, _reduced_of_dict),
-        ("construct", _constructed, _constructed_of_dict),
+        ("nested keys, read and written", _rewire, _rewired_of_dict),
+        ("index and stack", _stack, _stacked_of_dict),
+        ("reduce to one tensor", _reduce, _reduced_of_dict),
+        ("construct", _construct, _constructed_of_dict),
     )
     many = (
         calls[0],
         calls[1],
-        ("vmap", _mapped, _mapped_of_dict),
+        ("vmap", _map_rows, _mapped_of_dict),
         ("regions", _regions, _regions_of_dict),
-        ("container + tensor", _added, _added_of_dict),
+        ("container + tensor", _add, _added_of_dict),
     )
     return [
         *[_workload(f"{name}, 10 leaves", ours, plain, _LARGE) for name, ours, plain in calls],
         *[_workload(f"{name}, 10 small leaves", ours, plain, _SMALL) for name, ours, plain in calls],
         *[
-            _workload(f"{name}, {count} leaves", ours, plain, _LARGE, count, refused=ours is _added)
+            _workload(f"{name}, {count} leaves", ours, plain, _LARGE, count, refused=ours is _add)
             for name, ours, plain in many
             for count in _LEAVES
         ],
@@ -64,8 +64,8 @@ def _workload(
         return State(
             td=module.TensorDict({"in": module.TensorDict(data, [32])}, [32]),
             data={"in": data},
-            compiled=_compiled(lambda td: ours(td)),
-            compiled_plain=_compiled(lambda tree: plain(tree)),
+            compiled=_compile(lambda td: ours(td)),
+            compiled_plain=_compile(lambda tree: plain(tree)),
         )
 
     limits = _DICT if shape is _LARGE else ()
@@ -79,7 +79,7 @@ def _workload(
     )
 
 
-def _compiled(fn: Callable[..., Any]) -> Callable[..., Any]:
+def _compile(fn: Callable[..., Any]) -> Callable[..., Any]:
     torch._dynamo.reset()
     return torch.compile(fn, fullgraph=True, backend="aot_eager")  # type: ignore[no-any-return]
 
@@ -104,7 +104,7 @@ def _net_of_dict(tree: Any) -> Any:
     return {"out": inner["out"]}
 
 
-def _rewired(td: Any) -> Any:
+def _rewire(td: Any) -> Any:
     td = td.copy()
     for place in range(3):
         td["out", "deep", f"k{place}"] = td["in", f"k{place}"] * td["in", f"k{place + 1}"]
@@ -119,7 +119,7 @@ def _rewired_of_dict(tree: Any) -> Any:
     return out
 
 
-def _mapped(td: Any) -> Any:
+def _map_rows(td: Any) -> Any:
     return torch.vmap(lambda row: row * 2)(td["in"])
 
 
@@ -145,7 +145,7 @@ def _regions_of_dict(tree: Any) -> Any:
     return _region_of_dict(_region_of_dict(tree["in"]))
 
 
-def _added(td: Any) -> Any:
+def _add(td: Any) -> Any:
     return td["in"] + td["in", "k0"].sum()
 
 
@@ -154,7 +154,7 @@ def _added_of_dict(tree: Any) -> Any:
     return {name: leaf + added for name, leaf in tree["in"].items()}
 
 
-def _stacked(td: Any) -> Any:
+def _stack(td: Any) -> Any:
     return torch.stack([td["in"][:4], td["in"][4:8]])
 
 
@@ -162,7 +162,7 @@ def _stacked_of_dict(tree: Any) -> Any:
     return {name: torch.stack([leaf[:4], leaf[4:8]]) for name, leaf in tree["in"].items()}
 
 
-def _reduced(td: Any) -> Tensor:
+def _reduce(td: Any) -> Tensor:
     total: Any = sum(leaf.sum() for leaf in td.values(True, True))
     return total  # type: ignore[no-any-return]
 
@@ -172,7 +172,7 @@ def _reduced_of_dict(tree: Any) -> Tensor:
     return total  # type: ignore[no-any-return]
 
 
-def _constructed(td: Any) -> Any:
+def _construct(td: Any) -> Any:
     return type(td)({"x": td["in", "k0"] * 2, "n": {"y": td["in", "k1"] * 2}}, batch_size=[32])
 
 
@@ -185,7 +185,7 @@ def _module_setup(module: ModuleType) -> State:
     params = module.TensorDict.from_module(net).data.clone()
     named = {".".join(key): leaf for key, leaf in params.items(True, True)}
 
-    def swapped(params: Any, x: Tensor) -> Any:
+    def swap(params: Any, x: Tensor) -> Any:
         with params.to_module(net):
             return net(x)
 
@@ -193,7 +193,7 @@ def _module_setup(module: ModuleType) -> State:
         return torch.func.functional_call(net, named, x)
 
     return State(
-        params=params, named=named, x=torch.ones(5, 4), compiled=_compiled(swapped), compiled_plain=_compiled(called)
+        params=params, named=named, x=torch.ones(5, 4), compiled=_compile(swap), compiled_plain=_compile(called)
     )
 
 

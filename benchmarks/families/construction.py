@@ -1,4 +1,4 @@
-"""Workloads that make containers from what they hold."""
+"""Workloads that make containers from their entries."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ def workloads(context: Context) -> list[Workload]:
             _exclude_nested_floor,
         ),
         Workload("flatten_keys, 20 deep", build(chain(20)), lambda s: s.td.flatten_keys("."), _flatten_floor),
-        Workload("unflatten_keys, 10 x 10 keys", _flattened, lambda s: s.td.unflatten_keys("."), _unflatten_floor),
+        Workload("unflatten_keys, 10 x 10 keys", _set_up_flat, lambda s: s.td.unflatten_keys("."), _unflatten_floor),
         Workload("split_keys, 5 of 10 keys", build(flat(10)), lambda s: s.td.split_keys(_HALF), _split_keys_floor),
     ]
     return found
@@ -198,7 +198,7 @@ def _flatten(tree: dict[str, Any], prefix: str, flattened: dict[str, Any]) -> No
             flattened[prefix + key] = value
 
 
-def _flattened(module: ModuleType) -> State:
+def _set_up_flat(module: ModuleType) -> State:
     data = {f"n{i}.k{j}": torch.ones(32, 4) for i in range(10) for j in range(10)}
     return State(module=module, data=data, td=module.TensorDict(data, [32]))
 

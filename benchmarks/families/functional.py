@@ -37,10 +37,10 @@ def workloads(context: Context) -> list[Workload]:
 
 def _modules() -> list[Workload]:
     swaps = [
-        Workload(f"to_module, {name}", _swapped(make), _to_module, _attributes, {"dict writes": _writes}, limits=_SWAP)
+        Workload(f"to_module, {name}", _set_swap(make), _to_module, _attributes, {"dict writes": _writes}, limits=_SWAP)
         for name, make in (("MLP", _mlp), ("transformer", _transformer))
     ]
-    ensemble = _swapped(_mlp, stacked=True)
+    ensemble = _set_swap(_mlp, stacked=True)
     return [
         Workload("from_module, MLP", _parameters_of(_mlp), _from_module, _plain_parameters),
         Workload("from_module, transformer", _parameters_of(_transformer), _from_module, _plain_parameters),
@@ -48,9 +48,9 @@ def _modules() -> list[Workload]:
         Workload("from_modules, ensemble", _ensemble, lambda s: s.make(*s.nets), _stacked_floor),
         *swaps,
         Workload("to_module, ensemble", ensemble, _to_module, _attributes, {"dict writes": _writes}, limits=_SWAP),
-        Workload("to_module, values", _swapped(_mlp, values=True), _to_module, _attributes),
-        Workload("to_module and a forward pass", _swapped(_mlp), _forward, _forward_floor),
-        Workload("vmap over an ensemble", ensemble, _vmapped, None),
+        Workload("to_module, values", _set_swap(_mlp, values=True), _to_module, _attributes),
+        Workload("to_module and a forward pass", _set_swap(_mlp), _forward, _forward_floor),
+        Workload("vmap over an ensemble", ensemble, _run_vmap, None),
     ]
 
 
@@ -103,7 +103,7 @@ def _stack(trees: list[dict[str, Any]]) -> dict[str, Any]:
     return stacks
 
 
-def _swapped(
+def _set_swap(
     make: Callable[..., nn.Module], stacked: bool = False, values: bool = False
 ) -> Callable[[ModuleType], State]:
     """A module and other parameters for it: stacks of them, or plain tensors."""
@@ -161,7 +161,7 @@ def _forward_floor(state: State) -> Any:
     return y
 
 
-def _vmapped(state: State) -> Any:
+def _run_vmap(state: State) -> Any:
     def call(params: Any, x: Tensor) -> Tensor:
         with params.to_module(state.net):
             return state.net(x)
@@ -174,24 +174,24 @@ def _vmapped(state: State) -> Any:
 
 def _params() -> list[Workload]:
     return [
-        Workload("params: make", _held, lambda s: s.module.TensorDictParams(s.fresh.copy()), None),
-        Workload("params: read", _held, lambda s: s.params["0", "weight"], lambda s: s.tree["0"]["weight"]),
-        Workload("params: get", _held, lambda s: s.params.get(("0", "weight")), lambda s: s.tree["0"]["weight"]),
-        Workload("params: items", _held, lambda s: list(s.params.items(True, True)), None),
-        Workload("params: parameters", _held, lambda s: list(s.params.parameters()), lambda s: tree_leaves(s.tree)),
-        Workload("params: named_parameters", _held, lambda s: dict(s.params.named_parameters()), None),
-        Workload("params: data", _held, lambda s: s.params.data, lambda s: tree_map(_data, s.tree)),
-        Workload("params: state_dict", _held, lambda s: dict(s.params.state_dict()), None),
-        Workload("params: set", _held, lambda s: s.params.set("new", s.value)["new"], lambda s: nn.Parameter(s.value)),
-        Workload("params: update", _held, lambda s: s.params.update(s.other), None),
-        Workload("params: update_", _held, lambda s: s.params.update_(s.other), _copy_floor),
-        Workload("params: clone", _held, lambda s: s.params.clone(), lambda s: tree_map(_cloned, s.tree)),
-        Workload("params: to_module", _held, _to_module, None),
-        Workload("params: a step of SGD", _held, _step, _step_floor),
+        Workload("params: make", _wrap, lambda s: s.module.TensorDictParams(s.fresh.copy()), None),
+        Workload("params: read", _wrap, lambda s: s.params["0", "weight"], lambda s: s.tree["0"]["weight"]),
+        Workload("params: get", _wrap, lambda s: s.params.get(("0", "weight")), lambda s: s.tree["0"]["weight"]),
+        Workload("params: items", _wrap, lambda s: list(s.params.items(True, True)), None),
+        Workload("params: parameters", _wrap, lambda s: list(s.params.parameters()), lambda s: tree_leaves(s.tree)),
+        Workload("params: named_parameters", _wrap, lambda s: dict(s.params.named_parameters()), None),
+        Workload("params: data", _wrap, lambda s: s.params.data, lambda s: tree_map(_data, s.tree)),
+        Workload("params: state_dict", _wrap, lambda s: dict(s.params.state_dict()), None),
+        Workload("params: set", _wrap, lambda s: s.params.set("new", s.value)["new"], lambda s: nn.Parameter(s.value)),
+        Workload("params: update", _wrap, lambda s: s.params.update(s.other), None),
+        Workload("params: update_", _wrap, lambda s: s.params.update_(s.other), _copy_floor),
+        Workload("params: clone", _wrap, lambda s: s.params.clone(), lambda s: tree_map(_clone, s.tree)),
+        Workload("params: to_module", _wrap, _to_module, None),
+        Workload("params: a step of SGD", _wrap, _step, _step_floor),
     ]
 
 
-def _held(module: ModuleType) -> State:
+def _wrap(module: ModuleType) -> State:
     net = _mlp()
     params = module.TensorDictParams(module.TensorDict.from_module(_mlp()))
     tree = _tree(_mlp())
@@ -212,7 +212,7 @@ def _data(tensor: Tensor) -> Tensor:
     return tensor.data
 
 
-def _cloned(tensor: Tensor) -> Tensor:
+def _clone(tensor: Tensor) -> Tensor:
     return nn.Parameter(tensor.detach().clone())
 
 

@@ -16,7 +16,7 @@ CUDA = torch.device("cuda", 0)
 
 
 def workloads(context: Context) -> list[Workload]:
-    """Return the workloads of this family, each of which ends when the GPU has done its work."""
+    """Return the workloads of this family. Each waits until the GPU has finished."""
     if not torch.cuda.is_available():
         return []
     megabytes = 1 if context.quick else 64
@@ -46,7 +46,7 @@ def _transfers(label: str, data: dict[str, Any]) -> list[Workload]:
 
     pageable, pinned, there = made_of(Tensor.clone), made_of(Tensor.pin_memory), made_of(lambda leaf: leaf.to(CUDA))
 
-    def consolidated(package: ModuleType) -> State:
+    def consolidate(package: ModuleType) -> State:
         buffer = torch.cat([leaf.view(-1) for leaf in data.values()]).pin_memory()
         return SimpleNamespace(td=package.TensorDict(data, []).consolidate(pin_memory=True), buffer=buffer)
 
@@ -73,7 +73,7 @@ def _transfers(label: str, data: dict[str, Any]) -> list[Workload]:
         ),
         Workload(
             f"to(cuda), consolidated and pinned, {label}",
-            consolidated,
+            consolidate,
             send,
             send_buffer,
             payload_bytes=size,

@@ -111,7 +111,7 @@ def _as_list(state: State) -> list[Tensor]:
 
 
 def _common_keys(state: State) -> list[str]:
-    # The keys of a stack are those that all members have, so all have to be asked, as for `key in td`.
+    # A stack has the keys that all members share, so the floor looks at all members, too.
     first, *rest = state.data
     if all(other.keys() == first.keys() for other in rest):
         return list(first)

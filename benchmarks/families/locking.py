@@ -17,19 +17,24 @@ def workloads(context: Context) -> list[Workload]:
         for label, data in trees.items()
     ]
     found += [
-        Workload("is_locked, 10 x 10 keys", _locked(nested(10, 10)), lambda s: s.td.is_locked, None),
-        Workload("lock_ of a locked tree, 10 x 10", _locked(nested(10, 10)), lambda s: s.td.lock_().is_locked, None),
-        Workload("with td.unlock_(), 10 keys", _locked(flat(10)), _unlocked_block, None),
-        Workload("with td.unlock_(), 10 x 10 keys", _locked(nested(10, 10)), _unlocked_block, None),
-        Workload("td[key] of a locked tree", _locked(nested(10, 10)), lambda s: s.td["n5", "k5"], _lookup),
-        Workload("keys(nested, leaves) of a locked tree", _locked(nested(10, 10)), _leaf_keys, None),
-        Workload("values(nested, leaves) of a locked tree", _locked(nested(10, 10)), _leaf_values, None),
+        Workload("is_locked, 10 x 10 keys", _lock_tree(nested(10, 10)), lambda s: s.td.is_locked, None),
+        Workload(
+            "lock_ of a locked tree, 10 x 10",
+            _lock_tree(nested(10, 10)),
+            lambda s: s.td.lock_().is_locked,
+            None,
+        ),
+        Workload("with td.unlock_(), 10 keys", _lock_tree(flat(10)), _unlocked_block, None),
+        Workload("with td.unlock_(), 10 x 10 keys", _lock_tree(nested(10, 10)), _unlocked_block, None),
+        Workload("td[key] of a locked tree", _lock_tree(nested(10, 10)), lambda s: s.td["n5", "k5"], _lookup),
+        Workload("keys(nested, leaves) of a locked tree", _lock_tree(nested(10, 10)), _leaf_keys, None),
+        Workload("values(nested, leaves) of a locked tree", _lock_tree(nested(10, 10)), _leaf_values, None),
     ]
     return found
 
 
 class _Node:
-    """What the floor locks: a flag and the nodes below."""
+    """A node that the floor locks: entries and a flag."""
 
     __slots__ = ("entries", "locked")
 
@@ -66,7 +71,7 @@ def _lock_unlock_floor(state: State) -> bool:
     return state.nodes.locked
 
 
-def _locked(data: dict[str, Any]) -> Callable[[ModuleType], State]:
+def _lock_tree(data: dict[str, Any]) -> Callable[[ModuleType], State]:
     def setup(module: ModuleType) -> State:
         state = build(data)(module)
         state.td.lock_()

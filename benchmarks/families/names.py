@@ -15,7 +15,7 @@ _NAMES = ["time", "env"]
 
 def workloads(context: Context) -> list[Workload]:
     """Return the workloads of this family."""
-    small, nodes = _named(flat(4)), _named(nested(10, 4))
+    small, nodes = _setup_names(flat(4)), _setup_names(nested(10, 4))
     found = [
         Workload("TensorDict(..., names=), 4 keys", build(flat(4), (32, 4)), _construct, None),
         Workload("TensorDict(..., names=), 10 x 4 keys", build(nested(10, 4), (32, 4)), _construct, None),
@@ -43,7 +43,7 @@ def workloads(context: Context) -> list[Workload]:
     return found
 
 
-def _named(data: dict[str, Any]) -> Callable[[ModuleType], State]:
+def _setup_names(data: dict[str, Any]) -> Callable[[ModuleType], State]:
     def setup(module: ModuleType) -> State:
         state = build(data, (32, 4))(module)
         state.td.names = _NAMES

@@ -16,8 +16,8 @@ _TREES = (("10 keys", flat(10)), ("100 keys", flat(100)), ("10 x 10 keys", neste
 def workloads(context: Context) -> list[Workload]:
     """Return the workloads of this family.
 
-    The floors are single `_foreach` calls on lists that are there already, put into dicts; where torch has none, they
-    are a call per leaf.
+    The floors are single `_foreach` calls on existing lists, whose results go into dicts. If torch lacks the `_foreach`
+    function, the floor calls the function for each leaf.
     """
     found = []
     for label, data in _TREES:
@@ -33,7 +33,7 @@ def workloads(context: Context) -> list[Workload]:
             ("mul_(1.0)", lambda s: s.td.mul_(1.0), lambda s: torch._foreach_mul_(s.leaves, 1.0)),
             ("isfinite()", lambda s: s.td.isfinite(), lambda s: [torch.isfinite(leaf) for leaf in s.leaves]),
         ):
-            found.append(Workload(f"{name}, {label}", setup, run, _named(floor)))
+            found.append(Workload(f"{name}, {label}", setup, run, _build_dicts(floor)))
     setup = _with_operands(flat(10))
     for name, run, floor in (
         ("td - td, keys in another order", lambda s: s.td - s.backwards, _minus_floor),
@@ -51,15 +51,15 @@ def workloads(context: Context) -> list[Workload]:
         ("maximum(td)", lambda s: s.td.maximum(s.other), lambda s: torch._foreach_maximum(s.leaves, s.others)),
         ("clamp_min_(-9)", lambda s: s.td.clamp_min_(-9.0), lambda s: torch._foreach_clamp_min_(s.leaves, -9.0)),
     ):
-        found.append(Workload(f"{name}, 10 keys", setup, run, _named(floor)))
+        found.append(Workload(f"{name}, 10 keys", setup, run, _build_dicts(floor)))
     for name, run, floor in (
         ("td + 1", lambda s: s.td + 1, lambda s: torch._foreach_add(s.leaves, 1)),
         ("mul_(1)", lambda s: s.td.mul_(1), lambda s: torch._foreach_mul_(s.leaves, 1)),
         ("mul_(td)", lambda s: s.td.mul_(s.ones), lambda s: torch._foreach_mul_(s.leaves, s.one_leaves)),
     ):
-        found.append(Workload(f"{name}, 9 keys of mixed dtypes", _mixed, run, _named(floor)))
-    setup = _locked(flat(10))
-    found.append(Workload("td + td, locked, 10 keys", setup, _sum, _named(_sum_floor)))
+        found.append(Workload(f"{name}, 9 keys of mixed dtypes", _setup_dtypes, run, _build_dicts(floor)))
+    setup = _setup_locked_operands(flat(10))
+    found.append(Workload("td + td, locked, 10 keys", setup, _sum, _build_dicts(_sum_floor)))
     return found
 
 
@@ -84,7 +84,7 @@ def _with_operands(data: dict[str, Any]) -> Callable[[ModuleType], State]:
     return setup
 
 
-def _locked(data: dict[str, Any]) -> Callable[[ModuleType], State]:
+def _setup_locked_operands(data: dict[str, Any]) -> Callable[[ModuleType], State]:
     def setup(module: ModuleType) -> State:
         state = _with_operands(data)(module)
         state.td.lock_()
@@ -94,7 +94,7 @@ def _locked(data: dict[str, Any]) -> Callable[[ModuleType], State]:
     return setup
 
 
-def _mixed(module: ModuleType) -> State:
+def _setup_dtypes(module: ModuleType) -> State:
     dtypes = {"f": torch.float32, "i": torch.int64, "s": torch.int32}
     data = {f"{name}{i}": torch.full((32, 4), 3, dtype=dtype) for i in range(3) for name, dtype in dtypes.items()}
     ones = tree_map(torch.ones_like, data)
@@ -107,7 +107,7 @@ def _mixed(module: ModuleType) -> State:
     )
 
 
-def _named(floor: Callable[[State], Any]) -> Callable[[State], Any]:
+def _build_dicts(floor: Callable[[State], Any]) -> Callable[[State], Any]:
     """Return the floor with its list of results in dicts of the structure of the data."""
 
     def run(state: State) -> Any:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from workload import Context, State, Workload, build, flat, tree_map
 
-# What each worker would say once about torch's nested tensors.
+# Torch would warn once in each worker that nested tensors are a prototype.
 warnings.filterwarnings("ignore", "The PyTorch API of nested tensors")
 
 ROWS = 16
@@ -19,34 +19,39 @@ ROWS = 16
 def workloads(context: Context) -> list[Workload]:
     """Return the workloads of this family."""
     return [
-        Workload("jagged: set, 10 leaves", _ragged(torch.jagged), _set, _set_floor),
-        Workload("jagged: clone, 10 leaves", _ragged(torch.jagged), lambda s: s.td.clone(), _each(Tensor.clone)),
-        Workload("jagged: unbind, 10 leaves", _ragged(torch.jagged), lambda s: s.td.unbind(0), _unbind_floor),
-        Workload("jagged: td[3], 10 leaves", _ragged(torch.jagged), lambda s: s.td[3], _each(lambda v: v[3])),
-        Workload("jagged: td == 0, 10 leaves", _ragged(torch.jagged), lambda s: s.td == 0, _each(lambda v: v == 0)),
+        Workload("jagged: set, 10 leaves", _rows(torch.jagged), _set, _set_floor),
+        Workload("jagged: clone, 10 leaves", _rows(torch.jagged), lambda s: s.td.clone(), _each(Tensor.clone)),
+        Workload("jagged: unbind, 10 leaves", _rows(torch.jagged), lambda s: s.td.unbind(0), _unbind_floor),
+        Workload("jagged: td[3], 10 leaves", _rows(torch.jagged), lambda s: s.td[3], _each(lambda v: v[3])),
+        Workload(
+            "jagged: td == 0, 10 leaves",
+            _rows(torch.jagged),
+            lambda s: s.td == 0,
+            _each(lambda v: v == 0),
+        ),
         Workload(
             "jagged: to_padded_tensor, 10 leaves",
-            _ragged(torch.jagged),
+            _rows(torch.jagged),
             lambda s: s.td.to_padded_tensor(),
             _each(lambda v: torch.nested.to_padded_tensor(v, 0.0)),
         ),
-        # The sum of what these give, by which results are compared, is not defined for the strided layout.
+        # The strided layout has no sum, which the digest of a result needs.
         Workload(
             "strided: clone, 10 leaves",
-            _ragged(torch.strided),
+            _rows(torch.strided),
             lambda s: len(s.td.clone()),
             lambda s: tree_map(Tensor.clone, s.data)["k0"].size(0),
         ),
         Workload(
             "strided: cat of 4, 10 leaves",
-            _ragged(torch.strided),
+            _rows(torch.strided),
             lambda s: len(torch.cat([s.td] * 4)),
             lambda s: tree_map(lambda v: torch.cat([v] * 4), s.data)["k0"].size(0),
         ),
-        Workload("strided: td[3], 10 leaves", _ragged(torch.strided), lambda s: s.td[3], _each(lambda v: v[3])),
+        Workload("strided: td[3], 10 leaves", _rows(torch.strided), lambda s: s.td[3], _each(lambda v: v[3])),
         Workload(
             "strided: to_padded_tensor, 10 leaves",
-            _ragged(torch.strided),
+            _rows(torch.strided),
             lambda s: s.td.to_padded_tensor(),
             _each(lambda v: torch.nested.to_padded_tensor(v, 0.0)),
         ),
@@ -64,12 +69,12 @@ def workloads(context: Context) -> list[Workload]:
         ),
         Workload("merge_tensordicts of 3", _parts, lambda s: s.module.merge_tensordicts(*s.tds), _merge_floor),
         Workload("dense_stack_tds of 8", _equal, lambda s: s.module.dense_stack_tds(s.tds, 0), _stack_floor),
-        Workload("isin, 256 rows", _keyed, lambda s: s.utils.isin(s.td, s.other, "k0")),
-        Workload("remove_duplicates, 256 rows", _keyed, lambda s: s.utils.remove_duplicates(s.td, "k0")),
+        Workload("isin, 256 rows", _setup_keys, lambda s: s.utils.isin(s.td, s.other, "k0")),
+        Workload("remove_duplicates, 256 rows", _setup_keys, lambda s: s.utils.remove_duplicates(s.td, "k0")),
     ]
 
 
-def _ragged(layout: torch.layout) -> Any:
+def _rows(layout: torch.layout) -> Any:
     rows = [[torch.randn(1 + (i * 7 + k) % 12) for i in range(ROWS)] for k in range(10)]
 
     def setup(module: ModuleType) -> State:
@@ -128,7 +133,7 @@ def _merge_floor(state: State) -> Any:
     return {**state.data[0], **state.data[1], **state.data[2]}
 
 
-def _keyed(module: ModuleType) -> State:
+def _setup_keys(module: ModuleType) -> State:
     data = {"k0": torch.arange(512).view(256, 2) % 100, "k1": torch.randn(256, 4)}
     state = build(data, (256,))(module)
     state.other = module.TensorDict({"k0": data["k0"][::3]}, [86])

@@ -21,15 +21,15 @@ def workloads(context: Context) -> list[Workload]:
         for name in _OPS:
             found += _along(name, label, setup)
         found += [
-            Workload(f"sum(reduce=True), {label}", setup, lambda s: s.td.sum(reduce=True), _pooled(torch.sum)),
-            Workload(f"mean(reduce=True), {label}", setup, lambda s: s.td.mean(reduce=True), _pooled(torch.mean)),
+            Workload(f"sum(reduce=True), {label}", setup, lambda s: s.td.sum(reduce=True), _pool(torch.sum)),
+            Workload(f"mean(reduce=True), {label}", setup, lambda s: s.td.mean(reduce=True), _pool(torch.mean)),
             Workload(f'sum("feature", reduce=True), {label}', setup, _feature_sum, _rows(torch.sum)),
             Workload(f"sum(0, reduce=True), {label}", setup, lambda s: s.td.sum(0, reduce=True), _ends(torch.sum)),
             Workload(f"max(0), {label}", setup, lambda s: s.td.max(0), _pairs(lambda v: v.max(0))),
             Workload(f"cummax(0), {label}", setup, lambda s: s.td.cummax(0), _pairs(lambda v: v.cummax(0))),
             Workload(f"norm(), {label}", setup, lambda s: s.td.norm(), _norms),
             Workload(f"logsumexp(0), {label}", setup, lambda s: s.td.logsumexp(0), _each(lambda v: v.logsumexp(0))),
-            Workload(f"all(), {label}", setup, lambda s: s.td.all(), _pooled(lambda row: bool(row.all()))),
+            Workload(f"all(), {label}", setup, lambda s: s.td.all(), _pool(lambda row: bool(row.all()))),
             Workload(f"param_count(), {label}", setup, lambda s: s.td.param_count(), _count),
             Workload(f"bytes(), {label}", setup, lambda s: s.td.bytes(), None),
             Workload(f"data_ptr(), {label}", setup, _addresses, None),
@@ -40,13 +40,13 @@ def workloads(context: Context) -> list[Workload]:
         Workload("min(0), 10 keys", ten, lambda s: s.td.min(0), _pairs(lambda v: v.min(0))),
         Workload("nansum(0), 10 keys", ten, lambda s: s.td.nansum(0), _each(lambda v: v.nansum(0))),
         Workload("nanmean(0), 10 keys", ten, lambda s: s.td.nanmean(0), _each(lambda v: v.nanmean(0))),
-        Workload("var(reduce=True), 10 keys", ten, lambda s: s.td.var(reduce=True), _pooled(torch.var)),
+        Workload("var(reduce=True), 10 keys", ten, lambda s: s.td.var(reduce=True), _pool(torch.var)),
         Workload(
             "quantile(0.5, 0), 10 keys", ten, lambda s: s.td.quantile(0.5, 0), _each(lambda v: v.quantile(0.5, 0))
         ),
         Workload("softmax(0), 10 keys", ten, lambda s: s.td.softmax(0), _each(lambda v: v.softmax(0))),
         Workload("all(0), 10 keys", ten, lambda s: s.td.all(0), _each(lambda v: v.all(0))),
-        Workload("mean((0, 1)), 3 keys of different shapes", _mixed, lambda s: s.td.mean((0, 1)), _mixed_means),
+        Workload("mean((0, 1)), 3 keys of different shapes", _setup_shapes, lambda s: s.td.mean((0, 1)), _mixed_means),
         Workload("sum(reduce=True), 10 keys of 100,000", build(flat(10, 32, 3125)), _large_sum, _large_sums),
         *_gradients(),
     ]
@@ -81,7 +81,7 @@ def _each(fn: Callable[[Tensor], Any]) -> Callable[[State], Any]:
     return lambda s: tree_map(fn, s.data)
 
 
-def _pooled(fn: Callable[[Tensor], Any]) -> Callable[[State], Any]:
+def _pool(fn: Callable[[Tensor], Any]) -> Callable[[State], Any]:
     return lambda s: fn(torch.cat([leaf.flatten() for leaf in tree_leaves(s.data)]))
 
 
@@ -142,7 +142,7 @@ def _large_sums(state: State) -> Any:
     return torch.stack([leaf.sum() for leaf in state.data.values()]).sum()
 
 
-def _mixed(module: ModuleType) -> State:
+def _setup_shapes(module: ModuleType) -> State:
     data = {"a": torch.randn(8, 4), "b": torch.randn(8, 4, 3), "c": torch.randn(8, 4, 2, 2)}
     return build(data, (8, 4))(module)
 

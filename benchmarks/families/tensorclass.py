@@ -16,9 +16,9 @@ _MANY = [f"field{i}" for i in range(20)]
 def workloads(context: Context) -> list[Workload]:
     """Return the workloads of this family."""
     return [
-        Workload("init, 1 field", _setup, lambda s: s.Inner(s.w, batch_size=[32]), lambda s: _checked(w=s.w)),
-        Workload("init, 20 fields", _setup, lambda s: s.Many(**s.many, batch_size=[32]), lambda s: _checked(**s.many)),
-        Workload("init, nested", _setup, _init_nested, lambda s: {**_checked(x=s.x), "inner": _checked(w=s.w)}),
+        Workload("init, 1 field", _setup, lambda s: s.Inner(s.w, batch_size=[32]), lambda s: _check(w=s.w)),
+        Workload("init, 20 fields", _setup, lambda s: s.Many(**s.many, batch_size=[32]), lambda s: _check(**s.many)),
+        Workload("init, nested", _setup, _init_nested, lambda s: {**_check(x=s.x), "inner": _check(w=s.w)}),
         Workload("init, value field", _setup, lambda s: s.Outer(s.x, label="a", batch_size=[32]), None),
         Workload("from_tensordict", _setup, lambda s: s.Inner.from_tensordict(s.plain), None),
         Workload("read a tensor", _setup, lambda s: s.item.x, lambda s: s.fields.x),
@@ -85,7 +85,7 @@ def _setup(module: ModuleType) -> State:
     )
 
 
-def _checked(**fields: Tensor) -> dict[str, Tensor]:
+def _check(**fields: Tensor) -> dict[str, Tensor]:
     for value in fields.values():
         if value.shape[0] != 32:
             raise RuntimeError
@@ -142,12 +142,12 @@ def _pieces(outer: tuple[Tensor, ...], inner: tuple[Tensor, ...]) -> Any:
 
 
 def _stack_floor(state: State) -> Any:
-    return _joined(torch.stack, state)
+    return _join(torch.stack, state)
 
 
 def _cat_floor(state: State) -> Any:
-    return _joined(torch.cat, state)
+    return _join(torch.cat, state)
 
 
-def _joined(join: Callable[[list[Tensor]], Tensor], state: State) -> Any:
+def _join(join: Callable[[list[Tensor]], Tensor], state: State) -> Any:
     return {"x": join([x for x, _ in state.tensors]), "inner": {"w": join([w for _, w in state.tensors])}}

@@ -1,4 +1,4 @@
-"""What each operation does with each kind of container, by running it: tables at the head of pages of operations."""
+"""Directive that runs each operation on each kind of container, and shows in a table whether the result is a view."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 
 import public_names
 import torch
-from api_pages import parsed
+from api_pages import parse_rst
 from calls import CALLS, LEFT_OUT
 from docutils import nodes
 from sphinx import addnodes
@@ -42,23 +42,23 @@ class Record(TensorClass):
 
 
 def dense() -> TensorDict:
-    """What `calls` says of `td`: no element is zero, some are below."""
+    """Make the container `td` of `calls.py`: no element is zero, and some are negative."""
     a = torch.arange(-10, 14, dtype=torch.float32).add(0.5).reshape(3, 4, 2) / 50
     c = torch.arange(-5, 7, dtype=torch.float32).add(0.5).reshape(3, 4) / 25
     return TensorDict({"a": a, "b": {"c": c}}, [3, 4])
 
 
-def transposed(folder: Path) -> Any:
+def make_transposed(folder: Path) -> Any:
     with set_lazy_legacy(True):
         return dense().transpose(0, 1).clone().transpose(0, 1)
 
 
-# The columns, each with how a container of the kind is made in an empty folder.
+# The columns, each with a function that makes a container of the kind in an empty folder.
 KINDS: dict[str, Callable[[Path], Any]] = {
     "TensorDict": lambda folder: dense(),
     "memory-mapped": lambda folder: dense().memmap_(folder / "source"),
     "lazy stack": lambda folder: lazy_stack([row.clone() for row in dense().unbind(0)]),
-    "lazy view": transposed,
+    "lazy view": make_transposed,
     "lazy cat": lambda folder: lazy_cat([part.clone() for part in dense().split([1, 2])]),
     "HDF5": lambda folder: dense().to_h5(folder / "source.h5"),
     "tensorclass": lambda folder: Record.from_tensordict(dense()),
@@ -66,13 +66,13 @@ KINDS: dict[str, Callable[[Path], Any]] = {
 }
 
 
-# Thousands of folders are made and removed: in memory that takes half the time, where there is such a place.
+# The build makes and removes thousands of folders, which takes half the time in memory.
 SCRATCH = "/dev/shm" if Path("/dev/shm").is_dir() else None
 
 
 @dataclass(frozen=True)
 class Seen:
-    """What was seen of a call: `does` in one or two words, and a note of what is not as usual."""
+    """The observed effect of a call: `does` in one or two words, and a note of anything unusual."""
 
     does: str
     note: str = ""
@@ -106,12 +106,12 @@ def observe(call: str, kind: str) -> Seen:
         if not pieces:
             return Seen("in place" if changed else "value", type(result).__name__)
         if changed:
-            return Seen("in place", f"gives {named(result, source)}")
+            return Seen("in place", f"gives {name_class(result, source)}")
         shared = [is_shared(piece, source, held) for piece in pieces]
         does = "view" if all(shared) else "partly view" if any(shared) else "copy"
         if any(map(is_lazy, pieces)):
             does = f"lazy {does}"
-        notes = ["" if type(result) is type(source) else named(result, source), "on disk" if on_disk else ""]
+        notes = ["" if type(result) is type(source) else name_class(result, source), "on disk" if on_disk else ""]
         return Seen(does, ", ".join(filter(None, notes)))
 
 
@@ -129,7 +129,7 @@ def evaluate(call: str, source: Any, folder: Path) -> Any:
 
 
 def content(source: Any) -> dict[Any, torch.Tensor]:
-    """The entries, copied."""
+    """Return copies of the entries."""
     return {key: value.detach().clone() for key, value in source.items(True, True)}
 
 
@@ -141,20 +141,20 @@ def same(one: dict[Any, torch.Tensor], other: dict[Any, torch.Tensor]) -> bool:
 
 
 def state(source: Any) -> list[Any]:
-    """What else a container is."""
+    """Return the attributes of a container: its keys, sizes, names and flags."""
     keys = list(source.keys(True, True))
     return [keys, source.batch_size, source.names, source.is_locked, source.is_memmap(), source.is_shared()]
 
 
 def is_lazy(piece: Any) -> bool:
-    """Whether the entries of a container are made when they are read: twice, there are two."""
+    """Tell whether a container makes its entries anew at each read: two reads then give two objects."""
     if isinstance(piece, torch.Tensor):
         return False
     return any(piece.get(key) is not piece.get(key) for key in piece.keys(True, True))
 
 
 def storages(found: Any) -> set[int]:
-    """The memory of all tensors that are held in memory."""
+    """Return the addresses of all tensors in memory."""
     if isinstance(found, torch.Tensor):
         return {found.untyped_storage().data_ptr()} if found.device.type == "cpu" else set()
     if isinstance(found, LazyStackedTensorDict):
@@ -167,7 +167,7 @@ def storages(found: Any) -> set[int]:
 
 
 def parts(result: Any) -> Iterator[Any]:
-    """The tensors and containers in a result."""
+    """Yield the tensors and containers in a result."""
     if isinstance(result, torch.Tensor) or is_tensor_collection(result):
         yield result
     elif isinstance(result, dict):
@@ -179,7 +179,7 @@ def parts(result: Any) -> Iterator[Any]:
 
 
 def is_shared(piece: Any, source: Any, held: set[int]) -> bool:
-    """Whether what is written to a piece of a result is seen in the container that it came from."""
+    """Tell whether writing to a piece of a result changes the container that the call ran on."""
     if storages(piece) & held:
         return True
     before = content(source)
@@ -187,12 +187,12 @@ def is_shared(piece: Any, source: Any, held: set[int]) -> bool:
         try:
             piece.zero_()
         except (RuntimeError, NotImplementedError):
-            return False  # what cannot be written to shares no writable memory
+            return False  # a read-only piece shares no writable memory
     return not same(before, content(source))
 
 
-def named(result: Any, source: Any) -> str:
-    """The class of a result; of several, that of the first."""
+def name_class(result: Any, source: Any) -> str:
+    """Return the class name of a result; for several results, the class of the first."""
     if isinstance(result, (tuple, list, dict)) and not is_tensor_collection(result):
         inside = next(parts(result), None)
         inner = "" if inside is None or type(inside) is type(source) else f" of {type(inside).__name__}"
@@ -201,11 +201,11 @@ def named(result: Any, source: Any) -> str:
 
 
 def rows(family: str) -> list[str]:
-    """The calls of the operations of a family: those that are written down, else without an argument."""
+    """Return the calls of a family: the lines of `CALLS`, and for other operations a call without arguments."""
     names = public_names.operations()[family]
     written = [line.strip() for lines in CALLS.values() for line in lines.strip().splitlines()]
     calls = [call for call in written if operation(call) in names]
-    # Operators and the like have no names.
+    # Operators and indices have no names.
     calls[:0] = [call.strip() for call in CALLS.get(family.rpartition(".")[2], "").splitlines() if not operation(call)]
     done = {*map(operation, calls), *(name for left_out in LEFT_OUT.values() for name in left_out.split())}
     for name in names:
@@ -216,8 +216,8 @@ def rows(family: str) -> list[str]:
 
 
 def operation(call: str) -> str | None:
-    """The operation that a call is of: the last of those that are called on the container."""
-    # Without what is between parentheses, as `torch.ones`.
+    """Return the name of the operation that a call tests: the last method called on the container."""
+    # Remove arguments in parentheses, which may call other functions, such as `torch.ones`.
     while (plain := re.sub(r"\([^()]*\)", "", call)) != call:
         call = plain
     found = re.search(r"\b(?:td|TensorDict)(?:\[[^]]*\])?(?:\.\w+)*\.(\w+)", call)
@@ -225,7 +225,7 @@ def operation(call: str) -> str | None:
 
 
 class Behaviour(SphinxDirective):
-    """`.. behaviour:: PATH`: a table of what the operations of a family do with each kind of container."""
+    """`.. behaviour:: PATH`: a table of the effects of a family of operations on each kind of container."""
 
     required_arguments = 1
 
@@ -242,10 +242,10 @@ class Behaviour(SphinxDirective):
         group += [nodes.colspec(colwidth=1) for _ in range(len(KINDS) + 1)]
         head, body = nodes.thead(), nodes.tbody()
         head += _row(nodes.Text("call"), *(nodes.Text(kind) for kind in KINDS))
-        body += [_row(_linked(call, self.env.docname), *map(_shown, found)) for call, found in seen.items()]
+        body += [_row(_link_call(call, self.env.docname), *map(_show_cell, found)) for call, found in seen.items()]
         group += [head, body]
         table += group
-        words = parsed(self, [":ref:`What the words mean <words>`."])
+        words = parse_rst(self, [":ref:`Meaning of the words <words>`."])
         return [nodes.container("", table, classes=["behaviour-scroll"]), *words]
 
 
@@ -255,8 +255,8 @@ def _row(*cells: nodes.Node) -> nodes.row:
     return row
 
 
-def _linked(call: str, page: str) -> nodes.Node:
-    """A call, as a link to the operation that it is of."""
+def _link_call(call: str, page: str) -> nodes.Node:
+    """Return a call as a link to its operation."""
     shown = nodes.literal(call, call)
     if (name := operation(call)) is None:
         return shown
@@ -265,7 +265,7 @@ def _linked(call: str, page: str) -> nodes.Node:
     return addnodes.pending_xref("", shown, **link)
 
 
-def _shown(seen: Seen) -> nodes.Node:
+def _show_cell(seen: Seen) -> nodes.Node:
     if seen.does == "value":
         return nodes.inline(seen.note, seen.note, classes=["does", "does-value"])
     cell = nodes.inline()

@@ -1,6 +1,6 @@
-"""Draws the runs of the benchmarks that are kept, `benchmarks/kept/*.json`, for the page on them; says so when none is.
+"""Draws the kept runs of the benchmarks, `benchmarks/kept/*.json`, for the page on benchmarks.
 
-Two forms are known: that of `benchmarks/run.py` (families, workloads) and that of `benchmarks/formats.py` (formats).
+A run has the form of `benchmarks/run.py` (families, workloads) or of `benchmarks/formats.py` (formats).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ NONE = "No run is kept yet: the tables above name their runs."
 
 
 def setup(app: Sphinx) -> dict[str, Any]:
-    """Have the page written before Sphinx reads its sources."""
+    """Write the page before Sphinx reads its sources."""
     app.connect(
         "builder-inited", lambda app: write(ROOT / "benchmarks" / "kept", Path(app.srcdir) / "design" / "generated")
     )
@@ -28,30 +28,30 @@ def write(kept: Path, folder: Path) -> None:
     """Write `benchmarks.md`, and the pictures that it shows, of all runs in a folder.
 
     Args:
-        kept: where the JSON is.
-        folder: where the page goes; is made.
+        kept: the folder of the JSON files.
+        folder: the folder for the page; created if it does not exist.
     """
     folder.mkdir(parents=True, exist_ok=True)
     parts = [section(path, folder) for path in sorted(kept.glob("*.json"))]
     page = folder / "benchmarks.md"
     text = "\n\n".join(parts) or NONE
-    # Left alone where it is the same, so that Sphinx need not read the page again.
+    # Keep an unchanged file, so that Sphinx need not read the page again.
     if not page.is_file() or page.read_text() != text + "\n":
         page.write_text(text + "\n")
 
 
 def section(path: Path, folder: Path) -> str:
-    """What the page says of one run."""
+    """Return the part of the page about one run."""
     run = json.loads(path.read_text())
     if "workloads" in run:
         return of_workloads(path.stem, run, folder)
     if "formats" in run:
         return of_formats(path.stem, run)
-    raise ValueError(f"{path} is of neither benchmarks/run.py (workloads) nor benchmarks/formats.py (formats)")
+    raise ValueError(f"{path} has neither 'workloads' (benchmarks/run.py) nor 'formats' (benchmarks/formats.py)")
 
 
 def of_workloads(name: str, run: dict[str, Any], folder: Path) -> str:
-    """A run of `benchmarks/run.py`: its families as bars, its workloads as points."""
+    """Describe a run of `benchmarks/run.py`: its families as bars, its workloads as points."""
     about = run.get("about", {})
     told = ", ".join(str(about[key]) for key in ("machine", "date") if key in about)
     families = {
@@ -75,10 +75,10 @@ def of_workloads(name: str, run: dict[str, Any], folder: Path) -> str:
 
 
 def of_formats(name: str, run: dict[str, Any]) -> str:
-    """A run of `benchmarks/formats.py`, as tables."""
+    """Describe a run of `benchmarks/formats.py` as tables."""
     lines = [f"### {name}", f"On {run['machine']}, {run['processors']} processors, torch {run['torch']}."]
     for title, found in run["formats"].items():
-        lines.append(f"{title}: times and sizes as multiples of those of the folder.")
+        lines.append(f"{title}: times and sizes relative to the folder.")
         rows = [
             f"| {one} | " + " | ".join(f"{by[one] / by['folder']:.2g}" for by in found.values()) + " |"
             for one in found["save"]
@@ -88,7 +88,7 @@ def of_formats(name: str, run: dict[str, Any]) -> str:
 
 
 def draw_families(families: dict[str, tuple[float, float]], path: Path) -> None:
-    """Two bars for each family."""
+    """Draw two bars for each family."""
     figure, axes = figure_of(0.3 * len(families) + 1)
     places = range(len(families))
     axes.barh(
@@ -108,7 +108,7 @@ def draw_families(families: dict[str, tuple[float, float]], path: Path) -> None:
 
 
 def draw_workloads(ratios: list[float], path: Path) -> None:
-    """All workloads, from the slowest to the fastest beside the reference."""
+    """Draw all workloads, from the slowest to the fastest compared with the reference."""
     figure, axes = figure_of(3)
     axes.plot(sorted(ratios), ".", markersize=3)
     axes.axhline(1, color="gray", linewidth=0.8)
@@ -119,7 +119,7 @@ def draw_workloads(ratios: list[float], path: Path) -> None:
 
 
 def figure_of(height: float) -> tuple[Any, Any]:
-    """A figure of the width of the page, and its axes; matplotlib draws without a screen."""
+    """Make a figure of the width of the page, and its axes; matplotlib draws without a screen."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(8, height), layout="constrained")

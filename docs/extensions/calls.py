@@ -1,13 +1,13 @@
 """One call or more of each operation, which the build runs on every kind of container.
 
 `td` has batch size [3, 4] and the entries `a` of shape [3, 4, 2] and `("b", "c")` of shape [3, 4], of floats that are
-not zero; `other` is a TensorDict of equal structure; `path` does not exist, and `saved` is a save. An operation without
-a line here is run without arguments.
+not zero; `other` is a TensorDict of equal structure; `path` does not exist, and `saved` is a save. The build runs an
+operation without a line here without arguments.
 """
 
 from __future__ import annotations
 
-# By the name of the class of the family, as lines.
+# The calls of each family as lines, by the name of its class.
 CALLS = {
     "Applying": """
         td.apply(torch.sqrt)
@@ -288,7 +288,7 @@ CALLS = {
     """,
 }
 
-# What is not run, and why.
+# Operations that the build does not run, by the reason.
 LEFT_OUT = {
     "in worker processes": "map map_iter",
     "between processes": "all_gather all_reduce arecv asend broadcast from_remote_init gather_and_stack init_remote "
@@ -297,5 +297,5 @@ LEFT_OUT = {
     "on an accelerator": "cuda pin_memory pin_memory_ record_stream",
     "on quantized tensors": "qint32 qint8 quint4x2 quint8",
     "needs a library of its own": "to_hf to_mds",
-    "with a storage of one's own": "make_memmap_from_storage",
+    "with a storage of the caller": "make_memmap_from_storage",
 }

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import tensordict
 
-# Where programs import from. A name that several have is documented in the first; the others say that it is the same.
+# The modules that programs import from. The first module that has a name documents it; the others refer to it.
 MODULES = (
     "tensordict",
     "tensordict.nn",
@@ -23,17 +23,17 @@ MODULES = (
 
 @functools.cache
 def names_of(module: str) -> list[str]:
-    """The public names of a module, in order of the alphabet."""
+    """Return the public names of a module in alphabetical order."""
     return sorted((name for name in importlib.import_module(module).__all__ if not name.startswith("_")), key=str.lower)
 
 
 def home(path: str) -> str:
-    """The path under which what lies at `path`, as `tensordict.nn.TensorDictParams`, is documented."""
+    """Return the path that documents the object at `path`, such as `tensordict.nn.TensorDictParams`."""
     module, _, name = path.rpartition(".")
     found = getattr(importlib.import_module(module), name)
     own = getattr(found, "__name__", name)
     for other in MODULES:
-        # Under its own name rather than under another one that it has there, too.
+        # Prefer the name of the object to other names for it in the same module.
         for candidate in (own, name):
             if candidate in names_of(other) and getattr(importlib.import_module(other), candidate) is found:
                 return f"{other}.{candidate}"
@@ -41,7 +41,7 @@ def home(path: str) -> str:
 
 
 def members_of(cls: type) -> list[str]:
-    """The public members that are documented with a class: what no public class above it says in the same words."""
+    """Return the public members to document with a class: members whose docstring no public base class has."""
     if cls.__module__.split(".")[0] != "tensordict":
         return []
     above = [
@@ -61,7 +61,7 @@ def members_of(cls: type) -> list[str]:
 
 @functools.cache
 def operations() -> dict[str, list[str]]:
-    """The families of operations, by the paths of their classes, and the public names of each."""
+    """Return the public names of each family of operations, by the path of its class."""
     found: dict[str, list[str]] = {}
     families = tensordict.TensorCollection.__mro__[1:]
     for name in sorted(name for name in dir(tensordict.TensorDictBase) if not name.startswith("_")):
@@ -70,8 +70,8 @@ def operations() -> dict[str, list[str]]:
     return found
 
 
-def expected() -> Iterator[str]:
-    """The path of every public name, each of which the reference documents once."""
+def iter_paths() -> Iterator[str]:
+    """Yield the path of every public name; the reference documents each once."""
     for module in MODULES:
         for name in names_of(module):
             path = f"{module}.{name}"

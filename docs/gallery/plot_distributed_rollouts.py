@@ -1,21 +1,21 @@
 """
-Many actors, one buffer: who wrote what, and when
-=================================================
+Collect rollouts from many processes in shared memory
+=====================================================
 
-Experience is gathered by many processes at once, while one process learns from it. What lies
-between them is two containers in shared memory: the weights, which the learner writes and the
-actors read, and the rollouts, which the actors write and the learner reads. No tensor is sent or
-pickled. A queue carries one number for each rollout: its row.
+Many processes collect experience at once, while one process learns from it. Two containers in
+shared memory connect them: the weights, which the learner writes and the actors read, and the
+rollouts, which the actors write and the learner reads. No tensor is sent or pickled. A queue
+carries one number for each rollout: its row.
 """
 
 # %%
-# The task, the policy, and what lies in shared memory
-# ----------------------------------------------------
+# Put the weights and the rollouts into shared memory
+# ---------------------------------------------------
 #
 # Walkers in a plane should come to the middle and stay there. ``share_memory_`` moves the tensors
-# of a container to memory that other processes see; with ``memmap_`` they would be files, which
-# outlive the processes. A row of the buffer is a rollout of all walkers, with a note of who made
-# it, when, and from which version of the weights.
+# of a container to memory that other processes see; ``memmap_`` would put them into files, which
+# outlive the processes. A row of the buffer is a rollout of all walkers. It also records which
+# actor made it, when, and with which version of the weights.
 
 import time
 
@@ -45,13 +45,13 @@ buffer = row.expand(ROLLOUTS).clone().share_memory_()
 print(buffer)
 
 # %%
-# An actor
-# --------
+# Act
+# ---
 #
-# It takes the next row that is free, copies the weights as they are now, walks, and assigns what
-# came of it to the row: one line, for all entries. The copy may catch the learner in the middle
-# of a write, which does no harm here; a lock would keep them apart. The first actor is quick and
-# the last one slow, as machines are.
+# An actor takes the next free row, copies the current weights, walks, and assigns the rollout to
+# the row: one line for all entries. The copy may meet the learner in the middle of a write, which
+# does no harm here; a lock would keep them apart. The first actor is fast and the last one slow,
+# like real machines.
 
 
 @torch.no_grad()
@@ -86,12 +86,12 @@ def act(actor, next_row, done, started):
 
 
 # %%
-# The learner
-# -----------
+# Learn
+# -----
 #
-# It waits for three rollouts, whoever made them, and makes actions more likely after which the
-# reward was better than that of others. ``update_`` writes into the shared weights; the actors
-# find them there at their next rollout.
+# The learner waits for three rollouts from any actors, and makes actions more likely if the
+# reward after them was better than average. ``update_`` writes into the shared weights; the
+# actors find them there at their next rollout.
 
 optimizer = torch.optim.Adam(policy.parameters(), lr=0.1)
 
@@ -107,7 +107,7 @@ def learn(batch):
     weights.update_({"net": TensorDict.from_module(policy).data, "version": weights["version"] + 1})
 
 
-context = mp.get_context("fork")  # the processes begin with all that is defined above
+context = mp.get_context("fork")  # the processes inherit all definitions above
 next_row, done = context.Value("l", 0), context.Queue()
 shared = (next_row, done, time.monotonic())
 actors = [context.Process(target=act, args=(number, *shared)) for number in range(ACTORS)]
@@ -120,11 +120,11 @@ for process in actors:
     process.join()
 
 # %%
-# Who wrote what
-# --------------
+# Look at the actors
+# ------------------
 #
-# The notes are columns like all others. The times differ from run to run, and with them who has
-# which row.
+# The records are columns like all others. The times, and the rows of each actor, differ from run
+# to run.
 
 notes = buffer["notes"]
 print("rollouts by actor:", notes["actor"].bincount().tolist())

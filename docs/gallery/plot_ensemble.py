@@ -1,16 +1,16 @@
 """
-An ensemble in one call, and what it does not know
-==================================================
+Ensembles and uncertainty with vmap
+===================================
 
-A network gives an answer everywhere, also where it has seen no data. Several networks, each begun
-elsewhere, agree where there was data and differ where there was none: their spread says how far
-to trust them. Nobody wants to train them one after the other. With their parameters in one
+A network gives an answer everywhere, even where it has seen no data. Several networks with
+different initial weights agree where there was data and differ elsewhere, so their spread shows
+how far to trust them. Training them one after the other is slow. With their parameters in one
 container, they are one network with one more dim.
 """
 
 # %%
-# Measurements with a gap
-# -----------------------
+# Make measurements with a gap
+# ----------------------------
 
 import matplotlib.pyplot as plt
 import torch
@@ -30,12 +30,12 @@ x = torch.cat([torch.rand(48) * 1.6 - 2.2, torch.rand(48) * 1.4 + 0.7])
 data = TensorDict({"x": x, "y": truth(x) + 0.12 * torch.randn(len(x))}, [len(x)]).unsqueeze(-1)
 
 # %%
-# 32 networks are one container
-# -----------------------------
+# Put 32 networks into one container
+# ----------------------------------
 #
-# ``from_modules`` stacks the parameters of networks that are built alike: the names are those of
-# one network, and each entry has one more dim in front. As ``TensorDictParams`` the container is
-# an ``nn.Module``, which any optimizer trains.
+# ``from_modules`` stacks the parameters of networks of equal structure: the names are the names
+# of one network, and each entry has one more dim in front. As ``TensorDictParams`` the container
+# is an ``nn.Module``, which any optimizer trains.
 
 
 def network():
@@ -47,12 +47,12 @@ ensemble = TensorDictParams(from_modules(*(network() for _ in range(MEMBERS))))
 print({".".join(key): tuple(leaf.shape) for key, leaf in ensemble.items(True, True)})
 
 # %%
-# One loss for one network
-# ------------------------
+# Write the loss for one network
+# ------------------------------
 #
-# The loss is written for one network, as if there were no others: for the length of the block,
-# the parameters stand in for those of a template. ``torch.vmap`` runs it for all members at once.
-# The container goes through ``vmap`` as a tensor does.
+# The loss is written for a single network: inside the block, the parameters replace the
+# parameters of a template. ``torch.vmap`` runs it for all members at once. A container goes
+# through ``vmap`` like a tensor.
 
 template = network()
 
@@ -65,12 +65,12 @@ def loss(params, batch):
 losses_of_all = torch.vmap(loss)
 
 # %%
-# Training
-# --------
+# Train all at once
+# -----------------
 #
-# Each member has rows of its own to learn from, drawn at random with repetition. That is an index
-# of shape ``[32, 64]`` into the data, and what comes out is a container of that batch size: ``x``
-# and ``y`` cannot get out of step.
+# Each member learns from its own rows, drawn at random with repetition. That is an index of shape
+# ``[32, 64]`` into the data, and the result is a container of that batch size, so ``x`` and ``y``
+# stay together.
 
 rows = data[torch.randint(len(data), (MEMBERS, 64))]
 print(rows.batch_size)
@@ -85,12 +85,11 @@ for _ in range(400):
 curves = torch.stack(curves)
 
 # %%
-# A member is an element of the batch
-# -----------------------------------
+# Use one member
+# --------------
 #
-# ``ensemble[3]`` has the parameters of one network under the names that it knows, so a network
-# that knows nothing of ensembles takes them. It is all that has to be handed on if one member is
-# to be used alone.
+# ``ensemble[3]`` has the parameters of one network under its usual names, so an ordinary network
+# loads them. Pass on this element to use one member alone.
 
 alone = network()
 ensemble.data[3].to_module(alone)
@@ -99,8 +98,8 @@ with torch.no_grad():
 print(f"member 3 alone: loss {error:.4f}; in the ensemble: {losses_of_all(ensemble, rows)[3]:.4f}")
 
 # %%
-# What it does not know
-# ---------------------
+# See where the ensemble is uncertain
+# -----------------------------------
 
 grid = torch.linspace(-3.2, 3.2, 241).unsqueeze(-1)
 

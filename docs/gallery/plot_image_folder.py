@@ -1,18 +1,18 @@
 """
-From a folder of images to a data set that grows
-================================================
+Turn a folder of images into a data set that grows
+==================================================
 
-Images are often shared as those of ImageNet are: a folder for each class, a small file for each
-image. That is good for looking at them, and slow for training: each mini-batch opens and decodes
-hundreds of files. Here such a folder is read once, into a data set of tensors that are ready to
-use. Then more images arrive, and the data set grows.
+Images often come as in ImageNet: a folder for each class, a small file for each image. That is
+good for looking at them, and slow for training: each mini-batch opens and decodes hundreds of
+files. This program reads such a folder once, into a data set of tensors that are ready to use.
+Then more images arrive, and the data set grows.
 """
 
 # %%
-# A folder of images
-# ------------------
+# Paint a folder of images
+# ------------------------
 #
-# Four classes are painted for this example, in sizes that differ, as those of photographs do.
+# This example paints four classes, in different sizes, like photographs.
 
 import random
 import tempfile
@@ -69,12 +69,11 @@ root = Path(scratch.name)
 paint_folder(root / "monday", 240)
 
 # %%
-# One image, one row
-# ------------------
+# Turn an image into a row
+# ------------------------
 #
-# A row has all that belongs to an image: the pixels, the class as a number, and things that are
-# no tensors, such as the path. The image is cropped and made small once, so that no epoch has to
-# do it again.
+# A row holds everything about an image: the pixels, the class as a number, and values such as the
+# path. The image is cropped and scaled once, so that no epoch has to do it again.
 
 
 def read(path):
@@ -89,13 +88,13 @@ first = sorted((root / "monday").rglob("*.png"))[0]
 print(read(first))
 
 # %%
-# Writing
-# -------
+# Write the data set
+# ------------------
 #
 # The writer takes rows one by one, and starts a new shard (a folder of memory-mapped tensors)
-# when one is full. The first row says what all others have to look like. One that does not fit is
-# refused by name, and nothing is written of it. A finished data set opens at once, however many
-# rows it has: an index reads what it takes.
+# when one is full. The first row fixes the form of all others. A row that does not fit raises an
+# error with the key, and nothing of it is written. A data set of any size opens at once: an index
+# reads only its rows.
 
 with DatasetWriter(root / "data", rows_per_shard=100) as writer:
     for path in sorted((root / "monday").rglob("*.png")):
@@ -109,12 +108,12 @@ data = open_dataset(root / "data")
 print(len(data), "rows;", data[-1]["path"])
 
 # %%
-# Growing
-# -------
+# Add rows later
+# --------------
 #
-# On Tuesday another 160 images come in. Another writer adds them, which could be on another
-# machine at the same time: writers share nothing but the folder. Whoever has the data set open
-# gets the new rows with ``refresh``.
+# On Tuesday another 160 images arrive. Another writer adds them; it could run on another machine
+# at the same time, because writers share nothing but the folder. A reader that has the data set
+# open gets the new rows with ``refresh``.
 
 paint_folder(root / "tuesday", 160)
 with DatasetWriter(root / "data", rows_per_shard=100) as writer:
@@ -124,12 +123,12 @@ with DatasetWriter(root / "data", rows_per_shard=100) as writer:
 print("new rows:", data.refresh(), "of", len(data))
 
 # %%
-# Training on it
-# --------------
+# Train on it
+# -----------
 #
-# ``DatasetLoader`` shuffles without keeping a list of rows, and reads ahead. The transform is
-# called with whole batches; here it flips a random half of the images. What a job needs to go on
-# where it was stopped is a small dict.
+# ``DatasetLoader`` shuffles without a list of rows, and reads ahead. It calls the transform with
+# whole batches; here the transform flips a random half of the images. The state that a job needs
+# to continue after a stop is a small dict.
 
 
 def augment(batch):
@@ -146,12 +145,12 @@ state = loader.state_dict()
 print({key: state[key] for key in ("epoch", "start", "seed", "rows")})
 
 # %%
-# A mini-batch, and what the classes look like
+# Show a mini-batch and the mean of each class
 # --------------------------------------------
 #
-# The upper rows are the first mini-batch, images of both days among each other. Below is the mean
-# of all images of a class, one line of code each, for a mask selects rows in all shards. The
-# boats are the smallest, and blurred most.
+# The upper rows show the first mini-batch, with images of both days. Below is the mean of all
+# images of a class, one line of code each, because a mask selects rows in all shards. The boats
+# are the smallest, and blurred most.
 
 figure, axes = plt.subplot_mosaic(
     [[f"image {8 * row + column}" for column in range(8)] for row in range(3)]

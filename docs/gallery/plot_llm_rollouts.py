@@ -1,20 +1,20 @@
 """
-Rollouts of a language model: prompts, ragged tokens, rewards
-=============================================================
+Store language-model rollouts: prompts, ragged tokens, rewards
+==============================================================
 
-When a language model is trained by reinforcement, it answers prompts, the answers are scored, and
-answers that scored well become more likely. An answer is text, and a list of tokens that is as
-long as it is, and a log-probability for each token, and one reward. Kept in four lists, these get
-out of step. Here one answer is one container, and all of them are a batch.
+In reinforcement learning of a language model, the model answers prompts, the answers are scored,
+and answers with good scores become more likely. An answer is a text, a list of tokens of any
+length, a log-probability for each token, and one reward. In four separate lists, these get out of
+step. Here one answer is one container, and all answers are a batch.
 """
 
 # %%
-# A very small model
-# ------------------
+# Make a very small model
+# -----------------------
 #
-# The model is a table: for each prompt, place and last token, how likely the next token is. It
-# has ten words, and knows nothing at first. Everything around it is as it would be for a large
-# one.
+# The model is a table: for each prompt, position and last token, the probability of the next
+# token. It has ten words, and knows nothing at first. The code around it would be the same for a
+# large model.
 
 import tempfile
 
@@ -32,7 +32,7 @@ optimizer = torch.optim.Adam([table], lr=0.1)
 
 
 def reward(prompt, words):
-    """The part of what was asked for that is there, less a little for each word too many."""
+    """Return the share of the requested words in the answer, less a little for each extra word."""
     if prompt == PROMPTS[0]:
         right, wanted = int("hello" in words), 1
     elif prompt == PROMPTS[1]:
@@ -43,12 +43,12 @@ def reward(prompt, words):
 
 
 # %%
-# An answer is a container
-# ------------------------
+# Sample answers as containers
+# ----------------------------
 #
-# All prompts are answered at once, a few times each. The sampler works on a square, but what lies
-# behind the end of an answer is no answer, so it is cut off. Texts are entries like tensors; a
-# lazy stack holds members of any length.
+# All prompts are answered at once, a few times each. The sampler works on a square, so tokens
+# after the end of an answer are cut off. Texts are entries like tensors; a lazy stack holds
+# members of any length.
 
 
 @torch.no_grad()
@@ -71,11 +71,11 @@ def roll_out():
 print(roll_out()[24])
 
 # %%
-# Padding, where it is needed
-# ---------------------------
+# Pad for one computation
+# -----------------------
 #
 # The log-probabilities of all answers are computed at once, on padded tokens. ``get`` pads them
-# and gives the mask; what is kept stays as it was.
+# and returns the mask; the stack itself stays unchanged.
 
 
 def log_probability(answers):
@@ -86,11 +86,12 @@ def log_probability(answers):
 
 
 # %%
-# Learning
-# --------
+# Learn
+# -----
 #
-# An answer is good if it is better than others to the same prompt (this is the idea of GRPO).
-# Answers are in the order of the prompts, so their rewards are a matrix, a row for each prompt.
+# An answer is good if it is better than other answers to the same prompt (this is the idea of
+# GRPO). Answers are in the order of the prompts, so their rewards are a matrix with a row for
+# each prompt.
 
 history = []
 for update in range(UPDATES):
@@ -106,12 +107,12 @@ for update in range(UPDATES):
     optimizer.step()
 
 # %%
-# Keeping them
-# ------------
+# Save all answers
+# ----------------
 #
-# All answers of all updates are one container again. A folder holds it as it is: one file for the
-# tokens of all answers, and one that says where each begins. What is loaded is mapped: questions
-# about rewards read the rewards.
+# All answers of all updates form one container again. A folder holds it in two files for the
+# tokens: one with the tokens of all answers, and one with their lengths. A loaded save is mapped:
+# reading rewards reads the rewards only.
 
 folder = tempfile.TemporaryDirectory()
 torch.cat(history).save(folder.name + "/rollouts")
@@ -122,11 +123,11 @@ best = saved[saved["reward"] == 1]
 print("the first perfect answer:", best[0]["text"], "in update", best[0]["update"].item())
 
 # %%
-# What was learnt
-# ---------------
+# Show the progress
+# -----------------
 #
 # On the right are answers of the first update and of the last, a row each; a word is the darker
-# the more likely it was to the model as it is now. For real models and instructions,
+# the more likely it is to the trained model. For real models and instructions,
 # ``tensordict.llm.IFEvalScorer`` writes such rewards.
 
 figure = plt.figure(figsize=(14, 4.6), layout="constrained")

@@ -1,20 +1,20 @@
 """
-Cloth as a tensorclass: one mesh, many meshes, a film of meshes
-===============================================================
+Simulate cloth with a tensorclass, alone and in batches
+=======================================================
 
-The state of a simulation is more than one array: where the nodes are, how fast they move, what
-they are made of, which of them are connected. A tensorclass keeps these together, under names
-that an editor completes, and with the physics as methods. A method that is written for one mesh
-serves a batch of meshes too, and a whole film of a batch of meshes.
+The state of a simulation is more than one array: the positions of the nodes, their speeds, their
+material, the connections between them. A tensorclass keeps these together, under names that an
+editor completes, with the physics as methods. A method that is written for one mesh also serves a
+batch of meshes, and a whole film of a batch of meshes.
 """
 
 # %%
-# The class
-# ---------
+# Declare the class
+# -----------------
 #
-# Nodes are connected by springs. The tensors of a field begin with the batch dims of the mesh,
-# whatever these are, so the code below counts dims from the end. The springs are the same for
-# all: an ``UnbatchedTensor`` is handed along as it is.
+# Springs connect the nodes. The tensors of a field begin with the batch dims of the mesh, so the
+# code below counts dims from the end. The springs are the same for all meshes: an
+# ``UnbatchedTensor`` passes through operations unchanged.
 
 import matplotlib.pyplot as plt
 import torch
@@ -33,7 +33,7 @@ class Cloth(TensorClass):
     lengths: UnbatchedTensor  # [springs]: at rest
 
     def along(self) -> tuple[Tensor, Tensor]:
-        """What lies between the ends of each spring, and its length."""
+        """Return the vector between the ends of each spring, and its length."""
         start, end = self.springs.unbind(-1)
         between = self.position[..., end, :] - self.position[..., start, :]
         return between, between.norm(dim=-1)
@@ -71,11 +71,10 @@ class Cloth(TensorClass):
 
 
 # %%
-# One mesh
-# --------
+# Simulate one mesh
+# -----------------
 #
-# A square sheet lies above the ball. A mesh has no batch dims; its entries have shapes of their
-# own.
+# A square sheet lies above the ball. A single mesh has no batch dims.
 
 row, column = torch.meshgrid(torch.arange(SIDE), torch.arange(SIDE), indexing="ij")
 node = row * SIDE + column
@@ -94,11 +93,11 @@ sheet = Cloth(
 print(sheet)
 
 # %%
-# A batch of meshes
-# -----------------
+# Simulate a batch of meshes
+# --------------------------
 #
 # Three sheets of different material fall at once. ``expand`` makes a batch of one mesh, the
-# materials are set for it, and ``step`` is what it was.
+# materials are set for it, and ``step`` stays the same.
 
 stiffness = {"rubber": 12.0, "jersey": 50.0, "linen": 300.0}
 cloths = sheet.expand(3).replace(stiffness=torch.tensor(list(stiffness.values())))
@@ -109,12 +108,12 @@ for moment in range(1000):
     cloths = cloths.step()
 
 # %%
-# A film of them
-# --------------
+# Stack the states to a film
+# --------------------------
 #
 # Stacked over time, the states are one object of batch size ``[3, 100]``. ``energy`` and
-# ``strain``, written for one mesh, are those of all meshes at all times. So are saving it,
-# sending it, and cutting a scene out of it: ``film[2, 40:60]``.
+# ``strain``, written for one mesh, compute the values of all meshes at all times. One call saves
+# the film, sends it, or cuts a scene out of it: ``film[2, 40:60]``.
 
 film = torch.stack(film, dim=1)
 film.names = ["material", "time"]
@@ -122,10 +121,10 @@ energy = film.energy()
 print(type(film).__name__, film.batch_size, film.names, energy["moving"].shape)
 
 # %%
-# Scenes of the film
-# ------------------
+# Show scenes of the film
+# -----------------------
 #
-# Colours say by how much the springs at each node are stretched. Rubber gives way and hangs about
+# Colours show how much the springs at each node are stretched. Rubber gives way and hangs around
 # the ball; linen keeps its size and falls in folds. On the right are the energies of all three,
 # each a curve of ``energy``.
 

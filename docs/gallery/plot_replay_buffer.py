@@ -1,20 +1,20 @@
 """
-A replay buffer on disk, and what it teaches a pendulum
-=======================================================
+Train a pendulum from a replay buffer on disk
+=============================================
 
 An agent that learns from its past needs a place to keep it. Here that place is a ``TensorDict``
 whose tensors are files: the buffer may be larger than memory, another process can look into it
-while it fills, and the code that fills it does not know what is in it. The task is the classic
-one of reinforcement learning: a motor that is too weak to lift a pendulum has to swing it up.
+while it fills, and the code that fills it works for any entries. The task is the classic one of
+reinforcement learning: a motor that is too weak to lift a pendulum has to swing it up.
 """
 
 # %%
-# The task
-# --------
+# Write the task
+# --------------
 #
-# The world takes a container and gives a container. 32 pendulums swing side by side, so the batch
-# size is ``[32]``. A step reads ``observation`` and ``action`` and writes what came of them under
-# ``next``, so that a transition, with all that belongs to it, is *one* object.
+# The world takes a container and returns a container. 32 pendulums swing side by side, so the
+# batch size is ``[32]``. A step reads ``observation`` and ``action`` and writes the results under
+# ``next``, so a transition with all of its parts is *one* object.
 
 import tempfile
 from copy import deepcopy
@@ -51,13 +51,13 @@ def step(state, action):
 
 
 # %%
-# The buffer
-# ----------
+# Make the buffer
+# ---------------
 #
-# One transition says what all others look like. ``expand`` makes as many of it as the buffer
-# shall hold, at no cost, and ``memmap_like`` makes the files for them. Nothing below names an
-# entry: a buffer of images and sentences would be the same few lines. Assigning to rows writes to
-# every file, indexing reads the rows that were asked for and no others.
+# One transition describes all others. ``expand`` makes a view with the number of rows of the
+# buffer, at no cost, and ``memmap_like`` makes the files for them. Nothing below names an entry:
+# a buffer of images and sentences would need the same few lines. Assigning to rows writes to
+# every file, and indexing reads only the rows of the index.
 
 
 class ReplayBuffer:
@@ -70,7 +70,7 @@ class ReplayBuffer:
 
     def extend(self, transitions):
         places = self.written + torch.arange(len(transitions))
-        self.rows[places % len(self.rows)] = transitions  # the oldest give way
+        self.rows[places % len(self.rows)] = transitions  # replaces the oldest rows
         self.written += len(transitions)
 
     def sample(self, size):
@@ -83,13 +83,13 @@ buffer = ReplayBuffer(example, 50_000, Path(folder.name) / "buffer")
 print(buffer.rows)
 
 # %%
-# Learning
-# --------
+# Learn
+# -----
 #
-# The agent is a network that reads ``observation`` and writes ``values``, one for each torque. It
-# is trained by Q-learning: the value of what was done should be the reward plus the value of the
-# best that can be done next. ``batch["next"]`` has the keys that ``batch`` has, so the same
-# network reads both, without a word about which tensor goes where.
+# The agent is a network that reads ``observation`` and writes ``values``, one for each torque.
+# Q-learning trains it: the value of an action should be the reward plus the value of the best
+# next action. ``batch["next"]`` has the same keys as ``batch``, so the same network reads both,
+# without any extra code.
 
 body = nn.Sequential(nn.Linear(3, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 3))
 agent = TensorDictModule(body, in_keys=["observation"], out_keys=["values"])
@@ -129,12 +129,13 @@ curve = torch.stack(curve)
 print(f"mean reward: first {curve[0].mean():.2f}, last {curve[-1].mean():.2f}")
 
 # %%
-# What is in the buffer
-# ---------------------
+# Look into the buffer
+# --------------------
 #
-# The buffer is files, so whoever knows the path can look at it: a notebook, a dashboard, the job
-# that goes on tomorrow. Opening it reads no rows; every eighth row is read here, of all entries
-# at once. Early on (dark) the pendulum hangs and spins; later (bright) it stands.
+# The buffer consists of files, so any program that knows the path can look at it: a notebook, a
+# dashboard, the job that continues tomorrow. Opening it reads no rows; this code reads every
+# eighth row, of all entries at once. Early on (dark) the pendulum hangs and spins; later (bright)
+# it stands.
 
 history = load_memmap(Path(folder.name) / "buffer")
 seen = history[: len(buffer) : 8]

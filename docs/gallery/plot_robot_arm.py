@@ -1,19 +1,19 @@
 """
-Trajectories of a robot arm, none as long as another
-====================================================
+Store robot trajectories of different lengths
+=============================================
 
-A robot tries to reach things, and each attempt takes as long as it takes. Padding all of them to
-the longest would store numbers that nobody measured. Here the attempts stay as long as they are:
-in memory as a lazy stack, and in a Zarr group, of which one attempt, or one quantity of all
-attempts, is read without the rest.
+A robot tries to reach things, and the attempts take different times. Padding all of them to the
+longest would store numbers that nobody measured. Here the attempts keep their lengths: in memory
+as a lazy stack, and in a Zarr group, from which one attempt, or one quantity of all attempts, is
+read without the rest.
 """
 
 # %%
-# The arm
-# -------
+# Make the arm
+# ------------
 #
-# Three links in a plane, a motor at each joint. ``spots`` gives the places of shoulder, elbow,
-# wrist and hand, for angles of any batch size.
+# The arm has three links in a plane, and a motor at each joint. ``spots`` returns the places of
+# shoulder, elbow, wrist and hand, for angles of any batch size.
 
 import tempfile
 from pathlib import Path
@@ -41,12 +41,12 @@ def spots(angle):
 
 
 # %%
-# One attempt
-# -----------
+# Record one attempt
+# ------------------
 #
-# Each tick is a container without batch dims; stacked, they are an attempt, whose batch dim is
-# time. The motors pull the hand to the target, and are noisy. The attempt ends when the hand is
-# there, or after six seconds.
+# Each tick is a container without batch dims. Stacked, the ticks are an attempt, whose batch dim
+# is time. The motors pull the hand to the target, with noise. The attempt ends when the hand
+# reaches the target, or after six seconds.
 
 
 def attempt(target):
@@ -69,11 +69,11 @@ def attempt(target):
 
 
 # %%
-# Many attempts
-# -------------
+# Stack many attempts
+# -------------------
 #
-# A lazy stack keeps its members as they are. Its dims have names; the size of the second one is
-# -1, for it differs.
+# A lazy stack keeps its members. Its dims have names; the size of the second one is -1, because
+# it differs between members.
 
 tasks = [task for task in TARGETS for _ in range(16)]
 attempts = lazy_stack([attempt(TARGETS[task]) for task in tasks])
@@ -82,13 +82,12 @@ print(attempts.batch_size, attempts.names)
 print("ticks of the first attempts:", [len(member) for member in attempts[:6]])
 
 # %%
-# The store
-# ---------
+# Save them to Zarr
+# -----------------
 #
-# ``densify`` makes one ragged tensor of each entry: the ticks of all attempts one behind the
-# other, and where each attempt begins. That has a form in Zarr, which other programs read too.
-# What there is once for each attempt, such as its task, which is no tensor, is an entry as any
-# other.
+# ``densify`` makes one ragged tensor of each entry: the ticks of all attempts one after the
+# other, and the start of each attempt. Zarr can store this, and other programs can read it. A
+# value with one entry for each attempt, such as its task, is an entry like any other.
 
 dense = attempts.densify(layout=torch.jagged)
 dense["task"] = tasks
@@ -100,12 +99,12 @@ store = from_zarr(Path(scratch.name) / "attempts.zarr")
 print({key: tuple(leaf.shape) for key, leaf in store.items(True, True)})
 
 # %%
-# Reading
-# -------
+# Read one attempt or one quantity
+# --------------------------------
 #
-# An index reads the ticks of one attempt, a key reads one quantity of all. What is ragged can be
-# padded now, where it is of use: with NaN, so that the mean over attempts is that of those which
-# still go on.
+# An index reads the ticks of one attempt; a key reads one quantity of all attempts. Pad ragged
+# data here, where it is useful: with NaN, so that the mean covers the attempts that still
+# continue.
 
 one = store[3]
 print(one["task"], one["hand"].shape, one["joints", "angle"].shape)
@@ -115,12 +114,12 @@ distance = (hands - goals.unsqueeze(1)).norm(dim=-1)
 reached = store["reached"]
 
 # %%
-# The picture
-# -----------
+# Draw the picture
+# ----------------
 #
-# Left one attempt, every fourth tick from dark to bright; in the middle the ways of all hands;
-# right how far they are from their targets. The lamp is almost out of reach, and the arm often
-# hunts for it until the time is over.
+# On the left one attempt, every fourth tick from dark to bright; in the middle the paths of all
+# hands; on the right their distances from the targets. The lamp is almost out of reach, and the
+# arm often hunts for it until the time is over.
 
 figure = plt.figure(figsize=(13, 4.2), layout="constrained")
 left, middle, right = figure.subplots(1, 3, width_ratios=[1.3, 1.4, 1])

@@ -46,8 +46,9 @@ try:
     from tensordict.containers.view import LazyView
     from tensordict.convert.dataclasses import from_dataclass
     from tensordict.core import collating as collating  # makes containers known to data loaders
+    from tensordict.core.dtypes import is_bool, is_floating, is_inexact, is_integer
     from tensordict.core.key_views import default_is_leaf, is_leaf_nontensor, is_non_tensor, is_tensor_collection
-    from tensordict.core.keys import NestedKey, unravel_key, unravel_key_list
+    from tensordict.core.keys import KEY_SEPARATOR, NestedKey, unravel_key, unravel_key_list, unravel_key_to_tuple
     from tensordict.core.settings import (
         capture_non_tensor_stack,
         get_defaults_to_none,
@@ -66,6 +67,7 @@ try:
         dense_stack_tds,
         from_module,
         from_modules,
+        group_by,
         is_batchedtensor,
         lazy_cat,
         lazy_stack,
@@ -100,12 +102,16 @@ finally:
 
 if _typing.TYPE_CHECKING:
     from tensordict import utils as utils
+    from tensordict.containers.stacked_store import LazyStackedTensorDictStore as LazyStackedTensorDictStore
+    from tensordict.containers.tensordict_store import TensorDictStore as TensorDictStore
 else:
 
     def __getattr__(name: str) -> object:
-        """Modules that programs use after `import tensordict` alone; they are imported when they are asked for."""
+        """Import what programs use after `import tensordict` alone, when they ask for it."""
         if name in ("store", "utils"):
             return _importlib.import_module(f"tensordict.{name}")
+        if name in ("LazyStackedTensorDictStore", "TensorDictStore"):
+            return getattr(_importlib.import_module("tensordict.store"), name)
         raise AttributeError(f"module 'tensordict' has no attribute {name!r}", name=name)
 
 
@@ -115,6 +121,7 @@ __path__.append(f"{__path__[0]}/compat/paths")
 __version__ = "0.14.100"
 
 __all__ = [
+    "KEY_SEPARATOR",
     "DatasetWriter",
     "LazyConcatenatedTensorDict",
     "LazyStackedTensorDict",
@@ -168,7 +175,12 @@ __all__ = [
     "fromkeys",
     "get_defaults_to_none",
     "get_printoptions",
+    "group_by",
     "is_batchedtensor",
+    "is_bool",
+    "is_floating",
+    "is_inexact",
+    "is_integer",
     "is_leaf_nontensor",
     "is_memmap_archive",
     "is_non_tensor",
@@ -204,5 +216,6 @@ __all__ = [
     "unpack_memmap",
     "unravel_key",
     "unravel_key_list",
+    "unravel_key_to_tuple",
     "verify",
 ]

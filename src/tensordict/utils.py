@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from concurrent.futures import Future
+from typing import Any, TypeAlias
 
+import torch
 from torch.nn import Buffer
 
 from tensordict.compat.classes import _is_non_tensor
@@ -33,8 +35,16 @@ from tensordict.compat.timing import timeit
 from tensordict.compat.versions import implement_for
 from tensordict.containers.parsing import parse_tensor_dict_string
 from tensordict.containers.tensor_class import is_tensorclass
+from tensordict.core.dtypes import is_bool, is_floating, is_inexact, is_integer
 from tensordict.core.key_views import is_non_tensor
-from tensordict.core.keys import NestedKey, is_nested_key, unravel_key, unravel_key_list
+from tensordict.core.keys import (
+    KEY_SEPARATOR,
+    NestedKey,
+    is_nested_key,
+    unravel_key,
+    unravel_key_list,
+    unravel_key_to_tuple,
+)
 from tensordict.core.logs import logger
 from tensordict.core.settings import (
     capture_non_tensor_stack,
@@ -53,16 +63,22 @@ from tensordict.ops.dims.duplicates import isin, remove_duplicates
 from tensordict.ops.dims.expanding import expand_as_right, expand_right
 from tensordict.ops.printing import get_printoptions, set_printoptions
 
-# What `return_early=True` gives; the class of buffers for versions of torch without one; `is_tensorclass` of a class.
+# Types for annotations.
+DeviceType: TypeAlias = "torch.device | str | int"
+IndexType: TypeAlias = "int | slice | str | torch.Tensor | list[Any] | tuple[Any, ...] | None"
+# What `return_early=True` gives; the class of buffers; `is_tensorclass` of a class.
 TensorDictFuture = Future
 BufferLegacy = Buffer
 _is_tensorclass = is_tensorclass
 
 __all__ = [
+    "KEY_SEPARATOR",
     "NUMPY_TO_TORCH_DTYPE_DICT",
     "TORCH_TO_NUMPY_DTYPE_DICT",
     "Buffer",
     "BufferLegacy",
+    "DeviceType",
+    "IndexType",
     "KeyDependentDefaultDict",
     "LinkedList",
     "NestedKey",
@@ -88,6 +104,10 @@ __all__ = [
     "implement_for",
     "infer_size_impl",
     "int_generator",
+    "is_bool",
+    "is_floating",
+    "is_inexact",
+    "is_integer",
     "is_namedtuple",
     "is_namedtuple_class",
     "is_nested_key",
@@ -113,5 +133,6 @@ __all__ = [
     "timeit",
     "unravel_key",
     "unravel_key_list",
+    "unravel_key_to_tuple",
     "unravel_keys",
 ]

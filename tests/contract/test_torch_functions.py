@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -303,3 +304,104 @@ def test_losses(td: Any, plain: Plain, kind: Kind, loss: Callable[..., Any], opt
         with pytest.raises(TypeError, match="two containers"):
             loss(td, odd)
     assert loss(td, td, reduction="none").batch_size == td.batch_size
+
+
+ONE = [
+    "abs",
+    "acos",
+    "asin",
+    "atan",
+    "ceil",
+    "cos",
+    "cosh",
+    "detach",
+    "erf",
+    "erfc",
+    "exp",
+    "expm1",
+    "floor",
+    "frac",
+    "isfinite",
+    "isnan",
+    "isneginf",
+    "isposinf",
+    "isreal",
+    "lgamma",
+    "log",
+    "log10",
+    "log1p",
+    "log2",
+    "neg",
+    "reciprocal",
+    "round",
+    "sigmoid",
+    "sign",
+    "sin",
+    "sinh",
+    "sqrt",
+    "tan",
+    "tanh",
+    "trunc",
+]
+TWO = [
+    "add",
+    "bitwise_and",
+    "clamp_max",
+    "clamp_min",
+    "div",
+    "logical_and",
+    "maximum",
+    "minimum",
+    "mul",
+    "pow",
+    "rsub",
+    "sub",
+]
+THREE = ["addcdiv", "addcmul", "clamp", "lerp"]
+
+
+def assert_same_result(function: Callable[..., Any], method: Callable[..., Any]) -> None:
+    """Ask that torch's function gives what the method gives; the same error where the method fails."""
+    try:
+        expected = method()
+    except (RuntimeError, TypeError) as error:
+        with pytest.raises(type(error)):
+            function()
+        return
+    result = function()
+    assert type(result) is type(expected)
+    for key, value in expected.items(True, True):
+        torch.testing.assert_close(result.get(key), value, equal_nan=True)
+
+
+def test_functions_of_numbers_are_the_methods(build: Build) -> None:
+    td, other = build(), build()
+    for names, others in ((ONE, ()), (TWO, (other,)), (THREE, (other, other))):
+        for name in names:
+            assert_same_result(partial(getattr(torch, name), td, *others), partial(getattr(td, name), *others))
+
+
+NAMES_OF_PAIRS = ("add", "sub", "mul", "div", "pow", "maximum", "minimum", "logical_and")
+
+
+@pytest.mark.parametrize("name", NAMES_OF_PAIRS)
+def test_functions_of_a_tensor_and_a_container(name: str) -> None:
+    td, tensor = TensorDict(a=torch.tensor([1.0, 2.0]), batch_size=2), torch.tensor([3.0, 1.5])
+    function = getattr(torch, name)
+    torch.testing.assert_close(function(tensor, td)["a"], function(tensor, td["a"]))
+    torch.testing.assert_close(function(td, tensor)["a"], function(td["a"], tensor))
+    # Dynamo makes the same call for `operator.iadd(td, tensor)`, which must not become `torch.add(tensor, td)`.
+    fullgraph = name in ("maximum", "minimum", "logical_and")
+    compiled = torch.compile(lambda *pair: function(*pair), fullgraph=fullgraph, backend="eager")
+    torch.testing.assert_close(compiled(tensor, td)["a"], function(tensor, td["a"]))
+    compiled = torch.compile(lambda *pair: function(*pair), fullgraph=True, backend="eager")
+    torch.testing.assert_close(compiled(td, tensor)["a"], function(td["a"], tensor))
+
+
+def test_keywords_of_functions() -> None:
+    td, tensor = TensorDict(a=torch.tensor([1.0, 2.0]), batch_size=2), torch.tensor([3.0, 1.5])
+    torch.testing.assert_close(torch.add(td, tensor, alpha=2)["a"], td["a"] + 2 * tensor)
+    torch.testing.assert_close(torch.add(input=td, other=1.0)["a"], td["a"] + 1)
+    torch.testing.assert_close(torch.clamp(td, max=1.5)["a"], td["a"].clamp(max=1.5))
+    with pytest.raises(TypeError, match="add needs a container as its first argument here, got Tensor"):
+        torch.add(tensor, td, alpha=2)

@@ -127,7 +127,7 @@ def test_operations_keep_the_form() -> None:
 def test_a_form_that_was_changed_is_refused() -> None:
     td = TensorDict.from_pytree({"a": [1, 2]})
     del td["a", "0"]
-    with pytest.raises(ValueError, match=r"\['0'\] under 'a', and now has \['1'\]"):
+    with pytest.raises(ValueError, match=r"\['0'\] under 'a' was expected, got \['1'\]"):
         td.to_pytree()
     td = TensorDict.from_pytree({"a": [1, 2]})
     td["a", "_pytree_type"] = "list"

@@ -214,11 +214,11 @@ def test_numbers_that_no_longer_are_what_they_stood_for():
     for value in (0.001, 1e15, math.nan, math.inf):
         changed = td.clone()
         changed["d"] += value
-        with pytest.raises(ValueError, match=r"entry 'd'.*decimal128\(12, 2\).*'d_arrow_type' says"):
+        with pytest.raises(ValueError, match=r"entry 'd'.*decimal128\(12, 2\).*'d_arrow_type'"):
             changed.to_arrow()
     changed = td.clone()
     changed["c"] += 1
-    with pytest.raises(ValueError, match="entry 'c'.*'c_categories' says"):
+    with pytest.raises(ValueError, match="entry 'c'.*'c_categories'"):
         changed.to_arrow()
     assert changed.exclude("c_categories").to_arrow()["c"].to_pylist() == [1, 2]
 
@@ -307,7 +307,7 @@ def test_every_dtype_is_filled(dtype):
     td = from_arrow(pa.table({"a": values, "l": pa.ListArray.from_arrays([0, 1, 2], values)}), fill=most, nulls="mask")
     assert td["a"].dtype is dtype and td["a"].tolist() == [1, most] and td["a_mask"].tolist() == [True, False]
     assert [row.tolist() for row in td["l"].unbind()] == [[1], [most]]
-    with pytest.raises(ValueError, match="no -inf to fill in" if not dtype.is_floating_point else "lacks"):
+    with pytest.raises(ValueError, match="cannot hold the fill value -inf" if not dtype.is_floating_point else "lacks"):
         from_arrow(pa.table({"a": values}), fill=-math.inf if not dtype.is_floating_point else None)
 
 
@@ -405,7 +405,7 @@ def test_missing_values_are_filled():
     assert found["a", "s"] == ["x", "y"] and found["a", "n"][1] == torch.tensor(0.1)
     with pytest.raises(ValueError, match="column 'b' lacks 1 of 2"):
         from_arrow(table, fill={"a": 1})
-    with pytest.raises(ValueError, match=r"'a' is of torch.int64, which has no 0.5"):
+    with pytest.raises(ValueError, match=r"'a' is of torch.int64, which cannot hold the fill value 0.5"):
         from_arrow(table, fill=0.5)
     with pytest.raises(ValueError, match="nulls is None"):
         from_arrow(table, nulls="drop")
@@ -727,7 +727,7 @@ def test_files_are_read_in_parts_by_patterns_and_at_urls(tmp_path):
         from_parquet(pattern, batch_size_rows=0)
     pq.write_table(pa.table({"a": ["x"]}), tmp_path / "part-3.parquet")
     td.to_parquet(tmp_path / "part-4.parquet")
-    with pytest.raises(OSError, match=r"its columns are a: string, and.*part-0.*in .*part-3"):
+    with pytest.raises(OSError, match=r"its columns are a: string, but.*part-0.*in .*part-3"):
         from_parquet(tmp_path / "part-*.parquet")
 
 
@@ -735,7 +735,7 @@ def test_files_that_mean_other_dtypes_are_not_taken_together(tmp_path):
     exact = TensorDict(a=torch.tensor([1 + 2**-20]), batch_size=[1])
     exact.bfloat16().to_parquet(tmp_path / "0.parquet")
     exact.to_parquet(tmp_path / "1.parquet")
-    with pytest.raises(OSError, match=r"other dtypes.*0.parquet.*batch_size_rows=.*1.parquet"):
+    with pytest.raises(OSError, match=r"0.parquet.*other dtypes.*batch_size_rows=.*1.parquet"):
         from_parquet(tmp_path / "*.parquet")
     parts = list(from_parquet(tmp_path / "*.parquet", batch_size_rows=1))
     assert [part["a"].dtype for part in parts] == [torch.bfloat16, torch.float32] and parts[1]["a"].equal(exact["a"])

@@ -290,7 +290,7 @@ BAD_CSV = {
     "mixed": (b"a,b\n1,2\nx,3\n", "column 'a', row 3: 'x' is not a number.*converters"),
     "mixed truth values": (b"a\ntrue\n1\n", "column 'a', row 3: '1' is not true"),
     "beyond int64": (b"a\n1\n9223372036854775808\n", "column 'a', row 3: 9223372036854775808 is beyond int64.*float64"),
-    "no UTF-8": (b"a,b\n1,x\n2,\xe9\n", r"column 'b', row 3: b'\\xe9' is no UTF-8.*encoding"),
+    "no UTF-8": (b"a,b\n1,x\n2,\xe9\n", r"column 'b', row 3: b'\\xe9' is not valid UTF-8.*encoding"),
     "no UTF-8 in the header": (b"\xe9,b\n1,x\n", "can't decode byte 0xe9.*encoding"),
     "no value": (b"a,b\n1,x\n,y\n", "column 'a', row 3: there is no value.*nulls='mask'"),
     "beyond int64 among others": (
@@ -491,7 +491,7 @@ def test_bad_json_that_is_no_lines(tmp_path: pathlib.Path) -> None:
         b'{"a": 1}\n{"a": 2}': "lines=True",
         b"[1]": "row 1: a row is an object, got a number",
         b'{"a": [1, 2], "b": [1]}': "different numbers of rows",
-        b'{"a": {"0": 1}, "b": {"1": 1}}': "column 'b': its rows have other names",
+        b'{"a": {"0": 1}, "b": {"1": 1}}': "column 'b': its row names differ",
         b"": "is empty",
         b"[]": "no rows",
         b'[{"a": "\xe9"}]': "can't decode byte 0xe9",

@@ -52,7 +52,7 @@ def test_a_sample_of_attacks_on_folders(tmp_path: pathlib.Path) -> None:
 
 
 def test_a_sample_of_attacks_on_other_formats(tmp_path: pathlib.Path) -> None:
-    check_tally(attack(tmp_path, "sample", "6", "2", *SLOW_FORMATS))
+    check_tally(attack(tmp_path, "sample", "3", "2", *SLOW_FORMATS))
 
 
 @pytest.mark.slow
@@ -71,7 +71,7 @@ def attack_url(url: str, options: dict[str, Any] | None, scenes: list[str], coun
 
 def test_a_sample_of_attacks_on_objects() -> None:
     url = f"memory://{uuid.uuid4().hex}/data"
-    attack_url(url, None, [name for name in SCENES if name.endswith("archive")], 6)
+    attack_url(url, None, [name for name in SCENES if name.endswith("archive")], 3)
 
 
 @pytest.mark.slow
@@ -101,7 +101,7 @@ def test_attacks_on_objects_of_a_server(s3: tuple[Proxy, dict[str, Any]], scene:
 def test_requests_that_are_late_repeated_and_reordered(s3: tuple[Proxy, dict[str, Any]]) -> None:
     proxy, options = s3
     bucket = new_bucket(proxy)
-    counts = run_trials(proxy, options, [f"s3://{bucket}/{number}" for number in range(2)], 0, 12)
+    counts = run_trials(proxy, options, [f"s3://{bucket}/{number}" for number in range(2)], 0, 6)
     assert counts["late requests carried out"] > 0 and counts["rows acknowledged"] > 0
 
 

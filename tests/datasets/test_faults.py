@@ -666,7 +666,7 @@ def test_a_manifest_takes_time_as_its_bytes(tmp_path: pathlib.Path) -> None:
 
     two_writers(tmp_path)
     held = sorted(path.stem for path in (tmp_path / "writers").iterdir())[0]
-    with open_dataset(tmp_path)._manifests.place.alone():
+    with open_dataset(tmp_path)._manifests.place.exclusive():
         schema = open_dataset(tmp_path)._manifests.manifests[held].schema
     writer = new_id()
     items: list[list[object]] = [["tensordict data set", 3, writer, schema, 0]]
@@ -736,3 +736,24 @@ def test_only_the_folder_that_was_looked_through_is_emptied(
     monkeypatch.setattr(folders, "_find_foreign", find_foreign)
     assert folders.remove_item(str(tmp_path), "shards", shard.name, lambda name: True)
     assert [path.read_bytes() for path in tmp_path.rglob("x.memmap")] == [b"other"]
+
+
+def test_what_a_writer_killed_while_it_made_the_schema_has_left_is_removed(tmp_path: pathlib.Path) -> None:
+    with DatasetWriter(tmp_path) as writer:
+        writer.append(TensorDict(x=torch.tensor(1.0)))
+    half = (tmp_path / "schema.json").read_bytes()[:40]
+    staged = tmp_path / "%tmp-0123456789abcdef"
+    others = [tmp_path / name for name in ("%tmp-notes", "%tmp-0123456789ABCDEF", "%tmp-0123456789abcdef0", ".notes")]
+    for path in (staged, *others):
+        path.write_bytes(half)
+    link, folder = tmp_path / f"%tmp-{1:016x}", tmp_path / f"%tmp-{2:016x}"
+    link.symlink_to(staged)
+    folder.mkdir()
+    swept = tidy(tmp_path)
+    assert swept.removed == [] and list(swept.left) == [str(staged)] and "a short time ago" in swept.left[str(staged)]
+    with DatasetWriter(tmp_path) as writer:
+        writer.append(TensorDict(x=torch.tensor(2.0)))
+        assert "at work" in tidy(tmp_path, older_than=0).left[str(staged)]
+    assert tidy(tmp_path, older_than=0) == ([str(staged)], {}) and not staged.exists()
+    assert all(path.read_bytes() == half for path in others) and link.is_symlink() and folder.is_dir()
+    assert len(open_dataset(tmp_path)) == 2

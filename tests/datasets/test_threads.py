@@ -66,7 +66,7 @@ def test_rows_are_read_while_others_refresh_and_compact(tmp_path: pathlib.Path, 
         assert_numbers(rows.to_tensordict(), torch.arange(len(rows)))
 
     def drop() -> None:
-        data._shards._kept.clear()
+        data._shards._recent.clear()
         gc.collect()
 
     at_once(
@@ -190,7 +190,7 @@ def test_manifests_are_counted_while_others_are_found(tmp_path: pathlib.Path) ->
     index.read()
     known = index.manifests
     index.manifests = Growing(known)
-    assert index.counts() == dict.fromkeys(known, 1) and not index.problems
+    assert index.count_lines() == dict.fromkeys(known, 1) and not index.problems
 
 
 @pytest.mark.parametrize("format", ["folder", "archive", "zarr"])

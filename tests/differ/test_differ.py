@@ -8,7 +8,7 @@ from differ import judging
 from differ.fuzzing import Fuzzing
 from differ.sides import PYTHON, REFERENCE, Sides
 
-SEED, PROGRAMS = 15_000, 500
+SEED, PROGRAMS = 15_000, 250
 
 
 @pytest.mark.reference

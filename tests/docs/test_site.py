@@ -181,6 +181,8 @@ def heading(browser: webdriver.Chrome) -> str:
         "operations/index",
         "operations/indexing",
         "reference/nn",
+        "reference/tensordict",
+        "differences",
         "auto_gallery/index",
         "design/formats",
     ],
@@ -203,8 +205,8 @@ def test_navigation(open_page: Open) -> None:
     browser = open_page("index.html")
     until(browser, "nav a[href*='reference/index']").click()
     assert heading(browser) == "API reference"
-    browser.find_element(By.LINK_TEXT, "Containers").click()
-    assert heading(browser) == "Containers"
+    browser.find_element(By.LINK_TEXT, "TensorDict").click()
+    assert heading(browser) == "TensorDict"
     until(browser, "dt[id='tensordict.TensorDict'] a.reference[href*='_modules']").click()
     assert browser.current_url.endswith("_modules/tensordict/containers/dense.html#TensorDict")
     assert "class TensorDict" in until(browser, "[id='TensorDict']").text
@@ -216,13 +218,72 @@ def test_navigation(open_page: Open) -> None:
     assert complaints(browser) == []
 
 
+def test_the_start_page_has_cards_the_version_and_the_source(open_page: Open) -> None:
+    browser = open_page("index.html")
+    titles = [card.text for card in browser.find_elements(By.CSS_SELECTOR, ".card-link p:first-child a")]
+    assert {"Install", "Ten minutes", "Guides by task", "Reference", "Gallery"} <= set(titles)
+    assert tensordict.__version__ in until(browser, "article").text
+    source = shown(browser, "a.version-and-source")
+    assert tensordict.__version__ in source.text
+    source.click()
+    assert browser.current_url.endswith("_modules/index.html")
+    open_page("index.html")
+    shown(browser, ".card-link a").click()
+    assert browser.current_url.endswith("guides/getting-started.html#install")
+    assert complaints(browser) == []
+
+
+def test_the_page_of_tensordict(open_page: Open) -> None:
+    browser = open_page("reference/tensordict.html")
+    signature = until(browser, "dt[id='tensordict.TensorDict']").text
+    assert "batch_size: int | Sequence[int]" in signature and "Any" not in signature
+    groups = [group.text.rstrip("#") for group in browser.find_elements(By.CSS_SELECTOR, "article h3")]
+    assert groups[:5] == ["Entries", "Batch dims", "Calculating", "Memory", "Saving"]
+    links = {link.text for link in browser.find_elements(By.CSS_SELECTOR, "article table a")}
+    assert {name for name in dir(tensordict.TensorDictBase) if name[0] != "_"} <= links
+    browser.find_element(By.LINK_TEXT, "reshape").click()
+    assert browser.current_url.endswith("operations/shape.html#tensordict.TensorDictBase.reshape")
+
+
+def search(browser: webdriver.Chrome, words: str) -> list[str]:
+    """Type words into the search box, and return the links that are found, the best one first."""
+    shown(browser, "button.search-button__button").click()
+    shown(browser, "[name=q]").send_keys(words, Keys.ENTER)
+    # The summary comes last, when no more results are added.
+    WebDriverWait(browser, 30).until(
+        lambda _: "found" in (until(browser, "#search-results p.search-summary").text or "")
+    )
+    links = browser.find_elements(By.CSS_SELECTOR, "#search-results li a")
+    return [link.get_attribute("href") for link in links]
+
+
+@pytest.mark.parametrize(
+    ("task", "guide"),
+    [
+        ("save a checkpoint", "guides/saving.html#save-a-checkpoint"),
+        ("resume training", "guides/saving.html#resume-training"),
+        ("add a column", "guides/containers.html#add-a-column-replace-it-remove-it"),
+        ("pad a batch", "guides/ragged.html#pad-a-batch-to-equal-lengths"),
+        ("filter rows", "guides/containers.html#filter-rows-select-columns"),
+        ("export a model", "guides/compile.html#export-a-model-with-torch-export-or-onnx"),
+        ("read from S3", "urls.html#read-from-s3-and-other-urls"),
+        ("write from many processes", "datasets.html#write-from-many-processes"),
+        ("convert from pandas", "tables.html#convert-from-pandas-arrow-polars-and-parquet"),
+        ("which version is installed", "guides/terminal.html#see-which-version-is-installed"),
+        ("checkpoint", "guides/saving.html"),
+        ("pandas", "tables.html"),
+    ],
+)
+def test_the_search_finds_the_guide_of_a_task(open_page: Open, address: str, task: str, guide: str) -> None:
+    found = search(open_page("index.html"), task)
+    assert any(link.startswith(f"{address}/{guide}") for link in found[:3]), found[:5]
+
+
 def test_search(open_page: Open) -> None:
     browser = open_page("index.html")
-    shown(browser, "button.search-button__button").click()
-    shown(browser, "[name=q]").send_keys("repeat_interleave", Keys.ENTER)
+    links = search(browser, "repeat_interleave")
     found = until(browser, "#search-results li a")
     keep(browser, "search")
-    links = [link.get_attribute("href") for link in browser.find_elements(By.CSS_SELECTOR, "#search-results li a")]
     assert any("operations/shape.html#tensordict.TensorDictBase.repeat_interleave" in link for link in links)
     found.click()
     assert "repeat_interleave" in until(browser, "article").text

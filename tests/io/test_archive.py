@@ -39,7 +39,7 @@ from tensordict import (
 )
 from tensordict.core.exceptions import SaveError, UnsupportedEntryError
 from tensordict.io.formats import archive_reader, archive_writer, zipping
-from tensordict.io.formats.archive import archive_problems
+from tensordict.io.formats.archive import find_archive_problems
 from tensordict.io.formats.archive_reader import Archive
 from tensordict.io.saving.transaction import FileTransaction
 from tensordict.memmap import MemoryMappedTensor
@@ -177,9 +177,9 @@ def test_more_entries_than_plain_zip_counts(tmp_path: pathlib.Path) -> None:
     count = 65_536
     empty = torch.zeros(0)
     archive = tmp_path / "x.tdz"
-    parts = [archive_writer.part(f"{i}.memmap", (), 0, empty) for i in range(count)]
+    parts = [archive_writer.make_part(f"{i}.memmap", (), 0, empty) for i in range(count)]
     with open(archive, "w+b") as file:
-        archive_writer.write_stored(file.fileno(), parts, 0)
+        archive_writer.write_plain_archive(file.fileno(), parts, 0)
     with zipfile.ZipFile(archive) as opened:
         assert len(opened.namelist()) == count
     assert len(Archive(str(archive)).entries) == count
@@ -441,7 +441,7 @@ def test_many_archives_do_not_use_up_the_memory_that_may_be_promised(tmp_path: p
     """A private map of more than the machine has, which would be refused if it were counted."""
     with open(tmp_path / "large", "wb") as file:
         file.truncate(1 << 43)
-    mapped = archive_reader._mapped(str(tmp_path / "large"), False, None)
+    mapped = archive_reader._map_file(str(tmp_path / "large"), False, None)
     assert mapped[(1 << 43) - 1] == 0
 
 
@@ -512,7 +512,7 @@ KILLED = """
 import os, signal, sys, time
 import torch
 from tensordict import TensorDict
-from tensordict.io.formats.archive import archive_problems
+from tensordict.io.formats.archive import find_archive_problems
 
 torch.set_num_threads(1)
 path = sys.argv[1]
@@ -538,13 +538,13 @@ for turn in range(20):
     loaded = TensorDict.load_memmap(path)
     values = {float(value) for leaf in loaded.values() for value in leaf.unique()}
     assert len(values) == 1, values
-    assert not archive_problems(path)[0]
+    assert not find_archive_problems(path)[0]
 save(-1.0)
 print(os.listdir(os.path.dirname(path)))
 """
 
 
-@pytest.mark.seconds
+@pytest.mark.slow
 def test_a_killed_save_leaves_the_old_one_or_the_new_one(tmp_path: pathlib.Path) -> None:
     command = [sys.executable, "-c", KILLED, str(tmp_path / "x.tdz")]
     result = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
@@ -683,7 +683,7 @@ def test_hostile_archives(change: Callable[[bytes], bytes], message: str, tmp_pa
     with pytest.raises(SaveError):
         unpack_memmap(path, tmp_path / "out")
     assert not (tmp_path / "out").exists()
-    assert archive_problems(path)[0]
+    assert find_archive_problems(path)[0]
 
 
 def test_files_and_folders_of_one_name(tmp_path: pathlib.Path) -> None:
@@ -708,10 +708,10 @@ def write_leaf(path: pathlib.Path, packed: bytes, size: int, method: int, crc: i
     spec = {"device": "cpu", "shape": [numel], "dtype": "torch.float32", "is_nested": False}
     node = {"a": spec, "shape": [], "device": "cpu", "_type": "<class 'tensordict._td.TensorDict'>"}
     meta = json.dumps(node).encode()
-    parts = [archive_writer.part("meta.json", (), len(meta), meta, align=False)]
-    parts.append(archive_writer.part("a.memmap", ("a",), len(packed), packed))
+    parts = [archive_writer.make_part("meta.json", (), len(meta), meta, align=False)]
+    parts.append(archive_writer.make_part("a.memmap", ("a",), len(packed), packed))
     with open(path, "w+b") as file:
-        archive_writer.write_stored(file.fileno(), parts, 0)
+        archive_writer.write_plain_archive(file.fileno(), parts, 0)
     content = path.read_bytes()
     for local, method_at, sizes_at in ((True, 8, 14), (False, 10, 16)):
         content = patched(content, b"a.memmap", method_at, two(method), local)
@@ -776,11 +776,14 @@ def test_a_disk_that_is_too_small_to_unpack(tmp_path: pathlib.Path) -> None:
     item = TensorDict(a=torch.zeros((), dtype=torch.uint8))
     item.expand(1 << 20).memmap_like(tmp_path / "x.tdz")
     content = (tmp_path / "x.tdz").read_bytes()
-    assert not archive_problems(tmp_path / "x.tdz")[0]
+    assert not find_archive_problems(tmp_path / "x.tdz")[0]
     # A file with holes is larger than any disk.
     with open(tmp_path / "x.tdz", "wb") as file:
-        parts = [archive_writer.part("meta.json", (), 2, b"{}"), archive_writer.part("a", (), 1 << 43, "", like=True)]
-        position = archive_writer._laid_out(parts)
+        parts = [
+            archive_writer.make_part("meta.json", (), 2, b"{}"),
+            archive_writer.make_part("a", (), 1 << 43, "", zero=True),
+        ]
+        position = archive_writer._lay_out(parts)
         stamp = zipping.Stamp()
         for part in parts:
             file.seek(part.header)
@@ -797,10 +800,10 @@ def test_a_disk_that_is_too_small_to_unpack(tmp_path: pathlib.Path) -> None:
 def test_problems(tmp_path: pathlib.Path) -> None:
     path = tmp_path / "x.tdz"
     rich().memmap(path, compression="deflate")
-    assert archive_problems(path)[0] == []
+    assert find_archive_problems(path)[0] == []
     make().memmap(path)
     TensorDict.load_memmap(path, mode="r+")["a"].fill_(5)
-    assert [name for name, _ in archive_problems(path)[0]] == ["a.memmap"]
+    assert [name for name, _ in find_archive_problems(path)[0]] == ["a.memmap"]
 
 
 @pytest.fixture(scope="module")
@@ -843,7 +846,7 @@ def test_mutations(data: st.DataObject, originals: list[bytes], tmp_path: pathli
         for leaf in loaded.values(True, True):
             leaf.clone()
     is_memmap_archive(path)
-    for _, problem in archive_problems(path)[0]:
+    for _, problem in find_archive_problems(path)[0]:
         assert problem
 
 

@@ -175,7 +175,7 @@ def test_a_note_on_another_file_is_not_believed(store: Remote, tmp_path: pathlib
 
 
 def _hold_the_lock(folder: str, name: str, pipe: Any) -> None:
-    with LocalCopies(RemoteCache(folder)).folder.locked(name, os.O_CREAT, 0):
+    with LocalCopies(RemoteCache(folder)).folder.hold_lock(name, os.O_CREAT, 0):
         pipe.send("held")
         time.sleep(600)
 
@@ -189,10 +189,10 @@ def test_the_lock_ends_with_its_process_and_is_on_one_file(store: Remote, tmp_pa
     process.start()
     assert receiving.recv() == "held"
     folder_of = file._place.folder
-    with pytest.raises(SaveError, match="another process"), folder_of.locked(file._data, os.O_CREAT, 0):
+    with pytest.raises(SaveError, match="another process"), folder_of.hold_lock(file._data, os.O_CREAT, 0):
         pass
     # Another file, whose name begins with the same letters, is free meanwhile.
-    with folder_of.locked(f"{file._data[:2]}{'0' * 38}.data", os.O_CREAT, 0):
+    with folder_of.hold_lock(f"{file._data[:2]}{'0' * 38}.data", os.O_CREAT, 0):
         pass
     assert process.pid is not None
     os.kill(process.pid, signal.SIGKILL)

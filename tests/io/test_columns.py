@@ -166,7 +166,7 @@ def test_rows_of_archives_and_consolidated_files_are_views(tmp_path: pathlib.Pat
 def test_nothing_is_put_together_in_memory(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows are written in pieces of at most 16 MiB, whatever all of them take."""
     largest = 0
-    joined = stack_columns._Joined.read
+    joined = stack_columns._JoinedArray.read
 
     def watched(self: Any, selection: Any, dtype: Any) -> Any:
         nonlocal largest
@@ -174,7 +174,7 @@ def test_nothing_is_put_together_in_memory(tmp_path: pathlib.Path, monkeypatch: 
         largest = max(largest, array.nbytes)
         return array
 
-    monkeypatch.setattr(stack_columns._Joined, "read", watched)
+    monkeypatch.setattr(stack_columns._JoinedArray, "read", watched)
     stack = rows(lambda n: TensorDict(a=torch.zeros(n << 20)), (4, 3, 2, 5))
     stack.memmap(tmp_path / "x")
     assert 0 < largest <= 16 << 20
@@ -185,7 +185,7 @@ def test_few_members_and_older_saves(tmp_path: pathlib.Path, monkeypatch: pytest
     few = rows(row, (1, 3, 2))
     few.memmap(tmp_path / "few")
     assert (tmp_path / "few" / "2" / "meta.json").exists()
-    monkeypatch.setattr(stack_columns, "FEW", 1 << 30)
+    monkeypatch.setattr(stack_columns, "MIN_MEMBERS", 1 << 30)
     stack = rows(row)
     stack.memmap(tmp_path / "old")
     assert (tmp_path / "old" / "3" / "t.memmap").exists()

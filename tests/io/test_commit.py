@@ -554,7 +554,7 @@ def test_an_entry_that_another_container_made(tmp_path: pathlib.Path) -> None:
         "shape": 2.0,
         "y": 3.0,
     }
-    with commit.locked(str(tmp_path)), pytest.MonkeyPatch.context() as patch:
+    with commit.hold_lock(str(tmp_path)), pytest.MonkeyPatch.context() as patch:
         patch.setattr("tensordict.ops.entries.adding._PATIENCE", 0.01)
         with pytest.raises(SaveError, match="another process or thread"):
             first.make_memmap("z", (3,))

@@ -524,7 +524,7 @@ print(peak() - before)
 @pytest.mark.parametrize(("asked", "nbytes", "used"), [(0, 1 << 20, 0), (0, 64 << 20, 3), (1, 64 << 20, 1), (2, 1, 2)])
 def test_threads_of_large_saves(monkeypatch: pytest.MonkeyPatch, asked: int, nbytes: int, used: int) -> None:
     monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
-    assert files.threads(asked, nbytes) == used
+    assert files.choose_threads(asked, nbytes) == used
 
 
 @pytest.mark.parametrize("save", ["memmap", "save"])

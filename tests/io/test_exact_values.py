@@ -27,7 +27,7 @@ from tensordict import (
     verify,
 )
 from tensordict.core.exceptions import SaveError, UnsupportedEntryError
-from tensordict.io.values import NotJson, encode, restored
+from tensordict.io.values import NotJson, decode, encode
 
 
 def to_consolidated(td: TensorDict, path: str) -> Any:
@@ -255,7 +255,7 @@ HOSTILE: list[Any] = [
 @pytest.mark.parametrize("form", HOSTILE, ids=str)
 def test_forms_that_nobody_wrote(form: Any, tmp_path: pathlib.Path) -> None:
     with pytest.raises(ValueError, match=r"no form of a value|no key of a dict|hexadecimal|no device"):
-        restored(form, [torch.ones(1)])
+        decode(form, [torch.ones(1)])
     TensorDict(n={"v": NonTensorData({"t": torch.ones(1)})}).memmap(tmp_path)
     path = tmp_path / "n" / "v" / "meta.json"
     meta = json.loads(path.read_text())

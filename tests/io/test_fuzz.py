@@ -305,7 +305,7 @@ def test_sound_saves_load(name: str, tmp_path: pathlib.Path) -> None:
 
 
 @pytest.mark.parametrize("name", FORMATS)
-@settings(max_examples=8 * settings().max_examples)
+@settings(max_examples=4 * settings().max_examples)
 @given(data=st.data())
 def test_damaged_saves_are_refused_or_load(name: str, data: st.DataObject) -> None:
     files = saved(name)

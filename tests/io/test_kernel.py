@@ -16,8 +16,8 @@ import torch
 
 from tensordict import MemoryMappedTensor, kernel_memory_info, set_kernel_memory_info
 from tensordict.memory import kernel, rows
-from tensordict.memory.copy_on_write import writable
-from tensordict.memory.file_maps import FileMap, mapped
+from tensordict.memory.copy_on_write import as_writable_tensors
+from tensordict.memory.file_maps import FileMap, map_file
 
 LARGE = 8 << 20
 
@@ -64,10 +64,10 @@ def read_only(path: pathlib.Path) -> mmap.mmap:
 
 def results(path: pathlib.Path) -> tuple[bytes, list[tuple[int, bytes]], torch.Tensor]:
     """A buffer that can be written to, what of a map is sent to another process, and rows of a file."""
-    (again,) = writable([read_only(path)])
+    (again,) = as_writable_tensors([read_only(path)])
     again[0] = 7
     with path.open("rb") as file:
-        private = mapped(file.fileno(), LARGE, str(path))
+        private = map_file(file.fileno(), LARGE, str(path))
     private[5000] = 9
     file_map: FileMap = private.file_map  # type: ignore[attr-defined]
     source = MemoryMappedTensor.from_filename(str(path), torch.uint8, torch.Size([LARGE >> 12, 1 << 12]))
@@ -94,13 +94,13 @@ def test_turned_off_no_file_behind_memory_is_opened(path: pathlib.Path, asked: l
     region = next(one for one in kernel.shared_regions() if one.path == str(path))
     asked.clear()
     with set_kernel_memory_info(False):
-        assert kernel.shared_regions() == [] and kernel.opened(region) is None and kernel.file_spans() is None
-        assert kernel.written_pages(start - start % mmap.PAGESIZE, mmap.PAGESIZE) is None
+        assert kernel.shared_regions() == [] and kernel.open_region(region) is None and kernel.file_spans() is None
+        assert kernel.find_written_pages(start - start % mmap.PAGESIZE, mmap.PAGESIZE) is None
         assert kernel.are_in_memory([start])
-        kernel.will_need(torch.tensor([start]), 1)
+        kernel.announce_reads(torch.tensor([start]), 1)
         kernel.prefer_large_pages(start, LARGE)
     assert asked == []
-    fd = kernel.opened(region)
+    fd = kernel.open_region(region)
     assert fd is not None
     os.close(fd)
 

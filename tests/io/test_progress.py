@@ -29,7 +29,7 @@ from tensordict import (
 )
 from tensordict.datasets import compact
 from tensordict.io.saving import progress
-from tensordict.io.saving.progress import Progress, progress_bar, transferring
+from tensordict.io.saving.progress import Progress, progress_bar, show_transfer
 from tensordict_cli.runners import main
 
 pytest.importorskip("tqdm")
@@ -50,7 +50,7 @@ def bars(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         real(self)
 
     monkeypatch.setattr(progress, "_PATIENCE", 0.0)
-    monkeypatch.setattr(progress, "_is_watched", lambda: not _preparing)
+    monkeypatch.setattr(progress, "_has_viewer", lambda: not _preparing)
     monkeypatch.setattr(Progress, "_show", show)
     return shown
 
@@ -189,9 +189,9 @@ def test_progress_false_ends_with_the_call(bars: list[str]) -> None:
     pytest.importorskip("fsspec")
     with pytest.raises(FileNotFoundError):
         TensorDict.load("memory://silent/nothing", progress=False)
-    with progress.quiet(False), progress_bar(None, "inner", 1) as inner, transferring("fetching", 1):
+    with progress.hide_bars(False), progress_bar(None, "inner", 1) as inner, show_transfer("fetching", 1):
         assert inner is None
-    with progress.quiet(None), progress_bar(None, "saving", 1):
+    with progress.hide_bars(None), progress_bar(None, "saving", 1):
         pass
     assert not progress._open and "fetching" not in bars
 
@@ -221,11 +221,11 @@ def test_only_where_somebody_watches(
         patch.setattr(sys.stderr, "isatty", lambda: False)
         shell = type("Shell", (), {"config": {"IPKernelApp": {}}})()
         patch.setitem(sys.modules, "IPython", type("IPython", (), {"get_ipython": staticmethod(lambda: shell)})())
-        assert progress._is_watched()
+        assert progress._has_viewer()
 
 
 def test_what_is_quick_shows_nothing(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(progress, "_is_watched", lambda: True)
+    monkeypatch.setattr(progress, "_has_viewer", lambda: True)
     now = [100.0]
     monkeypatch.setattr("time.monotonic", lambda: now[0])
     with progress_bar(None, "saving", lambda: 10) as bar:
@@ -247,7 +247,7 @@ def test_without_tqdm(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -
     monkeypatch.setitem(sys.modules, "tqdm", None)
     with pytest.raises(ModuleNotFoundError, match=r"pip install 'tensordict\[progress\]'"):
         make().save(tmp_path / "x", progress=True)
-    with transferring("fetching", 3) as shown:
+    with show_transfer("fetching", 3) as shown:
         shown.add(3)
     assert shown.done == 3 and not progress._transfers
 

@@ -55,7 +55,7 @@ from tensordict.io.remote.cache import RemoteCache
 from tensordict.io.remote.urls import Remote
 from tensordict.io.saving import commit
 from tensordict.memory import kernel
-from tensordict.memory.copy_on_write import writable
+from tensordict.memory.copy_on_write import as_writable_tensors
 from tensordict_cli import main
 
 DOCS = pathlib.Path(__file__).parents[2] / "docs"
@@ -267,8 +267,8 @@ def region(tmp_path: pathlib.Path) -> Any:
 def test_only_the_file_that_is_mapped_is_opened(region: Any, number: str) -> None:
     _, found = region
     other = found._replace(**{number: getattr(found, number) + 1})
-    assert kernel.opened(other) is None
-    fd = kernel.opened(found)
+    assert kernel.open_region(other) is None
+    fd = kernel.open_region(found)
     assert fd is not None
     assert os.fstat(fd).st_ino == found.inode
     os.close(fd)
@@ -279,7 +279,7 @@ def test_a_file_that_bears_the_name_of_a_deleted_one_is_not_opened(region: Any) 
     mapped, found = region
     os.unlink(found.path)
     pathlib.Path(f"{found.path} (deleted)").write_bytes(bytes(LARGE))
-    (tensor,) = writable([mapped])
+    (tensor,) = as_writable_tensors([mapped])
     assert bytes(tensor[:256].numpy()) == bytes(range(256))
 
 
@@ -294,7 +294,7 @@ def test_files_behind_memory_are_opened_for_reading_only(region: Any, monkeypatc
         return original(path, how, *args, **kwargs)
 
     monkeypatch.setattr(os, "open", note)
-    writable([mapped])
+    as_writable_tensors([mapped])
     assert flags and all(how & os.O_ACCMODE == os.O_RDONLY for how in flags)
 
 
@@ -312,7 +312,7 @@ def private_spans(inode: int) -> list[int]:
 def test_a_file_is_mapped_no_further_than_the_buffers_reach(region: Any) -> None:
     mapped, found = region
     reach = 5 << 20
-    (tensor,) = writable([memoryview(mapped)[:reach]])
+    (tensor,) = as_writable_tensors([memoryview(mapped)[:reach]])
     assert tensor.numel() == reach
     assert private_spans(found.inode) == [reach]
 
@@ -351,7 +351,7 @@ def test_files_of_the_caller_go_back_when_one_cannot_be_moved(
         (root / name).parent.mkdir(exist_ok=True)
         (root / name).write_text(name)
     before = files_in(tmp_path)
-    rename, carry = os.rename, commit.carry
+    rename, carry = os.rename, commit.carry_over
     moves = 0
 
     def fail_at_the_third(source: Any, target: Any) -> None:

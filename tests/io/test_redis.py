@@ -17,9 +17,9 @@ from typing import Any
 import pytest
 import redis
 import torch
+from io_helpers_redis import base, requests
 from torch import Tensor
 
-from io_helpers_redis import base, requests
 from redis_server import RedisServer, shared_socket
 from reference import Reference
 from tensordict import NonTensorData, NonTensorStack, TensorClass, TensorDict, lazy_stack

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 import redis
 import torch
-
 from io_helpers_redis import base, requests
+
 from redis_server import RedisServer, shared_socket
 from reference import Reference
 from tensordict import LazyStackedTensorDict, NonTensorData, TensorClass, TensorDict, lazy_stack

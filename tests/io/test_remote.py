@@ -23,7 +23,7 @@ from tensordict.core.exceptions import SaveError
 from tensordict.io.formats.opening import describe_save
 from tensordict.io.remote.cache import CachedFile, LocalCopies, merge_ranges, subtract_ranges
 from tensordict.io.remote.urls import Remote
-from tensordict.io.saving.comparing import read_piece, source_of
+from tensordict.io.saving.comparing import open_source, read_piece
 from tensordict.io.specification import LeafSpec, walk
 from tensordict_cli.runners import main
 
@@ -201,7 +201,7 @@ def test_inspecting_fetches_no_tensor(bucket: Bucket) -> None:
         format, root = describe_save(f"{url}/{name}", storage_options=options)
         assert format == ("archive" if name.endswith("z") else "directory") and proxy.fetched() < 80_000
         leaves = {key[-1]: node for key, node in walk(root) if isinstance(node, LeafSpec)}
-        assert torch.equal(read_piece(source_of(leaves["last"]), ()), make()["last"])
+        assert torch.equal(read_piece(open_source(leaves["last"]), ()), make()["last"])
         assert 4 * LARGE <= proxy.fetched() < 4 * LARGE + 80_000
 
 

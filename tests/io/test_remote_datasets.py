@@ -15,6 +15,7 @@ import pytest
 import torch
 from remote_server import CUT, DROP, FAIL, Fault, Proxy
 
+from cases import mark_slow
 from dataset_rows import assert_rows, rows
 from tensordict import DatasetWriter, TensorDict, load, open_dataset, verify
 from tensordict.core.exceptions import SaveError, SchemaError
@@ -30,9 +31,22 @@ def flat(first: int, count: int) -> TensorDict:
     return TensorDict(x=torch.arange(first, first + count), batch_size=[count])
 
 
+QUICK_PLACES = [("memory", "folder"), ("memory", "zarr"), ("s3", "archive"), ("gs", "archive")]
+
+
 @pytest.mark.parametrize(
     ("where", "format"),
-    [("memory", "folder"), ("memory", "zarr"), ("s3", "archive"), ("gs", "archive"), ("gs", "folder"), ("gs", "zarr")],
+    mark_slow(
+        [
+            ("memory", "folder"),
+            ("memory", "zarr"),
+            ("s3", "archive"),
+            ("gs", "archive"),
+            ("gs", "folder"),
+            ("gs", "zarr"),
+        ],
+        keep=[("memory", "folder"), ("memory", "zarr"), ("s3", "archive"), ("gs", "archive")],
+    ),
 )
 def test_rows_go_in_and_come_out(request: pytest.FixtureRequest, where: str, format: str) -> None:
     url, options = f"memory://{uuid.uuid4().hex}/data", None

@@ -235,7 +235,7 @@ def test_a_save_that_another_process_makes_meanwhile(
 ) -> None:
     path = tmp_path / f"save{suffix}"
     room: Any = archive if suffix else directory
-    real, calls = room._reopened, []
+    real, calls = room._open_existing, []
 
     def late(*args: Any) -> Any:
         calls.append(args)
@@ -245,7 +245,7 @@ def test_a_save_that_another_process_makes_meanwhile(
             make(7.0).memmap(path)
         return found
 
-    monkeypatch.setattr(room, "_reopened", late)
+    monkeypatch.setattr(room, "_open_existing", late)
     assert make().memmap_like(path)["a"].tolist() == [7, 7, 7]
     assert TensorDict.load_memmap(path)["a"].tolist() == [7, 7, 7]
     assert os.listdir(tmp_path) == [path.name]
@@ -409,7 +409,7 @@ def test_entries_that_are_added_while_the_save_is_looked_at(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = make(7.0).memmap(tmp_path)
-    real, calls = directory._reopened, []
+    real, calls = directory._open_existing, []
 
     def late(*args: Any) -> Any:
         calls.append(args)
@@ -418,7 +418,7 @@ def test_entries_that_are_added_while_the_save_is_looked_at(
             first.make_memmap("z", (3,), dtype=torch.int64).fill_(5)
         return found
 
-    monkeypatch.setattr(directory, "_reopened", late)
+    monkeypatch.setattr(directory, "_open_existing", late)
     added = more().memmap_like(tmp_path)
     assert added["z"].eq(5).all() and added["a"].eq(7).all() and added["b", "more"].eq(0).all() and len(calls) == 2
 

@@ -52,13 +52,13 @@ KINDS = ["directory", "archive", "consolidated", "safetensors"]
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many rows the kernel was told of, call by call."""
     found: list[int] = []
-    tell = rows._ask_for
+    tell = rows._announce_rows
 
     def record(start: int, size: int, positions: torch.Tensor) -> None:
         found.append(len(positions))
         tell(start, size, positions)
 
-    monkeypatch.setattr(rows, "_ask_for", record)
+    monkeypatch.setattr(rows, "_announce_rows", record)
     # The files have just been written, and are in memory.
     monkeypatch.setattr(rows, "_seem_in_memory", lambda *_: False)
     return found
@@ -68,7 +68,7 @@ def test_rows_in_memory_are_not_asked_for(saves: Path, monkeypatch: pytest.Monke
     large = opened(saves, "directory").get("large")
     at = torch.arange(0, COUNT, 50)
     expected = large.as_subclass(torch.Tensor)[at]
-    monkeypatch.setattr(rows, "_ask_for", lambda *_: pytest.fail("asked for what is in memory"))
+    monkeypatch.setattr(rows, "_announce_rows", lambda *_: pytest.fail("asked for what is in memory"))
     assert torch.equal(large[at], expected)
 
 
@@ -77,7 +77,7 @@ def test_a_kernel_that_was_wrong_is_not_believed_for_some_time(saves: Path, monk
     at = torch.arange(0, COUNT, 50)
     asked: list[int] = []
     waits = iter(range(0, 10_000, 1_000))
-    monkeypatch.setattr(rows, "_ask_for", lambda start, size, positions: asked.append(len(positions)))
+    monkeypatch.setattr(rows, "_announce_rows", lambda start, size, positions: asked.append(len(positions)))
     monkeypatch.setattr(rows.system, "major_faults", lambda: next(waits))
     for _ in range(3):
         _ = large[at]

@@ -19,11 +19,13 @@ import pytest
 import torch
 from killing import FILES, File, same
 
+from cases import mark_slow
 from tensordict import TensorDict
 from tensordict.core.exceptions import SaveError
 from tensordict.io.saving.transaction import FileTransaction
 
-EACH = pytest.mark.parametrize("name", ["archive", "consolidated", "safetensors", "h5"])
+FORMATS = ["archive", "consolidated", "safetensors", "h5"]
+EACH = pytest.mark.parametrize("name", FORMATS)
 
 
 def make(value: int = 0) -> TensorDict:
@@ -54,7 +56,11 @@ def killing() -> Iterator[subprocess.Popen[str]]:
         found.kill()
 
 
-@pytest.mark.parametrize("name", KILLED)
+# The others walk the same path with one system call replaced.
+QUICK_TO_KILL = [name for name in KILLED if name not in ("no exchange", "durable", "durable h5")]
+
+
+@pytest.mark.parametrize("name", mark_slow(KILLED, keep=QUICK_TO_KILL))
 def test_killed_at_every_change(name: str, tmp_path: pathlib.Path, killing: subprocess.Popen[str]) -> None:
     assert killing.stdin is not None and killing.stdout is not None
     print(f"{name}:{tmp_path}", file=killing.stdin, flush=True)
@@ -71,7 +77,7 @@ def test_what_a_killed_saver_left_is_cleaned(name: str, tmp_path: pathlib.Path) 
     assert_saved(FILES[name], tmp_path / "x", 1)
 
 
-@EACH
+@pytest.mark.parametrize("name", mark_slow(FORMATS, keep=["archive", "h5"]))
 def test_another_process_is_saving(name: str, tmp_path: pathlib.Path) -> None:
     path = tmp_path / "x"
     FILES[name].save(make(), path)

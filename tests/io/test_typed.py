@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import multiprocessing
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 
+from cases import mark_slow
 from tensordict import (
     LazyStackedTensorDict,
     MetaData,
@@ -690,9 +692,13 @@ def in_child(td: Any, given: Any, told: Any) -> None:
     told.put((td["v"], td["s"], td["n", "m"]))
 
 
-@pytest.mark.parametrize("how", ["fork", "spawn"])
-@pytest.mark.parametrize("prefix", [True, False])
-@pytest.mark.parametrize("share", [True, False])
+SHARING = list(itertools.product([True, False], [True, False], ["fork", "spawn"]))
+
+
+@pytest.mark.parametrize(
+    ("share", "prefix", "how"),
+    mark_slow(SHARING, keep=[case for case in SHARING if "fork" in case or case == (True, True, "spawn")]),
+)
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_share_non_tensor(share: bool, prefix: bool, how: str, tmp_path: pathlib.Path) -> None:
     td = make(tmp_path if prefix else None, share_non_tensor=share)

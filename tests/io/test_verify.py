@@ -67,7 +67,7 @@ def test_crc_of_two_pieces(lengths: tuple[int, int]) -> None:
     pieces: list[checksums.Checksum] = [checksums.new("crc32"), checksums.new("crc32")]
     pieces[0].update(first)
     pieces[1].update(second)
-    assert checksums.of_pieces(pieces).hexdigest() == f"{zlib.crc32(first + second):08x}"
+    assert checksums.combine(pieces).hexdigest() == f"{zlib.crc32(first + second):08x}"
 
 
 def test_leaves_that_stay_get_checksums_too(tmp_path: pathlib.Path) -> None:
@@ -251,7 +251,7 @@ def test_every_byte_of_the_tensors_counts(name: str, tmp_path: pathlib.Path) -> 
 @IN_ONE_FILE
 @pytest.mark.parametrize("other", ["crc32:0", "md4:00000000", 7, None])
 def test_odd_checksums(name: str, other: Any, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tensordict.io.saving.checksums.text", lambda *args: other)
+    monkeypatch.setattr("tensordict.io.saving.checksums.format_checksum", lambda *args: other)
     FILES[name](TensorDict(a=torch.ones(1)), tmp_path / "x", checksum=True)
     assert "entry 'a': its" in verify(tmp_path / "x", raises=False).problems[0]
 

@@ -36,7 +36,7 @@ from tensordict import (
 )
 from tensordict.core.exceptions import SaveError, UnsupportedEntryError
 from tensordict.io.formats.detect import detect_format
-from tensordict.memory.stored_tensors import as_array, stored_dtype, tensor_of
+from tensordict.memory.stored_tensors import as_array, as_tensor, stored_dtype
 
 ROOT = pathlib.Path(__file__).parents[2]
 DTYPES = [
@@ -388,7 +388,7 @@ def test_rows_of_plain_chunks_are_those_that_zarr_reads(path: str, chunks: int, 
     opened = zarr.open_array(path, path="a", mode="r+")
     assert np.asarray(opened[...]).tobytes() == as_array(source, dtype).tobytes() and opened.dtype == stored
     opened[7:14] = 1
-    source[7:14] = tensor_of(np.asarray(opened[7:14]), dtype)
+    source[7:14] = as_tensor(np.asarray(opened[7:14]), dtype)
     rows = torch.tensor([39, 0, 8, 8, 21])
     indices: list[Any] = [
         3,

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 
+from cases import mark_slow
 from reference import Reference
 
 pytest.importorskip("zarr", reason="zarr needs Python 3.11")
@@ -67,7 +68,13 @@ def name_of(path: str, chunk: pathlib.Path) -> str:
     return chunk.relative_to(path).as_posix().partition("/c")[0].replace("/", ".")
 
 
-@pytest.mark.parametrize(("layout", "many"), [*[(layout, 0) for layout in LAYOUTS], ("one chunk", 12)])
+@pytest.mark.parametrize(
+    ("layout", "many"),
+    mark_slow(
+        [*((layout, 0) for layout in LAYOUTS), ("one chunk", 12)],
+        keep=[("chunks of rows", 0), ("compressed shards", 0), ("one chunk", 12)],
+    ),
+)
 def test_each_chunk_that_is_gone_or_cut_off_is_named(path: str, layout: str, many: int) -> None:
     make(many).to_zarr(path, **LAYOUTS[layout]).close()
     assert verify(path).ok
@@ -125,8 +132,13 @@ WRITES: dict[str, Change] = {
 }
 
 
-@pytest.mark.parametrize("layout", ["chunks of rows", "compressed shards"])
-@pytest.mark.parametrize("write", WRITES)
+@pytest.mark.parametrize(
+    ("write", "layout"),
+    mark_slow(
+        [(write, layout) for write in WRITES for layout in ("chunks of rows", "compressed shards")],
+        keep=[*((write, "chunks of rows") for write in WRITES), ("rows of zeros", "compressed shards")],
+    ),
+)
 def test_what_is_written_later_is_sound_and_checked(path: str, layout: str, write: str) -> None:
     options = LAYOUTS[layout]
     make().to_zarr(path, **options).close()
@@ -201,7 +213,7 @@ def test_a_huge_grid_is_not_walked(path: str) -> None:
     assert any(f"of the {3 << 40:,} chunks" in problem for problem in problems)
 
 
-@pytest.mark.parametrize("layout", ["chunks of rows", "compressed shards"])
+@pytest.mark.parametrize("layout", mark_slow(["chunks of rows", "compressed shards"], keep=["chunks of rows"]))
 def test_at_urls(base: str, layout: str) -> None:
     url = f"{base}/x.zarr"
     make().to_zarr(url, **LAYOUTS[layout]).close()

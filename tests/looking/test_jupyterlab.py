@@ -1,5 +1,7 @@
-"""`examples/first_look.ipynb` in JupyterLab itself (`.venv-jupyter`), in Chromium; `tests/test_notebook.py` runs it
-without either. The pictures are kept in build/screenshots."""
+"""Opens `examples/first_look.ipynb` in JupyterLab (`.venv-jupyter`) in Chromium; screenshots lie in build/screenshots.
+
+`tests/examples/test_notebook.py` runs the same notebook without JupyterLab and without a browser.
+"""
 
 from __future__ import annotations
 

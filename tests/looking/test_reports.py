@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 
+from cases import mark_slow
 from tensordict import (
     DatasetWriter,
     NonTensorStack,
@@ -259,10 +260,10 @@ sys.exit(code)
 """
 
 
-@pytest.mark.parametrize("format", ["directory", "h5", "dataset"])
+@pytest.mark.parametrize("format", mark_slow(["directory", "h5", "dataset"], keep=["directory", "h5"]))
 def test_memory_does_not_limit_the_size(format: str, tmp_path: pathlib.Path) -> None:
     """What is mapped is memory of the file, which the system takes back when it needs it."""
-    big = torch.zeros(96, 1 << 20, dtype=torch.uint8)
+    big = torch.zeros(64, 1 << 20, dtype=torch.uint8)
     path = saved(format, tmp_path, TensorDict({"a": big}, [len(big)]))
     small = saved(format, tmp_path, TensorDict({"a": big[:9]}, [9]))
     done = subprocess.run(
@@ -273,7 +274,7 @@ def test_memory_does_not_limit_the_size(format: str, tmp_path: pathlib.Path) -> 
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    assert "a: all 100,663,296 elements are 0" in (tmp_path / "page.html").read_text()
+    assert "a: all 67,108,864 elements are 0" in (tmp_path / "page.html").read_text()
     assert int(done.stdout.split()[-1]) < 40 << 20
 
 
@@ -330,8 +331,7 @@ def test_bars_on_standard_error(tmp_path: pathlib.Path, capsys: pytest.CaptureFi
 # --- in a browser -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
-@pytest.mark.parametrize("two", [False, True], ids=["one", "two"])
+@pytest.mark.parametrize(("two", "dark"), [(False, False), (True, True)], ids=["one-light", "two-dark"])
 def test_it_is_seen_in_light_and_dark(two: bool, dark: bool, tmp_path: pathlib.Path, picture: Any) -> None:
     other = container(30).set("obs", torch.randn(30, 6, generator=torch.Generator().manual_seed(0)))
     first, second = saved("directory", tmp_path), saved("archive", tmp_path, other)

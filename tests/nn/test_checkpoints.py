@@ -8,6 +8,8 @@ import sys
 
 import pytest
 
+from cases import mark_slow
+
 ROOT = pathlib.Path(__file__).parents[2]
 PROGRAM = ROOT / "tests" / "nn" / "checkpointed.py"
 # Written by `checkpointed.py save` on the reference 0.14.3.
@@ -25,7 +27,9 @@ def test_the_reference_s_loads_here() -> None:
 
 
 @pytest.mark.reference
-@pytest.mark.parametrize("environment", [".venv-reference", ".venv-clients-reference"])
+@pytest.mark.parametrize(
+    "environment", mark_slow([".venv-reference", ".venv-clients-reference"], keep=[".venv-reference"])
+)
 def test_ours_loads_there_and_the_other_way_round(environment: str, tmp_path: pathlib.Path) -> None:
     python = ROOT / environment / "bin" / "python"
     if not python.exists():

@@ -12,6 +12,7 @@ from torch import nn
 from torch._dynamo.utils import counters
 from torch.utils import _pytree
 
+from cases import mark_slow
 from tensordict import LazyStackedTensorDict, TensorClass, TensorDict, TensorDictParams, lazy_stack
 from tensordict.nn import (
     AddStateIndependentNormalScale,
@@ -450,7 +451,9 @@ DISTRIBUTIONS = {
 }
 
 
-@pytest.mark.parametrize("name", DISTRIBUTIONS)
+@pytest.mark.parametrize(
+    "name", mark_slow(DISTRIBUTIONS, keep=["Normal", "OneHotCategorical", "independent of the state"])
+)
 def test_distributions(name):
     """The value and its log-probability, taken in every way within one graph."""
     make_module, kinds = DISTRIBUTIONS[name]
@@ -466,7 +469,7 @@ def test_distributions(name):
     assert_one_graph(every_way)
 
 
-@pytest.mark.parametrize("aggregate", [False, True])
+@pytest.mark.parametrize("aggregate", mark_slow([False, True], keep=[False]))
 def test_composite_distributions(aggregate):
     heads = nn.Linear(3, 6)
 

@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import distributions as D
 
+from cases import mark_slow
 from tensordict import LazyStackedTensorDict, TensorClass, TensorDict, TensorDictParams
 from tensordict.core.exceptions import ContainerExpected
 from tensordict.core.settings import from_environment
@@ -578,7 +579,7 @@ def smooth(x):
 
 @pytest.mark.seconds
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
-@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@pytest.mark.parametrize("backend", mark_slow(["eager", "aot_eager"], keep=["aot_eager"]))
 @pytest.mark.parametrize("program", [sampled, smooth])
 @pytest.mark.parametrize("aggregate", [False, True])
 def test_composites_compile_to_one_graph(program, aggregate, backend):

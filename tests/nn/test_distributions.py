@@ -15,6 +15,7 @@ from torch import nn
 from torch.autograd import gradcheck
 from torch.func import grad, jacfwd, jacrev, vmap
 
+from cases import mark_slow
 from tensordict import TensorDict
 from tensordict.nn import (
     AddStateIndependentNormalScale,
@@ -461,7 +462,7 @@ PROGRAMS = {
 
 @compiled
 @pytest.mark.seconds
-@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@pytest.mark.parametrize("backend", mark_slow(["eager", "aot_eager"], keep=["aot_eager"]))
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_distributions_compile_to_one_graph(name, backend):
     torch._dynamo.reset()

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from cases import mark_slow
 from tensordict import TensorDict, lazy_stack, set_lazy_legacy
 
 SIZE = (3, 1, 4)
@@ -516,7 +517,8 @@ COMPILED = ["view", "reshape two dims", "flatten", "unflatten", "permute cycle",
 COMPILED += ["expand new", "flip", "roll", "narrow", "repeat", "repeat_interleave"]
 
 
-@pytest.mark.parametrize("name", COMPILED)
+# The quick rows of tests/compile_table compile shape operations, too.
+@pytest.mark.parametrize("name", mark_slow(COMPILED, keep=["view", "unflatten", "expand new", "repeat_interleave"]))
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_operation_can_be_compiled(name: str, dynamic: bool) -> None:
     torch.compiler.reset()

@@ -435,7 +435,7 @@ def _subset(rank: int) -> None:
         return
     for name in ("broadcast", "reduce", "gather_and_stack", "scatter"):
         for wrong in (0, 7, -1):
-            with pytest.raises(ValueError, match=rf"the global rank {wrong}, and those of the group are \[1, 3\]"):
+            with pytest.raises(ValueError, match=rf"the global rank {wrong}, but the group has the ranks \[1, 3\]"):
                 calls[name](wrong)
         for wrong in (None, "1", True):
             with pytest.raises(TypeError, match="is the rank of a process and an int, got"):
@@ -469,7 +469,7 @@ def _meshes(rank: int) -> None:
     rows.gather_and_stack(last, mesh["rows"])
     assert rank != last or int(rows["a"][0, 0]) == rank - 2
     for call in (td.all_reduce, td.all_gather):
-        with pytest.raises(ValueError, match=r"2 dims is no process group: pass mesh\[name\]"):
+        with pytest.raises(ValueError, match=r"2 dims is not a process group: pass mesh\[name\]"):
             call(group=mesh)
     half = DeviceMesh("cpu", [0, 1])
     if rank < 2:
@@ -528,19 +528,19 @@ def _no_memory(rank: int) -> None:
     """The last rank has no memory for what the others take."""
     last = dist.get_world_size() - 1
     td = TensorDict({"x": torch.full((300_000,), float(rank))})
-    fresh = wire.fresh
+    fresh = wire.new_bytes
 
     def short(nbytes: int, device: torch.device) -> torch.Tensor:
         return fresh(1 << 60 if nbytes == 1_200_000 else nbytes, device)
 
     for call in (lambda: td.broadcast(0), td.all_gather):
         if rank == last:
-            wire.fresh = short
+            wire.new_bytes = short
         try:
             with pytest.raises(TransferError, match="from rank 0" if rank == last else f"rank {last} of the group"):
                 call()
         finally:
-            wire.fresh = fresh
+            wire.new_bytes = fresh
     assert (td.broadcast(0) == 0).all()
 
 

@@ -310,7 +310,7 @@ def _subset(rank: int) -> None:
         assert holds(target, 5)
         asyncio.run(target.arecv(3, group=group))
         assert holds(target, 6)
-        with pytest.raises(ValueError, match=r"dst is the global rank 2, and those of the group are \[1, 3\]"):
+        with pytest.raises(ValueError, match=r"dst is the global rank 2, but the group has the ranks \[1, 3\]"):
             target.send(2, group=group)
         with pytest.raises(ValueError, match="src is rank 2 of a group of 2"):
             target.recv(group=group, group_src=2)

@@ -15,6 +15,7 @@ import torch
 import torch.multiprocessing as mp
 from piped import leaf_of, serving, set_first, shared_memory
 
+from cases import mark_slow
 from tensordict import TensorClass, TensorDict, UnbatchedTensor, lazy_stack
 from tensordict.core.exceptions import SaveError
 from tensordict.memory import file_maps, kernel
@@ -364,8 +365,11 @@ def _sums(chunk: Any) -> Any:
     )
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn", "pool"])
-@pytest.mark.parametrize("load", [*PRIVATE, *SHARED])
+FROM_FILES = [(load, method) for method in ("fork", "spawn", "pool") for load in (*PRIVATE, *SHARED)]
+QUICK_FROM_FILES = [case for case in FROM_FILES if case[1] != "spawn" or case[0] in (loaded, consolidated)]
+
+
+@pytest.mark.parametrize(("load", "method"), mark_slow(FROM_FILES, keep=QUICK_FROM_FILES))
 def test_map_over_a_file_copies_nothing(load, method, tmp_path):
     container = load(nested(), tmp_path)
     container["x"][2, 3] = 4
@@ -427,7 +431,7 @@ def test_maps_that_outlive_their_module(monkeypatch: pytest.MonkeyPatch, tmp_pat
     path = tmp_path / "x.memmap"
     path.write_bytes(b"01234567")
     with open(path, "rb") as file:
-        tensor = file_maps.bytes_of(file.fileno(), 8, str(path))
+        tensor = file_maps.map_bytes(file.fileno(), 8, str(path))
     address = tensor.data_ptr()
     known = file_maps._known
     monkeypatch.setattr(file_maps, "_known", None)

@@ -80,26 +80,30 @@ def names_of(pids: list[int]) -> set[str]:
     return {name for name in os.listdir("/dev/shm") for pid in pids if name.startswith(f"torch_{pid}_")}
 
 
+@pytest.fixture(scope="module")
+def fork_server() -> None:
+    """Start the server of "forkserver", whose file descriptors stay open in this process."""
+    list(make()[:2].map_iter(first, num_workers=1, mp_start_method="forkserver"))
+
+
 @pytest.fixture(autouse=True)
-def started(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
+def started(monkeypatch: pytest.MonkeyPatch, fork_server: None) -> Iterator[list[int]]:
     """The worker processes that a test has started.
 
     None of them is left after it, nor a name in /dev/shm, nor a file descriptor; and the next call works.
     """
     found: list[int] = []
-    hire = workers.WorkerPool._hire
+    hire = workers.WorkerPool._start_worker
 
     def hired(self: Any) -> Any:
         worker = hire(self)
         found.append(worker.process.pid)
         return worker
 
-    # The server of "forkserver" keeps descriptors here, once for all.
-    list(make()[:2].map_iter(first, num_workers=1, mp_start_method="forkserver"))
     gc.collect()
     names, descriptors = names_of([os.getpid()]), len(os.listdir("/proc/self/fd"))
     with monkeypatch.context() as patched:
-        patched.setattr(workers.WorkerPool, "_hire", hired)
+        patched.setattr(workers.WorkerPool, "_start_worker", hired)
         yield found
     gc.collect()
     assert not [pid for pid in found if pathlib.Path(f"/proc/{pid}").exists()]
@@ -141,7 +145,7 @@ def test_all_workers_may_be_stuck() -> None:
 
 @pytest.mark.parametrize("fn", [ignore_signals, stop], ids=["SIGTERM is ignored", "stopped"])
 def test_a_worker_that_does_not_end_by_itself_is_killed(fn: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(workers, "_PATIENCE", 0.5)
+    monkeypatch.setattr(workers, "_END_SECONDS", 0.5)
     with pytest.raises(WorkerTimeoutError, match=r"chunk 2 \(elements 4 to 5"):
         make().map(fn, num_workers=2, chunksize=2, mp_start_method="fork", timeout=2)
 
@@ -191,7 +195,7 @@ def test_a_long_time_changes_nothing(timeout: Any) -> None:
 
 
 def test_a_pool_takes_no_time() -> None:
-    with ThreadPool(1) as pool, pytest.raises(OptionError, match="timeout=.*num_workers= in place of pool="):
+    with ThreadPool(1) as pool, pytest.raises(OptionError, match="timeout=.*num_workers= instead of pool="):
         make().map(first, pool=pool, timeout=1)
     with ThreadPool(1) as pool, pytest.raises(OptionError, match="pool"):
         make().map_iter(first, pool=pool, timeout=1)

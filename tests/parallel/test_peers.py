@@ -18,6 +18,7 @@ import torch.distributed as dist
 from exchanged import kinds, plain, ragged
 from ranks import Ranks, die
 
+from cases import mark_slow
 from tensordict import TensorDict
 from tensordict.core.exceptions import TransferError
 from tensordict.parallel import channels, wire
@@ -35,12 +36,12 @@ def _no_room(rank: int) -> None:
         with pytest.raises(TransferError, match="rank 1 did not take"):
             td.init_remote(1)
         return
-    fresh, wire.fresh = wire.fresh, lambda nbytes, device: fresh(1 << 60, device)
+    fresh, wire.new_bytes = wire.new_bytes, lambda nbytes, device: fresh(1 << 60, device)
     try:
         with pytest.raises(TransferError, match="receiving from rank 0"):
             TensorDict.from_remote_init(0)
     finally:
-        wire.fresh = fresh
+        wire.new_bytes = fresh
 
 
 def test_receiver_without_memory(tmp_path: Any) -> None:
@@ -150,7 +151,7 @@ def test_killed_peer(tmp_path: Any, verb: str) -> None:
         ranks.close()
 
 
-@pytest.mark.parametrize("verb", OVER_ALL)
+@pytest.mark.parametrize("verb", mark_slow(OVER_ALL, keep=["all_reduce", "broadcast from it"]))
 def test_one_of_four_is_killed(tmp_path: Any, verb: str) -> None:
     ranks = Ranks(4, tmp_path, timeout=3)
     try:
@@ -161,7 +162,10 @@ def test_one_of_four_is_killed(tmp_path: Any, verb: str) -> None:
         ranks.close()
 
 
-@pytest.mark.parametrize("verb", [*BETWEEN_TWO, *OVER_ALL])
+QUICK_VERBS = ["recv", "isend", "all_reduce", "broadcast from it", "gather_and_stack"]
+
+
+@pytest.mark.parametrize("verb", mark_slow([*BETWEEN_TWO, *OVER_ALL], keep=QUICK_VERBS))
 def test_peer_that_does_not_come(tmp_path: Any, verb: str) -> None:
     ranks = Ranks(2, tmp_path, timeout=1)
     try:
@@ -170,7 +174,7 @@ def test_peer_that_does_not_come(tmp_path: Any, verb: str) -> None:
         ranks.close()
 
 
-@pytest.mark.parametrize("verb", OVER_ALL)
+@pytest.mark.parametrize("verb", mark_slow(OVER_ALL, keep=QUICK_VERBS[2:]))
 def test_one_of_four_does_not_come(tmp_path: Any, verb: str) -> None:
     ranks = Ranks(4, tmp_path, timeout=1)
     try:
@@ -184,7 +188,7 @@ def _killed_on_the_way(rank: int, receives: bool) -> None:
     """Rank 1 dies after the description, and before all of the tensors."""
     if rank == 1:
         if receives:
-            wire.opened = lambda first: die()
+            wire.read_prologue = lambda first: die()
             _td().recv(0)
         else:
             channels.Channel.send = _dying(channels.Channel.send)
@@ -497,7 +501,7 @@ def test_descriptions_that_somebody_has_changed(name: str) -> None:
             anew = wire.NewBuffers(header, lambda device: torch.device("cpu"))
             for storage in anew.storages.values():
                 storage[: 1 << 24] = 0
-            made = anew.container(False)
+            made = anew.make_container(False)
         except (RuntimeError, ValueError, TypeError, LookupError):
             continue
         for leaf in made._leaves():

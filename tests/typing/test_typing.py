@@ -38,7 +38,7 @@ LEFT = {
     "tolist": "lists nested as deep as there are batch dims; a dict where there are none",
     "NonTensorDataBase.data": AS_VALUES + "; of a MetaData[T] it is T",
     "NonTensorStack.data": AS_VALUES,
-    "_Holding.to_dict": AS_VALUES,
+    "_HolderBase.to_dict": AS_VALUES,
     "to_arrow": "a Table of pyarrow, which has no types",
     "to_hf": "a Dataset of datasets, which has none",
     "to_pandas": "a DataFrame of pandas, whose types pyright knows; mypy would, with pandas-stubs",

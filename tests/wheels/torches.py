@@ -21,10 +21,9 @@ ROOT = Path(__file__).parents[2]
 # The oldest torch that is supported, the one that `make test` has, and the newest ones.
 VERSIONS = ("2.11", "2.13", "2.14", "2.15")
 TESTS = [
-    "tests/contract", "tests/nn", "tests/parallel",
-    *(f"tests/test_{name}.py" for name in (
-        "compile", "compile_blocks", "foreach", "functional", "memmap", "pickle", "pytree", "torch_internals",
-    )),
+    "tests/contract", "tests/memory", "tests/nn", "tests/parallel",
+    *(f"tests/compile/test_{name}.py" for name in ("compile", "compile_blocks")),
+    *(f"tests/core/test_{name}.py" for name in ("foreach", "functional", "pytree", "torch_internals")),
 ]  # fmt: skip
 ARGUMENTS = ["-n", "2", "--dist", "loadfile", "--no-loadscope-reorder", "-q", "-m", "not slow and not reference"]
 

@@ -51,9 +51,9 @@ def _arguments() -> list[Workload]:
         Workload("2 arguments, by keyword", _two_arguments, lambda s: s.net(k0=s.x, in_k1=s.x), lambda s: s.x + s.x),
         Workload("4 layers, by position", four, lambda s: s.net(s.x), _all_by_hand),
         Workload("4 layers, by keyword", four, lambda s: s.net(k0=s.x), _all_by_hand),
-        Workload("dispatch, by position", _decorated, lambda s: s.net(s.x, s.x), lambda s: s.x + s.x),
-        Workload("dispatch, by keyword", _decorated, lambda s: s.net(k0=s.x, k1=s.x), lambda s: s.x + s.x),
-        Workload("dispatch, container", _decorated, _call, _added_by_hand),
+        Workload("dispatch, by position", _setup_decorated_module, lambda s: s.net(s.x, s.x), lambda s: s.x + s.x),
+        Workload("dispatch, by keyword", _setup_decorated_module, lambda s: s.net(k0=s.x, k1=s.x), lambda s: s.x + s.x),
+        Workload("dispatch, container", _setup_decorated_module, _call, _added_by_hand),
     ]
 
 
@@ -68,7 +68,7 @@ def _keys() -> list[Workload]:
         Workload("3 results", _module(_thrice, **several), _call, _thrice_by_hand),
         Workload("3 results, one dropped", _module(_thrice, "k0", ["h0", "_", "h2"]), _call, _two_of_three),
         Workload("a dict as result", _module(_as_dict, **several), _call, _thrice_by_hand),
-        Workload("select_out_keys, 3 results", _selected(_thrice), _call, _one_of_three),
+        Workload("select_out_keys, 3 results", _setup_selection(_thrice), _call, _one_of_three),
         Workload("select_out_keys, 4 layers", _selected_sequence, _call, _last_of_four),
         Workload("inplace=False", _module(inplace=False), _call, _apart),
         Workload("inplace='empty'", _module(inplace="empty"), _call, _apart),
@@ -83,16 +83,26 @@ def _parameters() -> list[Workload]:
         Workload("with parameters, 4 layers", _functional(4), _with_parameters, _swapped_by_hand),
         Workload("ensemble of a layer", _ensemble(1), _call, _vmapped_by_hand),
         Workload("ensemble of 4 layers", _ensemble(4), _call, _vmapped_by_hand),
-        Workload("vmap over parameters, 4 layers", _ensemble(4), _vmapped, _vmapped_by_hand),
+        Workload("vmap over parameters, 4 layers", _ensemble(4), _run_vmap, _vmapped_by_hand),
     ]
 
 
 def _construction() -> list[Workload]:
     return [
-        Workload("make a module", _held, lambda s: _keys_of(s.nn.TensorDictModule(s.layers[0], ["a"], ["b"])), None),
-        Workload("make a module, nested keys", _held, _make_nested, None),
-        Workload("make a sequence of 4", _held, lambda s: _keys_of(s.nn.TensorDictSequential(*s.modules)), None),
-        Workload("make a sequence of 16", _held, lambda s: _keys_of(s.nn.TensorDictSequential(s.many)), None),
+        Workload(
+            "make a module",
+            _long,
+            lambda s: _keys_of(s.nn.TensorDictModule(s.layers[0], ["a"], ["b"])),
+            None,
+        ),
+        Workload("make a module, nested keys", _long, _make_nested, None),
+        Workload(
+            "make a sequence of 4",
+            _long,
+            lambda s: _keys_of(s.nn.TensorDictSequential(*s.modules)),
+            None,
+        ),
+        Workload("make a sequence of 16", _long, lambda s: _keys_of(s.nn.TensorDictSequential(s.many)), None),
     ]
 
 
@@ -182,7 +192,7 @@ def _two_arguments(module: ModuleType) -> State:
     return state
 
 
-def _decorated(module: ModuleType) -> State:
+def _setup_decorated_module(module: ModuleType) -> State:
     state = _state(module)
 
     class Add(nn.Module):
@@ -197,7 +207,7 @@ def _decorated(module: ModuleType) -> State:
     return state
 
 
-def _selected(wrapped: Callable[..., Any]) -> Callable[[ModuleType], State]:
+def _setup_selection(wrapped: Callable[..., Any]) -> Callable[[ModuleType], State]:
     make = _module(wrapped, "k0", ["h0", "h1", "h2"])
 
     def setup(module: ModuleType) -> State:
@@ -251,7 +261,7 @@ def _ensemble(count: int) -> Callable[[ModuleType], State]:
     return setup
 
 
-def _held(module: ModuleType) -> State:
+def _long(module: ModuleType) -> State:
     state = _sequence(_layer, 16)(module)
     state.many = list(state.net)
     state.modules = state.many[:4]
@@ -275,7 +285,7 @@ def _with_parameters(state: State) -> Any:
         return state.net(state.td)
 
 
-def _vmapped(state: State) -> Any:
+def _run_vmap(state: State) -> Any:
     def call(params: Any, td: Any) -> Any:
         with params.to_module(state.template):
             return state.template(td)

@@ -23,7 +23,7 @@ _ONE = torch.Size()
 # The keys of the parts of a composite distribution.
 _PARTS: tuple[Any, ...] = ("x", "y", ("z", "w"))
 
-# What "biased_softplus_1.0" adds, so that softplus of it is 1 less the 0.01 that it adds afterwards.
+# The bias of "biased_softplus_1.0": its softplus is 0.99, and the mapping adds 0.01 afterwards.
 _SHIFT = math.log(math.expm1(0.99))
 
 # Without the checks of their arguments and values, which take half the time of such rows on every side; the policies
@@ -86,9 +86,9 @@ def _modules() -> list[Workload]:
         *found,
         by_block,
         Workload("random, 10 samples", _normal("random", False, 10), _call, _ten_by_hand),
-        Workload("random, by position", _normal("random", False), _by_position, lambda s: _made(s).rsample()),
+        Workload("random, by position", _normal("random", False), _by_position, lambda s: _point(s).rsample()),
         Workload("categorical, random, log-prob", _categorical, _call, _categorical_by_hand),
-        Workload("get_dist", _normal("random", False), lambda s: s.net.get_dist(s.td).loc, lambda s: _made(s).loc),
+        Workload("get_dist", _normal("random", False), lambda s: s.net.get_dist(s.td).loc, lambda s: _point(s).loc),
         Workload("log_prob", _normal("random", False), lambda s: s.net.log_prob(s.td), _log_prob_by_hand),
     ]
 
@@ -132,7 +132,7 @@ def _composites() -> list[Workload]:
 
 def _parts() -> list[Workload]:
     return [
-        Workload("NormalParamExtractor", _extractor, lambda s: s.net(s.both), lambda s: _extracted(s.both)),
+        Workload("NormalParamExtractor", _extractor, lambda s: s.net(s.both), lambda s: _extract(s.both)),
         Workload("NormalParamExtractor, module", _extractor, lambda s: s.wrapped(s.td), _extracted_by_hand),
         Workload("make a probabilistic module", _policy("random", True), _make_module, None),
         Workload("make a policy", _policy("random", True), _make_policy, None),
@@ -222,12 +222,12 @@ def _probabilistic(state: State) -> Any:
 
 
 def _two_values(module: ModuleType) -> State:
-    """A sequence of two values, of which the second depends on the first."""
+    """A sequence of two values; the second one depends on the first."""
     state = _state(module)
     make, draw = state.nn.TensorDictModule, state.nn.ProbabilisticTensorDictModule
     state.net = state.nn.ProbabilisticTensorDictSequential(
         draw(["loc", "scale"], ["a"], distribution_class=_normal_of),
-        make(_shifted, ["a"], [("b", "loc"), ("b", "scale")]),
+        make(_shift, ["a"], [("b", "loc"), ("b", "scale")]),
         draw({"loc": ("b", "loc"), "scale": ("b", "scale")}, ["c"], distribution_class=_normal_of),
         return_composite=True,
     )
@@ -235,7 +235,7 @@ def _two_values(module: ModuleType) -> State:
     return state
 
 
-def _shifted(a: Tensor) -> tuple[Tensor, Tensor]:
+def _shift(a: Tensor) -> tuple[Tensor, Tensor]:
     return a + 1, torch.ones_like(a)
 
 
@@ -333,13 +333,13 @@ def _mode(dist: Normal) -> Tensor:
     return dist.mode
 
 
-def _made(state: State) -> _Point:
+def _point(state: State) -> _Point:
     return _Point(loc=state.data["loc"], scale=state.data["scale"])
 
 
 def _normal_by_hand(take: Callable[[Any], Tensor], scored: bool = False) -> Callable[[State], Any]:
     def call(state: State) -> Any:
-        data, dist = state.data, _made(state)
+        data, dist = state.data, _point(state)
         data["action"] = action = take(dist)
         if scored:
             data["action_log_prob"] = dist.log_prob(action)
@@ -350,12 +350,12 @@ def _normal_by_hand(take: Callable[[Any], Tensor], scored: bool = False) -> Call
 
 def _ten_by_hand(state: State) -> Any:
     expanded = {name: value.expand(10, *value.shape) for name, value in state.data.items()}
-    expanded["action"] = _made(state).rsample((10,))
+    expanded["action"] = _point(state).rsample((10,))
     return expanded
 
 
 def _log_prob_by_hand(state: State) -> Any:
-    return _made(state).log_prob(state.data["action"])
+    return _point(state).log_prob(state.data["action"])
 
 
 def _categorical_by_hand(state: State) -> Any:
@@ -399,7 +399,7 @@ def _two_values_by_hand(state: State) -> Any:
     data = state.data
     data["a"] = a = _normal_of(loc=data["loc"], scale=data["scale"]).mean
     data["b"] = b = {}
-    b["loc"], b["scale"] = _shifted(a)
+    b["loc"], b["scale"] = _shift(a)
     data["c"] = _normal_of(loc=b["loc"], scale=b["scale"]).mean
     return data
 
@@ -407,7 +407,7 @@ def _two_values_by_hand(state: State) -> Any:
 def _two_values_log_prob(state: State) -> Any:
     data = state.data
     first = _normal_of(loc=data["loc"], scale=data["scale"])
-    loc, scale = _shifted(data["a"])
+    loc, scale = _shift(data["a"])
     second = _normal_of(loc=loc, scale=scale)
     return {"a_log_prob": first.log_prob(data["a"]), "c_log_prob": second.log_prob(data["c"])}
 
@@ -421,21 +421,21 @@ def _parts_of(state: State) -> Any:
     return [list(dists), dists["x"].loc]
 
 
-def _named(values: list[Tensor], suffix: str = "") -> dict[str, Any]:
+def _name_values(values: list[Tensor], suffix: str = "") -> dict[str, Any]:
     x, y, w = values
     return {f"x{suffix}": x, f"y{suffix}": y, "z": {f"w{suffix}": w}}
 
 
 def _sampled_by_hand(state: State) -> Any:
-    return _named([dist.sample() for dist in state.by_hand])
+    return _name_values([dist.sample() for dist in state.by_hand])
 
 
 def _ten_sampled_by_hand(state: State) -> Any:
-    return _named([dist.sample((10,)) for dist in state.by_hand])
+    return _name_values([dist.sample((10,)) for dist in state.by_hand])
 
 
 def _modes_by_hand(state: State) -> Any:
-    return _named([dist.mode for dist in state.by_hand])
+    return _name_values([dist.mode for dist in state.by_hand])
 
 
 def _scores(state: State) -> list[Tensor]:
@@ -443,22 +443,22 @@ def _scores(state: State) -> list[Tensor]:
 
 
 def _scores_by_hand(state: State) -> Any:
-    return _named(_scores(state), "_log_prob")
+    return _name_values(_scores(state), "_log_prob")
 
 
 def _sum_by_hand(state: State) -> Any:
-    return _summed(_scores(state))
+    return _sum_values(_scores(state))
 
 
 def _entropies_by_hand(state: State) -> Any:
-    return _named([dist.entropy() for dist in state.by_hand], "_entropy")
+    return _name_values([dist.entropy() for dist in state.by_hand], "_entropy")
 
 
 def _entropy_by_hand(state: State) -> Any:
-    return _summed([dist.entropy() for dist in state.by_hand])
+    return _sum_values([dist.entropy() for dist in state.by_hand])
 
 
-def _summed(values: list[Tensor]) -> Tensor:
+def _sum_values(values: list[Tensor]) -> Tensor:
     x, y, w = [value if value.ndim == 1 else value.sum(-1) for value in values]
     return x + y + w
 
@@ -467,25 +467,25 @@ def _module_by_hand(scored: bool, aggregate: bool = False) -> Callable[[State], 
     def call(state: State) -> Any:
         dists = _made_parts(state)
         values = [dist.rsample() for dist in dists]
-        found = {"params": {"x": state.arguments["x"], "y": state.arguments["y"]}, **_named(values)}
+        found = {"params": {"x": state.arguments["x"], "y": state.arguments["y"]}, **_name_values(values)}
         found["params"]["z"] = {"w": state.arguments["z", "w"]}
         if scored:
             scores = [dist.log_prob(value) for dist, value in zip(dists, values, strict=True)]
-            parts = _named(scores, "_log_prob")
+            parts = _name_values(scores, "_log_prob")
             found["z"].update(parts.pop("z"))
             found.update(parts)
             if aggregate:
-                found["sample_log_prob"] = _summed(scores)
+                found["sample_log_prob"] = _sum_values(scores)
         return found
 
     return call
 
 
-def _extracted(both: Tensor) -> tuple[Tensor, Tensor]:
+def _extract(both: Tensor) -> tuple[Tensor, Tensor]:
     loc, scale = both.chunk(2, -1)
     return loc, (nn.functional.softplus(scale + _SHIFT) + 0.01).clamp_min(1e-4)
 
 
 def _extracted_by_hand(state: State) -> Any:
-    state.data["loc"], state.data["scale"] = _extracted(state.data["both"])
+    state.data["loc"], state.data["scale"] = _extract(state.data["both"])
     return state.data

@@ -24,7 +24,7 @@ UNITS = ((GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB"))
 
 # An end that is gone must end the run.
 _PATIENCE = timedelta(seconds=60)
-# What the other end is told to do: receive a container, one made anew, or a plain tensor; send one; reduce one.
+# Commands to the other process: receive a container, a new container, or a plain tensor; send; reduce.
 RECEIVE, MAKE, BARE, SEND, REDUCE, BARE_REDUCE = range(6)
 
 
@@ -49,7 +49,7 @@ def _exchange(leaves: int, nbytes: int, kind: int, name: str) -> Workload:
             state.td.init_remote(1)
         else:
             state.td.all_reduce(op=dist.ReduceOp.MAX)
-        return state.pair.told()
+        return state.pair.wait_for_answer()
 
     def floor(state: State) -> Any:
         """One call of torch's with the same bytes."""
@@ -58,7 +58,7 @@ def _exchange(leaves: int, nbytes: int, kind: int, name: str) -> Workload:
             dist.all_reduce(state.flat, op=dist.ReduceOp.MAX)
         else:
             dist.send(state.flat, 1)
-        return state.pair.told()
+        return state.pair.wait_for_answer()
 
     limits = [Limit("reference", at_least=2.0)] if leaves == 1000 and kind != MAKE else []
     if leaves == 1 and kind == RECEIVE:
@@ -92,7 +92,7 @@ class Pair:
         """Say what comes."""
         dist.send(torch.tensor(order), 1, tag=1)
 
-    def told(self) -> int:
+    def wait_for_answer(self) -> int:
         """Wait until it has come; returns what the other end found in it."""
         found = torch.zeros(1, dtype=torch.int64)
         dist.recv(found, 1, tag=2)
@@ -112,7 +112,7 @@ def serve(store: str) -> None:
     import tensordict
 
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=1, world_size=2)
-    # What has been imported is not looked at again when garbage is collected.
+    # Exclude imported objects from garbage collections.
     gc.freeze()
     containers: dict[tuple[int, int], Any] = {}
     flats: dict[tuple[int, int], Tensor] = {}

@@ -20,17 +20,17 @@ def workloads(context: Context) -> list[Workload]:
     large = 64 * MIB // (16 if context.quick else 1)
     small = 1000 * 4 * 4
     return [
-        _mapped(small, 2, shared=False),
-        _mapped(small, 64, shared=False),
-        _mapped(large, 2, shared=True),
-        _mapped(large, 16, shared=True),
+        _make_map_workload(small, 2, shared=False),
+        _make_map_workload(small, 64, shared=False),
+        _make_map_workload(large, 2, shared=True),
+        _make_map_workload(large, 16, shared=True),
         _trip("shared", large, lambda td: td.share_memory_()),
         _trip("memory-mapped", large, lambda td: td.memmap_()),
         _trip("in files", large, lambda td: td.memmap_(str(context.folder / "parallel"))),
     ]
 
 
-def _mapped(nbytes: int, chunks: int, shared: bool) -> Workload:
+def _make_map_workload(nbytes: int, chunks: int, shared: bool) -> Workload:
     """A function over chunks, by two new processes: beside a bare pool of as many, which is given tensors."""
 
     def setup(module: ModuleType) -> State:
@@ -104,7 +104,7 @@ class Echo:
 
 
 def plus_one(chunk: Any) -> Any:
-    """What is mapped, of containers and of tensors."""
+    """The mapped function, for containers and for tensors."""
     return chunk + 1
 
 

@@ -20,13 +20,13 @@ def workloads(context: Context) -> list[Workload]:
     """Return these workloads; with `--quick`, a sixteenth of the bytes of the large ones."""
     large = GIB // (16 if context.quick else 1)
     return [
-        _stored(large, 64, consolidated=False),
-        _stored(large, 64, consolidated=True),
-        _stored(1000 * 1024, 1000, consolidated=False),
+        _make_store_workload(large, 64, consolidated=False),
+        _make_store_workload(large, 64, consolidated=True),
+        _make_store_workload(1000 * 1024, 1000, consolidated=False),
     ]
 
 
-def _stored(nbytes: int, leaves: int, consolidated: bool) -> Workload:
+def _make_store_workload(nbytes: int, leaves: int, consolidated: bool) -> Workload:
     """A container into the object store of Ray and out again: beside an array of as many bytes."""
 
     def setup(module: ModuleType) -> State:

@@ -1,4 +1,4 @@
-"""What the formats are compared with, and what their workloads share: tensors, and the system calls by hand."""
+"""Tensors that the workloads of all formats share, and the raw system calls that they are compared with."""
 
 from __future__ import annotations
 

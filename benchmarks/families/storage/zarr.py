@@ -25,7 +25,7 @@ def _data(count: int, entries: int = ENTRIES) -> dict[str, torch.Tensor]:
     return {f"k{i}": torch.full((count, 64), float(i + 1)) for i in range(entries)}
 
 
-def _saved(context: Context, module: ModuleType, name: str, data: dict[str, torch.Tensor], **options: Any) -> State:
+def _save(context: Context, module: ModuleType, name: str, data: dict[str, torch.Tensor], **options: Any) -> State:
     """A state with the data in a group of its own, and that group open in zarr."""
     import zarr
 
@@ -68,7 +68,7 @@ def _open(context: Context) -> Workload:
     entries = 100
 
     def setup(module: ModuleType) -> State:
-        return _saved(context, module, "open", {key: value[:8] for key, value in _data(8, entries).items()})
+        return _save(context, module, "open", {key: value[:8] for key, value in _data(8, entries).items()})
 
     def run(state: State) -> Any:
         data = state.module.TensorDict.from_zarr(str(state.path))
@@ -87,7 +87,7 @@ def _read(context: Context) -> Workload:
     count = 2_000 if context.quick else 20_000
 
     def setup(module: ModuleType) -> State:
-        state = _saved(context, module, "read", _data(count))
+        state = _save(context, module, "read", _data(count))
         state.td = module.TensorDict.from_zarr(str(state.path))
         return state
 
@@ -108,7 +108,7 @@ def _index(context: Context, what: str) -> Workload:
     index: Any = {"an item": 7, "256 rows in a row": slice(512, 768), "256 random rows": random}[what]
 
     def setup(module: ModuleType) -> State:
-        state = _saved(context, module, what.replace(" ", "-"), _data(count), chunks=(CHUNK,))
+        state = _save(context, module, what.replace(" ", "-"), _data(count), chunks=(CHUNK,))
         state.td = module.TensorDict.from_zarr(str(state.path))
         return state
 

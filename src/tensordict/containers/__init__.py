@@ -1,1 +1,1 @@
-"""The containers, and what only they are made of."""
+"""The containers, and the parts that only containers use."""

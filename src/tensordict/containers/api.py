@@ -1,4 +1,4 @@
-"""Free functions that make, save and load containers: each is a method of `TensorDict`, or calls one."""
+"""Public free functions that make, save and load containers. Each calls a method of `TensorDict`."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ fromkeys = TensorDict.fromkeys
 
 
 def _of_any_class(load: Callable[_P, TensorDict]) -> Callable[_P, TensorCollection]:
-    """`load`, to type checkers a function that gives whatever was saved."""
+    """Return `load` itself. For type checkers the result may be any container, not only a `TensorDict`."""
     return load
 
 
@@ -55,7 +55,7 @@ def from_dict(
     device: object = None,
     batch_size: object = None,
 ) -> TensorDict:
-    """A `TensorDict` made from a (nested) dict; see :meth:`TensorDict.from_dict`.
+    """Make a `TensorDict` from a (nested) dict; see :meth:`TensorDict.from_dict`.
 
     Example:
         >>> import torch
@@ -75,20 +75,20 @@ def make_tensordict(
     auto_batch_size: bool | None = None,
     **kwargs: object,
 ) -> TensorDict:
-    """A `TensorDict` made from a (nested) dict, from keyword arguments, or from both.
-
-    Args:
-        input_dict: a mapping from (nested) keys to values, or a container.
-        batch_size: the batch size; none by default.
-        device: where the entries are moved.
-        auto_batch_size: without a `batch_size`, give every level the longest one that its entries share.
-        **kwargs: further entries; these win over entries of the same name in `input_dict`.
+    """Make a `TensorDict` from a (nested) dict, from keyword arguments, or from both.
 
     Example:
         >>> import torch
         >>> from tensordict import make_tensordict
         >>> sorted(make_tensordict({"a": torch.zeros(3)}, b=torch.ones(3), batch_size=[3]).keys())
         ['a', 'b']
+
+    Args:
+        input_dict: a mapping from (nested) keys to values, or a container.
+        batch_size: the batch size; empty by default.
+        device: move the entries to this device.
+        auto_batch_size: without a `batch_size`, give every level the longest one that its entries share.
+        **kwargs: further entries. They replace entries of the same name in `input_dict`.
     """
     entries = kwargs if input_dict is None else ({**dict(input_dict.items()), **kwargs} if kwargs else input_dict)
     return TensorDict.from_dict(entries, auto_batch_size=auto_batch_size, batch_size=batch_size, device=device)
@@ -136,12 +136,6 @@ def memmap(
 ) -> Any:
     """Save a container and return its memory-mapped version; see :meth:`TensorDict.memmap`.
 
-    Args:
-        data: the container.
-        prefix, copy_existing, num_threads, return_early, share_non_tensor, existsok, robust_key, archive, compression,
-            allow_pickle, durable, checksum, progress, overwrite, storage_options, full_tensor: as in
-            the method.
-
     Example:
         >>> import tempfile
         >>> import torch
@@ -150,6 +144,12 @@ def memmap(
         ...     saved = memmap(TensorDict(a=torch.ones(2)), folder)
         >>> saved["a"]
         MemoryMappedTensor([1., 1.])
+
+    Args:
+        data: the container.
+        prefix, copy_existing, num_threads, return_early, share_non_tensor, existsok, robust_key, archive, compression,
+            allow_pickle, durable, checksum, progress, overwrite, storage_options, full_tensor: as in
+            the method.
     """
     return data.memmap(
         prefix,
@@ -208,16 +208,7 @@ def save(
     storage_options: StorageOptions | None = None,
     full_tensor: bool = False,
 ) -> Any:
-    """Save a container in the format that the suffix of the path stands for; see :meth:`TensorDict.save`.
-
-    Args:
-        data: the container.
-        prefix, copy_existing, num_threads, return_early, share_non_tensor, robust_key, archive, compression,
-            allow_pickle, durable, checksum, progress, overwrite, storage_options, full_tensor: as in
-            the method.
-
-    Returns:
-        what the method gives: for a folder the container over it.
+    """Save a container in the format given by the suffix of the path; see :meth:`TensorDict.save`.
 
     Example:
         >>> import tempfile
@@ -228,6 +219,15 @@ def save(
         ...     again = load(folder)
         >>> again["a"]
         MemoryMappedTensor([1., 1.])
+
+    Args:
+        data: the container.
+        prefix, copy_existing, num_threads, return_early, share_non_tensor, robust_key, archive, compression,
+            allow_pickle, durable, checksum, progress, overwrite, storage_options, full_tensor: as in
+            the method.
+
+    Returns:
+        the result of the method; for a folder, the container over its files.
     """
     return data.save(
         prefix,
@@ -262,10 +262,6 @@ def to_safetensors(
 ) -> None:
     """Save a container to one file in the safetensors format; see :meth:`TensorDict.to_safetensors`.
 
-    Args:
-        data: the container.
-        filename, separator, num_threads, durable, checksum, progress, overwrite, storage_options: as in the method.
-
     Example:
         >>> import tempfile
         >>> import torch
@@ -275,6 +271,10 @@ def to_safetensors(
         ...     again = from_safetensors(folder + "/td.safetensors")
         >>> again["a"]
         tensor([1., 1.])
+
+    Args:
+        data: the container.
+        filename, separator, num_threads, durable, checksum, progress, overwrite, storage_options: as in the method.
     """
     data.to_safetensors(
         filename,
@@ -301,10 +301,6 @@ def from_h5(
 ) -> TensorCollection:
     """Open an HDF5 file as a container; see :meth:`TensorDict.from_h5`.
 
-    Args:
-        h5_file: the path of the file or its URL, or an `h5py.File` or `h5py.Group` that is open.
-        auto_batch_size, batch_dims, device, batch_size, mode, storage_options, cache_dir: as in the method.
-
     Example:
         >>> import tempfile
         >>> import torch
@@ -314,6 +310,10 @@ def from_h5(
         >>> with from_h5(f"{folder.name}/td.h5", batch_size=[2]) as data:
         ...     data[0]["a"]
         tensor(1.)
+
+    Args:
+        h5_file: the path of the file or its URL, or an open `h5py.File` or `h5py.Group`.
+        auto_batch_size, batch_dims, device, batch_size, mode, storage_options, cache_dir: as in the method.
     """
     return TensorDict.from_h5(
         h5_file,
@@ -339,10 +339,6 @@ def from_zarr(
 ) -> TensorCollection:
     """Open a Zarr group as a container; see :meth:`TensorDict.from_zarr`.
 
-    Args:
-        zarr_file: a folder, a zip file, a URL, a `zarr.abc.store.Store`, or a `zarr.Group` that is open.
-        mode, auto_batch_size, batch_dims, batch_size, device, storage_options: as in the method.
-
     Example:
         >>> import torch
         >>> from tensordict import TensorDict, from_zarr
@@ -351,6 +347,10 @@ def from_zarr(
         >>> TensorDict(a=torch.ones(2)).to_zarr(store).close()
         >>> from_zarr(store, batch_size=[2])[0]["a"]
         tensor(1.)
+
+    Args:
+        zarr_file: a folder, a zip file, a URL, a `zarr.abc.store.Store`, or an open `zarr.Group`.
+        mode, auto_batch_size, batch_dims, batch_size, device, storage_options: as in the method.
     """
     return TensorDict.from_zarr(
         zarr_file,

@@ -1,4 +1,4 @@
-"""The fields of a tensorclass: what a class body declares, and the constructor that is written for it."""
+"""The field table of a tensorclass and its generated constructor, for `TensorClass.__init_subclass__`."""
 
 from __future__ import annotations
 
@@ -32,44 +32,44 @@ _OWN_ARGUMENTS = {
         "lock": bool,
     }.items()
 }
-# The default of an argument that must be given, which signatures show as none, and of one that a function makes. Both
-# are classes, since `torch.compile` knows these.
+# The default of an argument that must be given. Signatures show such an argument without default. This and the two
+# defaults below are classes, because `torch.compile` can trace classes in default arguments.
 NOT_GIVEN = inspect.Parameter.empty
 
 
-class _ToBeMade:
-    """Stands for what a `default_factory` makes."""
+class _FactoryDefault:
+    """The default of an argument whose value a `default_factory` makes."""
 
 
-class _ToBeRead:
-    """Stands for a tensor, which `torch.compile` takes as an attribute of the class only."""
+class _TensorDefault:
+    """The default of an argument whose default is a tensor. `torch.compile` needs it as an attribute of the class."""
 
 
-# `data` is too common a name for what a class holds: such a field stands in the place of the container's attribute.
+# Names of fields that may hide an attribute of the container. `data` is too common a field name to refuse.
 _ALLOWED = frozenset({"data"})
 
 
 @dataclass(slots=True)
 class FieldTable:
-    """What a tensorclass knows of its fields.
+    """The fields of a tensorclass.
 
     owner: the class name, for errors.
-    names: those of the fields, in order.
-    taken: all that there are values of: the fields, and the arguments that only `__post_init__` sees.
-    required: those of them without default.
+    names: the names of the fields, in order.
+    accepted: the names of the fields and of the arguments that only `__post_init__` gets (`InitVar`).
+    required: the arguments without default.
     positional: the arguments that can be given by position.
-    defaults: the fields with a default that is not `None`, with that or the function that makes it.
-    fixed: the fields that are no arguments.
-    masked: the container's own arguments that are fields here.
-    hints: the annotations as written; `scope` holds the names that they may use.
+    defaults: the fields with a default other than `None`, each with its default and its `default_factory`.
+    fixed: the fields that are not arguments (`init=False`).
+    masked: the arguments of every tensorclass (such as `device`) that are fields here.
+    hints: the annotations as written. `scope` holds the names that they may use.
     containers: the fields of a `tensor_only` class that may hold a container.
-    resolved: the annotations themselves, each from when it is first needed.
-    constructor: the function that takes the fields as its arguments.
+    resolved: the evaluated annotations, each added when it is first needed.
+    constructor: the generated `__init__`.
     """
 
     owner: str
     names: dict[str, None]
-    taken: frozenset[str]
+    accepted: frozenset[str]
     required: frozenset[str]
     positional: tuple[str, ...]
     defaults: list[tuple[str, Any, Callable[[], Any] | None]]
@@ -82,71 +82,72 @@ class FieldTable:
     constructor: Any = None
 
     def __getstate__(self) -> tuple[None, dict[str, Any]]:
-        """What of a class of a script is pickled, when that is done by value (cloudpickle, and so Ray).
+        """Return the state for pickling a class by value, as cloudpickle and Ray do for a class of a script.
 
-        All annotations are resolved then. The names that they may use, all that the script has, stay behind.
+        Evaluates all annotations, so that the pickle need not contain their scope: all globals of the script.
         """
         for name in self.names:
-            # An annotation that cannot be found here is not found there either, and an error only when it is needed.
+            # An annotation that cannot be evaluated raises later, when it is needed.
             with contextlib.suppress(TypeError):
                 self.hint_of(name)
         state = {name: getattr(self, name) for name in self.__slots__}
         return None, {**state, "scope": {}}
 
-    def missing(self, given: Mapping[str, Any]) -> TypeError:
-        """The error of a constructor that lacks some of the values that it is given."""
-        missing = listed(name for name, value in given.items() if value is NOT_GIVEN)
+    def missing_arguments_error(self, given: Mapping[str, Any]) -> TypeError:
+        """Return the error for a constructor call without a required argument."""
+        missing = quote_names(name for name, value in given.items() if value is NOT_GIVEN)
         return TypeError(f"{self.owner}() is missing {missing}, which has no default")
 
-    def refused(self, more: tuple[Any, ...], unknown: Mapping[str, Any]) -> TypeError:
-        """The error of a constructor that is given what it does not take, by position or by name."""
+    def bad_arguments_error(self, more: tuple[Any, ...], unknown: Mapping[str, Any]) -> TypeError:
+        """Return the error for a constructor call with too many positional arguments or an unknown keyword."""
         if unknown:
             if fixed := self.fixed & unknown.keys():
-                return FieldError(f"{self.owner}() got {listed(fixed)}, which __init__ does not take (init=False)")
-            return FieldError(f"{self.owner}() got {listed(unknown)}, {self.known()}{self.meant(unknown)}")
+                return FieldError(f"{self.owner}() got {quote_names(fixed)}, which __init__ does not take (init=False)")
+            hint = f"{self.describe_fields()}{self.suggest_arguments(unknown)}"
+            return FieldError(f"{self.owner}() got {quote_names(unknown)}, {hint}")
         count = len(self.positional)
         return TypeError(
             f"{self.owner}() takes {count} fields by position ({', '.join(self.positional)}), got {count + len(more)} "
             "arguments; batch_size and its like are given by name"
         )
 
-    def known(self, name: str = "") -> str:
-        """What errors say about the fields there are, and which of them is like `name`."""
-        return f"which is no field of {self.owner}; its fields are {listed(self.names)}{suggest(name, self.names)}"
+    def describe_fields(self, name: str = "") -> str:
+        """Return the part of an error that lists the fields, and suggests one whose name is similar to `name`."""
+        return f"which is no field of {self.owner}; its fields are {quote_names(self.names)}{suggest(name, self.names)}"
 
-    def meant(self, names: Iterable[str]) -> str:
-        """What errors say about names that are like one that a constructor takes."""
-        return "".join(suggest(name, self.taken.union(_OWN_ARGUMENTS)) for name in names)
+    def suggest_arguments(self, names: Iterable[str]) -> str:
+        """Return the part of an error that suggests arguments with similar names."""
+        return "".join(suggest(name, self.accepted.union(_OWN_ARGUMENTS)) for name in names)
 
     def hint_of(self, name: str) -> Any:
-        """The resolved annotation of a field.
+        """Return the evaluated annotation of a field.
 
         Raises:
-            TypeError: it names what cannot be found.
+            TypeError: the annotation uses a name that does not exist.
         """
         if name not in self.resolved:
             self.resolved[name] = resolve(self.hints[name], self.scope, f"{self.owner}.{name}")
         return self.resolved[name]
 
 
-def layout_of(cls: type[Any], base: type[Any]) -> FieldTable:
-    """Make a dataclass of `cls` in place, and describe its fields; `base` has the methods that none may hide.
+def make_field_table(cls: type[Any], base: type[Any]) -> FieldTable:
+    """Make `cls` a dataclass in place and return its field table. No field may hide an attribute of `base`.
 
     Raises:
-        AttributeError: a field would hide a method and the class has no `shadow`.
-        TypeError: a field without default follows one with, or the class is `tensor_only` and a field neither a tensor
-            nor a container.
+        AttributeError: a field would hide an attribute, and the class was not made with `shadow=True`.
+        TypeError: a field without default follows one with a default, or a field of a `tensor_only` class is neither a
+            tensor nor a container.
     """
     own = inspect.get_annotations(cls)
     for name in own:
-        # Python finds the parameter of a keyword by the identity of its name, else by comparing all names: 0.5 or 2 us
-        # for the 20 fields of a class that is made at run time.
+        # Python matches keywords by identity first, which takes 0.5 us instead of 2 us for 20 fields. Names of classes
+        # that are made at run time are not interned otherwise.
         sys.intern(name)
         if name not in cls.__dict__ and hasattr(cls, name):
-            # Or the dataclass would take the property of an inherited field, or a method, for the default.
+            # Otherwise the dataclass would use an inherited property or method as the default of the field.
             setattr(cls, name, dataclasses.field())
     has_init = "__init__" in cls.__dict__
-    # A class without fields of its own has the constructor that it inherits, unless that was written for others.
+    # A class without fields of its own keeps an inherited `__init__`, unless that is a generated one.
     generated = None if cls._layout is None else cls._layout.constructor
     inherits = not has_init and not own and cls.__init__ is not generated
     dataclasses.dataclass(init=not (has_init or inherits), repr=False, eq=False)(cls)
@@ -164,15 +165,15 @@ def layout_of(cls: type[Any], base: type[Any]) -> FieldTable:
         cls.__name__,
         names,
         frozenset(specs),
-        frozenset(name for name, f in specs.items() if f.init and _default(f) is NOT_GIVEN),
+        frozenset(name for name, f in specs.items() if f.init and _parameter_default(f) is NOT_GIVEN),
         tuple(name for name, f in specs.items() if f.init and not f.kw_only),
-        [(f.name, *made) for f in fields if (made := _made(f)) != (None, None)],
+        [(f.name, *made) for f in fields if (made := _split_default(f)) != (None, None)],
         frozenset(name for name, f in specs.items() if not f.init),
         tuple(name for name in names if name in _OWN_ARGUMENTS),
         {f.name: f.type for f in fields},
         scope_of(cls, [f.type for f in fields]),
     )
-    layout.constructor = _constructor(cls, base, layout, specs)
+    layout.constructor = _write_constructor(cls, base, layout, specs)
     if has_init:
         _complete_constructor(cls, layout)
     elif not inherits:
@@ -183,13 +184,13 @@ def layout_of(cls: type[Any], base: type[Any]) -> FieldTable:
 
 
 def _container_fields(layout: FieldTable) -> frozenset[str]:
-    """The fields that may hold a container; all others are known to be tensors, or `None`."""
+    """Return the fields of a `tensor_only` class that may hold a container. All others hold a tensor or `None`."""
     found = set()
     for name in layout.names:
         try:
             kinds = kinds_of(layout.hint_of(name))
         except TypeError:
-            # It names a class that is not there yet.
+            # The annotation names a class that is not defined yet.
             found.add(name)
             continue
         if not all(is_any_of(kind, (Tensor, Contract, type(None))) for kind in kinds):
@@ -202,53 +203,54 @@ def _container_fields(layout: FieldTable) -> frozenset[str]:
     return frozenset(found)
 
 
-def _made(f: dataclasses.Field[Any]) -> tuple[Any, Callable[[], Any] | None]:
-    """The default of a field, `None` where it has none, and the function that makes it."""
+def _split_default(f: dataclasses.Field[Any]) -> tuple[Any, Callable[[], Any] | None]:
+    """Return the default and the `default_factory` of a field, each `None` if the field lacks it."""
     value = None if f.default is MISSING else f.default
     return value, None if f.default_factory is MISSING else f.default_factory
 
 
-def _default(f: dataclasses.Field[Any]) -> Any:
-    """The default of the parameter that a field is."""
+def _parameter_default(f: dataclasses.Field[Any]) -> Any:
+    """Return the default of the constructor argument for a field."""
     if f.default_factory is not MISSING:
-        return _ToBeMade
+        return _FactoryDefault
     if isinstance(f.default, Tensor):
-        return _ToBeRead
+        return _TensorDefault
     return NOT_GIVEN if f.default is MISSING else f.default
 
 
-def _constructor(
+def _write_constructor(
     cls: type[Any], base: type[Any], layout: FieldTable, specs: Mapping[str, dataclasses.Field[Any]]
 ) -> Any:
-    """The function that takes the fields of a class as its arguments, written as `dataclasses` writes its own.
+    """Generate the `__init__` of a class from text, as `dataclasses` does.
 
-    Python binds the arguments; what is done with them is written once for all classes, in `TensorClass._store_fields`.
+    The generated function only binds the arguments. `TensorClass._store_fields` stores them, for all classes.
     """
     own = [name for name in _OWN_ARGUMENTS if name not in layout.masked]
     keywords = [name for name, f in specs.items() if f.init and f.kw_only]
     parameters = ["__self", *(f"{name}=None" for name in layout.positional), "*__more"]
     parameters += [*(f"{name}=None" for name in (*keywords, *own)), "**__unknown"]
-    # No more than functions and classes: `torch.compile` traces these wherever they come from.
+    # Only functions and classes: `torch.compile` traces them in any scope.
     scope: dict[str, Any] = {"__class": cls, "__construct": base._store_fields}
-    scope.update({"__not_given": NOT_GIVEN, "__made": _ToBeMade, "__read": _ToBeRead})
-    # Each constructor reads the defaults of its own class, also for an instance of a subclass.
+    scope.update({"__not_given": NOT_GIVEN, "__made": _FactoryDefault, "__read": _TensorDefault})
+    # The keys contain the class name, so that each constructor reads the defaults of its own class even when it runs
+    # for an instance of a subclass.
     kept: dict[str, Any] = {}
     for parent in reversed(cls.__mro__):
         kept.update(vars(parent).get("_tensor_defaults", {}))
     cls._tensor_defaults = kept
     lines = [
         f"def __init__({', '.join(parameters)}):",
-        "if __more or __unknown: raise __class._layout.refused(__more, __unknown)",
+        "if __more or __unknown: raise __class._layout.bad_arguments_error(__more, __unknown)",
     ]
     if required := [name for name in specs if name in layout.required]:
         absent = " or ".join(f"{name} is __not_given" for name in required)
-        lines.append(f"if {absent}: raise __class._layout.missing({_dict(required)})")
+        lines.append(f"if {absent}: raise __class._layout.missing_arguments_error({_dict(required)})")
     for name, f in specs.items():
-        fixed, make = _made(f)
+        fixed, make = _split_default(f)
         if make is not None:
             scope[f"__make_{name}"] = make
             lines.append(f"{f'if {name} is __made: ' if f.init else ''}{name} = __make_{name}()")
-        elif _default(f) is _ToBeRead:
+        elif _parameter_default(f) is _TensorDefault:
             kept[key := f"{cls.__module__}.{cls.__qualname__}.{name}"] = f.default
             lines.append(f"{f'if {name} is __read: ' if f.init else ''}{name} = type(__self)._tensor_defaults[{key!r}]")
         elif not f.init:
@@ -265,20 +267,20 @@ def _constructor(
     exec(text, {} if module is None else vars(module), made)
     function = made["make"](**scope)
     function.__qualname__ = f"{cls.__qualname__}.__init__"
-    function.__defaults__ = tuple(_default(specs[name]) for name in layout.positional)
-    function.__kwdefaults__ = {name: _default(specs[name]) for name in keywords} | {
+    function.__defaults__ = tuple(_parameter_default(specs[name]) for name in layout.positional)
+    function.__kwdefaults__ = {name: _parameter_default(specs[name]) for name in keywords} | {
         name: _OWN_ARGUMENTS[name].default for name in own
     }
     return function
 
 
 def _dict(names: Iterable[str]) -> str:
-    """A dict of the variables of these names, as Python writes it."""
+    """Return Python source for a dict from these names to the variables of the same names."""
     return "{" + ", ".join(f"{name!r}: {name}" for name in names) + "}"
 
 
 def _adopt_constructor(cls: type[Any], layout: FieldTable) -> None:
-    """Put the constructor of a tensorclass in the place of the dataclass's, with the signature of that one and more."""
+    """Replace the `__init__` of the dataclass by the generated one, and extend its signature."""
     this, *shown = inspect.signature(cls.__init__).parameters.values()
     shown += [parameter for name, parameter in _OWN_ARGUMENTS.items() if name not in layout.masked]
     cls.__init__ = layout.constructor
@@ -288,17 +290,17 @@ def _adopt_constructor(cls: type[Any], layout: FieldTable) -> None:
 
 
 def _complete_constructor(cls: type[Any], layout: FieldTable) -> None:
-    """Have the constructor that a class defines take the arguments of every tensorclass, too.
+    """Wrap the `__init__` that a class defines, so that it also accepts the arguments of every tensorclass.
 
-    One that hands its keywords on, as in `super().__init__(**kwargs)`, takes them already.
+    An `__init__` with `**kwargs` is left alone: it can pass them to `super().__init__`.
     """
     own = cls.__init__
     this, *shown = inspect.signature(own).parameters.values()
     cls.__signature__ = inspect.Signature(shown)
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in shown):
         return
-    taken = {parameter.name for parameter in shown}.union(layout.masked, ["non_blocking"])
-    added = frozenset(_OWN_ARGUMENTS) - taken
+    accepted = {parameter.name for parameter in shown}.union(layout.masked, ["non_blocking"])
+    added = frozenset(_OWN_ARGUMENTS) - accepted
 
     @wraps(own)
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
@@ -311,8 +313,8 @@ def _complete_constructor(cls: type[Any], layout: FieldTable) -> None:
         own(self, *args, **kwargs)
         if begun is not None and self._tensordict is not begun:
             raise TypeError(
-                f"{cls.__name__}() got {listed(given)}, but its own __init__ calls super().__init__() without: have it "
-                "take them, or **kwargs, and hand them on"
+                f"{cls.__name__}() got {quote_names(given)}, but its own __init__ calls super().__init__() without: "
+                "let it take these arguments, or **kwargs, and pass them on"
             )
         if lock:
             self._tensordict._lock_tree()
@@ -323,6 +325,6 @@ def _complete_constructor(cls: type[Any], layout: FieldTable) -> None:
     cls.__init__ = __init__
 
 
-def listed(names: Iterable[str]) -> str:
-    """Names as errors give them."""
+def quote_names(names: Iterable[str]) -> str:
+    """Return names in quotes, sorted, for errors."""
     return ", ".join(map(repr, sorted(names)))

@@ -1,4 +1,4 @@
-"""Free functions on containers."""
+"""Public free functions on containers, such as `stack`, `cat` and `pad_sequence`."""
 
 from __future__ import annotations
 
@@ -16,17 +16,18 @@ from tensordict.core import ragged
 from tensordict.core import torch_internals as internals
 from tensordict.core.contract import Contract, is_node, merged_device, raise_key_mismatch
 from tensordict.core.exceptions import KeyMismatchError, ShapeError
-from tensordict.core.keys import Path, joined, path_of
+from tensordict.core.key_views import is_non_tensor
+from tensordict.core.keys import Key, Path, joined, path_of
 from tensordict.core.shapes import as_new_dim
 from tensordict.ops.dims.padding import pad_and_stack
 from tensordict.ops.dims.stacking import (
     cat_containers,
-    checked_for_lazy_cat,
+    check_lazy_cat,
     lazy_stack_containers,
     maybe_dense_stack_containers,
     stack_containers,
 )
-from tensordict.ops.entries.write_plans import fitting
+from tensordict.ops.entries.write_plans import take_plain_entries
 
 if TYPE_CHECKING:
     from torch import nn
@@ -65,25 +66,25 @@ def stack(input: Sequence[Tensor], dim: int = ..., *, out: Tensor | None = ...) 
 @overload
 def stack(input: Iterable[_Container], dim: int = ..., *, out: Any = ...) -> _Container: ...
 def stack(input: Iterable[Any], dim: int = 0, *, out: object = None) -> Any:
-    """Stack containers along a new batch dim; plain tensors go to :func:`torch.stack`.
-
-    Args:
-        input: containers with the same keys and shapes.
-        dim: where the new dim goes.
-        out: a container of the resulting batch size to write into, in place.
-
-    Returns:
-        a new container, or `out`.
-
-    Raises:
-        KeyError: the keys differ; the odd ones are named.
-        RuntimeError: the batch sizes or the shapes of an entry differ.
+    """Stack containers along a new batch dim. Plain tensors go to :func:`torch.stack`.
 
     Example:
         >>> import torch
         >>> from tensordict import TensorDict, stack
         >>> stack([TensorDict({"a": torch.zeros(3)}, [3]) for _ in range(2)])["a"].shape
         torch.Size([2, 3])
+
+    Args:
+        input: containers with the same keys and shapes.
+        dim: the position of the new dim.
+        out: a container of the resulting batch size to write into, in place.
+
+    Returns:
+        a new container, or `out`.
+
+    Raises:
+        KeyError: the keys differ. The error names the keys that are not in all containers.
+        RuntimeError: the batch sizes or the shapes of an entry differ.
     """
     if _are_tensors(input):
         return torch.stack(input, dim, out=out)  # type: ignore[arg-type]
@@ -95,15 +96,15 @@ def cat(input: Sequence[Tensor], dim: int = ..., *, out: Tensor | None = ...) ->
 @overload
 def cat(input: Iterable[_Container], dim: int = ..., *, out: Any = ...) -> _Container: ...
 def cat(input: Iterable[Any], dim: int = 0, *, out: object = None) -> Any:
-    """Concatenate containers along an existing batch dim; plain tensors go to :func:`torch.cat`.
-
-    Arguments and errors as :func:`stack`.
+    """Concatenate containers along an existing batch dim. Plain tensors go to :func:`torch.cat`.
 
     Example:
         >>> import torch
         >>> from tensordict import TensorDict, cat
         >>> cat([TensorDict({"a": torch.zeros(n)}, [n]) for n in (1, 2)])["a"].shape
         torch.Size([3])
+
+    The arguments and errors are the same as for :func:`stack`.
     """
     if _are_tensors(input):
         return torch.cat(input, dim, out=out)  # type: ignore[arg-type]
@@ -117,29 +118,29 @@ def lazy_cat(input: Iterable[_Container], dim: int = ...) -> _Container: ...
 def lazy_cat(input: Iterable[Any], dim: int = 0) -> Any:
     """Concatenate containers of equal schema along their first batch dim, without copying them.
 
-    What is in files stays there: of a concatenation of memory-mapped containers, an index reads the rows that it takes.
-
-    Args:
-        input: the containers, at least one. They have the same keys, dtypes, devices and shapes, but for the number of
-            rows, and the same class if they are tensorclasses.
-        dim: 0; :func:`cat` makes a copy along any other.
-
-    Returns:
-        a :class:`~tensordict.LazyConcatenatedTensorDict` of these very containers, which also takes parts that are
-        loaded when they are used; over tensorclasses, one of their class.
-
-    Raises:
-        RuntimeError: there is no container, or one differs from the first; the entry is named.
-        TypeError: one of them is not a container.
-
     Example:
         >>> import torch
         >>> from tensordict import TensorDict, lazy_cat
         >>> td = lazy_cat([TensorDict(a=torch.zeros(2), batch_size=2), TensorDict(a=torch.ones(3), batch_size=3)])
         >>> td[[0, 4]]["a"], td[1:3]["a"]
         (tensor([0., 1.]), tensor([0., 1.]))
+
+    Data in files stays there. Indexing a concatenation of memory-mapped containers reads the selected rows only.
+
+    Args:
+        input: the containers, at least one. They have the same keys, dtypes, devices and shapes, except for the number
+            of rows, and the same class if they are tensorclasses.
+        dim: must be 0. Use :func:`cat`, which copies, for other dims.
+
+    Returns:
+        a :class:`~tensordict.LazyConcatenatedTensorDict` that shares these containers, wrapped in their class if they
+        are tensorclasses. Construct it directly to load parts when they are used.
+
+    Raises:
+        RuntimeError: the input is empty, or one differs from the first. The error names the entry.
+        TypeError: one of them is not a container.
     """
-    items = checked_for_lazy_cat(input, dim)
+    items = check_lazy_cat(input, dim)
     return items[0]._rewrap(LazyConcatenatedTensorDict(items))
 
 
@@ -152,20 +153,7 @@ def lazy_stack(
 @overload
 def lazy_stack(input: Iterable[_Container], dim: int = ..., *, out: Any = ..., **kwargs: Any) -> _Container: ...
 def lazy_stack(input: Iterable[Any], dim: int = 0, *, out: object = None, **kwargs: object) -> Any:
-    """Stack containers along a new batch dim, keeping them as they are; plain tensors go to :func:`torch.stack`.
-
-    Args:
-        input: the containers; they may differ in keys and shapes.
-        dim: where the new dim goes.
-        out: a container of the resulting batch size to write into, in place.
-        **kwargs: passed to :class:`~tensordict.LazyStackedTensorDict`.
-
-    Returns:
-        a `LazyStackedTensorDict` of these very containers, or `out`.
-
-    Raises:
-        RuntimeError: there is no container, or they have different numbers of batch dims.
-        TypeError: one of them is not a container.
+    """Stack containers along a new batch dim without copying them. Plain tensors go to :func:`torch.stack`.
 
     Example:
         >>> import torch
@@ -174,6 +162,19 @@ def lazy_stack(input: Iterable[Any], dim: int = 0, *, out: object = None, **kwar
         >>> stack = lazy_stack(tds)
         >>> stack[0] is tds[0], stack.batch_size
         (True, torch.Size([2]))
+
+    Args:
+        input: the containers. They may differ in keys and shapes.
+        dim: the position of the new dim.
+        out: a container of the resulting batch size to write into, in place.
+        **kwargs: passed to :class:`~tensordict.LazyStackedTensorDict`.
+
+    Returns:
+        a `LazyStackedTensorDict` whose members are these containers, or `out`.
+
+    Raises:
+        RuntimeError: the input is empty, or they have different numbers of batch dims.
+        TypeError: one of them is not a container.
     """
     if _are_tensors(input):
         return torch.stack(input, dim, out=out)  # type: ignore[arg-type]
@@ -189,15 +190,15 @@ def maybe_dense_stack(
 @overload
 def maybe_dense_stack(input: Iterable[_Container], dim: int = ..., *, out: Any = ..., **kwargs: Any) -> _Container: ...
 def maybe_dense_stack(input: Iterable[Any], dim: int = 0, *, out: object = None, **kwargs: object) -> Any:
-    """:func:`stack` for containers of the same keys, shapes and devices, :func:`lazy_stack` for others.
-
-    Arguments and errors as :func:`lazy_stack`.
+    """Call :func:`stack` if the containers have the same keys, shapes and devices, and :func:`lazy_stack` otherwise.
 
     Example:
         >>> import torch
         >>> from tensordict import TensorDict, maybe_dense_stack
         >>> type(maybe_dense_stack([TensorDict(a=torch.zeros(n)) for n in (1, 2)])).__name__
         'LazyStackedTensorDict'
+
+    The arguments and errors are the same as for :func:`lazy_stack`.
     """
     if _are_tensors(input):
         return torch.stack(input, dim, out=out)  # type: ignore[arg-type]
@@ -205,18 +206,7 @@ def maybe_dense_stack(input: Iterable[Any], dim: int = 0, *, out: object = None,
 
 
 def dense_stack_tds(td_list: Iterable[TensorCollection], dim: int | None = None) -> TensorCollection:
-    """Stack containers of the same structure along a new batch dim; lazy stacks nested in them stay lazy.
-
-    Args:
-        td_list: the containers, or a lazy stack of them.
-        dim: where the new dim goes; a lazy stack is stacked along its own dim.
-
-    Returns:
-        a container of the class of those in the list, in which the stack dims of nested lazy stacks have moved as any
-        other dim. Containers that differ in keys or shapes, which no dense one can hold, give a lazy stack of them.
-
-    Raises:
-        ValueError: a list was given, but no `dim`.
+    """Stack containers of the same structure along a new batch dim. Lazy stacks nested in them stay lazy.
 
     Example:
         >>> import torch
@@ -225,6 +215,17 @@ def dense_stack_tds(td_list: Iterable[TensorCollection], dim: int | None = None)
         >>> stack = dense_stack_tds([TensorDict(x=inner), TensorDict(x=inner)], dim=0)
         >>> type(stack).__name__, stack["x"].batch_size, stack["x"].stack_dim
         ('TensorDict', torch.Size([2, 2]), 1)
+
+    Args:
+        td_list: the containers, or a lazy stack of them.
+        dim: the position of the new dim. A lazy stack is stacked along its own stack dim.
+
+    Returns:
+        a container of the class of the list items. The new dim shifts the stack dims of nested lazy stacks like any
+        other dim. Containers that differ in keys or shapes give a lazy stack of them.
+
+    Raises:
+        ValueError: a list was given, but no `dim`.
     """
     if isinstance(td_list, Contract) and isinstance(td_list._wrapped_container(), LazyStackedTensorDict):
         dim = td_list._wrapped_container().stack_dim
@@ -239,12 +240,12 @@ def dense_stack_tds(td_list: Iterable[TensorCollection], dim: int | None = None)
         return lazy_stack_containers(items, dim)  # type: ignore[no-any-return]
     dim = as_new_dim(dim, len(items[0]._batch_size))
     try:
-        return _densely_stacked(items, dim)  # type: ignore[no-any-return]
+        return _stack_densely(items, dim)  # type: ignore[no-any-return]
     except (KeyMismatchError, ShapeError, NotImplementedError):
         return lazy_stack_containers(items, dim)  # type: ignore[no-any-return]
 
 
-def _densely_stacked(items: Sequence[Any], dim: int) -> Any:
+def _stack_densely(items: Sequence[Any], dim: int) -> Any:
     first = items[0]
     if not isinstance(first._wrapped_container(), LazyStackedTensorDict):
         mappings = [item._entries for item in items]
@@ -254,7 +255,7 @@ def _densely_stacked(items: Sequence[Any], dim: int) -> Any:
         for name, value in mappings[0].items():
             column = [mapping[name] for mapping in mappings]
             if is_node(value) and not value._is_non_tensor:
-                entries[name] = _densely_stacked(column, dim)
+                entries[name] = _stack_densely(column, dim)
             elif isinstance(value, Contract):
                 entries[name] = stack_containers(column, dim)
             elif type(value) is not Tensor and value.is_nested:
@@ -271,16 +272,16 @@ def _densely_stacked(items: Sequence[Any], dim: int) -> Any:
     at = first.stack_dim
     if any(type(item) is not type(first) or item.stack_dim != at for item in items):
         raise ShapeError("nested lazy stacks must be stacked along the same dim")
-    # The new dim stands before or behind the dim along which the members lie.
+    # The new dim comes before or behind the stack dim, and shifts the other one of the two.
     within, at = (dim, at + 1) if dim <= at else (dim - 1, at)
     columns = zip(*[item.unbind(item.stack_dim) for item in items], strict=True)
-    return lazy_stack_containers([_densely_stacked(column, within) for column in columns], at)
+    return lazy_stack_containers([_stack_densely(column, within) for column in columns], at)
 
 
 def pad(
     tensordict: _Container, pad_size: Sequence[int], value: float | None = 0.0, inplace: bool = False, safe: bool = True
 ) -> _Container:
-    """Make batch dims of a container longer, with `value` in the new places; see :meth:`TensorDictBase.pad`.
+    """Make batch dims of a container longer, filled with `value`; see :meth:`TensorDictBase.pad`.
 
     Example:
         >>> import torch
@@ -298,25 +299,7 @@ def pad_sequence(
     out: object = None,
     return_mask: object = False,
 ) -> _Container:
-    """Stack containers whose entries differ in length along one dim, the shorter ones padded at their end.
-
-    Args:
-        list_of_tensordicts: containers with the same keys.
-        pad_dim: the dim of every entry that is padded; negative ones count from the back of each entry. If it is a
-            batch dim, the batch sizes are padded with it.
-        padding_value: what stands behind the end of the shorter ones.
-        out: a container of the resulting batch size to write into: entries that it has in place, others are added.
-        return_mask: `True` adds an entry `"masks"`, a container with the same structure in which bools tell elements
-            from padding; a nested key puts it there. A mask lies over the batch dims and, if it is none of them, the
-            padded one.
-
-    Returns:
-        a new container with one more batch dim in front, or `out`.
-
-    Raises:
-        KeyError: the keys differ; the odd ones are named.
-        IndexError: an entry has no dim `pad_dim`.
-        RuntimeError: the list is empty, or shapes differ in another dim.
+    """Stack containers whose entries differ in length along one dim, after padding the shorter ones at their end.
 
     Example:
         >>> import torch
@@ -328,26 +311,86 @@ def pad_sequence(
         >>> batch["masks", "a"]
         tensor([[ True, False],
                 [ True,  True]])
+
+    Args:
+        list_of_tensordicts: containers with the same keys.
+        pad_dim: the dim of every entry that is padded. Negative values count from the last dim of each entry. If it is
+            a batch dim, the batch sizes are padded too.
+        padding_value: the value of the padding.
+        out: a container of the resulting batch size to write into. Its entries are written in place; entries that it
+            lacks are added.
+        return_mask: `True` adds an entry `"masks"`, a container of the same structure whose bools are `True` for
+            elements and `False` for padding. A (nested) key adds it under this key instead. Masks have the batch dims
+            and the padded dim.
+
+    Returns:
+        a new container with one more batch dim in front, or `out`.
+
+    Raises:
+        KeyError: the keys differ. The error names the keys that are not in all containers.
+        IndexError: an entry has no dim `pad_dim`.
+        RuntimeError: the list is empty, or shapes differ in another dim.
     """
     return pad_and_stack(list_of_tensordicts, pad_dim, padding_value, out, return_mask)  # type: ignore[no-any-return]
 
 
-def merge_tensordicts(*tensordicts: _Container, callback_exist: object = None) -> _Container:
-    """A container with the entries of several; of entries that more than one has, the first counts.
+def group_by(tensordict: _Container, key: Key) -> tuple[Tensor | list[Any], tuple[_Container, ...]]:
+    """Split the first batch dim into groups of rows that have equal values in an entry.
+
+    Example:
+        >>> import torch
+        >>> from tensordict import TensorDict, group_by
+        >>> td = TensorDict(user=torch.tensor([2, 0, 2]), reward=torch.tensor([1.0, 2.0, 3.0]), batch_size=[3])
+        >>> users, groups = group_by(td, "user")
+        >>> users, [group["reward"] for group in groups]
+        (tensor([0, 2]), [tensor([2.]), tensor([1., 3.])])
 
     Args:
-        *tensordicts: two containers or more.
-        callback_exist: called with the tensors of an entry that all of them have, to give the one of the result; or a
-            dict from (nested) keys to such functions.
+        tensordict: a container with at least one batch dim.
+        key: the entry: a tensor, or values that are hashable and have an order, such as texts. If a row has several
+            values, rows are compared as a whole.
 
     Returns:
-        a new container with the batch size, device and names of the first one, which shares the entries. They must fit
-        its batch size. It is a lazy stack if the first one is, or if another one is that cannot be made dense.
+        the values without repetition, in ascending order, and the group of each. The values are a tensor of shape
+        (groups, ...) and the dtype of the entry, or a list. A group holds its rows in their old order; it is a view of
+        one copy of all rows. Sizes depend on the values, so the function waits for the device, and does not compile to
+        one graph.
 
     Raises:
-        KeyError: some members only of a lazy stack of another batch size have an entry.
-        RuntimeError: fewer than two containers, or an entry does not fit the batch size.
-        TypeError: an argument is not a container, or an entry is a container in one and a tensor in another.
+        ValueError: the container has no batch dims.
+        KeyError: it has no such entry.
+        TypeError: the entry is a container, or its values cannot be hashed or sorted.
+    """
+    if not tensordict.batch_dims:
+        raise ValueError("group_by groups the rows of the first batch dim, and the container has no batch dims")
+    container: Any = tensordict._wrapped_container()
+    entry = container.get(key, None)
+    if entry is None:
+        raise container._make_missing_error(key)
+    values: Tensor | list[Any]
+    if isinstance(entry, Tensor) and not isinstance(entry, Contract):
+        dim = None if entry.ndim == 1 else 0
+        values, groups = torch.unique(entry, return_inverse=True, dim=dim)
+    elif is_non_tensor(entry):
+        rows = [_to_hashable(row) for row in entry.tolist()]
+        try:
+            values = sorted(set(rows))
+        except TypeError as error:
+            raise TypeError(f"group_by: the values of {key!r} must be hashable and have an order: {error}") from None
+        numbers = {value: number for number, value in enumerate(values)}
+        groups = torch.tensor([numbers[row] for row in rows], dtype=torch.int64)
+    else:
+        raise TypeError(f"group_by needs an entry of tensors or values, and {key!r} is a {type(entry).__name__}")
+    counts = torch.bincount(groups, minlength=len(values)).tolist()
+    return values, tensordict[torch.argsort(groups, stable=True)].split(counts) if counts else ()
+
+
+def _to_hashable(row: Any) -> Any:
+    return tuple(map(_to_hashable, row)) if isinstance(row, list) else row
+
+
+def merge_tensordicts(*tensordicts: _Container, callback_exist: object = None) -> _Container:
+    """Merge the entries of several containers into one. If several have a key, the first one is used.
 
     Example:
         >>> import torch
@@ -356,6 +399,20 @@ def merge_tensordicts(*tensordicts: _Container, callback_exist: object = None) -
         >>> merged = merge_tensordicts(a, b, callback_exist=lambda *values: torch.stack(values))
         >>> sorted(merged.keys()), merged["both"]
         (['both', 'x', 'y'], tensor([0, 1]))
+
+    Args:
+        *tensordicts: two containers or more.
+        callback_exist: a function that computes an entry which all containers have from its tensors; or a dict from
+            (nested) keys to such functions.
+
+    Returns:
+        a new container with the batch size, device and names of the first one. It shares the entries, which must fit
+        its batch size. It is a lazy stack if the first one is, or if another one is and cannot be made dense.
+
+    Raises:
+        KeyError: only some members of a lazy stack of another batch size have an entry.
+        RuntimeError: fewer than two containers, or an entry does not fit the batch size.
+        TypeError: an argument is not a container, or an entry is a container in one and a tensor in another.
     """
     if len(tensordicts) < 2:
         raise RuntimeError(f"merge_tensordicts merges at least two containers, got {len(tensordicts)}")
@@ -365,18 +422,18 @@ def merge_tensordicts(*tensordicts: _Container, callback_exist: object = None) -
     callbacks = callback_exist
     if isinstance(callback_exist, Mapping):
         callbacks = {path_of(key): function for key, function in callback_exist.items()}
-    return _merged(tensordicts, len(tensordicts), callbacks, ())  # type: ignore[no-any-return]
+    return _merge_nodes(tensordicts, len(tensordicts), callbacks, ())  # type: ignore[no-any-return]
 
 
-def _merged(nodes: Sequence[Any], count: int, callbacks: Any, path: Path) -> Any:
+def _merge_nodes(nodes: Sequence[Any], count: int, callbacks: Any, path: Path) -> Any:
     first, size = nodes[0], nodes[0]._batch_size
     uneven = (node for node in nodes if node._batch_size == size and _is_uneven(node))
     lazy = first if first._members() else next(uneven, None)
     if lazy is not None:
-        # Member by member, since each may have entries of its own.
+        # Merges member by member, since each may have entries of its own.
         alike = [node if node._batch_size == size else first.empty().update(node) for node in nodes]
         rows = zip(*[lazy._pieces_of(node) for node in alike], strict=True)
-        merged = lazy._restack([_merged(row, count, callbacks, path) for row in rows])
+        merged = lazy._restack([_merge_nodes(row, count, callbacks, path) for row in rows])
         if lazy is not first:
             merged.names = first._names
         return merged
@@ -384,8 +441,8 @@ def _merged(nodes: Sequence[Any], count: int, callbacks: Any, path: Path) -> Any
         refuse_exclusive(node, "merge_tensordicts")
     result = first.empty()
     if callbacks is None and first._device is None and result._wrapped_container() is result:
-        # Dynamo reads no name that `:=` binds in a comprehension.
-        plain = [given for given in [fitting(node, size) for node in nodes] if given is not None]
+        # Dynamo cannot trace names that `:=` binds in a comprehension.
+        plain = [given for given in [take_plain_entries(node, size) for node in nodes] if given is not None]
         if len(plain) == len(nodes):
             for given in plain:
                 for name, value in given.items():
@@ -401,7 +458,7 @@ def _merged(nodes: Sequence[Any], count: int, callbacks: Any, path: Path) -> Any
             raise TypeError(f"entry {joined(key)!r} is a container in one input and a tensor in another")
         value = values[0]
         if inner and value is inner[0]:
-            value = _merged(inner, count, callbacks, key)
+            value = _merge_nodes(inner, count, callbacks, key)
         if len(tensors) == count:
             callback = callbacks.get(key) if isinstance(callbacks, dict) else callbacks
             if callback is not None:
@@ -411,7 +468,7 @@ def _merged(nodes: Sequence[Any], count: int, callbacks: Any, path: Path) -> Any
 
 
 def _is_uneven(node: Contract) -> bool:
-    """Whether the members of a lazy stack have entries that make no tensor, or that only some of them have."""
+    """Return whether a lazy stack has entries that only some members have, or whose shapes differ."""
     members = node._members()
     if not members:
         return False
@@ -422,7 +479,7 @@ def _is_uneven(node: Contract) -> bool:
 
 
 def is_batchedtensor(tensor: Tensor) -> bool:
-    """Whether a tensor stands for one of many that :func:`torch.vmap` works on at once.
+    """Return whether a tensor is batched by :func:`torch.vmap`.
 
     Example:
         >>> import torch
@@ -448,7 +505,7 @@ def from_module(
     module: nn.Module, as_module: Literal[True], lock: bool = ..., use_state_dict: bool = ...
 ) -> TensorDictParams: ...
 def from_module(module: object, as_module: bool = False, lock: bool = True, use_state_dict: bool = False) -> Any:
-    """The parameters and buffers of a module in a container, locked by default; see :meth:`TensorDict.from_module`.
+    """Collect the parameters and buffers of a module in a container; see :meth:`TensorDict.from_module`.
 
     Example:
         >>> from torch import nn
@@ -486,7 +543,7 @@ def from_modules(
     lazy_stack: bool = False,
     expand_identical: bool = False,
 ) -> Any:
-    """The parameters of several modules, stacked; see :meth:`TensorDict.from_modules`.
+    """Stack the parameters of several modules; see :meth:`TensorDict.from_modules`.
 
     Example:
         >>> from torch import nn

@@ -1,4 +1,4 @@
-"""Values that are no tensors as entries of containers: NonTensorData, NonTensorStack and MetaData."""
+"""The holders of non-tensor values: NonTensorData, MetaData and NonTensorStack."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from tensordict.containers.lazy.members import Members
 from tensordict.containers.lazy.vmapping import flatten_stack, flatten_stack_with_keys, unflatten_stack
 from tensordict.containers.nontensor_base import (
     HolderFields,
-    OfType,
-    Saved,
+    SavedHolder,
+    TypedHolder,
     V,
-    check_held,
+    check_holders,
     flatten_holder,
     flatten_holder_with_keys,
     is_all,
@@ -38,28 +38,28 @@ from tensordict.core.keys import Path, entry_of, joined
 from tensordict.core.shapes import as_size, broadcasts_to, joined_size, nested_lists
 from tensordict.ops.collection import TensorCollection
 from tensordict.ops.converting import LinkedList
-from tensordict.ops.dims.naming import checked_names
-from tensordict.ops.entries.locking import adopt
+from tensordict.ops.dims.naming import as_names
+from tensordict.ops.entries.locking import lock_like
 from tensordict.ops.entries.reading import AS_SET
-from tensordict.ops.math.logic import Operators
+from tensordict.ops.math.logic import ValueOperators
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
 
-class _Holding(Saved, Operators, TensorCollection):
-    """What holders and stacks of holders have in common: no entries, and values that arithmetic leaves as they are."""
+class _HolderBase(SavedHolder, ValueOperators, TensorCollection):
+    """The base of holders and of stacks of holders. They have no entries, and arithmetic leaves their values alone."""
 
     _is_non_tensor: bool = True
-    # Whether the stack of equal ones is one whatever the settings say, and the concatenation has the first value.
+    # True for `MetaData`: equal holders stack into one whatever the settings, and a concatenation has the first value.
     _ignores_batch: bool = False
 
     def _flat_values(self) -> list[Any]:
-        """The value of every element of the batch, the last dim changing fastest."""
+        """Return the value of every element of the batch, in row-major order."""
         raise NotImplementedError
 
-    def _assigned(self, at: object, new: object) -> Any:
-        """What this becomes when the values of `new` are assigned to a part of the batch: itself, or a stack."""
+    def _assign_values(self, at: object, new: object) -> Any:
+        """Assign the values of `new` to a part of the batch. Returns this holder, or a stack that replaces it."""
         raise NotImplementedError
 
     if TYPE_CHECKING:
@@ -74,21 +74,21 @@ class _Holding(Saved, Operators, TensorCollection):
         tolist_first: bool = False,
         as_linked_list: bool = False,
     ) -> Any:
-        """The values in nested lists along the batch dims; the value itself without batch dims.
-
-        Args:
-            convert_nodes, convert_tensors, tolist_first: accepted as by any container; without effect on values.
-            as_linked_list: the lists of a stack write through: assigning to one of their items assigns to the stack.
+        """Return the values as nested lists along the batch dims; without batch dims, the value itself.
 
         Example:
             >>> from tensordict import NonTensorData
             >>> NonTensorData("a", batch_size=[2]).tolist()
             ['a', 'a']
+
+        Args:
+            convert_nodes, convert_tensors, tolist_first: accepted for compatibility with other containers, and ignored.
+            as_linked_list: return lists that write through: assigning to an item of a list assigns to the stack.
         """
         if isinstance(self, NonTensorDataBase):
             return nested_lists(self._flat_values(), self._batch_size)
         items = [
-            # Asking each holder for its list would make 30 us of 5 for 100 of them.
+            # Calling `tolist` of each holder would take 30 us instead of 5 us for 100 holders.
             part._value
             if type(part) is NonTensorData and not part._batch_size
             else part.tolist(as_linked_list=as_linked_list)
@@ -97,14 +97,14 @@ class _Holding(Saved, Operators, TensorCollection):
         return LinkedList(items, self) if as_linked_list else items
 
     def to_dict(self, *, retain_none: bool = True, convert_tensors: object = False, tolist_first: bool = False) -> Any:
-        """The value, or the list of those of a stack: what a dict of the entries of a container has in its place."""
+        """Return the value, or the list of the values of a stack, as `to_dict` of a container puts it into its dict."""
         return self.tolist() if isinstance(self, NonTensorStack) else self._unwrap_value()
 
     def update(self, input_dict_or_td: object = None, *args: object, **kwargs: object) -> Self:
-        """Take over the value of another holder, or any other value; a stack takes lists and stacks too.
+        """Replace the value by the value of another holder, or by any object. A stack also takes lists and stacks.
 
         Returns:
-            the same holder.
+            this holder.
 
         Raises:
             RuntimeError: the holder is locked, or the values do not fit its batch.
@@ -113,51 +113,51 @@ class _Holding(Saved, Operators, TensorCollection):
         return self.update_(input_dict_or_td)
 
     def update_(self, input_dict_or_td: object = None, *args: object, **kwargs: object) -> Self:
-        """As :meth:`update`; allowed on a locked holder."""
+        """Do the same as :meth:`update`, also on a locked holder."""
         self._update_all(input_dict_or_td)
         return self
 
     def _update_all(self, value: object) -> None:
-        """Take over the values of another holder, or what else is given, for all of the batch."""
+        """Replace the values of the whole batch by another holder, or by any object."""
         self._assign((), value)
 
     def _assign(self, index: object, value: object, adds: bool = True) -> None:
         at = leaf_index(index, self._batch_size)
         size = checked_size(at, self._batch_size)
-        new = _fitting(value, self, at, size, ())
+        new = _fit_holder(value, self, at, size, ())
         if self._place is not None:
             after = self.copy()
-            if after._assigned(at, new) is after:
-                self._writing(after)()
-        if self._assigned(at, new) is not self:
+            if after._assign_values(at, new) is after:
+                self._prepare_write(after)()
+        if self._assign_values(at, new) is not self:
             raise ShapeError(
-                f"a {type(self).__name__} holds one value for all of its batch: assign through the container that it "
+                f"a {type(self).__name__} holds one value for its whole batch: assign through the container that it "
                 "is in, or call maybe_to_stack() first"
             )
 
     def _replacing(
         self, parent: Any, name: str, item: Any, at: Any, size: torch.Size, path: Path
     ) -> Callable[[], None]:
-        """What assigns `item` to a part of this holder, once called; all checks come before.
+        """Check an assignment to a part of this holder, and return the function that makes it.
 
         Args:
             parent: the container that has this holder under `name`.
-            item: a value, a list of them, or a holder.
-            at: the index of the part; `()` for all of it.
+            item: a value, a list of values, or a holder.
+            at: the index of the part; `()` for the whole batch.
             size: the batch size of the part.
-            path: what errors name.
+            path: the key that errors name.
         """
         if isinstance(item, Contract) and not item._is_non_tensor:
             raise TypeError(f"entry {joined(path)!r} is a value that is no tensor and cannot be assigned a container")
-        new = _fitting(item, self, at, size, path)
-        save = None if self._place is None else self._writing(self.copy()._assigned(at, new), path)
+        new = _fit_holder(item, self, at, size, path)
+        save = None if self._place is None else self._prepare_write(self.copy()._assign_values(at, new), path)
 
         def write() -> None:
             if save is not None:
                 save()
-            fresh = self._assigned(at, new)
+            fresh = self._assign_values(at, new)
             if fresh is not parent._entries.get(name):
-                adopt(parent, fresh)
+                lock_like(parent, fresh)
                 parent._entries[name] = fresh
                 fresh._is_memmap, fresh._memmap_prefix = self._is_memmap, self._memmap_prefix
                 fresh._put_at(self._place, self._file is not None)
@@ -175,14 +175,14 @@ class _Holding(Saved, Operators, TensorCollection):
 
     def _join(self, items: Sequence[Any], dim: int, stacked: bool) -> Any:
         if stacked:
-            check_held(items, ())
-        if _one_for_all(items) if stacked else self._ignores_batch or _one_value(items):
+            check_holders(items, ())
+        if _stack_to_one(items) if stacked else self._ignores_batch or _have_one_value(items):
             names = self._names
             if stacked and names is not None:
                 names = [*names[:dim], None, *names[dim:]]
             return self._build({}, joined_size(items, dim, stacked), self._device, names)
         if not stacked:
-            check_held(items, ())
+            check_holders(items, ())
         # `_map` copies a holder in half the time that `copy` takes.
         parts = items if stacked else [part for item in items for part in item.unbind(dim)]
         copies = [part._map(identity) for part in parts]
@@ -192,19 +192,19 @@ class _Holding(Saved, Operators, TensorCollection):
         members = stack._entries
         if not all(member._is_non_tensor for member in members.sample):
             return stack
-        if members.containers and _one_for_all(members.containers):
+        if members.containers and _stack_to_one(members.containers):
             return self._build({}, stack._batch_size, stack._device, stack._names)
         return stack if isinstance(stack, NonTensorStack) else NonTensorStack._over(members)
 
 
-class NonTensorDataBase(_Holding):
-    """The parent class of the containers that hold one value which is no tensor, the same for all of their batch.
+class NonTensorDataBase(_HolderBase):
+    """The base of containers that hold one non-tensor value for their whole batch.
 
-    To the walks of the contract such a holder is a container without entries, so whatever is done to the batch of a
-    container is done to that of its holders, and the value goes along.
+    The walks of the contract treat a holder as a container without entries. Operations on the batch dims of a
+    container therefore change the batch size of its holders and keep the value.
     """
 
-    # `is_tensorclass` holds for them: programs ask it to tell whatever is no plain container.
+    # `is_tensorclass` returns `True` for holders, because programs use it to detect containers of other classes.
     _is_tensorclass: bool = True
     _entries: Any = MappingProxyType({})
     _value: Any = ValueInFile()
@@ -224,13 +224,13 @@ class NonTensorDataBase(_Holding):
         if device is not None:
             self._device = as_device(device)
         if names is not None:
-            given = checked_names(names, len(self._batch_size))
+            given = as_names(names, len(self._batch_size))
             if given.count(None) != len(given):
                 self._names = given
 
     @classmethod
     def _of(cls, value: object, batch_size: torch.Size, device: torch.device | None = None, names: Any = None) -> Self:
-        """The trusted constructor: nothing is checked, `value` is no holder."""
+        """Make a holder without checks. `value` must not be a holder itself."""
         self = object.__new__(cls)
         self._value = value
         self._batch_size = batch_size
@@ -249,10 +249,10 @@ class NonTensorDataBase(_Holding):
 
     @property
     def data(self) -> Any:
-        """The value; assigning to it replaces it for all of the batch.
+        """The value. Assignment replaces it for the whole batch.
 
         Raises:
-            RuntimeError: on assignment, the holder is locked.
+            RuntimeError: on assignment to a locked holder.
         """
         return self._value
 
@@ -265,11 +265,10 @@ class NonTensorDataBase(_Holding):
         return self._value
 
     def _flat_values(self) -> list[Any]:
-        """The value of every element of the batch, the last dim changing fastest."""
         return [self._value] * math.prod(self._batch_size)
 
     def maybe_to_stack(self) -> NonTensorDataBase | NonTensorStack:
-        """The same values as a :class:`NonTensorStack`, so that each can be replaced; itself without batch dims.
+        """Convert to a :class:`NonTensorStack`, so that each value can be replaced; without batch dims, return `self`.
 
         Example:
             >>> from tensordict import NonTensorData
@@ -282,15 +281,15 @@ class NonTensorDataBase(_Holding):
 
     @classmethod
     def fields(class_or_instance) -> tuple[dataclasses.Field[Any], ...]:
-        """The fields of a holder, as :func:`dataclasses.fields` gives them."""
+        """Return the fields of a holder, as :func:`dataclasses.fields` does."""
         return dataclasses.fields(HolderFields)
 
     @classmethod
     def from_tensordict(cls, tensordict: Any, non_tensordict: Any = None, safe: bool = True) -> Self:
-        """A holder of `non_tensordict["data"]` with the batch size, device and names of `tensordict`.
+        """Make a holder of `non_tensordict["data"]` with the batch size, device and names of `tensordict`.
 
         Raises:
-            ValueError: there is no value, or (with `safe`) `tensordict` has entries, which a holder cannot have.
+            ValueError: `non_tensordict` has no `"data"`, or (with `safe`) `tensordict` has entries.
         """
         if not non_tensordict or "data" not in non_tensordict:
             raise ValueError(f"{cls.__name__}.from_tensordict reads the value from non_tensordict={{'data': value}}")
@@ -299,10 +298,10 @@ class NonTensorDataBase(_Holding):
         return cls._of(unwrap(non_tensordict["data"]), tensordict._batch_size, tensordict._device, tensordict._names)
 
     def extend(self, *args: object, **kwargs: object) -> NoReturn:
-        """Refused: a holder has one value for all of its batch.
+        """Raise an error, because a holder has one value for its whole batch.
 
         Raises:
-            RuntimeError: always; says what to do.
+            RuntimeError: always. Use `maybe_to_stack().extend(...)`.
         """
         raise ShapeError(f"a {type(self).__name__} holds one value and cannot grow: use maybe_to_stack().extend(...)")
 
@@ -310,18 +309,18 @@ class NonTensorDataBase(_Holding):
         """Call the value."""
         return self._value(*args, **kwargs)
 
-    # --- reading and writing: there are no entries ------------------------------------------------------------------
+    # --- reading and writing without entries ------------------------------------------------------------------------
 
     def get(self, key: object, default: object = AS_SET, **kwargs: object) -> Any:
-        """The value, at the key `"data"`; what any container gives for a missing one at any other."""
+        """Return the value for the key `"data"`. Other keys count as missing."""
         return self._value if key == "data" else super().get(key, default)
 
     def _update_all(self, value: Any) -> None:
         if isinstance(value, NonTensorStack):
-            raise ShapeError(f"a {type(self).__name__} holds one value: it cannot take over those of a NonTensorStack")
+            raise ShapeError(f"a {type(self).__name__} holds one value and cannot take those of a NonTensorStack")
         value = unwrap(value)
         if self._place is not None:
-            self._writing(self._of(value, self._batch_size, None, self._names))()
+            self._prepare_write(self._of(value, self._batch_size, None, self._names))()
         self._replace_value(value)
 
     def _replace_value(self, value: object) -> None:
@@ -333,13 +332,12 @@ class NonTensorDataBase(_Holding):
     def _take_value(self, other: Any) -> None:
         self._replace_value(other._value)
 
-    def _read_from(self, file: SharedFile | None) -> None:
+    def _use_file(self, file: SharedFile | None) -> None:
         value, self._file = self._value, file
         self.__dict__.pop("_value", None)
         self._replace_value(value)
 
-    def _assigned(self, at: Any, new: Any) -> Any:
-        """What this becomes when the values of `new` are assigned to a part of the batch: itself, or a stack."""
+    def _assign_values(self, at: Any, new: Any) -> Any:
         one = isinstance(new, NonTensorDataBase)
         if one and same_value(self._value, new._value):
             return self
@@ -348,17 +346,17 @@ class NonTensorDataBase(_Holding):
                 self._replace_value(new._value)
                 return self
             return new._map(Tensor.clone)
-        return NonTensorStack._along(self.unbind(0), 0)._assigned(at, new)
+        return NonTensorStack._along(self.unbind(0), 0)._assign_values(at, new)
 
     def _resized_along(self, size: torch.Size, batch_dims: int) -> Self:
-        """The same value for a batch of which the first `batch_dims` dims have become `size`."""
+        """Return a holder of the same value whose first `batch_dims` batch dims are replaced by `size`."""
         return self._of(self._value, size + self._batch_size[batch_dims:], self._device)
 
     # --- the walks --------------------------------------------------------------------------------------------------
 
     def _map(self, fn: Any, size: Any = None, batch_dims: int = 0, rename: Any = None, on_node: Any = None) -> Any:
         if size is None:
-            value = _copied(self._value) if fn is Tensor.clone else self._value
+            value = _copy_value(self._value) if fn is Tensor.clone else self._value
             return self._of(value, self._batch_size, self._device, self._names)
         own = self._batch_size
         names = None if self._names is None else self._rename_dims(len(size), batch_dims, rename)
@@ -371,7 +369,7 @@ class NonTensorDataBase(_Holding):
         return [self._of(self._value, size + rest if rest else size, self._device, names) for size in sizes]
 
     def _rebuilt(self, leaves: Iterator[Any]) -> Self:
-        value = _copied(self._value) if type(leaves) is Clones else self._value
+        value = _copy_value(self._value) if type(leaves) is Clones else self._value
         return self._of(value, self._batch_size, self._device, self._names)
 
     # --- copies and printing ----------------------------------------------------------------------------------------
@@ -382,34 +380,34 @@ class NonTensorDataBase(_Holding):
         return result
 
     def __repr__(self) -> str:
-        """The class, the value, shortened in its middle, the batch size and the device on one line."""
+        """Return one line with the class, the value (long text is shortened), the batch size and the device."""
         text = str(self._value)
         if len(text) > _LONG:
             text = f"{text[:20]}  ...  {text[-20:]}"
         return f"{type(self).__name__}(data={text}, batch_size={self._batch_size}, device={self._device})"
 
 
-# The length from which on the text of a value is shortened, and that at which the text of several is cut.
+# Longer text of one value is shortened in its middle; longer text of several values is cut.
 _LONG = 200
 _CUT = 50
-# A stack of more members than this, which have no elements, is taken for a size that is made up.
+# The maximal length of a stack of members without elements. A larger size in a file is malformed or hostile.
 _MOST_EMPTY = 1 << 20
 
 
 @registry.register
 class NonTensorData(NonTensorDataBase):
-    """A value that is no tensor, as an entry of a container: a string, a dict, any object.
+    """The holder of a non-tensor value, such as a string or a dict, as an entry of a container.
 
-    Containers make it of whatever they are given that is no tensor, and `td[key]` gives the value back; `td.get(key)`
-    gives the holder. It has the batch size of its container and one value for all of it. A stack of holders is a
-    :class:`NonTensorStack`; where their values are equal and :func:`~tensordict.set_capture_non_tensor_stack` says so,
+    A container wraps every non-tensor value in a holder. `td[key]` returns the value, and `td.get(key)` the holder. The
+    holder has the batch size of its container, and one value for the whole batch. Stacking holders gives a
+    :class:`NonTensorStack`; with :func:`~tensordict.set_capture_non_tensor_stack`, holders of equal values stack into
     one holder.
 
     Args:
-        data: the value; that of a holder, when it is one.
+        data: the value. If it is a holder, its value is used.
         _metadata, _is_non_tensor: accepted for compatibility with the public signature.
-        batch_size: the batch size, which has no influence on the value.
-        device: the device that the holder says it is on.
+        batch_size: the batch size. It has no influence on the value.
+        device: the device that the holder reports.
         names: one name (or `None`) per batch dim.
 
     Example:
@@ -425,11 +423,11 @@ class NonTensorData(NonTensorDataBase):
 
 
 @registry.register
-class MetaData(OfType[V], NonTensorDataBase):  # type: ignore[misc]
-    """A value that belongs to a container as a whole, whatever its batch: a version, a path, a configuration.
+class MetaData(TypedHolder[V], NonTensorDataBase):  # type: ignore[misc]
+    """The holder of a value that belongs to a container as a whole: a version, a path, a configuration.
 
-    As :class:`NonTensorData`, but the stack of equal ones is always one, and the concatenation has the value of the
-    first. `MetaData[str]` is a subclass whose values are strings, which is checked when one is made.
+    It differs from :class:`NonTensorData` when containers are joined: equal `MetaData` always stack into one, and a
+    concatenation keeps the first value. `MetaData[str]` is a subclass whose constructor accepts only strings.
 
     Example:
         >>> import torch
@@ -443,19 +441,19 @@ class MetaData(OfType[V], NonTensorDataBase):  # type: ignore[misc]
 
 
 @registry.register
-class NonTensorStack(_Holding, LazyStackedTensorDict):
-    """Values that are no tensors, one for each element along a batch dim: a lazy stack of holders.
+class NonTensorStack(_HolderBase, LazyStackedTensorDict):
+    """Non-tensor values, one for each element along a batch dim: a lazy stack of holders.
 
-    A list that is assigned to a container becomes one, as does the stack of unequal values; `td[key]` gives the list.
-    It is indexed, assigned to, cut and joined along its batch dims as a tensor of values would be.
+    Assigning a list to a container makes one, and so does stacking unequal values. `td[key]` returns the list.
+    Indexing, assignment, splitting and joining along the batch dims work as for a tensor.
 
     Args:
         *args: the members: holders of the same number of batch dims, or values.
-        stack_dim: the batch dim that runs over them.
+        stack_dim: the batch dim along which the members are stacked.
         **kwargs: as for :class:`~tensordict.LazyStackedTensorDict`.
 
     Raises:
-        RuntimeError: a member is a container that is no holder.
+        RuntimeError: a member is a container other than a holder.
 
     Example:
         >>> from tensordict import NonTensorStack
@@ -481,12 +479,12 @@ class NonTensorStack(_Holding, LazyStackedTensorDict):
 
     @classmethod
     def _along(cls, members: Sequence[Any], dim: int) -> Self:
-        """The stack of these holders; `from_*` and the operations end here."""
+        """Stack these holders along `dim`, without checks."""
         return cls._over(Members(list(members), dim, template=None if members else NonTensorData._of(None, _SCALAR)))
 
     @classmethod
     def from_list(cls, non_tensors: object) -> Self:  # type: ignore[override]
-        """The stack of the values of a list, nested lists being further batch dims.
+        """Make a stack from a list of values. Nested lists become further batch dims.
 
         Example:
             >>> from tensordict import NonTensorStack
@@ -501,7 +499,11 @@ class NonTensorStack(_Holding, LazyStackedTensorDict):
 
     @classmethod
     def _of_lists(cls, values: Any, size: torch.Size, dim: int, device: torch.device | None) -> Any:
-        """The stack along `dim` of values in nested lists whose levels are the dims of `size`; `ValueError` if not."""
+        """Make a stack along `dim` from nested lists that have the shape `size`.
+
+        Raises:
+            ValueError: the lists have another shape, or `size` is absurdly large.
+        """
         flat = [values]
         for length in size:
             if not all(type(part) is list and len(part) == length for part in flat):
@@ -509,33 +511,34 @@ class NonTensorStack(_Holding, LazyStackedTensorDict):
             flat = [item for part in flat for item in part]
         if not flat:
             if size[dim] > _MOST_EMPTY:
-                # A size that is made up, in a file: every member is an object.
-                raise ValueError(f"a stack of {size[dim]} members without elements is not made")
+                # Every member takes memory, so a size in a hostile file could use up all of it.
+                raise ValueError(
+                    f"a stack of {size[dim]} members without elements is larger than the limit of {_MOST_EMPTY}"
+                )
             empty = NonTensorData._of(None, size[:dim] + size[dim + 1 :], device)
             return cls._over(Members([empty] * size[dim], dim, template=None if size[dim] else empty))
-        return cls._along(_grid(flat, size, device).unbind(dim), dim)
+        return cls._along(_stack_flat(flat, size, device).unbind(dim), dim)
 
     @classmethod
     def from_nontensordata(cls, non_tensor: NonTensorDataBase) -> Self | NonTensorDataBase:
-        """The stack of as many copies of a holder as its batch has elements, nested along its batch dims; the holder
-        itself when it has no batch dims."""
+        """Expand a holder into nested stacks, one copy for each element of its batch; without batch dims, return it."""
         size = non_tensor._batch_size
         if not size:
             return non_tensor
         return cls._along([cls.from_nontensordata(part) for part in non_tensor.unbind(0)], 0)
 
     def maybe_to_stack(self) -> Self:
-        """The stack itself; see :meth:`NonTensorDataBase.maybe_to_stack`."""
+        """Return the stack itself; see :meth:`NonTensorDataBase.maybe_to_stack`."""
         return self
 
     # --- the values -------------------------------------------------------------------------------------------------
 
     @property
     def data(self) -> Any:
-        """The value, when all elements have the same.
+        """The value, if all elements have the same.
 
         Raises:
-            AttributeError: they have not; use :meth:`tolist`.
+            AttributeError: the values differ; use :meth:`tolist`.
         """
         values = self._flat_values()
         if not values or not all(same_value(values[0], value) for value in values):
@@ -559,17 +562,16 @@ class NonTensorStack(_Holding, LazyStackedTensorDict):
             )
         return super()._fitting_member(member, first)
 
-    def _assigned(self, at: Any, new: Any) -> Any:
-        """As that of a holder; the stack itself is changed and returned."""
-        picks = self._picks(at)
+    def _assign_values(self, at: Any, new: Any) -> Any:
+        picks = self._split_index(at)
         if picks is None:
-            # An index that mixes up the members: every element on its own.
+            # The index mixes the members, so assign every element by its number.
             values, names = self._flat_values(), self._names
             numbers = self._numbers()[at].flatten().tolist()
             theirs = new._flat_values() if isinstance(new, NonTensorStack) else [new._value] * len(numbers)
             for number, value in zip(numbers, theirs, strict=True):
                 values[number] = value
-            self._take_value(_grid(values, self._batch_size, self._device))
+            self._take_value(_stack_flat(values, self._batch_size, self._device))
             self._names = names
             return self
         members = self._entries.containers
@@ -579,9 +581,9 @@ class NonTensorStack(_Holding, LazyStackedTensorDict):
             flat = new.flatten(picks.dim, picks.dim + width - 1) if width > 1 else new
             pieces = flat.unbind(picks.dim)
         for position, piece in zip(picks.positions, pieces, strict=True):
-            fresh = members[position]._assigned(picks.rest, piece)
+            fresh = members[position]._assign_values(picks.rest, piece)
             if fresh is not members[position]:
-                adopt(self, fresh)
+                lock_like(self, fresh)
                 members[position] = fresh
         return self
 
@@ -591,31 +593,31 @@ class NonTensorStack(_Holding, LazyStackedTensorDict):
         if locked:
             self._lock_tree()
 
-    def _read_from(self, file: SharedFile | None) -> None:
+    def _use_file(self, file: SharedFile | None) -> None:
         self._entries, self._file = members_in(file, self._entries), file
 
     def _resized_along(self, size: torch.Size, batch_dims: int) -> Self:
-        # Under `torch.vmap` the elements along the mapped dim stay together.
+        # `torch.vmap` does not split the values along the mapped dim.
         return self
 
     # --- the walks --------------------------------------------------------------------------------------------------
 
     def _numbers(self) -> Tensor:
-        """The elements of the batch, numbered."""
+        """Return the numbers of the elements, as a tensor of the batch size."""
         return torch.arange(math.prod(self._batch_size)).reshape(self._batch_size)
 
     def _of_elements(self, numbers: Sequence[int], size: torch.Size) -> Any:
-        """A stack of the elements of the batch that have these numbers; `None` for -1."""
+        """Return a stack of the elements with these numbers; -1 stands for the value `None`."""
         values = [*self._flat_values(), None]
-        return _grid([values[number] for number in numbers], size, self._device)
+        return _stack_flat([values[number] for number in numbers], size, self._device)
 
     def _dense(self, hooked: bool = False) -> Any:
-        return _Numbered(self)
+        return _ElementNumbers(self)
 
     def _build(
         self, entries: dict[str, Any], batch_size: torch.Size, device: torch.device | None, names: Names | None
     ) -> Any:
-        """The values under another batch size, as far as they are the same for all that is merged."""
+        """Return a copy; for another batch size, a holder of the common value, or of `None` if the values differ."""
         if batch_size == self._batch_size:
             return self._each(lambda member: member.copy())
         values = self._flat_values()
@@ -623,7 +625,7 @@ class NonTensorStack(_Holding, LazyStackedTensorDict):
         return NonTensorData._of(values[0] if one else None, batch_size, device, names)
 
     def __repr__(self) -> str:
-        """The class, the list of the values, cut where it is long, the batch size and the device."""
+        """Return the class, the list of values (cut if it is long), the batch size and the device."""
         text = str(self.tolist())
         if len(text) > _CUT:
             text = f"{text[:_CUT]}..."
@@ -631,8 +633,8 @@ class NonTensorStack(_Holding, LazyStackedTensorDict):
         return f"{type(self).__name__}(\n    " + ",\n    ".join(lines) + ")"
 
 
-class _Numbered(NonTensorDataBase):
-    """The dense form of a stack of values: what is done to leaves is done to the numbers of its elements."""
+class _ElementNumbers(NonTensorDataBase):
+    """The dense form of a `NonTensorStack`. A function of leaves is applied to the numbers of the elements."""
 
     def __init__(self, stack: NonTensorStack) -> None:
         self._value = stack
@@ -644,7 +646,7 @@ class _Numbered(NonTensorDataBase):
     def _map(self, fn: Any, size: Any = None, batch_dims: int = 0, rename: Any = None, on_node: Any = None) -> Any:
         numbers = self._value._numbers()
         count = numbers.numel()
-        # What makes tensors of a dtype, such as new_ones, makes no element.
+        # Runs `fn` twice with shifted numbers. Positions that did not shift were newly created, as by `new_ones`.
         found = fn(numbers).to(torch.int64)
         shifted = fn(numbers + count).to(torch.int64)
         numbers = torch.where(shifted - found == count, found, -1)
@@ -661,23 +663,23 @@ class _Numbered(NonTensorDataBase):
 _SCALAR = torch.Size(())
 
 
-def _copied(value: object) -> Any:
-    """A copy of a value; of text, which most values are, in a tenth of the time that `deepcopy` takes to see it."""
+def _copy_value(value: object) -> Any:
+    """Copy a value. Strings, the most frequent values, skip `deepcopy`, which takes ten times as long."""
     return value if type(value) is str else copy.deepcopy(value)
 
 
 def wrap(value: object, batch_size: torch.Size, device: torch.device | None = None, names: Names | None = None) -> Any:
-    """The holder of a value in a container of this batch size, device and names; a holder is given back."""
+    """Return a holder of a value for a container of this batch size, device and names. Returns holders unchanged."""
     return value if is_non_tensor(value) else NonTensorData._of(value, batch_size, device, names)
 
 
 def unwrap(holder: Any) -> Any:
-    """The value that a holder holds, the list of those of a stack; any other object itself."""
+    """Return the value of a holder or the list of values of a stack. Returns any other object unchanged."""
     return holder._unwrap_value() if is_non_tensor(holder) else holder
 
 
 def hold(item: object, size: torch.Size, device: torch.device | None = None) -> Any:
-    """What a container stores for a value that is no tensor: a holder, or the stack of the values of a list."""
+    """Return the entry that a container stores for a non-tensor value: a holder, or a stack for a list."""
     if is_non_tensor(item):
         return item
     if isinstance(item, list) and item and settings.list_to_stack():
@@ -685,48 +687,52 @@ def hold(item: object, size: torch.Size, device: torch.device | None = None) -> 
     return NonTensorData._of(item, size, device)
 
 
-def _fitting(item: object, holder: Any, at: Any, size: torch.Size, path: Path) -> Any:
-    """The holder of what is assigned to a part of `holder` of this size, or a stack that is known to fit it."""
+def _fit_holder(item: object, holder: Any, at: Any, size: torch.Size, path: Path) -> Any:
+    """Return a holder, or a stack of matching batch size, to assign to the part `at` of `holder`.
+
+    Raises:
+        ShapeError: a stack has another batch size than the part.
+    """
     new = hold(item, size)
     if isinstance(new, NonTensorStack) and 1 in new._batch_size and broadcasts_to(new._batch_size, size):
         new = new.expand(size)
     theirs = new._batch_size
-    if isinstance(new, NonTensorStack) and not (_alike(holder[at], new) if -1 in size else theirs == size):
+    if isinstance(new, NonTensorStack) and not (_have_same_sizes(holder[at], new) if -1 in size else theirs == size):
         raise ShapeError(
             f"{entry_of(path)}values for a batch of size {list(theirs)} cannot be assigned to one of {list(size)}"
         )
     return new
 
 
-def _alike(one: Any, other: Any) -> bool:
-    """Whether two stacks, perhaps ragged, are of the same sizes everywhere."""
+def _have_same_sizes(one: Any, other: Any) -> bool:
+    """Return whether two stacks, possibly ragged, have the same sizes at all levels."""
     if one._batch_size != other._batch_size or -1 not in one._batch_size:
         return bool(one._batch_size == other._batch_size)
-    return all(map(_alike, one.unbind(0), other.unbind(0)))
+    return all(map(_have_same_sizes, one.unbind(0), other.unbind(0)))
 
 
-def _grid(values: list[Any], size: torch.Size, device: torch.device | None) -> Any:
-    """The stack, along its first dim, of values for a batch of this size, the last dim changing fastest."""
+def _stack_flat(values: list[Any], size: torch.Size, device: torch.device | None) -> Any:
+    """Make nested stacks of this batch size from values in row-major order."""
     if not size:
         return NonTensorData._of(values[0], size, device)
     if not size[0]:
         return NonTensorStack._over(Members([], 0, template=NonTensorData._of(None, size[1:], device)))
     step = math.prod(size[1:])
     return NonTensorStack._along(
-        [_grid(values[i * step : (i + 1) * step], size[1:], device) for i in range(size[0])], 0
+        [_stack_flat(values[i * step : (i + 1) * step], size[1:], device) for i in range(size[0])], 0
     )
 
 
-def _one_value(items: Sequence[Any]) -> bool:
-    """Whether all of these hold one value, for all of their batch."""
+def _have_one_value(items: Sequence[Any]) -> bool:
+    """Return whether all items are holders of the same value."""
     for item in items:
         if not isinstance(item, NonTensorDataBase) or not same_value(item._value, items[0]._value):
             return False
     return True
 
 
-def _one_for_all(items: Sequence[Any]) -> bool:
-    """Whether the stack of these is one holder."""
+def _stack_to_one(items: Sequence[Any]) -> bool:
+    """Return whether stacking these items gives one holder: equal values, and a setting or `MetaData` asks for it."""
     first = items[0]
     if not isinstance(first, NonTensorDataBase):
         return False

@@ -1,4 +1,4 @@
-"""Values that are no tensors: where they are saved, and the pytree form of their containers."""
+"""Base classes of the holders in `nontensor.py`: typed holders, holders with a file, and their pytree form."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from tensordict.io.specification import specification_of
 
 
 def is_all(at: object) -> bool:
-    """Whether an index takes everything."""
+    """Return whether an index selects everything."""
     items = at if type(at) is tuple else (at,)
     return all(type(item) is slice and item == slice(None) for item in items)
 
 
-def check_held(items: Sequence[Any], path: Path) -> None:
-    """Raise unless all of these are holders."""
+def check_holders(items: Sequence[Any], path: Path) -> None:
+    """Raise unless all items are holders."""
     for item in items:
         if not item._is_non_tensor:
             where = f"entry {joined(path)!r} is" if path else "joining takes"
@@ -40,36 +40,36 @@ V = TypeVar("V", default=Any)
 _typed: dict[tuple[Any, Any], Any] = {}
 
 
-class OfTypeMeta(type):
-    """The class of the classes that `MetaData[str]` and its kin are, which no module has under their name."""
+class TypedHolderMeta(type):
+    """The metaclass of holders, for pickling: no module has an attribute for a class such as `MetaData[str]`."""
 
 
 if TYPE_CHECKING:
 
     class _Value(Generic[V]):
-        """An attribute that holds the value."""
+        """The type of the attribute `data`."""
 
         def __get__(self, instance: object, owner: object = None) -> V: ...
         def __set__(self, instance: object, value: V) -> None: ...
 
-    class _Of(Generic[V]):
-        """What type checkers know of the parameter."""
+    class _GenericBase(Generic[V]):
+        """The generic base that type checkers see."""
 
         data: _Value[V]
 
 else:
-    _Of = {V: object}
+    _GenericBase = {V: object}
 
 
-class OfType(_Of[V], metaclass=OfTypeMeta):
-    """A class of holders that has a subclass for each type of values, `MetaData[str]`, which checks its value."""
+class TypedHolder(_GenericBase[V], metaclass=TypedHolderMeta):
+    """The base of holders that can be subscripted with a type: `MetaData[str]` checks that its value is a string."""
 
     _holds: Any = Any
 
     if not TYPE_CHECKING:
 
         def __class_getitem__(cls, kind: object) -> Any:
-            """The subclass whose value is of this type: a class, a union, a `Literal`; the same one each time."""
+            """Return the subclass for values of this type (a class, a union, a `Literal`), always the same object."""
             if isinstance(kind, TypeVar):
                 return cls
             key = (cls, kind)
@@ -86,67 +86,67 @@ class OfType(_Of[V], metaclass=OfTypeMeta):
 
     @classmethod
     def _check_value(cls, value: object) -> None:
-        """Raise `TypeError` unless a value is of the type of this class."""
+        """Raise `TypeError` unless a value has the type of this class."""
         if not is_a(value, cls._holds):
             shown = getattr(cls._holds, "__name__", cls._holds)
             raise TypeError(f"Expected data of type {shown}, got {type(value).__name__}: {cls.__name__} holds no other")
 
 
-def _reduced(cls: Any) -> Any:
+def _reduce_class(cls: Any) -> Any:
     for (parent, kind), made in _typed.items():
         if made is cls:
             return operator.getitem, (parent, kind)
     return cls.__qualname__
 
 
-copyreg.pickle(OfTypeMeta, _reduced)
+copyreg.pickle(TypedHolderMeta, _reduce_class)
 
 
 @dataclass
 class HolderFields:
-    """What the fields of a holder are called."""
+    """The public fields of a holder, for `fields()`."""
 
     data: Any
     _metadata: dict[str, Any] | None = None
     _is_non_tensor: bool = True
 
 
-class Saved(Contract):
-    """What a holder, or a stack of them, knows of the file that it is saved in: what is written into it goes there."""
+class SavedHolder(Contract):
+    """The base of holders and their stacks that may belong to a save. Writing into one then writes to its file."""
 
     _place: Place | None = None
-    # What the values are read from each time, when processes share them.
+    # The file that the values are read from at each access, if processes share them.
     _file: SharedFile | None = None
 
     def _put_at(self, place: Place | None, shared: bool) -> None:
-        """Say in which folder the values are saved; those that are `shared` are read from there from now on.
+        """Set the folder of the saved values. `shared` values are read from there from now on.
 
-        Without a folder, shared values are put into one of their own, which goes away with the last holder.
+        Shared values without a folder get a temporary one, which is deleted with the last holder.
         """
         self._place = place
         if shared or self._file is not None:
             file = SharedFile(self, place)
             self._place = file.place
-            self._read_from(file)
+            self._use_file(file)
 
-    def _read_from(self, file: SharedFile | None) -> None:
-        """Have the values read from this file, or keep those that it holds now."""
+    def _use_file(self, file: SharedFile | None) -> None:
+        """Read the values from this file from now on; `None` keeps the present values in memory."""
         raise NotImplementedError
 
     def _unlock_tree(self) -> None:
         super()._unlock_tree()  # type: ignore[misc]
         if self._file is not None:
-            self._read_from(None)
+            self._use_file(None)
 
     def _take_value(self, other: object) -> None:
-        """Take over the values of another holder of this kind and batch size, as they are in the file."""
+        """Take the values of another holder of the same kind and batch size, which was read from a file."""
         raise NotImplementedError
 
-    def _writing(self, after: object, key: Path = ()) -> Callable[[], None]:
-        """What writes the values of `after` to the file of this holder, when it has one.
+    def _prepare_write(self, after: object, key: Path = ()) -> Callable[[], None]:
+        """Return a function that writes the values of `after` to the file of this holder, if it has one.
 
         Raises:
-            UnsupportedEntryError: JSON cannot hold them.
+            UnsupportedEntryError: JSON cannot hold the values.
             ShapeError: processes share this holder, and it would become a stack.
         """
         if self._place is None or (self._file is None and self._memmap_prefix is None):
@@ -154,18 +154,18 @@ class Saved(Contract):
         if self._file is not None and specification_of(after).kind != specification_of(self).kind:
             where = f"entry {joined(key)!r}: " if key else ""
             raise ShapeError(
-                f"{where}a {specification_of(self).kind} that other processes share has one value for all of its "
-                "batch: save the maybe_to_stack() of it to give its elements values of their own"
+                f"{where}a {specification_of(self).kind} that other processes share has one value for its whole "
+                "batch: save its maybe_to_stack() to give its elements values of their own"
             )
-        return self._place.writing(specification_of(after, key), key, self._file is not None)
+        return self._place.plan_write(specification_of(after, key), key, self._file is not None)
 
 
 def _nothing() -> None:
-    """Write to no file."""
+    """Do nothing, for holders without a file."""
 
 
 class HolderContext(NamedTuple):
-    """Everything about a holder, which has no leaves. As in `Context`, batch sizes are equal if their lengths are."""
+    """The pytree context of a holder, which has no leaves. As in `Context`, batch sizes of equal length are equal."""
 
     cls: type[Any]
     value: Any
@@ -176,15 +176,15 @@ class HolderContext(NamedTuple):
     def __eq__(self, other: object) -> bool:
         if type(other) is not HolderContext or not same_value(self.value, other.value):
             return False
-        return self._compared() == other._compared()
+        return self._comparison_key() == other._comparison_key()
 
     def __ne__(self, other: object) -> bool:
         return not self == other
 
     def __hash__(self) -> int:
-        return hash(self._compared())
+        return hash(self._comparison_key())
 
-    def _compared(self) -> tuple[object, ...]:
+    def _comparison_key(self) -> tuple[object, ...]:
         return self.cls, pytree.count_dims(self.batch_size), self.names, self.device
 
 
@@ -200,9 +200,9 @@ def flatten_holder_with_keys(holder: Contract) -> tuple[list[tuple[Any, Any]], H
 
 
 def unflatten_holder(values: object, context: HolderContext) -> Any:
-    """A holder with the batch size of the context, or of zeros where `torch.export` has lost one that varies.
+    """Rebuild a holder from its context.
 
-    The container that the holder is in gives it its own batch size.
+    The batch size consists of zeros if `torch.export` has dropped a varying one. The container of the holder sets it.
     """
     size = context.batch_size
     if isinstance(size, pytree.BatchDims):

@@ -1,4 +1,5 @@
-"""OnDisk: containers whose tensors stay in a file until they are used; FileSelection, some entries of one; FileView."""
+"""StoredContainer, the base of containers whose tensors are read when they are used, with FileSelection (some entries
+of such a container) and FileView (some rows)."""
 
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ from tensordict.core.indices import INTEGERS, checked_size, is_basic, leaf_index
 from tensordict.core.keys import Path, joined, path_of
 from tensordict.core.ragged import REFUSALS
 from tensordict.io.stores.array_store import Item, Pick, StaleError
-from tensordict.memory.stored_tensors import SPREAD, Rows, RowsOf, Selection, StoredTensor, in_memory
+from tensordict.memory.stored_tensors import SPREAD, Rows, RowsArray, Selection, StoredTensor, in_memory
 from tensordict.ops.entries.assigning import Assign
 from tensordict.ops.entries.write_plans import Write
 
@@ -37,60 +38,60 @@ if TYPE_CHECKING:
 _NO_SIZE = torch.Size(())
 
 
-class _Read(EntryStore, MutableMapping[str, Any]):  # guarded: `_target` asks
-    """The entries: tensors that are read when they are asked for."""
+class _ReadEntries(EntryStore, MutableMapping[str, Any]):  # guarded: `_get_unread` asks
+    """The entries of a `StoredContainer`. Indexing reads a tensor into memory."""
 
     __slots__ = ("owner", "source")
 
-    def __init__(self, owner: OnDisk) -> None:
+    def __init__(self, owner: StoredContainer) -> None:
         self.owner = owner
         self.source = owner._source
 
     def __getitem__(self, name: str) -> Any:
         try:
-            return in_memory(self.owner._target(name))
+            return in_memory(self.owner._get_unread(name))
         except StaleError:
-            # What it is was known from before, and another process has replaced it.
-            return in_memory(self.owner._target(name))
+            # Another process has replaced the entry since it was looked up.
+            return in_memory(self.owner._get_unread(name))
 
     def __setitem__(self, name: str, value: object) -> None:
-        self.owner._put({name: value})
+        self.owner._write_entries({name: value})
 
     def update(self, other: Any = (), /, **kwargs: Any) -> None:
-        """Write several entries, or none when one of them cannot be written."""
-        self.owner._put(dict(other, **kwargs))
+        """Write several entries; none of them if one cannot be written."""
+        self.owner._write_entries(dict(other, **kwargs))
 
     def __delitem__(self, name: str) -> None:
-        self.owner._drop(name)
+        self.owner._delete_entry(name)
 
     def refuse_deletion(self) -> None:
         self.owner._refuse_deletion()
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self.owner._listed())
+        return iter(self.owner._list_names())
 
     def __len__(self) -> int:
-        return len(self.owner._listed())
+        return len(self.owner._list_names())
 
     def __contains__(self, name: object) -> bool:
         return isinstance(name, str) and self.owner._holds(name)
 
     def __repr__(self) -> str:
-        return repr(self.owner._listed())
+        return repr(self.owner._list_names())
 
     def structure(self) -> Mapping[str, Any]:
-        return {name: self.owner._sketch(name) for name in self.owner._listed()}
+        return {name: self.owner._sketch(name) for name in self.owner._list_names()}
 
     def structure_with_values(self) -> Mapping[str, Any]:
-        return {name: self.owner._with_values(name) for name in self.owner._listed()}
+        return {name: self.owner._with_values(name) for name in self.owner._list_names()}
 
     def writable(self) -> Mapping[str, Any]:
-        return _Unread(self.owner)
+        return _UnreadEntries(self.owner)
 
     def on_read(self, fn: Callable[..., Any], position: int, keep: bool) -> Callable[..., Any]:
-        # Leaf by leaf, so that no more than the results are in memory. An index takes its part of the file; any other
-        # function is given what is read.
-        return self._part(fn) if isinstance(fn, itemgetter) else _OnRead(fn, position, keep)
+        # Reads leaf by leaf, so that only the results are in memory. An index reads its part of the file; any other
+        # function gets the whole tensor.
+        return self._part(fn) if isinstance(fn, itemgetter) else _ReadingFunction(fn, position, keep)
 
     def together(self, fn: Callable[..., Any] | None = None) -> AbstractContextManager[None] | None:
         if fn is None:
@@ -102,12 +103,12 @@ class _Read(EntryStore, MutableMapping[str, Any]):  # guarded: `_target` asks
         return _LeafIndex(reduced[1][0], self.owner._batch_size)
 
     def write_back(self, restored: Any, leaves: set[Any]) -> set[Any]:
-        # What is in memory shows no changes by where it is: what fits its entry is compared and written into it.
+        # Restored tensors are copies in memory, so their address does not tell whether they changed: compare elements.
         written = set()
         for key, value in restored.items(True, True):
             if key not in leaves or not isinstance(value, Tensor):
                 continue
-            current = self.owner._unread_at(path_of(key))
+            current = self.owner._peek_unread(path_of(key))
             if type(current) is StoredTensor and current.shape == value.shape and current.dtype is value.dtype:
                 written.add(key)
                 if not torch.equal(current, value):
@@ -119,23 +120,23 @@ class _Read(EntryStore, MutableMapping[str, Any]):  # guarded: `_target` asks
         return value if isinstance(value, Contract) else None
 
 
-class _Unread(_Read):
-    """The entries with tensors that stand for those in the file: what is written into them is written to it."""
+class _UnreadEntries(_ReadEntries):
+    """The entries as `StoredTensor`s. Writing into such a tensor writes to the file."""
 
     __slots__ = ()
 
     def __getitem__(self, name: str) -> Any:
-        value = self.owner._target(name)
+        value = self.owner._get_unread(name)
         if ragged.is_ragged(value):
-            # For `refuse_stored`: what is written into it is written to no store.
+            # Ragged tensors are copies in memory. `refuse_stored` raises on writes into one and names the entry.
             value._name_in_store = name  # type: ignore[attr-defined]
         return value
 
 
-class OnDisk(GivesTensorDicts):
-    """The walks of a container whose tensors are in a file.
+class StoredContainer(GivesTensorDicts):
+    """The base of containers whose tensors are in a file, or in other containers, and are read when they are used.
 
-    A subclass says which entries there are and where: `_listed`, `_holds`, `_target`, `_put` and `_drop`.
+    A subclass supplies the entries: `_list_names`, `_holds`, `_get_unread`, `_write_entries` and `_delete_entry`.
     """
 
     if TYPE_CHECKING:
@@ -146,41 +147,45 @@ class OnDisk(GivesTensorDicts):
         def __getitem__(self, index: Any) -> TensorDictBase: ...
         def __getitem__(self, index: object) -> Any: ...
 
-    # What is saved of it elsewhere is what was read.
+    # Saving this container elsewhere stores it as a plain TensorDict.
     _stored_as = "TensorDict"
     _is_in_file = True
-    # The results of operations are in memory.
+    # Operations return containers in memory.
     _make: Any = TensorDict._make
-    # The class that gives the entries unread.
-    _twin: ClassVar[type[OnDisk]]
-    # The container that this one shows entries or rows of.
+    # The same class with `UnreadMixin`.
+    _unread_class: ClassVar[type[StoredContainer]]
+    # The container whose entries or rows this one shows.
     _source: Any = None
-    # Whether an index gives a `FileView`, and no copy in memory.
+    # True if indexing returns a `FileView` and not a copy in memory.
     _gives_views: bool = False
-    # Whether a pickle of this container names the file, which any process can open.
+    # True if a pickle of this container names a file that any process can open.
     _is_reopened: bool = False
 
     def _together(self, pick: Pick | None) -> AbstractContextManager[None] | None:
-        """See `EntryStore.together`; `pick` says what is read of each tensor, `None` for nothing that is known."""
+        """See `EntryStore.together`. `pick` returns the selection that is read of each tensor; `None` if unknown."""
         return None
 
-    def _listed(self) -> list[str]:
-        """The names of the entries."""
+    def _list_names(self) -> list[str]:
+        """Return the names of the entries."""
         raise NotImplementedError
 
     def _holds(self, name: str) -> bool:
-        """Whether there is an entry of this name."""
+        """Return whether there is an entry of this name."""
         raise NotImplementedError
 
-    def _target(self, name: str) -> Any:
-        """An entry; in the place of a tensor in the file a `StoredTensor`. A `KeyError` when there is none."""
+    def _get_unread(self, name: str) -> Any:
+        """Return an entry without reading its tensor: a `StoredTensor`, a nested container or a value.
+
+        Raises:
+            KeyError: the entry does not exist.
+        """
         raise NotImplementedError
 
-    def _put(self, entries: Mapping[str, Any]) -> None:
-        """Write entries, all of them or none."""
+    def _write_entries(self, entries: Mapping[str, Any]) -> None:
+        """Write all of these entries; none of them if one cannot be written."""
         raise NotImplementedError
 
-    def _drop(self, name: str) -> None:
+    def _delete_entry(self, name: str) -> None:
         """Delete an entry."""
         raise NotImplementedError
 
@@ -188,33 +193,32 @@ class OnDisk(GivesTensorDicts):
         """Raise an error if entries cannot be deleted."""
 
     def _sketch(self, name: str) -> Any:
-        """An entry as those see it who only ask what there is."""
-        value = self._target(name)
-        if not _is_stored(value):
+        """Return an entry, or a tensor of its shape, dtype and device, for callers that do not use the elements."""
+        value = self._get_unread(name)
+        if not _is_stored_tensor(value):
             return value
-        # A tensor of the class and the shape of what is read.
         return torch.empty((), dtype=value.dtype, device=value.device).expand(value.shape)
 
     def __repr__(self) -> str:
-        """As that of any container; reads no tensors."""
+        """Print the container without reading tensors."""
         return self._closed_text() or super().__repr__()
 
     def _closed_text(self) -> str:
-        """What `repr` gives where the file was closed; empty where it is open."""
+        """Return the `repr` of a container whose file is closed; an empty string while it is open."""
         return ""
 
     def _with_values(self, name: str) -> Any:
-        """An entry as `EntryStore.structure_with_values` gives it."""
+        """Return an entry for `EntryStore.structure_with_values`."""
         return self._sketch(name)
 
     @property
     def _entries(self) -> MutableMapping[str, Any]:  # type: ignore[override]
-        return _Read(self)
+        return _ReadEntries(self)
 
     @property
     def _unread(self) -> Any:
-        """This container with the tensors that stand for those in the file as its entries; both have one state."""
-        twin = object.__new__(self._twin)
+        """This container with `StoredTensor`s as entries. Both share one `__dict__`."""
+        twin = object.__new__(self._unread_class)
         twin.__dict__ = self.__dict__
         return twin
 
@@ -224,24 +228,26 @@ class OnDisk(GivesTensorDicts):
         read = {name: _in_memory(value) for name, value in entries.items()}
         return self._make(read, batch_size, device, names)  # type: ignore[no-any-return]
 
-    # --- writing into entries: into the tensors that stand for those in the file --------------------------------------
+    # --- writing into entries -----------------------------------------------------------------------------------------
 
     def _plan_write(self, write: Write, source: object, prefix: Path = ()) -> None:
         with self._together(_nothing) or nullcontext():
             write.into(self._unread, source, prefix)
 
-    # --- what shares the entries --------------------------------------------------------------------------------------
+    # --- containers that share the entries ----------------------------------------------------------------------------
 
     def _subset(self, entries: dict[str, Any], device: torch.device | None) -> Any:
-        if device != self._device and (moved := self._moved_to(device, entries)) is not None:
+        if device != self._device and (moved := self._move_to(device, entries)) is not None:
             return moved
-        stay = not entries or any(_is_stored(value) or isinstance(value, OnDisk) for value in entries.values())
+        stay = not entries or any(
+            _is_stored_tensor(value) or isinstance(value, StoredContainer) for value in entries.values()
+        )
         if not stay:
             return self._make(entries, self._batch_size, device, self._names)
         return FileSelection._of(entries, self._batch_size, device, self._names, self)
 
-    def _moved_to(self, device: torch.device | None, entries: dict[str, Any]) -> Any:
-        """This container on another device, where `entries` are there; `None` for a selection of them."""
+    def _move_to(self, device: torch.device | None, entries: dict[str, Any]) -> Any:
+        """Return this container for another device, if it can move `entries` when they are read; otherwise `None`."""
         return None
 
     # --- rows ---------------------------------------------------------------------------------------------------------
@@ -252,7 +258,7 @@ class OnDisk(GivesTensorDicts):
         size = self._batch_size
         at = leaf_index(index, size)
         if type(at) is Tensor:
-            # A copy: the caller may change the tensor before the rows are read.
+            # Copied because the caller may change the tensor before the rows are read.
             at = at.clone() if at is index or isinstance(index, np.ndarray) else at
             shown = checked_size(at, size)
         else:
@@ -263,27 +269,27 @@ class OnDisk(GivesTensorDicts):
         return self._view(at, shown, names)
 
     def _view(self, at: Any, size: torch.Size, names: Names | None) -> FileView:
-        """The view of the rows at an output of `leaf_index`."""
+        """Return the view of the rows at `at`, an output of `leaf_index`."""
         return FileView._over(self, _LeafIndex(at, self._batch_size, size), names)
 
 
-class Twin(OnDisk):
-    """A container over a file with its entries unread; see :attr:`OnDisk._unread`."""
+class UnreadMixin(StoredContainer):
+    """Mixin for the class of :attr:`StoredContainer._unread`: its entries are `StoredTensor`s."""
 
     @property
     def _entries(self) -> MutableMapping[str, Any]:  # type: ignore[override]
-        return _Unread(self)
+        return _UnreadEntries(self)
 
     @property
     def _unread(self) -> Any:
         return self
 
 
-class _OverSource(OnDisk):
-    """What shows entries or rows of another container, whose file it closes."""
+class _DerivedContainer(StoredContainer):
+    """The base of containers that show entries or rows of another container."""
 
     def close(self) -> None:
-        """Close the file, for all containers over it; without effect when it is closed, or there is none.
+        """Close the file, for all containers over it. Does nothing if it is closed already, or without a file.
 
         Example:
             >>> import tempfile
@@ -303,12 +309,12 @@ class _OverSource(OnDisk):
 
 @pytree.register
 @registry.register
-class FileSelection(_OverSource):
-    """Entries of a container over a file, which stay in it: what `select`, `exclude` and `copy` give.
+class FileSelection(_DerivedContainer):
+    """Some entries of a container over a file: the result of its `select`, `exclude` and `copy`.
 
-    They are read when they are used, and what is written in place is written to the file. Entries that are added or
-    replaced are in memory, and the file does not have them. An index gives a view, as that of the container does.
-    Pickled, it is a `TensorDict` of what is read.
+    The entries stay in the file and are read when they are used. Writing in place writes to the file. Entries that you
+    add or replace are kept in memory and not written to the file. Indexing gives a view, as in the container itself. A
+    pickle contains a `TensorDict` with all entries read.
     """
 
     @classmethod
@@ -318,7 +324,7 @@ class FileSelection(_OverSource):
         batch_size: torch.Size,
         device: torch.device | None,
         names: Names | None,
-        source: OnDisk | None = None,
+        source: StoredContainer | None = None,
     ) -> FileSelection:
         self = object.__new__(cls)
         self._held = entries
@@ -338,56 +344,54 @@ class FileSelection(_OverSource):
         items = [array for array in arrays if isinstance(array, Item) and not array.store.is_together]
         if not items:
             return None
-        # Those of another store are asked for one by one.
+        # Items of another store are read one by one.
         store = items[0].store
         return store.together([item for item in items if item.store is store], pick)
 
-    def _listed(self) -> list[str]:
+    def _list_names(self) -> list[str]:
         return list(self._held)
 
     def _holds(self, name: str) -> bool:
         return name in self._held
 
-    def _target(self, name: str) -> Any:
+    def _get_unread(self, name: str) -> Any:
         return self._held[name]
 
-    def _put(self, entries: Mapping[str, Any]) -> None:
+    def _write_entries(self, entries: Mapping[str, Any]) -> None:
         self._held.update(entries)
 
-    def _drop(self, name: str) -> None:
+    def _delete_entry(self, name: str) -> None:
         del self._held[name]
 
     def __reduce__(self) -> Any:
-        return _pickled_as_read(self)
+        return _reduce_as_read(self)
 
 
-class _UnreadSelection(Twin, FileSelection):
-    """See `Twin`."""
+class _UnreadSelection(UnreadMixin, FileSelection):
+    """See `UnreadMixin`."""
 
 
-FileSelection._twin = _UnreadSelection
+FileSelection._unread_class = _UnreadSelection
 
 
 @pytree.register
 @registry.register
-class FileView(_OverSource):
-    """Rows of a container over a file, which stay in it: what `data[index]` gives for HDF5 and Zarr.
+class FileView(_DerivedContainer):
+    """Some rows of a container over a file: the result of `data[index]` for HDF5 and Zarr.
 
-    - Making a view reads nothing. Reading an entry reads these rows of it, each time, and gives a tensor in memory.
-    - Writing an entry writes these rows of the file, and so does everything that writes in place. The value is cast to
-      the dtype of the entry, and broadcasts to its shape. Of rows that the index takes several times, the last one is
-      written.
-    - A new entry is added to the container, with zeros in all other rows. A container that is set is merged with the
-      nested one of that name.
-    - Nested containers, and an index, give views again.
-    - `to_tensordict()` and `clone()` copy the rows into memory, as do `to(device)` and all operations, which give
-      `TensorDict`s.
+    - Making a view reads nothing. Each read of an entry reads these rows from the file and returns a tensor in memory.
+    - Writing an entry, in place or not, writes these rows of the file. The value is cast to the dtype of the entry and
+      broadcast to its shape. If the index selects a row several times, the last value is written.
+    - Setting a new key adds the entry to the file, with zeros in all other rows. Setting a container merges it with the
+      nested container of that name.
+    - Reading a nested container, and indexing a view, gives a view.
+    - `to_tensordict()`, `clone()`, `to(device)` and all other operations read the rows and return a `TensorDict`.
 
-    The device and the lock are those of the container; names of dims are the view's own. Its batch size cannot be
-    changed, and entries cannot be deleted or renamed: they are there for all rows.
+    A view shares the device and the lock with its container and has its own dim names. Its batch size cannot be
+    changed, and its entries cannot be deleted or renamed, because they belong to all rows.
 
-    A pickle of a view is a `TensorDict` of the rows. A process that is started with a view gets the view if the file is
-    open for reading only, and opens the file itself. The workers of a `DataLoader` send a `TensorDict` of the rows.
+    A pickle of a view contains a `TensorDict` of the rows. If the file is open for reading only, a process that is
+    started with a view gets a view and opens the file itself. The workers of a `DataLoader` send a `TensorDict`.
 
     Example:
         >>> import tempfile
@@ -407,7 +411,7 @@ class FileView(_OverSource):
     _part: _LeafIndex
     _size: torch.Size
     _own_names: Names | None
-    # Where the source is nested in the container that was indexed, for errors.
+    # The path of the source in the container that was indexed, for errors.
     _prefix: Path = ()
 
     @classmethod
@@ -418,7 +422,7 @@ class FileView(_OverSource):
         self._own_names = names if names is not None and any(names) else None
         return self
 
-    # --- the state is that of the source ----------------------------------------------------------------------------
+    # --- the state, most of it shared with the source ---------------------------------------------------------------
 
     @property
     def _batch_size(self) -> torch.Size:
@@ -431,7 +435,7 @@ class FileView(_OverSource):
     def _refuse_size(self, size: torch.Size) -> None:
         if size != self._size:
             raise ShapeError(
-                f"the batch size {list(self._size)} of rows of a file follows from their index and cannot become "
+                f"the batch size {list(self._size)} of a view of a file follows from its index and cannot become "
                 f"{list(size)}; use td.to_tensordict(), a copy in memory"
             )
 
@@ -450,38 +454,38 @@ class FileView(_OverSource):
 
     @property
     def _is_reopened(self) -> bool:  # type: ignore[override]
-        return isinstance(self._source, OnDisk) and self._source._is_reopened
+        return isinstance(self._source, StoredContainer) and self._source._is_reopened
 
     def __reduce__(self) -> Any:
-        return _pickled_as_read(self)
+        return _reduce_as_read(self)
 
-    def _sent(self) -> Any:
-        """What `__reduce__` gives for a view that is sent to another process."""
-        # A worker of a `DataLoader` is there to read.
+    def _reduce_for_process(self) -> Any:
+        """Reduce a view that is sent to another process."""
+        # The main process wants the rows that a `DataLoader` worker has read.
         if not self._is_reopened or get_worker_info() is not None:
             return self.__reduce__()
         return FileView._over, (self._source, self._part, self._own_names, self._prefix)
 
     def _dense(self, hooked: bool = False) -> Any:
-        # All rows at once, without a tensor that stands for those of each entry.
+        # Reads the rows of all entries at once, without making a `StoredTensor` for each.
         part, names = self._part, self._own_names
         fn, shown = itemgetter(part.index), (names or [None] * len(self._size))[: len(part.size)]
         try:
             read = self._source._map(fn, part.size, len(part.old), lambda _: shown, fn)
         except REFUSALS:
-            return super()._dense(hooked)  # of ragged entries
+            return super()._dense(hooked)  # ragged entries
         read._names = names and list(names)
         return read
 
-    def _moved_to(self, device: torch.device | None, entries: dict[str, Any]) -> Any:
-        # A copy: the rows would be read, and sent, each time that they are used.
+    def _move_to(self, device: torch.device | None, entries: dict[str, Any]) -> Any:
+        # A copy, because a view would read and transfer the rows at each use.
         return self._build(entries, self._size, device, self._own_names)
 
     # --- the entries --------------------------------------------------------------------------------------------------
 
     def _together(self, pick: Pick | None) -> AbstractContextManager[None] | None:
         source = self._source
-        if not isinstance(source, OnDisk):
+        if not isinstance(source, StoredContainer):
             return None
         if pick is not None and pick is not _nothing:
             pick = _all_of if isinstance(source, FileView) else self._part.pick
@@ -489,27 +493,27 @@ class FileView(_OverSource):
 
     def _closed_text(self) -> str:
         source = self._source
-        closed = source._closed_text() if isinstance(source, OnDisk) else ""
+        closed = source._closed_text() if isinstance(source, StoredContainer) else ""
         return closed and f"{type(self).__name__}(rows of {closed})"
 
-    def _listed(self) -> list[str]:
+    def _list_names(self) -> list[str]:
         return list(self._source._entries)
 
     def _holds(self, name: str) -> bool:
         return name in self._source._entries
 
-    def _target(self, name: str) -> Any:
-        return self._shown(name, self._source._writable()[name])
+    def _get_unread(self, name: str) -> Any:
+        return self._restrict_entry(name, self._source._writable()[name])
 
     def _sketch(self, name: str) -> Any:
         source = self._source
-        value = source._sketch(name) if isinstance(source, OnDisk) else source._entries[name]
+        value = source._sketch(name) if isinstance(source, StoredContainer) else source._entries[name]
         if isinstance(value, Contract) or ragged.is_ragged(value):
-            return self._shown(name, value)
+            return self._restrict_entry(name, value)
         return torch.empty((), dtype=value.dtype, device=value.device).expand(self._part.shape_of(value.shape))
 
-    def _shown(self, name: str, value: Any) -> Any:
-        """An entry of the source as the view has it, no tensor being read."""
+    def _restrict_entry(self, name: str, value: Any) -> Any:
+        """Return the rows of the view of an entry of the source, without reading a tensor."""
         part = self._part
         if not isinstance(value, Contract):
             return part.of(value, (*self._prefix, name))
@@ -523,31 +527,31 @@ class FileView(_OverSource):
         theirs = [None] * len(behind) if node._names is None else node._names[len(part.old) :]
         return value._rewrap(FileView._over(node, part, [*mine, *theirs], (*self._prefix, name)))
 
-    def _put(self, entries: Mapping[str, Any]) -> None:
+    def _write_entries(self, entries: Mapping[str, Any]) -> None:
         source, part = self._source, self._part
         for name, value in entries.items():
             if isinstance(value, Tensor) and not isinstance(value, Contract) and is_node(source._node(name)):
                 raise TypeError(
-                    f"entry {joined((*self._prefix, name))!r} is a container, and cannot be replaced by a tensor in "
-                    "some of the rows"
+                    f"entry {joined((*self._prefix, name))!r} is a container and cannot be replaced by a tensor in "
+                    "some of its rows: replace it in the container that was indexed"
                 )
         write = Assign(part.index, part.old, part.size)
         source._plan_write(write, entries, self._prefix)
         write.plan.run(source)
 
-    def _drop(self, name: str) -> None:
+    def _delete_entry(self, name: str) -> None:
         if not self._holds(name):
             raise KeyError(name)
         self._refuse_deletion()
 
     def _refuse_deletion(self) -> None:
         raise UnsupportedEntryError(
-            "entries of rows of a file cannot be deleted, renamed or moved, since all other rows have them too: do so "
-            "in the container that was indexed, or in a copy in memory, td.to_tensordict()"
+            "entries of rows of a file cannot be deleted, renamed or moved, since all other rows have them too: do "
+            "that in the container that was indexed, or in a copy in memory, td.to_tensordict()"
         )
 
     def _view(self, at: Any, size: torch.Size, names: Names | None) -> FileView:
-        # An index of the source itself where there is one, so that no more than the rows are read.
+        # Composes the two indices if it can, so that only the final rows are read.
         composed = self._part.then(at)
         if composed is None:
             return super()._view(at, size, names)
@@ -556,48 +560,48 @@ class FileView(_OverSource):
         return FileView._over(self._source, _LeafIndex(composed, part.old, composed_size), names, self._prefix)
 
 
-class _UnreadView(Twin, FileView):
-    """See `Twin`."""
+class _UnreadView(UnreadMixin, FileView):
+    """See `UnreadMixin`."""
 
 
-FileView._twin = _UnreadView
-ForkingPickler.register(FileView, FileView._sent)
+FileView._unread_class = _UnreadView
+ForkingPickler.register(FileView, FileView._reduce_for_process)
 
 
-def _pickled_as_read(container: Any) -> Any:
-    """What `__reduce__` gives for a container that is pickled as a `TensorDict` of what is read."""
+def _reduce_as_read(container: Any) -> Any:
+    """Reduce a container to a `TensorDict` with its entries read."""
     read = container._dense()
     if container._locked:
         read.lock_()
     return read.__reduce_ex__(4)
 
 
-class _OnRead:
-    """A function of leaves that is given what is read of them, and may write into that: then so is the file."""
+class _ReadingFunction:
+    """Calls a function of leaves with the elements of a `StoredTensor`, and writes them back if the function changes
+    them in place."""
 
     __slots__ = ("fn", "keep", "position")
 
     def __init__(self, fn: Callable[..., Any], position: int = 0, keep: bool = False) -> None:
         self.fn = fn
         self.position = position
-        # Give back the tensor in the file for what is given back as it was read.
+        # If the function returns the tensor that it was given, return the `StoredTensor`.
         self.keep = keep
 
     def __call__(self, *args: Any) -> Any:
         leaf = args[self.position]
         if ragged.is_ragged(leaf):
-            return self._on_ragged(leaf, args)
-        if not _is_stored(leaf):
+            return self._call_on_ragged(leaf, args)
+        if not _is_stored_tensor(leaf):
             return self.fn(*args)
         read = leaf.read()
         before = internals.version_of(read)
         result = self.fn(*args[: self.position], read, *args[self.position + 1 :])
         if internals.version_of(read) != before:
             leaf.copy_(read)
-        # Told by identity, what is given back as it came needs no more writing.
         return leaf if result is read and self.keep else result
 
-    def _on_ragged(self, leaf: Tensor, args: tuple[Any, ...]) -> Any:
+    def _call_on_ragged(self, leaf: Tensor, args: tuple[Any, ...]) -> Any:
         elements = leaf.values() if leaf.layout is torch.jagged else leaf
         before = internals.version_of(elements)
         result = self.fn(*args)
@@ -607,12 +611,12 @@ class _OnRead:
 
 
 class _LeafIndex:
-    """The part of each leaf that an index takes, of which no more is read.
+    """An index along the batch dims that reads only the selected part of each leaf.
 
     Attributes:
         index: an output of `leaf_index`.
-        old: the batch size that it indexes; leaves have further dims.
-        size: what becomes of that batch size, where it is known.
+        old: the batch size that it indexes. Leaves have further dims.
+        size: the batch size of the result, if known.
     """
 
     def __init__(self, index: Any, old: torch.Size, size: torch.Size = _NO_SIZE) -> None:
@@ -621,46 +625,46 @@ class _LeafIndex:
     def __reduce__(self) -> Any:
         return _LeafIndex, (self.index, self.old, self.size)
 
-    # Worked out once for all leaves.
+    # `rows` and `exact` are computed once for all leaves.
 
     @cached_property
     def rows(self) -> Rows | None:
-        """The rows along the first dim, with those between them; `None` for an index that takes something else."""
+        """The rows along the first dim, and the gaps that are read with them; `None` for any other index."""
         return Rows.of_index(self.index, self.old[0], SPREAD) if self.old else None
 
     @cached_property
     def exact(self) -> Rows | None:
-        """The same without those between them."""
+        """The rows along the first dim alone."""
         return Rows.of_index(self.index, self.old[0], 1)
 
     @property
     def pick(self) -> Pick | None:
-        """What it reads of each tensor; `None` when only each tensor can tell."""
+        """A function from the shape of a tensor to the selection that is read; `None` if it depends on the tensor."""
         rows = self.rows
         return None if rows is None else lambda shape: (rows.at,)
 
     def shape_of(self, shape: torch.Size) -> torch.Size:
-        """The shape of the part of a leaf or container of a shape."""
+        """Return the shape of the result for a leaf or container of this shape."""
         return self.size + shape[len(self.old) :]
 
     def __call__(self, leaf: Any) -> Any:
-        """Read it."""
-        if _is_stored(leaf) and leaf.is_whole() and self.rows is not None:
+        """Read the part of a leaf."""
+        if _is_stored_tensor(leaf) and leaf.is_whole() and self.rows is not None:
             return leaf.read_rows(self.rows if leaf.array.spread == SPREAD else self.exact)
         return in_memory(leaf[self.index])
 
     def of(self, leaf: Any, key: Path) -> Any:
-        """It, not read: a `StoredTensor`. Of a ragged leaf, it is read."""
+        """Return the part of a leaf as a `StoredTensor`. Reads the part of a ragged leaf."""
         if ragged.is_ragged(leaf):
             return ragged.Index(self.index)(leaf)
         shape = self.shape_of(leaf.shape)
-        if _is_stored(leaf) and is_basic(self.index) and 0 not in shape:
+        if _is_stored_tensor(leaf) and is_basic(self.index) and 0 not in shape:
             return leaf[self.index]
-        array = RowsOf(leaf, self, leaf.array.check if _is_stored(leaf) else None, shape)
+        array = RowsArray(leaf, self, leaf.array.check if _is_stored_tensor(leaf) else None, shape)
         return StoredTensor.of(array, leaf.dtype, leaf.device, key)
 
     def then(self, index: Any) -> Any:
-        """The index that takes what another one takes of this part; `None` where there is none in a simple form."""
+        """Return one index for this one followed by another; `None` if it has no simple form."""
         first = self.index
         if type(index) is tuple:
             return None
@@ -694,5 +698,5 @@ def _in_memory(value: Any) -> Any:
     return in_memory(value)
 
 
-def _is_stored(value: object) -> bool:
+def _is_stored_tensor(value: object) -> bool:
     return type(value) is StoredTensor

@@ -1,4 +1,4 @@
-"""`parse_tensor_dict_string`: the text that `repr` gives of a container, read back into a container like it."""
+"""`parse_tensor_dict_string`, which makes a container from the `repr` of one, for use in a debugger."""
 
 from __future__ import annotations
 
@@ -24,26 +24,7 @@ if TYPE_CHECKING:
 
 
 def parse_tensor_dict_string(s: str, *, seed: int | None = None, device: object = None) -> TensorCollection:
-    """A container of the structure that a `repr` shows: made to take up a printed container in a debugger.
-
-    Args:
-        s: what `repr` gave of a `TensorDict`, a lazy stack or a lazy view. Line breaks and indentation may have been
-            lost. Dim names, which `repr` does not show, can be added to a container as `names=['time', None]`.
-        seed: fill the tensors with random numbers from this seed: normally distributed ones, integers from 0 to 99, or
-            bools; by default all are zero.
-        device: put everything there, instead of on the devices that the text names.
-
-    Returns:
-        a new container with the keys, batch sizes, devices and classes of the text, its leaves with their shapes and
-        dtypes, shared where the text says so. What the text leaves open: a dtype that was not printed is torch's
-        default; the rows of ragged leaves have one and two elements in turn, and so have the members of a lazy stack
-        where a shape shows -1; a value that is no tensor, and not a literal of Python's either, is its text, and `None`
-        in a list that was cut.
-
-    Raises:
-        ValueError: the text is malformed, does not add up, or names a class or device that cannot be made here; the
-            line, the column and what was expected are named.
-        TypeError: `s` is not a string.
+    """Make a container of the structure that a `repr` shows, to reproduce a printed container in a debugger.
 
     Example:
         >>> import torch
@@ -52,22 +33,41 @@ def parse_tensor_dict_string(s: str, *, seed: int | None = None, device: object 
         >>> again = parse_tensor_dict_string(repr(td))
         >>> repr(again) == repr(td), again["b", "c"]
         (True, tensor([0, 0, 0]))
+
+    Args:
+        s: the `repr` of a `TensorDict`, a lazy stack or a lazy view, with or without its line breaks and indentation.
+            To add dim names, which `repr` does not show, write `names=['time', None]` into the text.
+        seed: fill the tensors with random numbers from this seed: normally distributed floats, integers from 0 to 99,
+            or bools. By default all are zero.
+        device: put all tensors there instead of on the devices in the text.
+
+    Returns:
+        a new container with the keys, batch sizes, devices and classes of the text. Leaves have the shapes and dtypes
+        of the text and are shared if it says so. Details that the text leaves open are chosen as follows. A dtype
+        that was not printed is torch's default. Rows of ragged leaves have one and two elements in turn, and so have
+        the members of a lazy stack along dims shown as -1. A non-tensor value is parsed as a Python literal; anything
+        else becomes its text, or `None` in a list that was cut.
+
+    Raises:
+        ValueError: the text is malformed or inconsistent, or names a class or device that cannot be made here. The
+            error names the line, the column and the expected text.
+        TypeError: `s` is not a string.
     """
     if not isinstance(s, str):
         raise TypeError(f"parse_tensor_dict_string reads a string, got {type(s).__name__}")
     try:
-        return _PrintedParser(s, seed, device).container()  # type: ignore[no-any-return]
+        return _PrintedParser(s, seed, device).parse()  # type: ignore[no-any-return]
     except RecursionError:
         raise ValueError("the containers in the text are nested more deeply than Python's recursion limit") from None
 
 
 class ParseError(ValueError):
-    """A text that is no `repr` of a container, or says what cannot be."""
+    """Raised for a text that is not the `repr` of a container, or is inconsistent."""
 
 
-# --- what is read -----------------------------------------------------------------------------------------------------
+# --- the grammar ------------------------------------------------------------------------------------------------------
 
-# Functions that make a leaf of each class from a tensor of its numbers.
+# Functions that make a leaf of each class from a tensor of its elements.
 _LEAVES: dict[str, Callable[[Tensor], Tensor]] = {
     "Tensor": lambda numbers: numbers,
     "Parameter": lambda numbers: torch.nn.Parameter(numbers, requires_grad=False),
@@ -80,10 +80,10 @@ _LEAVES: dict[str, Callable[[Tensor], Tensor]] = {
 _HOLDERS = ("NonTensorData", "MetaData", "NonTensorStack")
 _DTYPES = {str(dtype): dtype for dtype in vars(torch).values() if isinstance(dtype, torch.dtype)}
 _FLAGS = ("is_shared", "requires_grad", "is_contiguous", "is_view")
-# Facts that are ignored.
+# Keyword arguments that are ignored.
 _STATISTICS = ("storage_size", "mean", "std", "min", "max")
 _DENSE_FACTS = ("fields", "batch_size", "device", "is_shared", "names")
-# The keyword arguments of each class; `data` of the holders of values is read apart from them.
+# The keyword arguments of each class. The argument `data` of holders is parsed separately.
 _FACTS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(_LEAVES, ("shape", "device", "dtype", *_FLAGS, *_STATISTICS)),
     **dict.fromkeys(_HOLDERS, ("batch_size", "device")),
@@ -105,7 +105,7 @@ def _read_device(name: str) -> torch.device | None:
     return None if name == "None" else torch.device(name)
 
 
-# Of keyword arguments, the text, what is read from it, and how errors call it.
+# For keyword arguments: a pattern of the text, a function that converts it, and the description for errors.
 _FORMS: dict[str, tuple[str, Callable[[str], Any], str]] = {
     **dict.fromkeys(_FLAGS, (r"(?:True|False)\b", "True".__eq__, "True or False")),
     **dict.fromkeys(_STATISTICS, (r"\([^()]*\)|[-+\w.]+", str, "a number")),
@@ -122,7 +122,7 @@ _FORMS: dict[str, tuple[str, Callable[[str], Any], str]] = {
 
 @dataclass
 class _ParsedCall:
-    """`Class(name=..., ...)` as it was read; `at` is its position in the text."""
+    """A parsed `Class(name=..., ...)`. `at` is its position in the text, `facts` its keyword arguments."""
 
     cls: str
     at: int
@@ -130,38 +130,40 @@ class _ParsedCall:
 
 
 class _PrintedParser:
-    """Reads a text from its beginning to its end, and makes what was read."""
+    """Parses a text in one pass, and makes the container."""
 
     def __init__(self, text: str, seed: int | None, device: Any) -> None:
         self.text = text
-        # The position of what is read next.
+        # The position of the next character.
         self.at = 0
         self.generator = None if seed is None else torch.Generator().manual_seed(seed)
         self.override = None if device is None else torch.device(device)
-        # Leaves that show the same ragged dim share its offsets, as they did where they were printed.
+        # Leaves with the same name of a ragged dim shared their offsets when they were printed, so they do here.
         self.offsets: dict[tuple[str, int, torch.device], Tensor] = {}
 
-    def container(self) -> Any:
-        """Read the whole text, and make the container that it shows."""
-        value = self.call()
-        self.take(r"\Z", "the end of the text")
+    def parse(self) -> Any:
+        """Parse the whole text and make the container."""
+        value = self.parse_call()
+        self.expect(r"\Z", "the end of the text")
         if value.cls in _LEAVES:
             self.fail(value.at, "a container, such as TensorDict(fields={...}, ...)")
         return self.make(value)
 
-    def error(self, at: int, what: str) -> ParseError:
+    def make_error(self, at: int, what: str) -> ParseError:
         line = self.text.count("\n", 0, at) + 1
         return ParseError(f"line {line}, column {at - self.text.rfind(chr(10), 0, at)}: {what}")
 
     def fail(self, at: int, expected: str) -> NoReturn:
         rest = self.text[at:].split("\n", 1)[0]
         found = repr(rest if len(rest) <= 40 else rest[:37] + "...") if rest else "the end of the line"
-        raise self.error(at, f"expected {expected}, found {found if at < len(self.text) else 'the end of the text'}")
+        raise self.make_error(
+            at, f"expected {expected}, found {found if at < len(self.text) else 'the end of the text'}"
+        )
 
     # --- reading ------------------------------------------------------------------------------------------------
 
-    def find(self, pattern: str) -> str | None:
-        """Go past the white space and what matches; the match, or its group."""
+    def skip(self, pattern: str) -> str | None:
+        """Skip white space and a match of `pattern`; return the match, or its group. `None` if it does not match."""
         self.at = _SPACE.match(self.text, self.at).end()  # type: ignore[union-attr]
         found = re.compile(pattern).match(self.text, self.at)
         if found is None:
@@ -169,81 +171,84 @@ class _PrintedParser:
         self.at = found.end()
         return found[found.re.groups]
 
-    def take(self, pattern: str, expected: str) -> str:
-        """The same of what must be there."""
-        found = self.find(pattern)
+    def expect(self, pattern: str, expected: str) -> str:
+        """Do the same as `skip`, and raise an error if `pattern` does not match."""
+        found = self.skip(pattern)
         return self.fail(self.at, expected) if found is None else found
 
-    def items(self, end: str) -> Iterator[None]:
-        """Go through what commas separate, to a closing bracket."""
-        more = self.find(re.escape(end)) is None
+    def iterate_items(self, end: str) -> Iterator[None]:
+        """Iterate over comma-separated items up to the closing bracket `end`. The caller parses each item."""
+        more = self.skip(re.escape(end)) is None
         while more:
             yield
-            more = self.find(",") is not None
+            more = self.skip(",") is not None
             if not more:
-                self.take(re.escape(end), f"',' or {end!r}")
+                self.expect(re.escape(end), f"',' or {end!r}")
 
-    def call(self) -> _ParsedCall:
-        """`Class(name=..., ...)`, a leaf or a container."""
-        cls = self.take(r"[A-Za-z_]\w*(?=\()", "a class and its content, such as TensorDict(...)")
+    def parse_call(self) -> _ParsedCall:
+        """Parse `Class(name=..., ...)`, a leaf or a container."""
+        cls = self.expect(r"[A-Za-z_]\w*(?=\()", "a class and its content, such as TensorDict(...)")
         value = _ParsedCall(cls, self.at - len(cls))
         if cls not in _FACTS:
             self.fail(value.at, f"one of the classes that can be made from text, {', '.join(sorted(_FACTS))}")
         self.at += 1
         if cls in _HOLDERS:
-            self.find("data=")
-            value.facts["data"] = self.take(_VALUE, "a value and its batch_size=")
-        for _ in self.items(")"):
+            self.skip("data=")
+            value.facts["data"] = self.expect(_VALUE, "a value and its batch_size=")
+        for _ in self.iterate_items(")"):
             missing = [name for name in _FACTS[cls] if name not in value.facts]
             expected = f"one of {', '.join(f'{name}=' for name in missing)}" if missing else "')'"
-            name = self.take(rf"({'|'.join(missing) or '(?!)'})=", expected)
-            value.facts[name] = self.fact(name, cls)
+            name = self.expect(rf"({'|'.join(missing) or '(?!)'})=", expected)
+            value.facts[name] = self.parse_argument(name, cls)
         return value
 
-    def fact(self, name: str, cls: str) -> Any:
-        """Read the value of a fact, the text behind `name=`."""
-        self.find("")
+    def parse_argument(self, name: str, cls: str) -> Any:
+        """Parse the value of a keyword argument, the text behind `name=`."""
+        self.skip("")
         start = self.at
         if name == "fields":
-            return self.groups(0)[0]
+            return self.parse_groups(0)[0]
         if name == "exclusive_fields":
-            return self.groups(None)
+            return self.parse_groups(None)
         if name == "source":
-            return self.call()
+            return self.parse_call()
         if name == "names":
-            self.take(r"\[", "dim names, such as ['time', None]")
-            return [ast.literal_eval(self.take(_NAME, "a name in quotes, or None")) for _ in self.items("]")]
+            self.expect(r"\[", "dim names, such as ['time', None]")
+            return [ast.literal_eval(self.expect(_NAME, "a name in quotes, or None")) for _ in self.iterate_items("]")]
         if name in ("shape", "batch_size"):
-            self.take(r"torch\.Size\(\s*\[", "a size, such as torch.Size([3, 4])")
-            size = tuple([self.dim(name == "shape") for _ in self.items("]")])
-            self.take(r"\)", "')'")
+            self.expect(r"torch\.Size\(\s*\[", "a size, such as torch.Size([3, 4])")
+            size = tuple([self.parse_dim(name == "shape") for _ in self.iterate_items("]")])
+            self.expect(r"\)", "')'")
             if name == "batch_size" and -1 in size and cls != "LazyStackedTensorDict":
                 self.fail(start, "a batch size without -1, which only lazy stacks have,")
             return size
         pattern, read, expected = _FORMS[name]
-        text = self.take(pattern, expected)
+        text = self.expect(pattern, expected)
         try:
             return read(text)
         except (KeyError, ValueError, RuntimeError, SyntaxError):  # not compiled: reads text
             self.fail(start, expected)
 
-    def dim(self, may_be_ragged: bool) -> int | str:
-        text = self.take(
+    def parse_dim(self, may_be_ragged: bool) -> int | str:
+        text = self.expect(
             r"(?:-1|\d+)(?![\w.])" + (r"|[A-Za-z]\w*" if may_be_ragged else ""),
             f"a size made of ints{', -1 and names of ragged dims' if may_be_ragged else ' and -1'}",
         )
         return text if text[0].isalpha() else int(text)
 
-    def groups(self, member: int | None) -> dict[int, dict[str, _ParsedCall]]:
-        """`{0 -> key: Class(...), ..., 1 -> ...}`, the entries that only some members of a lazy stack have; with a
-        member `{key: Class(...), ...}`, all of which are its."""
+    def parse_groups(self, member: int | None) -> dict[int, dict[str, _ParsedCall]]:
+        """Parse `{key: Class(...), ...}`, the entries of one member.
+
+        If `member` is `None`, parse `{0 -> key: Class(...), ..., 1 -> ...}`, the entries that only some members of a
+        lazy stack have.
+        """
         found: dict[int, dict[str, _ParsedCall]] = {} if member is None else {member: {}}
         indent = re.compile(" *").match(self.text, self.text.rfind("\n", 0, self.at) + 1)
         is_grouped = member is None
-        # White space before each entry of a text that is as it was printed.
+        # The white space before each entry, if the text still has its line breaks.
         margin = "\n" + indent[0] + " " * (8 if is_grouped else 4)  # type: ignore[index]
-        self.take(r"\{", _ENTRIES)
-        more = self.find(_NO_ENTRIES) is None
+        self.expect(r"\{", _ENTRIES)
+        more = self.skip(_NO_ENTRIES) is None
         start = self.text.rfind("{", 0, self.at) + 1
         while more:
             self.at = start
@@ -252,7 +257,7 @@ class _PrintedParser:
             if self.text.startswith(margin, self.at):
                 self.at += len(margin)
             else:
-                self.find("")
+                self.skip("")
             key = _KEY.match(self.text, self.at)
             if key is None or _NO_KEY.search(key[1]):
                 self.fail(self.at, "an entry, such as key: Tensor(shape=torch.Size([3]), ...)")
@@ -261,138 +266,138 @@ class _PrintedParser:
             if key[1] in found.setdefault(member, {}):
                 self.fail(self.at, f"a key that is not taken yet (there is an entry {key[1]!r} before this one)")
             self.at = key.end()
-            found[member][key[1]] = self.call()
-            more = self.find(",") is not None
+            found[member][key[1]] = self.parse_call()
+            more = self.skip(",") is not None
             start = self.at
             if not more:
-                self.take(r"\}", "',' or '}'")
+                self.expect(r"\}", "',' or '}'")
         return found
 
     # --- making -------------------------------------------------------------------------------------------------
 
-    def need(self, value: _ParsedCall, name: str) -> Any:
-        """A fact that cannot be done without."""
+    def require(self, value: _ParsedCall, name: str) -> Any:
+        """Return a keyword argument; raise an error if the text lacks it."""
         if name not in value.facts:
             self.fail(value.at, f"a {value.cls} with {name}=..., which cannot be made without it")
         return value.facts[name]
 
-    def device(self, value: _ParsedCall) -> torch.device | None:
+    def device_of(self, value: _ParsedCall) -> torch.device | None:
         named: torch.device | None = value.facts.get("device")
         return named if self.override is None or named is None else self.override
 
     def make(self, value: _ParsedCall) -> Any:
-        """A leaf or a container."""
-        is_leaf, is_on_cpu = value.cls in _LEAVES, (self.device(value) or torch.device("cpu")).type == "cpu"
+        """Make a leaf or a container."""
+        is_leaf, is_on_cpu = value.cls in _LEAVES, (self.device_of(value) or torch.device("cpu")).type == "cpu"
         try:
-            made: Any = self.leaf(value) if is_leaf else _CONTAINERS[value.cls](self, value)
+            made: Any = self.make_leaf(value) if is_leaf else _CONTAINERS[value.cls](self, value)
             if value.facts.get("is_shared") and is_on_cpu and is_leaf:
                 made.share_memory_()
             elif value.facts.get("is_shared") and is_on_cpu:
-                # Its leaves are shared each by what the text says of it. A shared container is locked.
+                # Each leaf is shared if its own text says so. A shared container is locked.
                 made._is_shared = True
                 made.lock_()
             return made
         except ParseError:
             raise
         except (RuntimeError, TypeError, ValueError, IndexError, AssertionError) as error:
-            # A torch without CUDA says so in an AssertionError.
-            raise self.contradiction(value, error) from error
+            # torch raises an AssertionError if it was built without CUDA.
+            raise self.explain_failure(value, error) from error
 
-    def contradiction(self, value: _ParsedCall, error: Exception) -> ParseError:
-        """The error of a text that can be read, but not made."""
-        device = self.device(value)
+    def explain_failure(self, value: _ParsedCall, error: Exception) -> ParseError:
+        """Return the error for a call that was parsed but cannot be made."""
+        device = self.device_of(value)
         hint = "" if device is None or device.type in ("cpu", "meta") else "; device='cpu' would put everything there"
-        return self.error(value.at, f"this {value.cls} cannot be made: {error}{hint}")
+        return self.make_error(value.at, f"this {value.cls} cannot be made: {error}{hint}")
 
-    def tensordict(self, value: _ParsedCall) -> Any:
-        entries = {key: (entry, self.make(entry)) for key, entry in self.need(value, "fields").items()}
-        return self.filled(value, entries, self.need(value, "batch_size"), value.facts.get("names"))
+    def make_tensordict(self, value: _ParsedCall) -> Any:
+        entries = {key: (entry, self.make(entry)) for key, entry in self.require(value, "fields").items()}
+        return self.fill_tensordict(value, entries, self.require(value, "batch_size"), value.facts.get("names"))
 
-    def filled(
+    def fill_tensordict(
         self, value: _ParsedCall, entries: dict[str, tuple[_ParsedCall, Any]], size: tuple[int, ...], names: object
     ) -> Any:
-        """A `TensorDict` of the entries, each with what it was made from."""
-        made = TensorDict(batch_size=size, device=self.device(value), names=names)
+        """Make a `TensorDict` from entries, each given with the call that it was made from."""
+        made = TensorDict(batch_size=size, device=self.device_of(value), names=names)
         for key, (read, entry) in entries.items():
             try:
                 made.set(key, entry)
             except RuntimeError as error:
-                raise self.contradiction(read, error) from error
+                raise self.explain_failure(read, error) from error
         return made
 
-    def stack(self, value: _ParsedCall) -> Any:
-        dim = self.need(value, "stack_dim")
-        made = makers.lazy_stack(*self.members(value, dim), stack_dim=dim, names=value.facts.get("names"))
+    def make_stack(self, value: _ParsedCall) -> Any:
+        dim = self.require(value, "stack_dim")
+        made = makers.lazy_stack(*self.make_members(value, dim), stack_dim=dim, names=value.facts.get("names"))
         # An empty stack keeps the keys of the stack that it was sliced from.
         return made if value.facts["batch_size"][dim] else made[tuple([slice(None)] * dim + [slice(0, 0)])]
 
-    def members(self, value: _ParsedCall, dim: int) -> list[Any]:
-        """The members of a lazy stack, one at least: the common entries without the stack dim, and their own ones."""
-        size, common = self.need(value, "batch_size"), self.need(value, "fields")
+    def make_members(self, value: _ParsedCall, dim: int) -> list[Any]:
+        """Make the members of a lazy stack, at least one, from the common and the exclusive entries."""
+        size, common = self.require(value, "batch_size"), self.require(value, "fields")
         if not 0 <= dim < len(size) or size[dim] < 0:
             self.fail(value.at, f"a stack_dim among the dims of {list(size)}")
         exclusive = value.facts.get("exclusive_fields", {})
         if any(member >= max(1, size[dim]) for member in exclusive):
             self.fail(value.at, f"exclusive_fields of the members 0 to {max(1, size[dim]) - 1}")
-        columns = {key: self.split(entry, dim, size[dim]) for key, entry in common.items()}
+        columns = {key: self.split_entry(entry, dim, size[dim]) for key, entry in common.items()}
         made = []
-        for member, rest in enumerate(self.shapes(value, size, dim)):
+        for member, rest in enumerate(self.member_shapes(value, size, dim)):
             entries = {key: (common[key], column[member]) for key, column in columns.items()}
             entries |= {key: (entry, self.make(entry)) for key, entry in exclusive.get(member, {}).items()}
-            made.append(self.filled(value, entries, rest, None))
+            made.append(self.fill_tensordict(value, entries, rest, None))
         return made
 
-    def split(self, value: _ParsedCall, dim: int, count: int) -> list[Any]:
-        """What the members of a lazy stack have of an entry of the stack."""
+    def split_entry(self, value: _ParsedCall, dim: int, count: int) -> list[Any]:
+        """Make the entry of each member from an entry of the stack."""
         if value.cls in _LEAVES and value.cls != "NestedTensor":
-            shape = self.need(value, "shape")
+            shape = self.require(value, "shape")
             if len(shape) <= dim or shape[dim] != count:
-                self.fail(value.at, f"an entry whose dim {dim} is of size {count}, as that of the stack is")
-            shapes = self.shapes(value, shape, dim)
+                self.fail(value.at, f"an entry whose dim {dim} is of size {count}, as in the stack")
+            shapes = self.member_shapes(value, shape, dim)
             return [self.make(_ParsedCall(value.cls, value.at, value.facts | {"shape": rest})) for rest in shapes]
         if value.cls == "LazyStackedTensorDict" and value.facts.get("stack_dim") == dim:
-            return self.members(value, dim)
+            return self.make_members(value, dim)
         return list(self.make(value).unbind(dim))
 
-    def shapes(self, value: _ParsedCall, shape: tuple[int, ...], dim: int) -> list[tuple[int, ...]]:
-        """What is left of a shape for each of the members along `dim`: 1 and 2 in turn in place of -1."""
+    def member_shapes(self, value: _ParsedCall, shape: tuple[int, ...], dim: int) -> list[tuple[int, ...]]:
+        """Return the shape of each member along `dim`: 1 and 2 in turn replace -1."""
         count, rest = max(1, shape[dim]), shape[:dim] + shape[dim + 1 :]
         if count == 1 and -1 in rest:
             self.fail(value.at, f"a size for the dims that are -1, which the one member of dim {dim} has,")
         return [tuple([1 + i % 2 if n == -1 else n for n in rest]) for i in range(count)]
 
-    def holder(self, value: _ParsedCall) -> Any:
-        """The holder of the literal that a text is; else of the text."""
-        held = _literal(value.facts["data"])
-        size = torch.Size(self.need(value, "batch_size"))
+    def make_holder(self, value: _ParsedCall) -> Any:
+        """Make a holder of the literal in a text, or of the text itself if it is not a literal."""
+        held = _parse_literal(value.facts["data"])
+        size = torch.Size(self.require(value, "batch_size"))
         if value.cls == "NonTensorStack":
-            # A list that is cut, or has other things than literals, is of `None`.
+            # A list that was cut, or that contains more than literals, gives values of `None`.
             held = held if isinstance(held, list) else numpy.full(size, None).tolist()
-            return makers.values(held, size, 0, self.device(value))
+            return makers.values(held, size, 0, self.device_of(value))
         held = held if str(held) == value.facts["data"] else value.facts["data"]
-        return registry.lookup(value.cls)(held, batch_size=size, device=self.device(value))
+        return registry.lookup(value.cls)(held, batch_size=size, device=self.device_of(value))
 
-    def view(self, value: _ParsedCall) -> Any:
-        source = self.need(value, "source")
+    def make_view(self, value: _ParsedCall) -> Any:
+        source = self.require(value, "source")
         if source.cls in _LEAVES:
             self.fail(source.at, "a container")
-        method, arguments = self.need(value, "op")
+        method, arguments = self.require(value, "op")
         with set_lazy_legacy(True):
             return getattr(self.make(source), method)(*arguments)
 
-    def leaf(self, value: _ParsedCall) -> Tensor:
-        shape, device = self.need(value, "shape"), self.device(value) or torch.device("cpu")
+    def make_leaf(self, value: _ParsedCall) -> Tensor:
+        shape, device = self.require(value, "shape"), self.device_of(value) or torch.device("cpu")
         dtype = value.facts.get("dtype", torch.get_default_dtype())
         if -1 in shape or value.cls == "NestedTensor" or any(isinstance(dim, str) for dim in shape):
-            numbers = self.ragged(value, shape, dtype, device)
+            numbers = self.make_ragged(value, shape, dtype, device)
         else:
-            numbers = self.numbers(shape, dtype, device)
+            numbers = self.make_numbers(shape, dtype, device)
         by_default = value.cls == "Parameter" and (dtype.is_floating_point or dtype.is_complex)
         made = _LEAVES[value.cls](numbers)
         return made.requires_grad_() if value.facts.get("requires_grad", by_default) else made
 
-    def numbers(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-        """Zeros, or random numbers that do not depend on the device."""
+    def make_numbers(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+        """Make zeros, or random numbers that do not depend on the device."""
         if self.generator is None or device.type == "meta":
             return torch.zeros(shape, dtype=dtype, device=device)
         if dtype.is_complex or dtype.is_floating_point:
@@ -402,12 +407,14 @@ class _PrintedParser:
             made = torch.randint(2 if dtype == torch.bool else 100, shape, generator=self.generator)
         return made.to(device, dtype)
 
-    def ragged(self, value: _ParsedCall, shape: tuple[Any, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    def make_ragged(
+        self, value: _ParsedCall, shape: tuple[Any, ...], dtype: torch.dtype, device: torch.device
+    ) -> Tensor:
         ragged = [i for i, dim in enumerate(shape) if isinstance(dim, str)]
         if value.cls == "Tensor" and not ragged and shape[0] != -1:
-            # Of the strided layout.
+            # The strided layout of ragged tensors.
             sizes = [tuple([1 + i % 2 if dim == -1 else dim for dim in shape[1:]]) for i in range(shape[0])]
-            rows = [self.numbers(size, dtype, device) for size in sizes]
+            rows = [self.make_numbers(size, dtype, device) for size in sizes]
             return torch.nested.nested_tensor(rows, dtype=dtype, device=device)
         if value.cls != "NestedTensor" or len(ragged) != 1 or not ragged[0] or -1 in shape:
             self.fail(
@@ -421,12 +428,12 @@ class _PrintedParser:
             lengths = torch.tensor([0] + [1 + i % 2 for i in range(rows)])
             self.offsets[key] = lengths.cumsum(0).to(device)
         offsets = self.offsets[key]
-        values = self.numbers((*shape[1:at], int(offsets[-1]), *shape[at + 1 :]), dtype, device)
+        values = self.make_numbers((*shape[1:at], int(offsets[-1]), *shape[at + 1 :]), dtype, device)
         return torch.nested.nested_tensor_from_jagged(values, offsets, jagged_dim=at)
 
 
-def _literal(text: str) -> Any:
-    """What a text stands for in Python; `None` when it is no literal."""
+def _parse_literal(text: str) -> Any:
+    """Return the value of a Python literal; `None` for any other text."""
     try:
         return ast.literal_eval(text)
     except (ValueError, SyntaxError, MemoryError, RecursionError, TypeError):
@@ -434,8 +441,8 @@ def _literal(text: str) -> Any:
 
 
 _CONTAINERS: dict[str, Callable[[_PrintedParser, _ParsedCall], Any]] = {
-    **dict.fromkeys(("NonTensorData", "MetaData", "NonTensorStack"), _PrintedParser.holder),
-    "TensorDict": _PrintedParser.tensordict,
-    "LazyStackedTensorDict": _PrintedParser.stack,
-    "LazyView": _PrintedParser.view,
+    **dict.fromkeys(("NonTensorData", "MetaData", "NonTensorStack"), _PrintedParser.make_holder),
+    "TensorDict": _PrintedParser.make_tensordict,
+    "LazyStackedTensorDict": _PrintedParser.make_stack,
+    "LazyView": _PrintedParser.make_view,
 }

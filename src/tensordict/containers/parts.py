@@ -1,4 +1,4 @@
-"""The containers that a lazy concatenation consists of, and entries of it: rows of the entries of all of them."""
+"""The parts of a lazy concatenation, and its entries: the rows of an entry of all parts, read when they are used."""
 
 from __future__ import annotations
 
@@ -21,52 +21,51 @@ from tensordict.core.keys import Path, entry_of, joined
 from tensordict.core.locks import Lock
 from tensordict.memory import files
 from tensordict.memory import rows as scattered
-from tensordict.memory.stored_tensors import SPREAD, Selection, StoredTensor, Values, in_memory, tensor_of
+from tensordict.memory.stored_tensors import SPREAD, Selection, StoredTensor, Values, as_tensor, in_memory
 from tensordict.ops.dims.stacking import cat_containers
 
-# Some rows of one part, and where they are among all that are taken.
+# The number of a part, the index of some of its rows, and the positions of these rows in the result.
 Piece = tuple[int, Any, slice]
-# The rows in memory of the entries of a part, as `scattered.records` gives them.
+# The entries of a part that lie in memory, as arrays of rows that `scattered.records` returns.
 Columns = dict[Path, Values]
 Item = TypeVar("Item")
 Read = TypeVar("Read")
 
 
 class Parts(Sequence[Any]):
-    """Containers one behind the other: which row is in which of them. Others can only be added.
+    """The containers of a concatenation, with the position of each row. Containers can be added and not removed.
 
     Attributes:
-        template: a container with the schema of all of them.
-        starts: the first row of each, and at the end the number of rows.
+        template: a container with the schema of all parts.
+        starts: the first row of each part, followed by the number of rows.
         starts_array: the same as an array.
-        read_only: why nothing may be written to them; empty when it may.
-        fixed_values: why values that are no tensors may not be written; empty when they may.
-        in_flight: how many are read at once: more than one where sequences of containers say so by this attribute, of
-            what comes over a network.
+        read_only: the reason why the parts cannot be written; empty if they can.
+        fixed_values: the reason why non-tensor values cannot be written; empty if they can.
+        in_flight: the number of parts that are read at once. Sequences that load parts over a network set it above 1.
     """
 
     read_only = fixed_values = ""
     in_flight: int = 1
-    # What is held by who adds some.
+    # RowRequest by callers that add parts.
     growing: Lock
-    # What parts see of that which holds them.
+    # The locked parts refer to this object as if it were the container that locks them.
     _locked = True
     # See `scattered.gather`.
     missed: int = 0
-    # Each part that was checked.
-    _checked: list[_SeenPart]
+    # One weak reference for each part, which is dead until the part has been checked.
+    _checked: list[_CheckedPart]
     starts_array: Values
 
     def __init__(self, containers: Sequence[Any], lengths: Iterable[int] | None, template: Any) -> None:
         if template is None:
             if not len(containers):
-                raise ValueError("a concatenation of no containers needs a template, which says what their entries are")
+                raise ValueError("a concatenation of no containers needs a template: a container with their entries")
             template = containers[0]
         if not is_node(template) or template._is_non_tensor:
-            raise TypeError(f"a concatenation is one of containers, got {type(template).__name__}")
+            raise TypeError(f"a concatenation joins containers, got {type(template).__name__}")
         if not template._batch_size:
             raise ShapeError(
-                "a concatenation runs along the first batch dim, and the template (or first part) has none"
+                "a concatenation runs along the first batch dim, but the template (or first part) has no batch dims"
             )
         self.template = template._wrapped_container()
         self.starts = [0]
@@ -75,7 +74,7 @@ class Parts(Sequence[Any]):
         self.extend(containers, lengths)
 
     def extend(self, containers: Sequence[Any], lengths: Iterable[int] | None) -> None:
-        """Add containers of these lengths behind the last one; without lengths, they are all looked at now."""
+        """Add containers of these lengths behind the last one. Without lengths, load and check all of them now."""
         count = len(self._where)
         if lengths is None:
             for number, part in enumerate(containers, count):
@@ -97,7 +96,7 @@ class Parts(Sequence[Any]):
 
     @property
     def total(self) -> int:
-        """The number of rows of all."""
+        """The number of rows of all parts."""
         return self.starts[-1]
 
     def __len__(self) -> int:
@@ -115,7 +114,7 @@ class Parts(Sequence[Any]):
         part = sequence[at]
         if self._checked[number]() is not part:
             self._check(number, part, self.starts[number + 1] - self.starts[number])
-            self._checked[number] = _SeenPart(part)
+            self._checked[number] = _CheckedPart(part)
         return part
 
     def __getstate__(self) -> dict[str, Any]:
@@ -129,29 +128,29 @@ class Parts(Sequence[Any]):
         self._start()
 
     def _start(self) -> None:
-        """Know nothing of the parts."""
+        """Set the state that is not pickled; no part counts as checked."""
         self.starts_array = np.asarray(self.starts, dtype=np.int64)
         self.growing = Lock()
         self._checked = [_NONE] * len(self._where)
 
     def refuse_read_only(self, path: Path) -> None:
-        """Raise a `SaveError` where nothing may be written to the parts."""
+        """Raise a `SaveError` if the parts cannot be written."""
         if self.read_only:
             raise SaveError(f"{entry_of(path)}{self.read_only}")
 
     def refuse_values(self, path: Path, entries: Mapping[str, Any]) -> None:
-        """Raise a `SaveError` when nothing may be written, or one of these entries holds values that may not be."""
+        """Raise a `SaveError` if the parts, or the values in one of these entries, cannot be written."""
         self.refuse_read_only(path)
         for name, entry in entries.items() if self.fixed_values else ():
             if not isinstance(entry.sample, Tensor):
                 raise SaveError(f"{entry_of((*path, name))}{self.fixed_values}")
 
     def node(self, number: int, path: Path) -> Any:
-        """The container at `path` in a part."""
+        """Return the container at `path` in a part."""
         return node_at(self[number]._wrapped_container(), path)
 
     def each(self, read: Callable[[Item], Read], items: Sequence[Item]) -> list[Read]:
-        """What `read` gives for each item; items are of different parts, of which several are read at once."""
+        """Call `read` with each item and return the results. Items of several parts are read at once."""
         if self.in_flight == 1 or len(items) < 2:
             return [read(item) for item in items]
         found: list[Any] = [None] * len(items)
@@ -162,23 +161,23 @@ class Parts(Sequence[Any]):
         files.run_all([partial(job, at) for at in range(len(items))], self.in_flight)
         return found
 
-    # --- which rows are where ---------------------------------------------------------------------------------------
+    # --- the positions of rows --------------------------------------------------------------------------------------
 
     def place(self, row: int) -> tuple[int, int]:
-        """The number of the part that has a row, and which of its rows it is."""
+        """Return the number of the part that contains a row, and the position of the row in it."""
         number = bisect_right(self.starts, row) - 1
         return number, row - self.starts[number]
 
     def pieces(self, rows: range | Values) -> list[Piece]:
-        """What to take of each part for rows that rise: a slice or an array of its rows."""
+        """Return the pieces of the parts, each a slice or an array of rows, that make up rows in ascending order."""
         if isinstance(rows, np.ndarray):
-            return Taken(self, rows).pieces
+            return RowRequest(self, rows).pieces
         if not len(rows):
             return []
         found = []
         taken = 0
         for number in range(self.place(rows[0])[0], self.place(rows[-1])[0] + 1):
-            # How many of the rows come before the next part.
+            # The number of the rows that come before the next part.
             before = -(-(self.starts[number + 1] - rows.start) // rows.step)
             until = min(before, len(rows))
             if until > taken:
@@ -188,13 +187,13 @@ class Parts(Sequence[Any]):
                 taken = until
         return found
 
-    # --- their rows in memory ---------------------------------------------------------------------------------------
-    # Looking at a part takes Python some microseconds, and a mini-batch is of hundreds. So the tensors of a part that
-    # are mapped from files are kept as arrays of rows when rows are first gathered. The part is locked then, so that no
-    # entry can be replaced, as a locked container locks the containers in it. The arrays go with the part.
+    # --- rows in memory ---------------------------------------------------------------------------------------------
+    # Looking up the entries of a part takes Python some microseconds, and a mini-batch may need hundreds of parts. So
+    # the first gather keeps the mapped tensors of a part as arrays of rows. It also locks the part, so that no entry
+    # can be replaced. The arrays are dropped together with the part.
 
     def columns(self, numbers: Sequence[int], loaded: list[Any]) -> list[Columns]:
-        """The rows of some parts in memory; parts that nobody else may keep are added to `loaded`."""
+        """Return the arrays of rows of some parts. Adds newly loaded parts to `loaded`, which keeps them alive."""
         known = self._checked
         found = [known[number].columns for number in numbers]
         absent = [at for at, columns in enumerate(found) if columns is None]
@@ -206,7 +205,7 @@ class Parts(Sequence[Any]):
                 part._lock_tree(weakref.ref(self))
             found[at] = columns
             checked = known[numbers[at]]
-            # Another thread may have loaded the same part meanwhile, as another container.
+            # Another thread may have loaded the same part meanwhile, into another container.
             if checked() is part:
                 checked.columns = columns
         loaded += parts
@@ -226,7 +225,7 @@ class Parts(Sequence[Any]):
     # --- one schema -------------------------------------------------------------------------------------------------
 
     def _check(self, number: int, part: Any, length: int | None) -> None:
-        """Raise unless a part has the schema of the template, and as many rows as was said."""
+        """Raise unless a part has the schema of the template and `length` rows (`None` for any number)."""
         if not is_node(part) or part._is_non_tensor:
             raise TypeError(f"the parts of a concatenation are containers, part {number} is {type(part).__name__}")
         part = part._wrapped_container()
@@ -241,29 +240,29 @@ class Parts(Sequence[Any]):
         _check_alike(part, self.template, number, ())
 
 
-class _SeenPart(weakref.ref[Any]):
-    """A part that was checked, and its rows once they were gathered, which go with it."""
+class _CheckedPart(weakref.ref[Any]):
+    """A weak reference to a part that was checked. Once rows were gathered from it, it keeps the arrays of its rows."""
 
     __slots__ = ("columns",)
 
     columns: Columns | None
 
-    def __new__(cls, part: object) -> _SeenPart:
-        self = super().__new__(cls, part, cls.let_go)
+    def __new__(cls, part: object) -> _CheckedPart:
+        self = super().__new__(cls, part, cls.drop_columns)
         self.columns = None
         return self
 
-    def let_go(self) -> None:
-        """Drop the rows of a part that is gone."""
+    def drop_columns(self) -> None:
+        """Drop the arrays when the part is deleted."""
         self.columns = None
 
 
-# Stands for a part that was not checked: it refers to an object that is gone.
-_NONE = _SeenPart(set())
+# A dead reference, for parts that have not been checked.
+_NONE = _CheckedPart(set())
 
 
 def _stays_in_place(value: Tensor, sample: Any) -> bool:
-    """Whether the rows of a tensor, of the dtype and shape of those of a sample, lie one behind the other in a map."""
+    """Return whether a tensor is a contiguous block of mapped memory with the dtype and row shape of `sample`."""
     return (
         isinstance(sample, Tensor)
         and not isinstance(value, Contract)
@@ -281,12 +280,12 @@ def _stays_in_place(value: Tensor, sample: Any) -> bool:
     )
 
 
-class Taken:
-    """Rows that are taken of parts, in any order.
+class RowRequest:
+    """A request for rows of the parts, in any order, that all entries of a container answer.
 
     Attributes:
-        picks: the rows by part.
-        loaded: parts that may not be kept otherwise.
+        picks: the rows, grouped by part.
+        loaded: the parts that were loaded for this request, kept alive until it ends.
     """
 
     def __init__(self, parts: Parts, rows: Values) -> None:
@@ -298,12 +297,12 @@ class Taken:
         self._read: dict[Path, list[Any]] = {}
 
     def hold(self) -> None:
-        """Take hold of the memory that the rows are read from."""
+        """Keep the memory alive that the rows are read from."""
         self._columns = self.parts.columns(self.picks.hit, self.loaded)
 
     @cached_property
     def pieces(self) -> list[Piece]:
-        """Return each part that has rows, the numbers of these rows in it, and their slice of `picks.order`."""
+        """The pieces of the parts that have rows. Their positions refer to `picks.order`."""
         cuts, local = self.picks.cuts, self.picks.local[self.picks.order]
         return [
             (number, torch.from_numpy(local[start:stop]), slice(start, stop))
@@ -312,14 +311,14 @@ class Taken:
 
     @cached_property
     def back(self) -> Tensor:
-        """Return the position of each row in `picks.order`."""
+        """The position of each row in `picks.order`."""
         order = self.picks.order
         back = np.empty_like(order)
         back[order] = np.arange(len(back))
         return torch.from_numpy(back)
 
-    def read_ahead(self, entries: Sequence[RowsOfParts | JoinedValues]) -> None:
-        """Read the rows of entries, of several parts at once."""
+    def prefetch(self, entries: Sequence[RowsOfParts | JoinedValues]) -> None:
+        """Read the rows of several entries, from several parts at once."""
 
         def of_part(piece: Piece) -> list[Any]:
             return [entry.piece(piece) for entry in entries]
@@ -328,27 +327,30 @@ class Taken:
         self._read = {entry.path: list(found) for entry, found in zip(entries, read, strict=True)}
 
     def of(self, entry: RowsOfParts | JoinedValues) -> list[Any]:
-        """What is taken of each part of an entry; what was read ahead is given once."""
+        """Return the rows of an entry, one item for each part. Rows that were read ahead are returned once only."""
         found = self._read.pop(entry.path, None)
         return [entry.piece(piece) for piece in self.pieces] if found is None else found
 
-    def gathered(self, path: Path, shape: Sequence[int], dtype: torch.dtype) -> Tensor | None:
-        """The rows of an entry, of this shape and dtype; `None` when parts have to be asked for them."""
+    def gather(self, path: Path, shape: Sequence[int], dtype: torch.dtype) -> Tensor | None:
+        """Gather the rows of an entry from memory; `None` if some part has no array of them.
+
+        `shape` is the shape of one row.
+        """
         sources: list[Any] = [columns.get(path) for columns in self._columns]
         if any(source is None for source in sources):
             return None
-        out = scattered.fresh((len(self.picks.local), *shape), dtype)
+        out = scattered.new_rows((len(self.picks.local), *shape), dtype)
         self.parts.missed = scattered.gather(sources, self.picks, out, self.parts.missed)
         return out
 
 
 class RowsOfParts:
-    """The rows of an entry of all parts as an `Array`: what is taken of it is read from the parts that have it.
+    """A tensor entry of all parts, as an `Array` of their rows. A read goes to the parts that contain the rows.
 
     Attributes:
-        rows: those of all rows of the parts that it has.
-        path: where the entry is in the parts.
-        shape: its shape.
+        rows: the rows of the concatenation that it covers.
+        path: the path of the entry in each part.
+        shape: the number of rows, followed by the shape of a row.
     """
 
     __slots__ = ("device", "dtype", "parts", "path", "rows", "shape")
@@ -367,18 +369,18 @@ class RowsOfParts:
         self.shape = (len(rows), *row_shape)
 
     def tensor(self) -> StoredTensor:
-        """The tensor that stands for it."""
+        """Return a `StoredTensor` over this array."""
         return StoredTensor.of(self, self.dtype, self.device, self.path)
 
     def over(self, rows: range) -> RowsOfParts:
-        """The same of other rows."""
+        """Return the same entry for other rows."""
         return RowsOfParts(self.parts, rows, self.path, self.shape[1:], self.dtype, self.device)
 
     def check(self) -> None:
-        """Nothing can be closed."""
+        """Do nothing: the parts check themselves whether their files are open."""
 
     def read(self, selection: Selection, dtype: object = None) -> Tensor:
-        """The selected elements."""
+        """Return the selected elements as a tensor in memory."""
         first, *others = selection
         rest = tuple(torch.from_numpy(item) if isinstance(item, np.ndarray) else item for item in others)
         if isinstance(first, (int, np.integer)):
@@ -387,27 +389,27 @@ class RowsOfParts:
         pieces = self._pieces(first)
         return torch.cat(self.parts.each(lambda piece: self.of_part(piece[0], (piece[1], *rest)), pieces))
 
-    def gathered(self, taken: Taken) -> Tensor:
-        """The rows that are taken."""
-        rows = taken.gathered(self.path, self.shape[1:], self.dtype)
+    def gather(self, request: RowRequest) -> Tensor:
+        """Return the requested rows."""
+        rows = request.gather(self.path, self.shape[1:], self.dtype)
         if rows is None:
-            pieces = taken.of(self)
-            rows = (torch.cat(pieces) if len(pieces) > 1 else pieces[0])[taken.back]
+            pieces = request.of(self)
+            rows = (torch.cat(pieces) if len(pieces) > 1 else pieces[0])[request.back]
         return rows
 
     def piece(self, piece: Piece) -> Tensor:
-        """Some rows of one part."""
+        """Return some rows of one part."""
         return self.of_part(piece[0], piece[1])
 
     def of_part(self, number: int, at: Any) -> Tensor:
-        """What an index takes of the tensor of one part."""
+        """Index the tensor of one part."""
         leaf: Tensor = self._leaf(number)[2]
         return in_memory(leaf[at])
 
     def write(self, selection: Selection, values: Any) -> None:
-        """Write to the selection."""
+        """Write values into the selected elements."""
         first, *others = selection
-        given = tensor_of(values, self.dtype)
+        given = as_tensor(values, self.dtype)
         rest = tuple(torch.from_numpy(item) if isinstance(item, np.ndarray) else item for item in others)
         if isinstance(first, (int, np.integer)):
             number, local = self.parts.place(self.rows[first])
@@ -422,7 +424,7 @@ class RowsOfParts:
         return self.parts.pieces(rows)
 
     def _leaf(self, number: int) -> tuple[Any, str, Any]:
-        """The container of a part that holds the entry, its name there, and the tensor."""
+        """Return the container of a part that holds the entry, the name of the entry there, and its tensor."""
         *path, name = self.path
         node = self.parts.node(number, tuple(path))
         return node, name, node._writable()[name]
@@ -437,9 +439,10 @@ class RowsOfParts:
 
 
 class JoinedValues:
-    """The rows of an entry of all parts that no tensor can stand for: values, ragged tensors. They are read at once.
+    """An entry of all parts that cannot be a `StoredTensor`: values and ragged tensors, which are read as a whole.
 
     Attributes:
+        parts, rows, path: as for `RowsOfParts`.
         sample: the entry in the template.
     """
 
@@ -449,53 +452,53 @@ class JoinedValues:
         self.parts, self.rows, self.path, self.sample = parts, rows, path, sample
 
     def read(self) -> Any:
-        """The entry."""
-        taken = self.parts.each(self.piece, self.parts.pieces(self.rows))
-        taken = taken or [self._of(self.parts.template, slice(0, 0))]
-        return (cat_containers(taken) if len(taken) > 1 else taken[0])._entries[self.path[-1]]
+        """Read and join the entry of all parts."""
+        pieces = self.parts.each(self.piece, self.parts.pieces(self.rows))
+        pieces = pieces or [self._of(self.parts.template, slice(0, 0))]
+        return (cat_containers(pieces) if len(pieces) > 1 else pieces[0])._entries[self.path[-1]]
 
-    def gathered(self, taken: Taken, shape: torch.Size) -> Any:
-        """The rows that are taken, in another shape."""
-        pieces = taken.of(self)
+    def gather(self, request: RowRequest, shape: torch.Size) -> Any:
+        """Return the requested rows, arranged in `shape`."""
+        pieces = request.of(self)
         joined = cat_containers(pieces) if len(pieces) > 1 else pieces[0]
-        return joined._index(taken.back.view(shape))._entries[self.path[-1]]
+        return joined._index(request.back.view(shape))._entries[self.path[-1]]
 
     def piece(self, piece: Piece) -> TensorDict:
-        """A container of some rows of one part."""
+        """Return a container with some rows of one part."""
         return self._of(self.parts[piece[0]], piece[1])
 
     def of_part(self, number: int, at: Any) -> Any:
-        """What an index takes of the entry of one part."""
+        """Index the entry of one part."""
         return self._of(self.parts[number], at)._entries[self.path[-1]]
 
     def _of(self, part: Any, at: Any) -> TensorDict:
-        """A container of the entry alone."""
+        """Return a container with this entry only, indexed."""
         *path, name = self.path
         taken = node_at(part._wrapped_container(), path).select(name)._index(at)
         return TensorDict._make({name: taken._entries[name]}, taken._batch_size, None, None)
 
     def sketch(self, size: torch.Size, device: torch.device | None) -> Any:
-        """What it is, for those who only ask that, as an entry of a container of this batch size; nothing is read."""
+        """Return a placeholder for callers that do not use the values; see `StoredContainer._sketch`. Reads nothing."""
         if is_node(self.sample):
             return makers.value(f"<values of {len(self.parts)} parts>", size, device)
         return self.sample
 
 
 def node_at(container: Any, path: Iterable[str]) -> Any:
-    """The container at `path` in one."""
+    """Return the nested container at `path`."""
     for name in path:
         container = container._node(name)._wrapped_container()
     return container
 
 
 def _check_alike(part: Any, template: Any, number: int, path: Path) -> None:
-    """Raise unless two containers have the same entries: nested ones, values, tensors of one dtype, device and row."""
+    """Raise unless two containers have the same keys, kinds of entries, dtypes, devices and row shapes."""
     own, expected = part._structure(), template._structure()
     where = f"part {number} of a concatenation"
     if own.keys() != expected.keys():
         raise ShapeError(
             f"{where} has other keys than the template (or first part){f' under {joined(path)!r}' if path else ''}: it "
-            f"lacks {sorted(expected.keys() - own.keys())} and has {sorted(own.keys() - expected.keys())} beside them"
+            f"lacks {sorted(expected.keys() - own.keys())} and has {sorted(own.keys() - expected.keys())} in addition"
         )
     for name, sample in expected.items():
         value, key = own[name], (*path, name)

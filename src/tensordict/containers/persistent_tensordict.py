@@ -1,4 +1,4 @@
-"""PersistentTensorDict: the container whose entries live in an array store: an HDF5 file, a Zarr group."""
+"""PersistentTensorDict: the container over an array store, such as an HDF5 file or a Zarr group."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from tensordict.containers.dense import TensorDict
-from tensordict.containers.on_disk import OnDisk, Twin
+from tensordict.containers.on_disk import StoredContainer, UnreadMixin
 from tensordict.core import makers, pytree, ragged, registry
 from tensordict.core.contract import Contract, Names
 from tensordict.core.devices import as_device
@@ -22,7 +22,7 @@ from tensordict.core.replacing import is_replacing
 from tensordict.core.shapes import as_size
 from tensordict.io.formats import pickled_containers
 from tensordict.io.remote.urls import Remote, is_url
-from tensordict.io.specification import class_named, to_container
+from tensordict.io.specification import find_class, to_container
 from tensordict.io.stores import entries as stored_entries
 from tensordict.io.stores.array_store import ArrayItem, Group, Item, Pick, Store, UnreadableItem
 from tensordict.io.stores.backends import backend_of
@@ -42,49 +42,48 @@ def _close(container: Contract) -> None:
 
 @pytree.register
 @registry.register
-class PersistentTensorDict(OnDisk):
-    """A container whose entries live in an HDF5 file or a Zarr group, for data that does not fit in memory.
+class PersistentTensorDict(StoredContainer):
+    """A container over an HDF5 file or a Zarr group, for data that does not fit in memory.
 
-    - Reading an entry reads its array, and gives a tensor in memory.
-    - An index gives a view of these rows, which reads them when they are used and writes to the file:
-      `data[torch.randint(len(data), (256,))]` is a mini-batch, `.to_tensordict()` reads it into memory at once.
-    - Writing an entry writes it to the file, and so does everything that writes in place: `data[3] = item`, `set_`,
-      `data.mul_(2)`. An entry that is there keeps its dtype and its shape: the value is cast and broadcast, or refused.
+    - Reading an entry reads its array and returns a tensor in memory.
+    - Indexing gives a view of these rows, which reads them when they are used and writes to the file.
+      `data[torch.randint(len(data), (256,))]` is a mini-batch; `.to_tensordict()` reads it into memory at once.
+    - Writing an entry writes to the file, and so does everything that writes in place: `data[3] = item`, `set_`,
+      `data.mul_(2)`. An existing entry keeps its dtype and shape: the value is cast and broadcast, or the write raises.
       `data.set(key, value, overwrite=True)` replaces the entry.
     - A nested container is a group, and is read as a `PersistentTensorDict`. Keys, shapes, `repr` and the batch size
       read no tensors.
-    - `to(device)` gives a container over the same file. The results of other operations are in memory, as
-      `TensorDict`s.
+    - `to(device)` gives a container over the same file. Other operations return `TensorDict`s in memory.
 
-    Values that are no tensors are kept as JSON. Names of dims, batch sizes and the classes of tensorclasses are kept
-    in attributes, which other programs do not see. Links to other files are never followed. Ragged entries, which a
-    Zarr group can hold, are read and replaced as a whole.
+    Non-tensor values are stored as JSON. Dim names, batch sizes and the classes of tensorclasses are stored in
+    attributes, which other programs ignore. Links to other files are never followed. Ragged entries, which a Zarr group
+    can hold, are read and replaced as a whole.
 
-    As a context manager it is closed at the end of the block. Pickling it pickles the path: what is loaded opens the
-    file anew. A process forked while the file is open for writing can read from it.
+    As a context manager, the container closes its file at the end of the block. A pickle contains the path, and loading
+    it opens the file anew. A process that was forked while the file is open for writing can read from it.
 
     Args:
-        batch_size: the leading dims that all entries share; `None` for that which was saved, else no batch dims.
-        filename: the file, or the folder, the zip file, the URL or the `zarr.abc.store.Store` of a Zarr group;
-            exclusive with `group`.
-        group: an `h5py.File`, `h5py.Group` or `zarr.Group`, or with `filename` the path of one in the file.
-        mode: `"r"` (read only), `"r+"` (read and write), `"w"` (make a new file), `"x"` (the same, and it must not
-            exist), `"a"` (read and write, make one when there is none).
+        batch_size: the leading dims that all entries share. `None` takes the batch size in the file, or no batch dims.
+        filename: the HDF5 file, or the folder, zip file, URL or `zarr.abc.store.Store` of a Zarr group. Exclusive with
+            `group`.
+        group: an `h5py.File`, `h5py.Group` or `zarr.Group`; with `filename`, the path of a group in the file.
+        mode: `"r"` (read only), `"r+"` (read and write), `"w"` (create, replacing an old file), `"x"` (create, fail if
+            the file exists), `"a"` (read and write, create if necessary).
         backend: `"h5"` or `"zarr"`.
         device: tensors are moved there when they are read.
         validate_batch_size: check the batch size against the shapes in the file.
-        storage_options: of a URL, as in :meth:`TensorDict.load_memmap`.
+        storage_options: for a URL, as in :meth:`TensorDict.load_memmap`.
         **kwargs: passed to `h5py.Group.create_dataset` for entries that are written: `compression="gzip"`,
-            `chunks=...` (an int is the number of rows of a chunk). Of a Zarr group those that
-            :meth:`TensorDict.to_zarr` takes.
+            `chunks=...` (an int is the number of rows of a chunk). For a Zarr group, the options of
+            :meth:`TensorDict.to_zarr`.
 
     Attributes:
-        LOCKING: passed to `h5py.File` as `locking`: `None` for the choice of the HDF5 library, `False` where the file
-            system has no locks.
+        LOCKING: passed to `h5py.File` as `locking`. `None` leaves the choice to the HDF5 library; `False` is for file
+            systems without locks.
 
     Raises:
-        FileNotFoundError: there is no such file.
-        ValueError: a shape in the file does not begin with the batch size, or the file is none of HDF5.
+        FileNotFoundError: the file does not exist.
+        ValueError: a shape in the file does not begin with the batch size, or the file is not an HDF5 file.
         ModuleNotFoundError: h5py, or zarr, is not installed.
 
     Example:
@@ -101,9 +100,9 @@ class PersistentTensorDict(OnDisk):
 
     LOCKING: bool | str | None = None
     _gives_views = True
-    # The name of the tensorclass that was saved.
+    # The name of the tensorclass that was saved, if any.
     _class_name: str | None = None
-    # The class of what is nested in it.
+    # The class of nested containers.
     _plain: ClassVar[type[PersistentTensorDict]]
     # `with data:` closes the file at the end.
     _default_undo = (None, _close)
@@ -126,11 +125,11 @@ class PersistentTensorDict(OnDisk):
                 "a PersistentTensorDict needs a filename or an h5py group, and not both; with a filename, group may be "
                 "the path of a group in the file"
             )
-        with self._connected(backend_of(backend), filename, group, mode, device, storage_options, kwargs):
+        with self._opening(backend_of(backend), filename, group, mode, device, storage_options, kwargs):
             self._adopt_size(None if batch_size is None else as_size(batch_size), validate_batch_size)
 
     @contextmanager
-    def _connected(
+    def _opening(
         self,
         kind: type[Store],
         filename: Any,
@@ -140,7 +139,10 @@ class PersistentTensorDict(OnDisk):
         storage_options: StorageOptions | None,
         options: Mapping[str, Any],
     ) -> Iterator[None]:
-        """Open the store at a path, which a block that fails closes, or over a group that its library has opened."""
+        """Open the store at a path, or over a group that its library has opened, for the duration of a block.
+
+        If the block fails, a store that was opened from a path is closed.
+        """
         if storage_options is not None and kind.opens_urls and is_url(filename):
             filename = Remote(filename, storage_options)
         options = kind.check_options(options)
@@ -159,10 +161,10 @@ class PersistentTensorDict(OnDisk):
     ) -> None:
         self._store = group.store
         self._group = group
-        # The addresses of the groups that it is nested in, which it must not hold.
+        # The addresses of the enclosing groups, which must not be stored inside this one.
         self._lineage = stored_entries.lineage_of(group, above)
         self._options = dict(options)
-        # What names stood for when they were looked up, and the containers over groups, which are made once.
+        # The items found by earlier look-ups, and the containers over groups, made once each.
         self._items: dict[str, Item] = {}
         self._nested: dict[str, tuple[Item, Any]] = {}
         if device is not None:
@@ -171,21 +173,24 @@ class PersistentTensorDict(OnDisk):
         self._dim_names: Names | None = None
 
     def _adopt_size(self, size: torch.Size | None, check: bool) -> torch.Size | None:
-        """Take over a batch size, which is noted in the store, or else that which is noted there, and give the latter.
+        """Set the batch size, and return the one recorded in the store.
 
-        The names that are noted are taken over, too; `check` compares the batch size with the shapes in the store.
+        Args:
+            size: the batch size, which is recorded in the store; `None` for the recorded one. Recorded dim names apply
+                in both cases.
+            check: compare the batch size with the shapes in the store.
         """
         noted, names, self._class_name = read_state(self._group)
         self._size = noted if size is None and noted is not None else size or torch.Size(())
-        self._dim_names = _fitting(names, self._size)
+        self._dim_names = _fit_names(names, self._size)
         if check:
             self._check_shapes()
         if size is not None and noted != size:
-            self._note(size, self._dim_names)
+            self._record_state(size, self._dim_names)
         return noted
 
     def _check_shapes(self) -> None:
-        for name in self._listed():
+        for name in self._list_names():
             item = self._item(name)
             if stored_entries.is_ragged(item):
                 stored_entries.check_rows(item, self._size)
@@ -205,7 +210,7 @@ class PersistentTensorDict(OnDisk):
     # --- the file -----------------------------------------------------------------------------------------------------
 
     @classmethod
-    def _opened(
+    def _open_store(
         cls,
         source: object,
         *,
@@ -219,15 +224,15 @@ class PersistentTensorDict(OnDisk):
         options: Mapping[str, Any] | None = None,
         is_new: bool = False,
     ) -> Any:
-        """The container over a store at a path, or over a group that its library has opened; see `from_h5`.
+        """Open a store at a path, or wrap a group that its library has opened; see `from_h5`.
 
-        `is_new` says that it has just been written, so that its shapes are known to fit.
+        `is_new` tells that the store has just been written, so that its shapes need no check.
         """
         kind = backend_of(backend)
         is_handle = kind.is_handle(source)
         self = object.__new__(cls)
         filename, group = (None, source) if is_handle else (source, None)
-        with self._connected(kind, filename, group, mode, device, storage_options, options or {}):
+        with self._opening(kind, filename, group, mode, device, storage_options, options or {}):
             noted = self._adopt_size(None if batch_size is None else as_size(batch_size), False)
             if is_new:
                 return self._as_saved_class()
@@ -239,12 +244,12 @@ class PersistentTensorDict(OnDisk):
                 return self._as_saved_class()
 
     def _as_saved_class(self) -> Any:
-        """This container, as the tensorclass that was saved if one was."""
+        """Return this container, wrapped in the tensorclass that was saved, if any."""
         name = self._class_name
         if name is None:
             return self
-        cls = class_named(name)
-        unknown = sorted(set(self._listed()) - cls.__expected_keys__)
+        cls = find_class(name)
+        unknown = sorted(set(self._list_names()) - cls.__expected_keys__)
         if unknown:
             raise SaveError(f"{joined(self._group.key)!r} is saved as a {name}, which has no fields {unknown}")
         return cls._wrapping(self)
@@ -263,12 +268,20 @@ class PersistentTensorDict(OnDisk):
     ) -> PersistentTensorDict:
         """Write a (nested) dict, or another container, as an HDF5 file or a Zarr group.
 
+        Example:
+            >>> import tempfile
+            >>> from tensordict import PersistentTensorDict
+            >>> folder = tempfile.TemporaryDirectory()
+            >>> data = PersistentTensorDict.from_dict({"a": [1, 2], "b": {"c": [3.0, 4.0]}}, f"{folder.name}/data.h5")
+            >>> data["b", "c"]
+            tensor([3., 4.])
+
         Args:
-            input_dict: what to write: a container, or what :meth:`TensorDict.from_dict` takes.
-            filename: the file or folder; a container saved there is replaced, as by :meth:`to_h5` and :meth:`to_zarr`.
+            input_dict: a container, or any input of :meth:`TensorDict.from_dict`.
+            filename: the file or folder. A container saved there is replaced, as by :meth:`to_h5` and :meth:`to_zarr`.
             auto_batch_size: without a `batch_size`, give every level the longest batch size that its entries share.
-            batch_size: the batch size; that of a container, and none for a dict, by default.
-            device: where tensors are when they are read.
+            batch_size: the batch size; by default the one of a container, and no batch dims for a dict.
+            device: tensors are moved there when they are read.
             backend: `"h5"` or `"zarr"`.
             **kwargs: arguments of :meth:`to_h5` or :meth:`to_zarr`.
 
@@ -278,14 +291,6 @@ class PersistentTensorDict(OnDisk):
         Raises:
             ValueError: for another backend.
             OSError: the file cannot be written.
-
-        Example:
-            >>> import tempfile
-            >>> from tensordict import PersistentTensorDict
-            >>> folder = tempfile.TemporaryDirectory()
-            >>> data = PersistentTensorDict.from_dict({"a": [1, 2], "b": {"c": [3.0, 4.0]}}, f"{folder.name}/data.h5")
-            >>> data["b", "c"]
-            tensor([3., 4.])
         """
         if batch_size is None and isinstance(input_dict, Contract) and not auto_batch_size:
             batch_size = input_dict._batch_size
@@ -302,19 +307,7 @@ class PersistentTensorDict(OnDisk):
     @overload
     def clone(self, recurse: bool = ..., *, newfile: Any, **kwargs: Any) -> PersistentTensorDict: ...
     def clone(self, recurse: bool = True, *, newfile: Any = None, **kwargs: Any) -> Any:
-        """A copy in memory, or in another file or group of the same kind.
-
-        Args:
-            recurse: without `newfile`, `False` copies the structure only and shares the entries, as :meth:`copy` does.
-            newfile: the file to write the copy to, as :meth:`to_h5` or :meth:`to_zarr` does, with the options that this
-                container was opened with.
-            **kwargs: without `newfile`, passed to `torch.Tensor.clone`; with it, to :meth:`to_h5`.
-
-        Returns:
-            a `TensorDict`; with `newfile`, a :class:`PersistentTensorDict` over it, open for writing.
-
-        Raises:
-            ValueError: `newfile` is the file of this container.
+        """Copy the container into memory, or into another file or group of the same kind.
 
         Example:
             >>> import tempfile
@@ -326,6 +319,18 @@ class PersistentTensorDict(OnDisk):
             ...         copy["a"] = torch.ones(2)
             ...     data["a"]
             tensor([0., 0.])
+
+        Args:
+            recurse: without `newfile`, `False` copies the structure only and shares the entries, as :meth:`copy` does.
+            newfile: write the copy to this file, as :meth:`to_h5` or :meth:`to_zarr` does, with the options that this
+                container was opened with.
+            **kwargs: without `newfile`, passed to `torch.Tensor.clone`; with it, to :meth:`to_h5`.
+
+        Returns:
+            a `TensorDict`; with `newfile`, a :class:`PersistentTensorDict` over it, open for writing.
+
+        Raises:
+            ValueError: `newfile` is the file of this container.
         """
         if newfile is None:
             return super().clone(recurse, **kwargs)
@@ -338,7 +343,7 @@ class PersistentTensorDict(OnDisk):
         return result
 
     def close(self) -> None:
-        """Close the file, for all containers over it; without effect when it is closed.
+        """Close the file, for all containers over it. Does nothing if it is closed already.
 
         Example:
             >>> import tempfile
@@ -367,11 +372,11 @@ class PersistentTensorDict(OnDisk):
         }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        foreign = pickled_containers.is_of_file(state)
+        foreign = pickled_containers.is_hdf5_state(state)
         if foreign:
-            state, nested = pickled_containers.of_file(type(self), state)
+            state, nested = pickled_containers.convert_hdf5_state(type(self), state)
             for container in nested:
-                # Open for reading, while the file may have to be opened for writing.
+                # These hold the file open for reading, and it may have to be opened for writing below.
                 container.close()
         store = backend_of(state.get("backend", "h5")).open(state["filename"], state["mode"], locking=self.LOCKING)
         try:
@@ -385,7 +390,7 @@ class PersistentTensorDict(OnDisk):
         if state["locked"]:
             self._lock_tree()
 
-    def _moved_to(self, device: torch.device | None, entries: dict[str, Any]) -> Any:
+    def _move_to(self, device: torch.device | None, entries: dict[str, Any]) -> Any:
         for name, value in entries.items():
             if isinstance(value, Contract):
                 stays = value._is_non_tensor or isinstance(value._wrapped_container(), PersistentTensorDict)
@@ -411,7 +416,7 @@ class PersistentTensorDict(OnDisk):
 
     @_batch_size.setter
     def _batch_size(self, size: torch.Size) -> None:
-        self._note(size, self._dim_names)
+        self._record_state(size, self._dim_names)
 
     @property
     def _names(self) -> Names | None:
@@ -419,18 +424,18 @@ class PersistentTensorDict(OnDisk):
 
     @_names.setter
     def _names(self, names: Names | None) -> None:
-        self._note(self._size, names)
+        self._record_state(self._size, names)
 
-    def _note(self, size: torch.Size, names: Names | None) -> None:
-        """Take over a batch size and names, and have the store say them, when it can be written to."""
+    def _record_state(self, size: torch.Size, names: Names | None) -> None:
+        """Set the batch size and names, and record them in the store if it is open for writing."""
         store = self._store
         if store.is_open and store.mode != "r" and store.notes:
-            store.undo_on_failure(partial(self._have, self._size, self._dim_names))
+            store.undo_on_failure(partial(self._set_state, self._size, self._dim_names))
             with store.together():
                 stored_entries.note(self._group, size, names)
-        self._have(size, names)
+        self._set_state(size, names)
 
-    def _have(self, size: torch.Size, names: Names | None) -> None:
+    def _set_state(self, size: torch.Size, names: Names | None) -> None:
         self._size, self._dim_names = size, names
 
     # --- the entries --------------------------------------------------------------------------------------------------
@@ -439,19 +444,22 @@ class PersistentTensorDict(OnDisk):
         store = self._store
         return None if store.is_together else store.together((self._group,), pick)
 
-    def _listed(self) -> list[str]:
+    def _list_names(self) -> list[str]:
         self._store.check()
         return self._group.names()
 
     def _item(self, name: str) -> Item:
-        """What a name stands for in the store; a `KeyError` when there is no such entry."""
+        """Look up a name in the store.
+
+        Raises:
+            KeyError: the entry does not exist.
+        """
         if not isinstance(name, str):
             raise KeyError(name)
         found = self._items[name] = self._group.find(name, self._items.get(name))
         return found
 
-    def _target(self, name: str) -> Any:
-        """An entry, a tensor not being read."""
+    def _get_unread(self, name: str) -> Any:
         item = self._item(name)
         if isinstance(item, ArrayItem):
             return item.tensor(self._device)
@@ -475,7 +483,7 @@ class PersistentTensorDict(OnDisk):
         return node
 
     def _over_group(self, name: str, group: Group) -> PersistentTensorDict:
-        """The nested container over a group, as a plain one even where a tensorclass was saved."""
+        """Return the nested container over a group, without the tensorclass that was saved."""
         if name in self._nested and self._nested[name][0] is group:
             return self._nested[name][1]._wrapped_container()  # type: ignore[no-any-return]
         child = object.__new__(self._plain)
@@ -483,26 +491,25 @@ class PersistentTensorDict(OnDisk):
         noted, names, child._class_name = read_state(group)
         batch_dims = len(self._size)
         child._size = self._size if noted is None or noted[:batch_dims] != self._size else noted
-        child._dim_names = _fitting(names, child._size)
+        child._dim_names = _fit_names(names, child._size)
         return child
 
     def _holds(self, name: str) -> bool:
         return self._group.has(name)
 
-    def _put(self, entries: Mapping[str, Any]) -> None:
-        """Write entries, all of them or none."""
+    def _write_entries(self, entries: Mapping[str, Any]) -> None:
         self._store.check_writable()
         with self._store.together():
-            self._put_together(entries)
+            self._write_in_order(entries)
 
-    def _put_together(self, entries: Mapping[str, Any]) -> None:
+    def _write_in_order(self, entries: Mapping[str, Any]) -> None:
         group = self._group
         written: list[tuple[ArrayItem, Tensor]] = []
         links: dict[str, Item] = {}
         for name, value in entries.items():
             key = (*group.key, name)
             group.check_name(name)
-            array, value = self._fitted(name, value, key)
+            array, value = self._fit_value(name, value, key)
             if array is None:
                 links[name] = stored_entries.write_item(group, value, self._options, key, self._lineage)
             else:
@@ -513,11 +520,13 @@ class PersistentTensorDict(OnDisk):
             group.attach(name, made)
             self._items.pop(name, None)
 
-    def _fitted(self, name: str, value: Any, key: Path) -> tuple[ArrayItem | None, Any]:
-        """The array that a tensor is written into, `None` for a new one, and the tensor as it is written.
+    def _fit_value(self, name: str, value: Any, key: Path) -> tuple[ArrayItem | None, Any]:
+        """Return the existing array to write a tensor into, and the tensor cast and broadcast to it.
+
+        The array is `None` if the entry is new, or is replaced.
 
         Raises:
-            ShapeError: there is an array of a shape that the tensor does not broadcast to.
+            ShapeError: the tensor does not broadcast to the shape of the existing array.
         """
         if not self._store.rewrites or isinstance(value, (Contract, StoredTensor)) or not self._holds(name):
             return None, value
@@ -533,12 +542,12 @@ class PersistentTensorDict(OnDisk):
             except RuntimeError:
                 raise ShapeError(
                     f"entry {joined(key)!r} of the {self._store.kind} {self._store.name!r} has shape "
-                    f"{list(item.shape)}, to which a value of shape {list(ragged.shape_of(value))} does not broadcast: "
-                    f"td.set({joined(key)!r}, value, overwrite=True) replaces it"
+                    f"{list(item.shape)}, and a value of shape {list(ragged.shape_of(value))} does not broadcast to "
+                    f"it: td.set({joined(key)!r}, value, overwrite=True) replaces the entry"
                 ) from None
         return (item if item.has_one_name else None), value
 
-    def _drop(self, name: str) -> None:
+    def _delete_entry(self, name: str) -> None:
         self._item(name)
         self._group.delete(name)
         self._items.pop(name, None)
@@ -549,10 +558,10 @@ class PersistentTensorDict(OnDisk):
         except KeyError:  # not compiled: it reads a file
             raise SaveError(
                 f"the {self._store.kind} {self._store.name!r} is broken: it lists "
-                f"{joined((*self._group.key, name))!r}, which is not there"
+                f"{joined((*self._group.key, name))!r}, but there is no such entry"
             ) from None
         if isinstance(item, UnreadableItem):
-            # It is listed, and what it is can be seen; reading it is an error.
+            # Describing such an entry is fine; reading it raises.
             return makers.value(f"<{item.why}>", self._size, self._device)
         return super()._sketch(name)
 
@@ -562,24 +571,24 @@ class PersistentTensorDict(OnDisk):
         return f"{type(self).__name__}(closed {self._store.kind.split()[-1]} {self._store.name!r})"
 
 
-class _UnreadFile(Twin, PersistentTensorDict):
-    """See `Twin`."""
+class _UnreadFile(UnreadMixin, PersistentTensorDict):
+    """See `UnreadMixin`."""
 
 
-PersistentTensorDict._twin = _UnreadFile
+PersistentTensorDict._unread_class = _UnreadFile
 PersistentTensorDict._plain = PersistentTensorDict
 
 
 class _H5Backend:
-    """What pickles of the reference say of the kind of a file; there is one kind."""
+    """The backend class that pickles of the reference name."""
 
 
-def _fitting(names: Names | None, size: torch.Size) -> Names | None:
-    """Names that are noted, where they are some and of this batch size."""
+def _fit_names(names: Names | None, size: torch.Size) -> Names | None:
+    """Return recorded names if they fit this batch size and are not all `None`; otherwise `None`."""
     return names if names is not None and len(names) == len(size) and any(names) else None
 
 
-registry.speak_for(PersistentTensorDict, (OnDisk,))
+registry.speak_for(PersistentTensorDict, (StoredContainer,))
 
 
-makers.open_store = PersistentTensorDict._opened
+makers.open_store = PersistentTensorDict._open_store

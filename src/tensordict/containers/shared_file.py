@@ -1,8 +1,7 @@
-"""Values that are no tensors and that processes share: they are read from their file, whoever has written it there.
+"""Non-tensor values that processes share through a file, for `save(share_non_tensor=True)`.
 
-Saving with `share_non_tensor=True`, or loading such a save, has a `SharedFile` take the place of the values of a
-holder. A write puts a new file in the place of the old one in one step; a read asks the file system whether that has
-happened, and reads the file if so. Operations give plain holders of what the file holds at the time.
+Such a save, or loading one, gives each holder a `SharedFile`. A write replaces the file in one step. A read checks
+whether the file was replaced, and reads it if so. Operations return plain holders with the values at that time.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from tensordict.memory.names import META
 
 
 class _Folder:
-    """A new folder, which goes away with this object in the process that made it."""
+    """A temporary folder, deleted together with this object in the process that made it."""
 
     def __init__(self) -> None:
         self.path = tempfile.mkdtemp(prefix="tensordict-")
@@ -33,19 +32,19 @@ class _Folder:
 
 
 def _remove(folder: str, process: int) -> None:
-    # A child process has a copy of the object, and not the right to take the folder away.
+    # A forked child has a copy of the object and must not delete the folder of its parent.
     if os.getpid() == process:
         shutil.rmtree(folder, ignore_errors=True)
 
 
 class SharedFile:
-    """The file of a holder: that in the folder `place`, or else in a folder of its own, which goes away with it."""
+    """The file of a holder, in the folder `place`; without one, in a temporary folder."""
 
-    # The value of a `NonTensorData`, as it was read last.
+    # The value of a `NonTensorData` at the last read.
     value: Any = None
-    # The folder of a holder that is saved nowhere else.
+    # The temporary folder, for a holder that is not part of a save.
     _folder: _Folder | None = None
-    # What the file was when it was read.
+    # The inode, modification time and size of the file at the last read.
     _seen: tuple[int, int, int] | None = None
 
     def __init__(self, holder: Contract, place: Place | None) -> None:
@@ -53,16 +52,18 @@ class SharedFile:
         if place is None:
             self._folder = _Folder()
             place = Place.of(self._folder.path)
-            place.writing(form, (), True)()
+            place.plan_write(form, (), True)()
         self.place, self._kind = place, form.kind
 
-    def news(self) -> FolderSpecification | None:
-        """What the file says, when it is not what was read last. When it is gone, or another save has taken the place,
-        there is no news."""
+    def read_changes(self) -> FolderSpecification | None:
+        """Read the file if it has changed since the last read; otherwise return `None`.
+
+        Also returns `None` if the file is gone, or belongs to another save.
+        """
         try:
             status = os.stat(f"{self.place.folder}/{META}")
             seen = (status.st_ino, status.st_mtime_ns, status.st_size)
-            if seen == self._seen or not self.place.stands():
+            if seen == self._seen or not self.place.exists():
                 return None
             node = read_node(self.place.folder, ())
         except (FileNotFoundError, NotADirectoryError):
@@ -75,14 +76,17 @@ class SharedFile:
 
 
 class ValueInFile:
-    """The value of a holder that has a `SharedFile`; any other holder has its own, which hides this descriptor."""
+    """Descriptor that reads the value of a holder from its `SharedFile`.
+
+    Other holders have an instance attribute of the same name, which takes precedence.
+    """
 
     def __get__(self, holder: Any, owner: object = None) -> Any:
         if holder is None:
             return self
         file = holder._file
-        if (news := file.news()) is not None:
-            file.value = news.value
+        if (changed := file.read_changes()) is not None:
+            file.value = changed.value
         return file.value
 
 
@@ -90,7 +94,7 @@ _containers: Any = Members.__dict__["containers"]
 
 
 class MembersInFile(Members):
-    """The members of a stack of values that has a `SharedFile`: new ones whenever the file is new."""
+    """The members of a stack of values with a `SharedFile`. They are made anew when the file has changed."""
 
     __slots__ = ("file",)
 
@@ -101,13 +105,13 @@ class MembersInFile(Members):
     @property
     def containers(self) -> list[Any]:
         found: list[Any] = _containers.__get__(self)
-        news = self.file.news()
+        changed = self.file.read_changes()
         first = (found or [self.template])[0]
         size = first._batch_size
         size = torch.Size((*size[: self.dim], len(found), *size[self.dim :]))
-        if news is None or not news.sized or news.batch_size != size:
+        if changed is None or not changed.has_size or changed.batch_size != size:
             return found
-        stack = makers.values(news.value, size, self.dim, first._device)
+        stack = makers.values(changed.value, size, self.dim, first._device)
         self.containers = found = stack._entries.containers
         for member in found if first._locked else ():
             member._lock_owners = first._lock_owners
@@ -120,6 +124,6 @@ class MembersInFile(Members):
 
 
 def members_in(file: SharedFile | None, members: Members) -> Members:
-    """The same members, from now on read from this file; from none without one."""
+    """Return the same members, read from this file from now on; `None` makes plain members."""
     facts = (members.containers, members.dim, members.hook_in, members.hook_out, members.template, members.name)
     return Members(*facts) if file is None else MembersInFile(file, *facts)

@@ -11,7 +11,7 @@ from torch import Tensor
 from tensordict.containers.lazy import LazyStackedTensorDict
 from tensordict.containers.lazy.members import Members
 from tensordict.containers.lazy.vmapping import flatten_stack, flatten_stack_with_keys, unflatten_stack
-from tensordict.containers.on_disk import Twin, _all_of
+from tensordict.containers.on_disk import UnreadMixin, _all_of
 from tensordict.containers.persistent_tensordict import PersistentTensorDict
 from tensordict.core import pytree, registry
 from tensordict.core.contract import Contract, identity
@@ -19,7 +19,7 @@ from tensordict.core.devices import as_device
 from tensordict.core.exceptions import StackError
 from tensordict.core.indices import leaf_index
 from tensordict.core.shapes import as_new_dim, as_size
-from tensordict.io.specification import check_levels, class_name, class_named, is_typed
+from tensordict.io.specification import check_levels, class_name, find_class, is_stored_as_class
 from tensordict.io.stores import entries as stored_entries
 from tensordict.io.stores.array_store import StaleError
 from tensordict.io.stores.entries import read_class
@@ -52,11 +52,11 @@ class StackElement(PersistentTensorDict):
             self._lock_tree()
 
 
-class _LazyElement(Twin, StackElement):
-    """See `Twin`."""
+class _UnreadElement(UnreadMixin, StackElement):
+    """See `UnreadMixin`."""
 
 
-StackElement._twin = _LazyElement
+StackElement._unread_class = _UnreadElement
 StackElement._plain = StackElement
 
 
@@ -309,7 +309,7 @@ class LazyStackedTensorDictStore(LazyStackedTensorDict):
 
     def _index(self, index: object) -> Any:
         store = self._entries
-        picks = self._picks(leaf_index(index, self._batch_size))
+        picks = self._split_index(leaf_index(index, self._batch_size))
         if picks is not None and not picks.block and not picks.rest:
             return store.containers[picks.positions[0]]
         server = store.server
@@ -387,7 +387,7 @@ class LazyStackedTensorDictStore(LazyStackedTensorDict):
         store = StackServer(address, (len(members), stack.stack_dim, members[0]._batch_size))
         with store.together():
             store.begin(target)
-            if is_typed(lazy_td):
+            if is_stored_as_class(lazy_td):
                 store.set_header("__tensorclass__", class_name(lazy_td).encode())
             if stack.stack_dim_name is not None:
                 store.note("", {**store.attributes_at(""), _NAME: stack.stack_dim_name})
@@ -400,7 +400,7 @@ class LazyStackedTensorDictStore(LazyStackedTensorDict):
         self = object.__new__(cls)
         self._adopt(store, device)
         name = read_class(store.element(None))
-        return self if name is None else class_named(name)._wrapping(self)
+        return self if name is None else find_class(name)._wrapping(self)
 
     @classmethod
     def from_store(

@@ -1,4 +1,4 @@
-"""Summary: what `describe` gives, a container of statistics that prints as a table."""
+"""Summary: the result of `describe`, a container of statistics that prints as a table."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from tensordict.core.keys import Path
 
 @registry.register
 class Summary(TensorDict):
-    """A container of statistics, which prints as a table: a line for each leaf that they are of.
+    """A container of statistics, as `td.describe()` returns it. It prints as a table with one line for each leaf.
 
-    `td.describe()` makes it. The place of a leaf is taken by a container of scalars, `summary["obs", "mean"]`.
+    Each leaf of `td` is replaced by a container of scalars: `summary["obs", "mean"]`.
 
     Example:
         >>> import torch
@@ -33,51 +33,52 @@ class Summary(TensorDict):
     _stored_as = "TensorDict"
 
     def __repr__(self) -> str:
-        rows = list(_rows(self))
+        rows = list(_list_rows(self))
         if not rows or any(value.dim() for _, values in rows for value in values.values()):
-            # No longer statistics of one container: a stack of several, for one.
+            # Not the statistics of one container; for example, a stack of several summaries.
             return super().__repr__()
-        lines = [["", *_titles(rows)], *_lines(rows)]
+        lines = [["", *_list_titles(rows)], *_format_lines(rows)]
         widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
         return "\n".join(
             "  ".join([line[0].ljust(widths[0]), *map(str.rjust, line[1:], widths[1:])]).rstrip() for line in lines
         )
 
     def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, str]:
-        """What notebooks show."""
-        rows = list(_rows(self))
+        """Return the HTML table for notebooks."""
+        rows = list(_list_rows(self))
         if not rows or any(value.dim() for _, values in rows for value in values.values()):
             return {"text/plain": repr(self), "text/html": self._repr_html_()}
-        head = "".join(f"<th>{html.escape(title)}</th>" for title in ["", *_titles(rows)])
+        head = "".join(f"<th>{html.escape(title)}</th>" for title in ["", *_list_titles(rows)])
         body = "".join(
-            "<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in line) + "</tr>" for line in _lines(rows)
+            "<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in line) + "</tr>" for line in _format_lines(rows)
         )
         table = f'<table style="text-align: right"><tr>{head}</tr>{body}</table>'
         return {"text/plain": repr(self), "text/html": f'<div class="tensordict">{table}</div>'}
 
 
-def _rows(node: Contract, path: Path = ()) -> Iterator[tuple[str, dict[str, Tensor]]]:
-    """The dotted key of each described leaf, with its statistics."""
+def _list_rows(node: Contract, path: Path = ()) -> Iterator[tuple[str, dict[str, Tensor]]]:
+    """Yield the dotted key of each described leaf, with its statistics."""
     entries = node._entries
     if values := {name: value for name, value in entries.items() if not isinstance(value, Contract)}:
         yield ".".join(path), values
     for name, value in entries.items():
         if isinstance(value, Contract) and not value._is_non_tensor:
-            yield from _rows(value, (*path, name))
+            yield from _list_rows(value, (*path, name))
 
 
-def _titles(rows: list[tuple[str, dict[str, Tensor]]]) -> list[str]:
-    """The statistics that any leaf has, in the order of the leaf that has most: complex ones have no least value."""
+def _list_titles(rows: list[tuple[str, dict[str, Tensor]]]) -> list[str]:
+    """Return the names of all statistics, in the order of the leaf with most (complex leaves have no minimum)."""
     longest = max([values for _, values in rows], key=len)
     return list(dict.fromkeys([*longest, *(name for _, values in rows for name in values)]))
 
 
-def _lines(rows: list[tuple[str, dict[str, Tensor]]]) -> list[list[str]]:
-    titles = _titles(rows)
+def _format_lines(rows: list[tuple[str, dict[str, Tensor]]]) -> list[list[str]]:
+    titles = _list_titles(rows)
     return [
-        [key, *(_cell(values[title].item()) if title in values else "" for title in titles)] for key, values in rows
+        [key, *(_format_cell(values[title].item()) if title in values else "" for title in titles)]
+        for key, values in rows
     ]
 
 
-def _cell(value: Any) -> str:
+def _format_cell(value: Any) -> str:
     return f"{value:.6g}" if isinstance(value, (float, complex)) else str(value)

@@ -1,4 +1,4 @@
-"""TensorClass: a class whose instances are containers with declared fields, read and written as attributes."""
+"""TensorClass: the wrapper whose entries are the fields of a class, and the decorator `tensorclass`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch import Tensor
 from typing_extensions import dataclass_transform
 
 from tensordict.containers.dense import TensorDict
-from tensordict.containers.fields import FieldTable, layout_of
+from tensordict.containers.fields import FieldTable, make_field_table
 from tensordict.containers.nontensor import NonTensorData, unwrap
 from tensordict.containers.wrapper import FieldWrapper, container_of, register_wrapper, with_class_name
 from tensordict.core import registry
@@ -22,7 +22,7 @@ from tensordict.core.contract import Contract
 from tensordict.core.exceptions import ContainerExpected, FieldError
 from tensordict.looking.shown_entries import list_entries
 from tensordict.ops.entries.reading import AS_SET, NO_DEFAULT
-from tensordict.ops.printing import entry_text, in_order
+from tensordict.ops.printing import format_entry, sort_lines
 
 __all__ = ["TensorAttrs", "TensorClass", "is_tensorclass", "tensorclass"]
 
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     _NONE: Any = None
 
     class _Argument(Generic[V]):
-        """An attribute that reads as `V`, and is assigned whatever its setter understands."""
+        """An attribute of type `V` whose setter accepts any object."""
 
         @overload
         def __get__(self, instance: None, owner: Any = None) -> Self: ...
@@ -51,8 +51,7 @@ if TYPE_CHECKING:
     class _Dataclass(type):
         """Tells type checkers that the annotated attributes of a class are parameters of its constructor.
 
-        A metaclass and not a base class: what has it directly counts as neither frozen nor not, so that a subclass may
-        be either.
+        `dataclass_transform` on a base class would make it count as not frozen, and forbid frozen subclasses.
         """
 
 else:
@@ -63,25 +62,25 @@ else:
 class TensorClass(FieldWrapper, metaclass=_Dataclass):
     """A container whose entries are the fields of a class, read and written as attributes.
 
-    `class Data(TensorClass)` with annotated fields makes `Data` a dataclass whose instances do whatever a `TensorDict`
-    does, and whose results are `Data` again. A field holds a tensor, a container, or any other value; one that is
-    `None` has no entry. `@tensorclass` above a plain class makes the same kind of class. One with an `__init__` of its
-    own assigns the fields there; it takes `batch_size`, `device`, `names` and `lock` all the same.
+    `class Data(TensorClass)` with annotated fields makes `Data` a dataclass. Its instances have all operations of a
+    `TensorDict`, and the results are `Data` again. A field holds a tensor, a container, or any other value. A field
+    that is `None` has no entry. `@tensorclass` above a plain class makes the same kind of class. A class with its own
+    `__init__` assigns the fields there; its constructor also takes `batch_size`, `device`, `names` and `lock`.
 
     Options are given as `TensorClass["autocast", "frozen"]`, as `class Data(TensorClass, autocast=True)`, or to the
-    decorator. Type checkers know the last two, pyright the first as well; mypy takes a string in brackets for the name
-    of a type, so that line needs an ignore.
+    decorator. Type checkers understand the last two, and pyright also the first. mypy reads a string in brackets as
+    the name of a type, so that line needs an ignore.
 
-    - `autocast`: values are cast to the type that the field is annotated with.
-    - `nocast`: numbers are kept as they are, where other classes store them as tensors.
-    - `tensor_only`: all fields are tensors, which is checked, or containers, which are made of mappings.
+    - `autocast`: cast values to the annotated type of the field.
+    - `nocast`: store numbers as values, not as tensors.
+    - `tensor_only`: all fields are tensors or containers. Mappings become containers; other values raise.
     - `frozen`: fields cannot be assigned, and the container is locked.
-    - `shadow`: fields may have the names of methods, and hide them.
+    - `shadow`: fields may have the names of methods, which they hide.
 
     Args:
         *args: the fields by position, in the order of the class.
-        batch_size: the leading dims that all tensors share; none by default.
-        device: when given, tensors are moved to it, now and on every later write.
+        batch_size: the leading dims that all tensors share; empty by default.
+        device: if given, tensors are moved to it, now and on every later write.
         names: one name (or `None`) per batch dim.
         non_blocking: passed to device transfers.
         lock: lock the new container.
@@ -105,28 +104,28 @@ class TensorClass(FieldWrapper, metaclass=_Dataclass):
     """
 
     if TYPE_CHECKING:
-        # As fields, they become parameters of the constructor of every subclass.
+        # Declared as fields, so that they become parameters of the constructor of every subclass.
         batch_size: _Argument[torch.Size] = dataclasses.field(default=_NONE, kw_only=True)
         device: _Argument[torch.device | None] = dataclasses.field(default=_NONE, kw_only=True)
         names: _Argument[list[str | None]] = dataclasses.field(default=_NONE, kw_only=True)  # type: ignore[override]
-        # Not `InitVar`s: mypy would have every `__post_init__` take them.
+        # These are not `InitVar`s, because mypy would require every `__post_init__` to take them.
         non_blocking: bool | None = dataclasses.field(default=None, kw_only=True)
         lock: bool = dataclasses.field(default=False, kw_only=True)
 
     _layout: ClassVar[FieldTable] = None  # type: ignore[assignment]
     _is_tensorclass: ClassVar[bool] = True
     _has_post_init: ClassVar[bool] = False
-    # The fields that are assigned a plain tensor as it is.
+    # The fields for which `__setattr__` stores a plain tensor without casting or checking its type.
     _takes_tensors: ClassVar[frozenset[str]] = frozenset()
 
     def __init_subclass__(cls, **options: object) -> None:
         super().__init_subclass__(**options)
         cls._has_post_init = hasattr(cls, "__post_init__")
         cls._stores_tensors = not (cls._autocast or cls._tensor_only)
-        cls._layout = layout_of(cls, TensorClass)
+        cls._layout = make_field_table(cls, TensorClass)
         cls._optional = cls.__expected_keys__ = frozenset(cls._layout.names)
         cls._nodes = cls._layout.containers
-        properties = {name: _field(cls, name) for name in cls._layout.names}
+        properties = {name: _make_property(cls, name) for name in cls._layout.names}
         cls._setters = {name: made.fset for name, made in properties.items() if made.fset is not None}
         cls._takes_tensors = frozenset(properties if cls._stores_tensors and not cls._frozen else ())
         for name, made in properties.items():
@@ -137,7 +136,7 @@ class TensorClass(FieldWrapper, metaclass=_Dataclass):
         register_wrapper(cls)
 
     def __init__(self, *args: object, **kwargs: object) -> None:
-        # That of a class whose own one calls this; any other has what its fields give in the place of this.
+        # Runs only if a class defines `__init__` and calls `super().__init__`. Other classes have a generated one.
         if self._layout is None:
             raise FieldError(f"{type(self).__name__} has no fields: make a subclass with annotated ones")
         self._layout.constructor(self, *args, **kwargs)
@@ -146,17 +145,16 @@ class TensorClass(FieldWrapper, metaclass=_Dataclass):
         self, values: dict[str, Any], batch_size: object, device: object, names: object, non_blocking: bool | None
     ) -> None:
         """Store the values of all fields in a new container."""
-        # Here and in `_constructor` as functions: methods of `self` take twice as long to call, since the class has a
-        # `__getattr__`.
+        # `_begin` is called as a function, because a method call takes twice as long in a class with `__getattr__`.
         container = FieldWrapper._begin(self, batch_size, device, names)
         if not self._stores_tensors:
             values = {name: self._as_entry(name, value, True) for name, value in values.items()}
         try:
-            container._fill(values, (), device is not None and container._queues(non_blocking), self)
+            container._fill(values, (), device is not None and container._queues_transfers(non_blocking), self)
         except (RuntimeError, TypeError) as error:
             raise with_class_name(error, type(self)) from error
         if device is not None:
-            container._settle(non_blocking)
+            container._wait_for_transfers(non_blocking)
 
     # --- fields -----------------------------------------------------------------------------------------------------
 
@@ -165,16 +163,16 @@ class TensorClass(FieldWrapper, metaclass=_Dataclass):
         return cls._layout.hint_of(name) if name in cls._layout.names else Any
 
     def _check_field(self, name: str) -> None:
-        """Refuse a name that is neither a field nor an entry."""
+        """Raise unless a name is a field or an entry."""
         if name not in self._layout.names and name not in self._tensordict._entries:
-            raise FieldError(f"cannot set {name!r}, {self._layout.known(name)}")
+            raise FieldError(f"cannot set {name!r}, {self._layout.describe_fields(name)}")
 
     def _check_fields(self, source: Any) -> None:
         for key in source._structure() if isinstance(source, Contract) else source:
             self._check_field(key if isinstance(key, str) else key[0])
 
     def __setattr__(self, name: str, value: object) -> None:
-        # What the container takes as it is: as the setter does, without its two calls.
+        # A fast path for tensors and strings, which saves two of the calls in the setter.
         kind = type(value)
         if (kind is Tensor or kind is str) and name in self._takes_tensors:
             try:
@@ -187,26 +185,20 @@ class TensorClass(FieldWrapper, metaclass=_Dataclass):
             setter(self, value)
             return
         if not hasattr(type(self), name):
-            raise FieldError(f"cannot set the attribute {name!r}, {self._layout.known(name)}")
+            raise FieldError(f"cannot set the attribute {name!r}, {self._layout.describe_fields(name)}")
         if self._frozen and not name.startswith("_"):
             raise dataclasses.FrozenInstanceError(f"cannot assign to {name!r} of the frozen {type(self).__name__}")
         object.__setattr__(self, name, value)
 
     @classmethod
     def fields(cls) -> tuple[dataclasses.Field[Any], ...]:
-        """The fields of the class, as :func:`dataclasses.fields` gives them."""
+        """Return the fields of the class, as :func:`dataclasses.fields` does."""
         return dataclasses.fields(cls)
 
     # --- reading ----------------------------------------------------------------------------------------------------
 
     def get(self, key: object, default: object = AS_SET, **kwargs: object) -> Any:
-        """The value at a (nested) key: a tensor, a container, or any other value as it was assigned.
-
-        Args:
-            key: the name of a field, or a tuple of names.
-            default: returned when there is no such entry, see any container's; a field that is `None` is none that is
-                missing, and gives `None`.
-            **kwargs: how a lazy stack gives its leaves, see :meth:`LazyStackedTensorDict.get`.
+        """Return the value at a (nested) key: a tensor, a container, or any other value that was assigned.
 
         Example:
             >>> import torch
@@ -216,6 +208,12 @@ class TensorClass(FieldWrapper, metaclass=_Dataclass):
             ...     value: torch.Tensor | None = None
             >>> Named("a").get("name"), Named("a").get("value", 0), Named("a").get("other", 0)
             ('a', None, 0)
+
+        Args:
+            key: the name of a field, or a tuple of names.
+            default: returned if the entry is missing, as in :meth:`TensorDict.get`. A field that is `None` does not
+                count as missing, so the result for it is `None`.
+            **kwargs: options of lazy stacks, see :meth:`LazyStackedTensorDict.get`.
         """
         if type(key) is str:
             value = None if kwargs else self._tensordict._entries.get(key)
@@ -234,10 +232,7 @@ class TensorClass(FieldWrapper, metaclass=_Dataclass):
         non_blocking: bool = False,
         overwrite: bool = False,
     ) -> Self:
-        """Write a field, or an entry of a nested container; as for any container, but for the name of `value`.
-
-        As the assignment to the field does, it keeps a dict as a value where the field is not cast to a container;
-        :meth:`update` makes a nested container of it.
+        """Write a field, or an entry of a nested container, as :meth:`TensorDict.set` does.
 
         Example:
             >>> import torch
@@ -246,6 +241,9 @@ class TensorClass(FieldWrapper, metaclass=_Dataclass):
             ...     x: torch.Tensor
             >>> Point(torch.zeros(2)).set("x", value=torch.ones(2)).x
             tensor([1., 1.])
+
+        A dict is stored as a value, as when you assign to the field, unless the field is cast to a container. Use
+        :meth:`update` to make a nested container of a dict.
         """
         if inplace or overwrite or type(key) is not str:
             return super().set(key, value, inplace, non_blocking=non_blocking, overwrite=overwrite)
@@ -255,14 +253,11 @@ class TensorClass(FieldWrapper, metaclass=_Dataclass):
         return self
 
     def pop(self, key: object, default: object = NO_DEFAULT) -> Any:
-        """Delete the entry at a nested key and return its value; arguments and errors as for any container."""
+        """Delete the entry at a (nested) key and return its value; see :meth:`TensorDict.pop`."""
         return unwrap(self._tensordict.pop(key, default))
 
     def extend(self, *args: object, **kwargs: object) -> None:
-        """Add members to a lazy stack of instances, see :meth:`LazyStackedTensorDict.extend`.
-
-        Raises:
-            AttributeError: this instance is no lazy stack.
+        """Add members to a lazy stack of instances; see :meth:`LazyStackedTensorDict.extend`.
 
         Example:
             >>> import torch
@@ -273,8 +268,11 @@ class TensorClass(FieldWrapper, metaclass=_Dataclass):
             >>> points.extend([Point(torch.zeros(3))])
             >>> points.batch_size
             torch.Size([2])
+
+        Raises:
+            AttributeError: this instance is not a lazy stack.
         """
-        self._call_wrapped(self._tensordict.extend, *args, **kwargs)
+        self._call_on_container(self._tensordict.extend, *args, **kwargs)
 
     # --- from and to other forms ------------------------------------------------------------------------------------
 
@@ -282,16 +280,7 @@ class TensorClass(FieldWrapper, metaclass=_Dataclass):
     def from_tensordict(
         cls, tensordict: object, non_tensordict: Mapping[str, Any] | None = None, safe: bool = True
     ) -> Self:
-        """An instance over a container, which is not copied: both read and write the same entries.
-
-        Args:
-            tensordict: a container whose keys are fields of the class; fields that it lacks are `None`.
-            non_tensordict: values of other fields; the instance is then over a shallow copy.
-            safe: check that `tensordict` is a container.
-
-        Raises:
-            TypeError: `tensordict` is no container.
-            ValueError: a key is no field of the class.
+        """Wrap a container in an instance, without copying it. Both read and write the same entries.
 
         Example:
             >>> import torch
@@ -301,6 +290,15 @@ class TensorClass(FieldWrapper, metaclass=_Dataclass):
             >>> td = TensorDict(x=torch.zeros(2))
             >>> Point.from_tensordict(td).x is td["x"]
             True
+
+        Args:
+            tensordict: a container whose keys are fields of the class. Missing fields are `None`.
+            non_tensordict: values of further fields. If given, the instance wraps a shallow copy of the container.
+            safe: check that `tensordict` is a container.
+
+        Raises:
+            TypeError: `tensordict` is not a container.
+            ValueError: a key is not a field of the class.
         """
         container = container_of(tensordict)
         if safe and not isinstance(container, Contract):
@@ -310,12 +308,12 @@ class TensorClass(FieldWrapper, metaclass=_Dataclass):
             )
         unknown = sorted({*container.keys(), *(non_tensordict or ())}.difference(cls._layout.names))
         if unknown:
-            raise FieldError(f"{cls.__name__}.from_tensordict got {unknown}, {cls._layout.known()}")
+            raise FieldError(f"{cls.__name__}.from_tensordict got {unknown}, {cls._layout.describe_fields()}")
         if non_tensordict:
             container = container.copy()
         self = cls._wrapping(container)
         for name, value in (non_tensordict or {}).items():
-            self._put(name, self._as_entry(name, value, True))
+            self._store_entry(name, self._as_entry(name, value, True))
         if cls._has_post_init:
             self.__post_init__()  # type: ignore[attr-defined]
         if cls._frozen:
@@ -324,14 +322,14 @@ class TensorClass(FieldWrapper, metaclass=_Dataclass):
 
     @classmethod
     def from_dict(cls, input_dict: Any, **kwargs: Any) -> Self:
-        """An instance of the fields in a mapping; arguments as :meth:`TensorDict.from_dict`."""
+        """Make an instance from a mapping of fields; for the arguments see :meth:`TensorDict.from_dict`."""
         given = {key: value for key, value in input_dict.items() if value is not None}
         return cls.from_tensordict(TensorDict.from_dict(given, **kwargs))
 
     def __repr__(self) -> str:
-        """The class, the fields sorted by name with their shapes and dtypes, the batch size and the device."""
+        """Return the class, the fields sorted by name with their shapes and dtypes, the batch size and the device."""
         entries = list_entries(self._tensordict)
-        lines = in_order(f"{name}={entry_text(value, '    ')}" for name, value in entries.items())
+        lines = sort_lines(f"{name}={format_entry(value, '    ')}" for name, value in entries.items())
         lines += [f"{name}=None" for name in self._layout.names if name not in entries]
         return f"{type(self).__name__}(\n    " + ",\n    ".join([*lines, *self._facts()]) + ")"
 
@@ -339,13 +337,13 @@ class TensorClass(FieldWrapper, metaclass=_Dataclass):
 # --- making classes ---------------------------------------------------------------------------------------------------
 
 
-def _field(cls: type[TensorClass], name: str) -> property:
-    """The attribute of a field."""
+def _make_property(cls: type[TensorClass], name: str) -> property:
+    """Return the property that reads and writes a field."""
     stores_tensors = cls._stores_tensors
 
     def read(self: Any) -> Any:
         value = self._tensordict._entries.get(name)
-        # As `unwrap`, without its calls: 90 of 200 ns.
+        # The body of `unwrap`, inlined: its calls would take 90 of 200 ns.
         kind = type(value)
         if kind is Tensor:
             return value
@@ -358,7 +356,7 @@ def _field(cls: type[TensorClass], name: str) -> property:
     def write(self: Any, value: Any) -> None:
         if type(value) is not Tensor or not stores_tensors:
             value = self._as_entry(name, value, True)
-        self._put(name, value)
+        self._store_entry(name, value)
 
     def refuse(self: object, value: object) -> None:
         raise dataclasses.FrozenInstanceError(f"cannot assign to the field {name!r} of the frozen {cls.__name__}")
@@ -391,13 +389,7 @@ def tensorclass(
     shadow: bool = False,
     tensor_only: bool = False,
 ) -> Any:
-    """Make a tensorclass of a plain class with annotated fields; bare or with options, see :class:`TensorClass`.
-
-    Type checkers take a decorated class for what is written, with its fields as parameters; that it is a container
-    `class Data(TensorClass)`, decorated or not, tells them.
-
-    Returns:
-        a subclass of :class:`TensorClass`, with the name, the bases and the body of `cls`.
+    """Make a tensorclass of a plain class with annotated fields. Use it bare or with options: see :class:`TensorClass`.
 
     Example:
         >>> import torch
@@ -409,6 +401,12 @@ def tensorclass(
         >>> point = Point(x=torch.zeros(3), y=torch.ones(3), batch_size=[3])
         >>> issubclass(Point, TensorClass), point[1:].y
         (True, tensor([1., 1.]))
+
+    Type checkers see the fields of a decorated class as parameters, and the class itself unchanged. Derive it from
+    `TensorClass`, with or without the decorator, to tell them that it is a container.
+
+    Returns:
+        a subclass of :class:`TensorClass`, with the name, the bases and the body of `cls`.
     """
     given = {"autocast": autocast, "frozen": frozen, "nocast": nocast, "shadow": shadow, "tensor_only": tensor_only}
     options = {name: True for name, chosen in given.items() if chosen}
@@ -416,14 +414,14 @@ def tensorclass(
         return partial(tensorclass, **options)
     if not isinstance(cls, type):
         raise TypeError(f"@tensorclass decorates a class, got {cls!r}")
-    return _remade(cls, options)
+    return _make_subclass(cls, options)
 
 
-def _remade(cls: Any, options: dict[str, bool]) -> Any:
-    """A class of the same name, bases and body that is a `TensorClass` too."""
+def _make_subclass(cls: Any, options: dict[str, bool]) -> Any:
+    """Return a subclass of `TensorClass` with the name, the bases and the body of `cls`."""
     body = {name: value for name, value in vars(cls).items() if name not in ("__dict__", "__weakref__")}
     if "__dataclass_fields__" in body:
-        # A dataclass already: what it was given is made again, and only its fields are kept.
+        # The class is a dataclass already. Drop its generated methods and keep its fields.
         for name, spec in body.pop("__dataclass_fields__").items():
             if name in inspect.get_annotations(cls):
                 body[name] = spec
@@ -439,7 +437,7 @@ def _remade(cls: Any, options: dict[str, bool]) -> Any:
 
 
 def _prefer_own(cls: type[TensorClass]) -> None:
-    """Give a class that derives from a dataclass the methods of tensorclasses, not those made for that one."""
+    """Replace methods that a class inherits from a dataclass by the methods of `TensorClass`."""
     for name in ("__repr__", "__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__"):
         owner = next(parent for parent in cls.__mro__ if name in vars(parent))
         if dataclasses.is_dataclass(owner) and not issubclass(owner, TensorClass):
@@ -447,11 +445,11 @@ def _prefer_own(cls: type[TensorClass]) -> None:
 
 
 def _rebind(value: object, old: type[Any], new: type[Any]) -> None:
-    """Have `super()` and `__class__` in a method mean the new class, below decorators too."""
+    """Make `super()` and `__class__` in a method refer to the new class, also below decorators."""
     if isinstance(value, property):
         parts = [value.fget, value.fset, value.fdel]
     else:
-        # Of class and static methods; of what `functools` makes.
+        # The functions inside class methods, static methods and objects of `functools`.
         parts = [getattr(value, name, None) for name in ("__func__", "func", "__wrapped__")]
     for cell in getattr(value, "__closure__", None) or ():
         if not isinstance(cell, CellType):
@@ -459,7 +457,7 @@ def _rebind(value: object, old: type[Any], new: type[Any]) -> None:
         try:
             content = cell.cell_contents
         except ValueError:
-            continue  # a name that has no value yet
+            continue  # The name has no value yet.
         if content is old:
             cell.cell_contents = new
         elif isinstance(content, FunctionType):
@@ -470,7 +468,7 @@ def _rebind(value: object, old: type[Any], new: type[Any]) -> None:
 
 
 def is_tensorclass(obj: object) -> bool:
-    """Whether an object, or a class, is a tensorclass.
+    """Return whether an object, or a class, is a tensorclass.
 
     Example:
         >>> import torch
@@ -486,12 +484,12 @@ def is_tensorclass(obj: object) -> bool:
 
 @registry.register
 class TensorAttrs(TensorClass, nocast=True):
-    """What is known of a tensor; `td.attrs()` puts one in the place of each leaf.
+    """The device, dtype and shape of a tensor. `td.attrs()` replaces each leaf by one.
 
     Args:
-        tgt_device: the device, `None` when it does not matter.
-        tgt_dtype: the dtype, `None` when it does not matter.
-        tgt_shape: the shape, `None` when it does not matter.
+        tgt_device: the device, `None` if it does not matter.
+        tgt_dtype: the dtype, `None` if it does not matter.
+        tgt_shape: the shape, `None` if it does not matter.
 
     Example:
         >>> import torch

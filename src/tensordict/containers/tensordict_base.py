@@ -1,4 +1,4 @@
-"""TensorDictBase: the mapping-like half of the containers."""
+"""TensorDictBase: the base of containers that are used like a dict of tensors."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ if TYPE_CHECKING:
 
 
 class TensorDictBase(TensorCollection):
-    """The parent class of the containers that are used like a dict of tensors.
+    """The base of containers that are used like a dict of tensors.
 
-    `isinstance(td, collections.abc.MutableMapping)` holds; the registration avoids that module's metaclass, whose
-    `isinstance` costs ten times a plain one.
+    `isinstance(td, collections.abc.MutableMapping)` is true. The class is registered and not derived, because the
+    metaclass of `MutableMapping` makes `isinstance` ten times slower.
     """
 
     if TYPE_CHECKING:
-        # What is another class than that of the container, whose wrappers keep theirs.
+        # Methods whose result has another class than the container. Wrappers return their own class.
         def to_lazystack(self, dim: int = 0) -> LazyStackedTensorDict: ...
         def to_h5(
             self,
@@ -79,7 +79,7 @@ class TensorDictBase(TensorCollection):
 
     @classmethod
     def __class_getitem__(cls, item: object) -> GenericAlias:
-        """`TensorDict[str, Frame]` says in an annotation what the entries are, as `dict[str, Frame]` does."""
+        """Allow `TensorDict[str, Frame]` in annotations, as `dict[str, Frame]`."""
         return GenericAlias(cls, item)
 
 
@@ -89,9 +89,9 @@ MutableMapping.register(TensorDictBase)
 if TYPE_CHECKING:
 
     class GivesTensorDicts(TensorDictBase):
-        """What is computed from one of these, or is a part of it, is a `TensorDict`, and not of its own class.
+        """The types of common operations that return a `TensorDict` instead of the class itself.
 
-        For type checkers only, and for what is used most; the rest they take for results of the class itself.
+        For type checkers only. They believe that the remaining operations return the class itself.
         """
 
         @overload

@@ -8,14 +8,14 @@ from typing import Any, ClassVar
 import torch
 
 from tensordict.containers.dense import TensorDict
-from tensordict.containers.on_disk import Twin
+from tensordict.containers.on_disk import UnreadMixin
 from tensordict.containers.persistent_tensordict import PersistentTensorDict
 from tensordict.containers.stacked_store import LazyStackedTensorDictStore
 from tensordict.core import pytree, registry
 from tensordict.core.contract import Contract
 from tensordict.core.devices import as_device
 from tensordict.core.shapes import as_size
-from tensordict.io.specification import check_levels, class_named
+from tensordict.io.specification import check_levels, find_class
 from tensordict.io.stores import entries as stored_entries
 from tensordict.io.stores.redis import Server
 from tensordict.io.stores.redis_stacks import StackServer
@@ -178,7 +178,7 @@ class TensorDictStore(PersistentTensorDict):
             found = self if tensorclass_cls is not None else self._as_saved_class()
         if tensorclass_cls is None:
             return found
-        kind: Any = class_named(tensorclass_cls) if isinstance(tensorclass_cls, str) else tensorclass_cls
+        kind: Any = find_class(tensorclass_cls) if isinstance(tensorclass_cls, str) else tensorclass_cls
         return kind.from_tensordict(found._wrapped_container())
 
     @classmethod
@@ -296,9 +296,9 @@ class TensorDictStore(PersistentTensorDict):
         self._nested.clear()
 
 
-class _UnreadStore(Twin, TensorDictStore):
-    """See `Twin`."""
+class _UnreadStore(UnreadMixin, TensorDictStore):
+    """See `UnreadMixin`."""
 
 
-TensorDictStore._twin = _UnreadStore
+TensorDictStore._unread_class = _UnreadStore
 TensorDictStore._plain = TensorDictStore

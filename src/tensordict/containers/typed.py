@@ -1,4 +1,4 @@
-"""TypedTensorDict: a wrapper of any container, whose keys are declared and checked."""
+"""TypedTensorDict: the wrapper with declared, typed keys, as `typing.TypedDict` has them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from typing_extensions import NotRequired, Required
 
-from tensordict.containers.fields import listed
+from tensordict.containers.fields import quote_names
 from tensordict.containers.nontensor import NonTensorDataBase, unwrap, wrap
 from tensordict.containers.tensordict_base import TensorDictBase
 from tensordict.containers.wrapper import FieldWrapper, container_of, register_wrapper
@@ -26,31 +26,31 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 _NUMBERS = (bool, int, float, complex)
-# The classes of numbers that stand for others, as for type checkers.
+# The number types that an annotation accepts besides itself, as type checkers do.
 _TOWER: dict[Any, Any] = {float: (float, int), complex: (complex, float, int)}
 # The arguments of the constructor, which a class with `shadow` may have as keys.
 _OWN_ARGUMENTS = ("source", "batch_size", "device", "names", "non_blocking", "lock")
 
 
 class TypedTensorDict(FieldWrapper, TensorDictBase):
-    """A container with declared keys, which can be read and written as attributes too.
+    """A container with declared keys, which can also be read and written as attributes.
 
-    A key is declared by an annotation; those in `NotRequired[...]`, with a default, or of a class made with
-    `total=False`, may be missing. A default is what the attribute of a missing key reads as; it is no entry. What is
-    written under a declared key must be of its type: a tensor, a container of a class, any other value as
-    :class:`~tensordict.NonTensorData` holds it; a container with the right keys is taken for a nested
-    `TypedTensorDict`. Subclasses inherit the declarations. Results of operations are of the same class.
+    An annotation declares a key. A key may be missing if it is `NotRequired[...]`, has a default, or belongs to a class
+    made with `total=False`. The attribute of a missing key reads as its default, which is not stored as an entry. A
+    value written under a declared key must have the declared type: a tensor, a container class, or the type of a
+    non-tensor value. A container with the right keys is accepted for a nested `TypedTensorDict`. Subclasses inherit
+    the declarations. Operations return the same class.
 
-    It wraps the container that holds the entries: a `TensorDict`, or any other with :meth:`from_tensordict`.
+    It wraps the container that holds the entries: a `TensorDict`, or any other container with :meth:`from_tensordict`.
 
-    Options are given as `TypedTensorDict["shadow", "frozen"]` or as `class Step(TypedTensorDict, shadow=True)`, with
-    the meaning that they have for a :class:`~tensordict.TensorClass`: `autocast`, `nocast`, `tensor_only`, `frozen`
-    (new containers are locked), `shadow` (keys may be called like methods, and hide them).
+    Options are given as `TypedTensorDict["shadow", "frozen"]` or as `class Step(TypedTensorDict, shadow=True)`. They
+    mean the same as for a :class:`~tensordict.TensorClass`: `autocast`, `nocast`, `tensor_only`, `frozen` (new
+    containers are locked), `shadow` (keys may have the names of methods, which they hide).
 
     Args:
-        source: a mapping or a container with all the required keys, and none that are not declared.
-        batch_size: the leading dims that all entries share; none by default.
-        device: when given, entries are moved to it.
+        source: a mapping or a container with all required keys and no undeclared ones.
+        batch_size: the leading dims that all entries share; empty by default.
+        device: if given, entries are moved to it.
         names: one name (or `None`) per batch dim.
         non_blocking: passed to device transfers.
         lock: lock the new container.
@@ -73,12 +73,12 @@ class TypedTensorDict(FieldWrapper, TensorDictBase):
     """
 
     _stored_as = "TensorDict"
-    # The members of a lazy stack may be of any class, with other keys.
+    # A lazy stack may contain members of other classes, with other keys.
     _wraps_stacks = False
-    # The declared keys with their types, and those of them that are no tensors.
+    # The declared keys with their types, and the keys with a type other than a tensor.
     _types: ClassVar[dict[str, Any]] = {}
     _other_types: ClassVar[frozenset[str]] = frozenset()
-    # The arguments of the constructor that are keys.
+    # The arguments of the constructor that are keys in this class (with `shadow`).
     _masked: ClassVar[tuple[str, ...]] = ()
     __required_keys__: ClassVar[frozenset[str]] = frozenset()
     __optional_keys__: ClassVar[frozenset[str]] = frozenset()
@@ -104,16 +104,18 @@ class TypedTensorDict(FieldWrapper, TensorDictBase):
                 (kind,) = typing.get_args(kind)
             types_[name] = kind
             required = required | {name} if needed else required - {name}
-            setattr(cls, name, _entry(name, kind, default))
+            setattr(cls, name, _make_property(name, kind, default))
         cls._types = types_
-        cls._other_types = frozenset(name for name, kind in types_.items() if not _is_a(_SAMPLE, kind))
+        cls._other_types = frozenset(name for name, kind in types_.items() if not _has_type(_SAMPLE, kind))
         cls._masked = tuple(name for name in _OWN_ARGUMENTS if name in types_)
         cls._stores_tensors = not (cls._other_types or cls._autocast or cls._tensor_only)
         cls._nodes = frozenset(
             name for name, kind in types_.items() if any(is_any_of(part, (Contract,)) for part in kinds_of(kind))
         )
         if cls._tensor_only and (others := cls._other_types - cls._nodes):
-            raise FieldError(f"{cls.__name__} is tensor_only, but {listed(others)} are neither tensors nor containers")
+            raise FieldError(
+                f"{cls.__name__} is tensor_only, but {quote_names(others)} are neither tensors nor containers"
+            )
         cls.__required_keys__ = frozenset(required)
         cls.__optional_keys__ = frozenset(types_) - required
         cls.__expected_keys__ = frozenset(types_)
@@ -145,34 +147,28 @@ class TypedTensorDict(FieldWrapper, TensorDictBase):
         elif not isinstance(source, (Contract, Mapping)):
             raise TypeError(f"{cls.__name__} is made of a mapping or a container, got {type(source).__name__}")
         declared = {key if isinstance(key, str) else key[0] for key in source.keys()}
-        cls._check_required(declared, f"{cls.__name__}()")
+        cls._check_required_keys(declared, f"{cls.__name__}()")
         if unknown := declared - cls._types.keys():
             raise FieldError(
-                f"{cls.__name__}() got {listed(unknown)}, which it does not declare; it has {listed(cls._types)}"
+                f"{cls.__name__}() got {quote_names(unknown)}, which it does not declare; "
+                f"it has {quote_names(cls._types)}"
             )
         container = self._begin(batch_size, device, names)
         entries = {key: self._as_entry(key, item) if type(key) is str else item for key, item in source.items()}
-        container._fill(entries, (), container._queues(non_blocking))
+        container._fill(entries, (), container._queues_transfers(non_blocking))
         if device is not None:
-            container._settle(non_blocking)
+            container._wait_for_transfers(non_blocking)
         if lock or cls._frozen:
             container._lock_tree()
 
     @classmethod
-    def _check_required(cls, given: Any, what: str) -> None:
+    def _check_required_keys(cls, given: Any, what: str) -> None:
         if missing := cls.__required_keys__ - set(given):
-            raise FieldError(f"{what} is missing {listed(missing)}, which {cls.__name__} requires")
+            raise FieldError(f"{what} is missing {quote_names(missing)}, which {cls.__name__} requires")
 
     @classmethod
     def from_tensordict(cls, td: Any, *, check: bool = True) -> Self:
-        """A typed view of a container, of any kind: both read and write the same entries.
-
-        Args:
-            td: the container, which is not copied; keys that are not declared are kept. Its lock stays as it is.
-            check: that the required keys are there and the declared ones of their types.
-
-        Raises:
-            TypeError: it is no container, a required key is missing, or a value is of another type.
+        """Wrap a container of any kind in this class, without a copy. Both read and write the same entries.
 
         Example:
             >>> import torch
@@ -184,35 +180,42 @@ class TypedTensorDict(FieldWrapper, TensorDictBase):
             >>> step.obs = torch.ones(3)
             >>> td["obs"]
             tensor([1., 1., 1.])
+
+        Args:
+            td: the container. Undeclared keys are kept, and its lock is not changed.
+            check: check that the required keys exist and that declared keys have the right types.
+
+        Raises:
+            TypeError: `td` is not a container, a required key is missing, or a value has another type.
         """
         if not is_node(td) or td._is_non_tensor:
             raise FieldError(f"{cls.__name__}.from_tensordict needs a container, got {type(td).__name__}")
         self = cls._wrapping(container_of(td))
         if check:
             entries = self._structure()
-            cls._check_required(entries, f"{cls.__name__}.from_tensordict()")
+            cls._check_required_keys(entries, f"{cls.__name__}.from_tensordict()")
             for name, value in entries.items():
-                cls._typed(name, value)
+                cls._check_type(name, value)
         return self
 
-    # As a `TensorDict`, whatever it is over.
+    # Prints like a `TensorDict`, also over a container with its own `repr`.
     __repr__ = Printing.__repr__
 
-    # --- the doors --------------------------------------------------------------------------------------------------
+    # --- checking types ---------------------------------------------------------------------------------------------
 
     @classmethod
     def _hint_of(cls, name: str) -> Any:
         return cls._types.get(name, Any)
 
     @classmethod
-    def _typed(cls, name: str, value: Any) -> Any:
-        """An entry as it is declared; raises when it is of another type."""
+    def _check_type(cls, name: str, value: Any) -> Any:
+        """Return an entry as its declared type; raise if it has another type."""
         kind = cls._types.get(name)
         if kind is None:
             return value
         if isinstance(kind, type) and issubclass(kind, TypedTensorDict) and isinstance(value, Contract):
             return value if isinstance(value, kind) else kind.from_tensordict(value)
-        if not _is_a(value, kind):
+        if not _has_type(value, kind):
             shown = type(unwrap(value)).__name__
             raise FieldError(
                 f"{cls.__name__}.{name} is declared as {getattr(kind, '__name__', kind)} and cannot hold a {shown}"
@@ -234,29 +237,29 @@ class TypedTensorDict(FieldWrapper, TensorDictBase):
             value = super()._as_entry(name, value, keep)
             if not isinstance(value, (Tensor, Contract)):
                 value = container._admit(value, (name,))
-        return self._typed(name, value)
+        return self._check_type(name, value)
 
     def _check_fields(self, source: Any) -> None:
         entries = source._structure() if isinstance(source, Contract) else source
         for name in entries.keys() & self._types.keys():
             value = entries[name]
-            # What is merged into a nested container is checked by that one.
+            # A container that is merged into a nested one is checked there.
             if isinstance(value, (Tensor, Contract)) and not (is_node(value) and is_node(self._node(name))):
-                self._typed(name, value)
+                self._check_type(name, value)
 
 
 _SAMPLE = torch.empty(0)
 
 
-def _is_a(value: Any, kind: object) -> bool:
-    """Whether an entry is of a declared type; numbers are stored as tensors."""
+def _has_type(value: Any, kind: object) -> bool:
+    """Return whether an entry has a declared type. A tensor matches number types, as numbers are stored as tensors."""
     if kind is Any or isinstance(kind, TypeVar):
         return True
     if kind is None:
         kind = type(None)
     origin = typing.get_origin(kind)
     if origin in UNION:
-        return any(_is_a(value, part) for part in typing.get_args(kind))
+        return any(_has_type(value, part) for part in typing.get_args(kind))
     if origin is typing.Literal:
         kinds: Any = tuple({type(choice) for choice in typing.get_args(kind)})
     else:
@@ -268,10 +271,10 @@ def _is_a(value: Any, kind: object) -> bool:
     return isinstance(value, kinds)
 
 
-def _entry(name: str, kind: object, default: object) -> property:
-    """The attribute of a key."""
+def _make_property(name: str, kind: object, default: object) -> property:
+    """Return the property that reads and writes a key."""
     nested = kind if isinstance(kind, type) and issubclass(kind, TypedTensorDict) else None
-    # A bool and a value, since `torch.compile` knows no `MISSING`.
+    # A bool and a value, because `torch.compile` cannot trace `MISSING`.
     has_default = default is not MISSING
     value_of_missing = default if has_default else None
 
@@ -281,7 +284,7 @@ def _entry(name: str, kind: object, default: object) -> property:
             return value
         if value is None:
             if not has_default:
-                raise AttributeError(name)  # `__getattr__` says what is missing
+                raise AttributeError(name)  # Python then calls `__getattr__`, which raises the full message.
             return value_of_missing
         if nested is not None and is_node(value) and not isinstance(value, nested):
             return nested._wrapping(container_of(value))

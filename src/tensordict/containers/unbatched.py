@@ -1,4 +1,4 @@
-"""UnbatchedTensor: a leaf with a shape of its own, which the batch of its container does not reach."""
+"""UnbatchedTensor: a leaf whose shape is independent of the batch size of its container."""
 
 from __future__ import annotations
 
@@ -24,25 +24,25 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 
-def _fix(value: Any) -> Any:
-    """A property that is the same for all instances: Dynamo reads no other attributes of a class of tensors."""
+def _constant(value: Any) -> Any:
+    """Return a property with a constant value. Dynamo cannot read plain class attributes of tensor subclasses."""
     return property(lambda self: value)
 
 
 @registry.register
 class UnbatchedTensor(Tensor, Contract):
-    """A tensor whose shape has nothing to do with the batch of the container that it is in.
+    """A tensor whose shape is independent of the batch size of its container.
 
-    Indexing, reshaping, stacking and whatever else is done to the batch of a container leaves it as it is; what is
-    done to every element of the leaves (arithmetic, `clone`, `to`, `apply`) is done to it too. An assignment to a part
-    of the batch passes it by. It is read as it was written, a tensor. What torch makes of it and other tensors is a
-    tensor like these, `td["a"] * td["scale"]`; of it alone, or with numbers, an `UnbatchedTensor`.
+    Operations on batch dims (indexing, reshaping, stacking) leave it unchanged, and so does assignment to a part of the
+    batch. Operations on elements (arithmetic, `clone`, `to`, `apply`) apply to it as to any leaf. Torch functions of it
+    and plain tensors, such as `td["a"] * td["scale"]`, return plain tensors. Torch functions of it alone, or of it and
+    numbers, return an `UnbatchedTensor`.
 
-    To the walks of the contract it is a container that holds one leaf, itself, so they need not know of it.
+    The walks of the contract treat it as a container whose only leaf is itself.
 
     Args:
-        data: a tensor, or what `torch.as_tensor` takes; its memory is shared.
-        batch_size: the batch size of the container, which gives it its own.
+        data: a tensor, or any input of `torch.as_tensor`. The memory is shared.
+        batch_size: the batch size of the container. A container sets it when the entry is written.
 
     Example:
         >>> import torch
@@ -53,10 +53,10 @@ class UnbatchedTensor(Tensor, Contract):
     """
 
     _batch_size = torch.Size(())
-    _is_tensor: Any = _fix(True)
-    _is_non_tensor: Any = _fix(False)
-    _names: Any = _fix(None)
-    _entries: Any = _fix(MappingProxyType({}))
+    _is_tensor: Any = _constant(True)
+    _is_non_tensor: Any = _constant(False)
+    _names: Any = _constant(None)
+    _entries: Any = _constant(MappingProxyType({}))
 
     @staticmethod
     def __new__(cls, data: object, batch_size: object = None) -> Self:
@@ -64,7 +64,7 @@ class UnbatchedTensor(Tensor, Contract):
 
     @classmethod
     def _over(cls, tensor: Tensor, batch_size: torch.Size) -> Self:
-        """This class over the memory of a tensor."""
+        """Make an instance that shares the memory of a tensor."""
         with internals.as_plain():
             if torch.compiler.is_dynamo_compiling():
                 tensor = tensor.view_as(tensor)
@@ -74,7 +74,7 @@ class UnbatchedTensor(Tensor, Contract):
 
     @property
     def batch_size(self) -> torch.Size:
-        """The batch size of the container that this is an entry of."""
+        """The batch size of its container."""
         return self._batch_size
 
     @batch_size.setter
@@ -82,11 +82,11 @@ class UnbatchedTensor(Tensor, Contract):
         self._batch_size = as_size(size)
 
     def copy(self) -> Self:
-        """Another one over the same memory, as the copy of a container has; a parameter is the very one."""
-        return self._made(self)
+        """Return an instance over the same memory, as in a shallow copy of a container; for a parameter, `self`."""
+        return self._wrap_result(self)
 
     def clone(self, *, memory_format: torch.memory_format | None = None) -> Self:
-        """A copy over memory of its own; as `Tensor.clone`."""
+        """Copy the tensor into new memory, as `Tensor.clone` does."""
         return self._over(super().clone(memory_format=memory_format or torch.preserve_format), self._batch_size)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
@@ -102,7 +102,7 @@ class UnbatchedTensor(Tensor, Contract):
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """What torch does with it; what is made of it and of another tensor, which may have batch dims, is a tensor."""
+        """Call a torch function. Return a plain tensor if plain tensors, which may have batch dims, take part."""
         if not all(issubclass(cls, kind) for kind in types):
             return super().__torch_function__(func, types, args, kwargs)  # type: ignore[no-untyped-call]
         with internals.as_plain():
@@ -112,22 +112,22 @@ class UnbatchedTensor(Tensor, Contract):
         operands = (*args, *kwargs.values()) if kwargs else args
         if _has_plain(operands) or func in get_default_nowrap_functions():
             return result
-        return _label(result, _find_first(operands))
+        return _wrap_new(result, _find_first(operands))
 
     def __reduce_ex__(self, protocol: object) -> Any:
-        found = torch_files.reduced(self) if protocol == torch_files.PROTOCOL else None
+        found = torch_files.reduce(self) if protocol == torch_files.PROTOCOL else None
         return super().__reduce_ex__(protocol) if found is None else found  # type: ignore[no-untyped-call]
 
     def __repr__(self, *, tensor_contents: object = None) -> str:  # type: ignore[override]
-        """`UnbatchedTensor(...)` around what a tensor prints."""
+        """Return `UnbatchedTensor(...)` around the `repr` of the tensor."""
         return f"UnbatchedTensor({self.as_subclass(Tensor)!r})"
 
     def __str__(self) -> str:
-        """As that of a tensor."""
+        """Return the text of the tensor."""
         return str(self.as_subclass(Tensor))
 
     def __format__(self, format_spec: str) -> str:
-        """As that of a tensor: of one number its format, else its text."""
+        """Format the tensor: a single number with `format_spec`, otherwise as text."""
         return format(self.as_subclass(Tensor), format_spec)
 
     # --- the contract -----------------------------------------------------------------------------------------------
@@ -147,14 +147,14 @@ class UnbatchedTensor(Tensor, Contract):
         on_node: LeafFn | None = None,
     ) -> Self:
         own = self._batch_size
-        return self._made(fn(self)) if size is None else self._over(self, size + own[batch_dims:])
+        return self._wrap_result(fn(self)) if size is None else self._over(self, size + own[batch_dims:])
 
     def _map_some(self, fn: Callable[[Any], Any]) -> Self | None:
         result = fn(self)
-        return self._made(result) if isinstance(result, Tensor) else result
+        return self._wrap_result(result) if isinstance(result, Tensor) else result
 
-    def _made(self, result: Any) -> Self:
-        """What was made of the tensor as an entry of the same container; a parameter is the very one."""
+    def _wrap_result(self, result: Any) -> Self:
+        """Make an entry of the same container from the result of a function. Returns a parameter itself."""
         if type(result) is type(self) and getattr(result, "_is_param", False):
             result._batch_size = self._batch_size
             return result
@@ -173,42 +173,42 @@ class UnbatchedTensor(Tensor, Contract):
 
     def _map_with(self, fn: Callable[[Any, Tensor], Any], tensor: Tensor) -> NoReturn:
         raise ShapeError(
-            "a tensor over the batch dims has no part for an UnbatchedTensor: exclude the entry, or use a number or a "
-            "container"
+            "a tensor over the batch dims does not apply to an UnbatchedTensor: exclude the entry, or use a number or "
+            "a container"
         )
 
     def _rebuilt(self, leaves: Iterator[Any]) -> Self:
-        return self._made(next(leaves))
+        return self._wrap_result(next(leaves))
 
     def _join(self, items: Sequence[Any], dim: int, stacked: bool) -> Self:
-        return self._one_of(items, joined_size(items, dim, stacked))
+        return self._take_first(items, joined_size(items, dim, stacked))
 
     def _as_result(self, stack: Any) -> Any:
         members = stack._entries.containers
         if not members or not all(isinstance(member, UnbatchedTensor) for member in members):
             return stack
-        return self._one_of(members, stack._batch_size)
+        return self._take_first(members, stack._batch_size)
 
-    def _one_of(self, items: Sequence[Any], size: torch.Size) -> Self:
-        """The first of several, which are to be the same."""
+    def _take_first(self, items: Sequence[Any], size: torch.Size) -> Self:
+        """Return the first of several entries. Raises if their shapes differ, and warns if their elements differ."""
         for item in items[1:]:
             if item.shape != self.shape:
                 raise ShapeError(
-                    f"the shapes {list(self.shape)} and {list(item.shape)} of an UnbatchedTensor differ: it is the "
-                    "same for all of the batch"
+                    f"the shapes {list(self.shape)} and {list(item.shape)} of an UnbatchedTensor differ: it must be "
+                    "the same for the whole batch"
                 )
             if torch.compiler.is_compiling():
-                continue  # a graph cannot depend on what the tensors hold
+                continue  # A graph cannot depend on elements of tensors.
             if item.data_ptr() != self.data_ptr() and not torch.equal(self, item):
                 warnings.warn(
                     "UnbatchedTensors of different content are joined, and the first is kept: use a tensor with batch "
-                    "dims where elements of the batch differ",
+                    "dims if the elements of the batch differ",
                     stacklevel=2,
                 )
                 break
         return self._over(self, size)
 
-    def _compared_with_container(self, other: object, op: Callable[[Any, Any], Any]) -> Any:
+    def _compare_with_container(self, other: object, op: Callable[[Any, Any], Any]) -> Any:
         return self._over(op(self, other), self._batch_size)
 
     def _resized_along(self, size: torch.Size, batch_dims: int) -> Self:
@@ -219,7 +219,7 @@ class UnbatchedTensor(Tensor, Contract):
 
 
 def _has_plain(operands: Iterable[Any]) -> bool:
-    """Whether a tensor of another class is among the operands, or in a list or tuple of them."""
+    """Return whether a tensor of another class is among the operands, or in a list or tuple of them."""
     for operand in operands:
         if isinstance(operand, Tensor):
             if not isinstance(operand, UnbatchedTensor):
@@ -230,7 +230,7 @@ def _has_plain(operands: Iterable[Any]) -> bool:
 
 
 def _find_first(operands: Iterable[Any]) -> UnbatchedTensor | None:
-    """The first UnbatchedTensor among the operands, or in a list or tuple of them."""
+    """Return the first UnbatchedTensor among the operands, or in a list or tuple of them."""
     for operand in operands:
         found = _find_first(operand) if isinstance(operand, (list, tuple)) else operand
         if isinstance(found, UnbatchedTensor):
@@ -238,10 +238,10 @@ def _find_first(operands: Iterable[Any]) -> UnbatchedTensor | None:
     return None
 
 
-def _label(result: Any, source: Any) -> Any:
-    """Tensors that torch made, as entries of the container that has the source; what was written in place, as it is."""
+def _wrap_new(result: Any, source: Any) -> Any:
+    """Convert new tensors to `UnbatchedTensor`s with the batch size of `source`. Others were written in place."""
     if isinstance(result, (tuple, list)):
-        return type(result)([_label(item, source) for item in result])
+        return type(result)([_wrap_new(item, source) for item in result])
     if not isinstance(result, Tensor) or isinstance(result, UnbatchedTensor):
         return result
     return source._over(result, source._batch_size)

@@ -1,4 +1,4 @@
-"""LazyView: another form of the batch dims of a container, which reads from that container and writes to it."""
+"""LazyView: the lazy result of `view`, `permute` and similar operations under `set_lazy_legacy(True)`."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tensordict.core.exceptions import ShapeError
 from tensordict.core.keys import Path, path_of
 from tensordict.core.settings import set_lazy_legacy
 from tensordict.ops.dims.batch_ops import BatchOp, Reshape
-from tensordict.ops.entries.locking import _keep
+from tensordict.ops.entries.locking import do_nothing
 from tensordict.ops.entries.write_plans import Resize, Write
 
 if TYPE_CHECKING:
@@ -36,10 +36,10 @@ if TYPE_CHECKING:
     from tensordict.ops.collection import TensorCollection
 
 
-class _Through(EntryStore, MutableMapping[str, Any]):
-    """The entries of a container, an operation done to them on the way out and its inverse on the way in.
+class _ViewEntries(EntryStore, MutableMapping[str, Any]):
+    """The entries of another container. Reads apply an operation on batch dims, and writes apply its inverse.
 
-    `op` is for the first batch dims of the source; it may have more, which stay.
+    `op` applies to the first batch dims of the source. Further batch dims are left alone.
     """
 
     __slots__ = ("_back", "op", "source")
@@ -47,7 +47,7 @@ class _Through(EntryStore, MutableMapping[str, Any]):
     def __init__(self, source: object, op: BatchOp) -> None:
         self.source = source
         self.op = op
-        # What the inverse does to a leaf, from the first write on.
+        # The inverse as a function of leaves, made at the first write.
         self._back: LeafFn | None = None
 
     def __getstate__(self) -> Any:
@@ -67,21 +67,21 @@ class _Through(EntryStore, MutableMapping[str, Any]):
 
     def get(self, name: str, default: Any = None) -> Any:
         value = self.source._entries.get(name)
-        return default if value is None else self.shown((name,), value)
+        return default if value is None else self.apply_op((name,), value)
 
     def __setitem__(self, name: str, value: Any) -> None:
         entries = self.source._entries
         if not isinstance(value, Contract):
             if self._back is None:
                 self._back = self.op.inverse().leaf
-            entries[name] = _on_leaf(self._back, value, (name,))
+            entries[name] = _apply_to_leaf(self._back, value, (name,))
         elif isinstance(value, Tensor):
             entries[name] = value._resized_along(self.op.old, len(self.op.size))  # type: ignore[attr-defined]
         elif isinstance(value, LazyView) and value._entries.op.same_as(self.op):
             entries[name] = value._source
         else:
-            node = _on_node(self.op.inverse(), value)
-            # Names of the source's dims that the view does not have are given to the new node here.
+            node = _apply_to_node(self.op.inverse(), value)
+            # `_admit` gives the new node the dim names of the source.
             entries[name] = self.source._admit(node, (name,))
 
     def __delitem__(self, name: str) -> None:
@@ -104,62 +104,63 @@ class _Through(EntryStore, MutableMapping[str, Any]):
 
     @property
     def shares(self) -> bool:  # type: ignore[override]
-        # All operations that are done lazily give views.
+        # All lazy operations return views of leaves.
         entries = self.source._entries
         return type(entries) is dict or (isinstance(entries, EntryStore) and entries.shares)
 
     def structure(self) -> Mapping[str, Any]:
-        # The leaves of the source will do, so that no leaf has to be reshaped, or might not let itself be.
+        # Returns the leaves of the source: only the keys are needed, and reshaping could fail.
         structure: Mapping[str, Any] = self.source._structure()
         if is_flat(structure):
             return structure
-        shown = self.shown
+        apply_op = self.apply_op
         return {
-            name: shown((name,), value) if isinstance(value, Contract) else value for name, value in structure.items()
+            name: apply_op((name,), value) if isinstance(value, Contract) else value
+            for name, value in structure.items()
         }
 
     def fact(self) -> str:
         name, *arguments = self.op.call()
         return f"op={name}({', '.join(map(repr, arguments))})"
 
-    def pairs(self) -> Iterator[tuple[str, Any]]:
-        """The names and the entries as they are read."""
-        return ((name, self.shown((name,), value)) for name, value in self.source._entries.items())
+    def read_items(self) -> Iterator[tuple[str, Any]]:
+        """Iterate over names and entries. Each entry is read from the source once."""
+        return ((name, self.apply_op((name,), value)) for name, value in self.source._entries.items())
 
-    def shown(self, path: Path, value: Any) -> Any:
-        """An entry of the source, which is there at `path`, as it is read."""
+    def apply_op(self, path: Path, value: Any) -> Any:
+        """Apply the operation to an entry of the source. Errors name its `path`."""
         if type(value) is not Tensor and isinstance(value, Contract):
             if isinstance(value, Tensor):
                 return value._resized_along(self.op.size, len(self.op.old))  # type: ignore[attr-defined]
-            return _on_node(self.op, value) if value._is_non_tensor else LazyView(value, self.op)
-        return _on_leaf(self.op.leaf, value, path)
+            return _apply_to_node(self.op, value) if value._is_non_tensor else LazyView(value, self.op)
+        return _apply_to_leaf(self.op.leaf, value, path)
 
 
-# The mixin's own views would look up every name anew.
+# The views of `MutableMapping` would look up every name again.
 
 
 class _ViewValues(ValuesView[Any]):
-    _mapping: _Through
+    _mapping: _ViewEntries
 
     def __iter__(self) -> Iterator[Any]:
-        return (value for _, value in self._mapping.pairs())
+        return (value for _, value in self._mapping.read_items())
 
 
 class _ViewItems(ItemsView[str, Any]):
-    _mapping: _Through
+    _mapping: _ViewEntries
 
     def __iter__(self) -> Iterator[tuple[str, Any]]:
-        return self._mapping.pairs()
+        return self._mapping.read_items()
 
 
 @pytree.register
 @registry.register
 class LazyView(TensorDictBase):
-    """What `view`, `permute`, `transpose`, `squeeze` and `unsqueeze` give under `set_lazy_legacy(True)`.
+    """The result of `view`, `permute`, `transpose`, `squeeze` and `unsqueeze` under `set_lazy_legacy(True)`.
 
-    Entries are read from the source and reshaped at that moment; entries that are written, new ones too, go to the
-    source in its own form. Device and lock are those of the source; the batch size cannot be changed. The results of
-    operations are plain `TensorDict`s. The operation that takes back the first one gives the source itself.
+    Reading an entry reads it from the source and reshapes it. Writing an entry, even a new one, reshapes it back and
+    writes it to the source. The view shares the device and the lock of the source, and its batch size cannot be
+    changed. Operations return plain `TensorDict`s. The inverse operation returns the source itself.
 
     Example:
         >>> import torch
@@ -174,22 +175,23 @@ class LazyView(TensorDictBase):
     """
 
     _is_over_another = True
-    _entries: _Through
-    # A view is saved as what is read through it.
+    _entries: _ViewEntries
+    # Saving a view stores its entries as a plain TensorDict.
     _stored_as = "TensorDict"
-    # What is built from other entries has no source and is no view.
+    # Operations return a TensorDict, because new entries have no source.
     _make = TensorDict._make
 
     def __init__(self, source: Any, op: BatchOp) -> None:
         self._source = source
-        self._entries = _Through(source, op)
+        self._entries = _ViewEntries(source, op)
         size, old = source._batch_size, op.old
         self._size: torch.Size = op.size if size == old else op.size + size[len(old) :]
-        remember_state(self, _keep)
+        remember_state(self, do_nothing)
 
     @classmethod
     def over(cls, source: Any, op: BatchOp) -> TensorCollection:
-        """`op` done to `source` lazily: a view, the source of a view that it takes back, or a lazy stack of views."""
+        """Apply `op` to `source` lazily. Returns a view, a lazy stack of views, or the source of a view if `op`
+        inverts it."""
         if isinstance(source, LazyView) and op.same_as(source._entries.op.inverse()):
             return source._source  # type: ignore[no-any-return]
         members: Any = None if isinstance(op, Reshape) else source._members()
@@ -197,7 +199,7 @@ class LazyView(TensorDictBase):
         if found is None or found[1] is None:
             return cls(source, op)
         inner, dim = found
-        views = [m if inner is None else m._on_batch(inner.over(m._batch_size), True) for m in members]
+        views = [m if inner is None else m._on_batch(inner.with_size(m._batch_size), True) for m in members]
         return remember(source._restack(views, dim), source, op)  # type: ignore[no-any-return]
 
     def _build(
@@ -206,15 +208,15 @@ class LazyView(TensorDictBase):
         return self._make(entries, batch_size, device, names)  # type: ignore[return-value]
 
     def __repr__(self) -> str:
-        """The source, and the operation that is done to it."""
+        """Return the source and the operation."""
         source = repr(self._source).replace("\n", "\n    ")
         return f"LazyView(\n    source={source},\n    {self._entries.fact()})"
 
     def _find(self, key: object) -> Any:
-        # One view of the entry, and none of each container on the way to it.
-        return self._entries.shown(path_of(key), self._source._find(key))
+        # Makes one view of the entry, instead of one for each container on the path.
+        return self._entries.apply_op(path_of(key), self._source._find(key))
 
-    # --- the state is that of the source ----------------------------------------------------------------------------
+    # --- the state, shared with the source --------------------------------------------------------------------------
 
     @property
     def _batch_size(self) -> torch.Size:
@@ -232,8 +234,8 @@ class LazyView(TensorDictBase):
     def _refuse_size(self, size: torch.Size) -> None:
         if size != self._size:
             raise ShapeError(
-                f"the batch size {list(self._size)} of a lazy view follows from that of its source and cannot become "
-                f"{list(size)}; use td.copy(), a container of its own over the same tensors"
+                f"the batch size {list(self._size)} of a lazy view follows from its source and cannot become "
+                f"{list(size)}; use td.copy(), a separate container over the same tensors"
             )
 
     @property
@@ -241,18 +243,18 @@ class LazyView(TensorDictBase):
         names = self._source._names
         if names is None:
             return None
-        return _renamed(self._entries.op, names)
+        return _map_names(self._entries.op, names)
 
     @_names.setter
     def _names(self, names: Names | None) -> None:
         if names is not None and len(names) != len(self._size):
             self._refuse_size(torch.Size(self._size[: len(names)]))
         through = self._entries
-        theirs = None if names is None else _renamed(through.op.inverse(), names)
-        shown = theirs and _renamed(through.op, theirs)
-        if names is not None and shown != names:
+        theirs = None if names is None else _map_names(through.op.inverse(), names)
+        restored = theirs and _map_names(through.op, theirs)
+        if names is not None and restored != names:
             raise RuntimeError(
-                f"the names {names} of a lazy view cannot be taken over by its source, whose batch size is "
+                f"the names {names} of a lazy view do not fit its source, whose batch size is "
                 f"{list(self._source._batch_size)}; name the dims of the source instead"
             )
         self._source._names = theirs
@@ -262,7 +264,7 @@ class LazyView(TensorDictBase):
 
     @property
     def _backing(self) -> Backing:
-        # Not the files: what is added to the view has none.
+        # Leaves out the files of the source, because entries added to the view are in memory.
         return NOT_BACKED._replace(is_shared=self._source._is_shared)
 
     @_backing.setter
@@ -270,21 +272,21 @@ class LazyView(TensorDictBase):
         self._source._is_shared = backing.is_shared
 
 
-def _on_leaf(fn: LeafFn, leaf: Tensor, path: Path) -> Any:
-    """What an operation does to the leading dims of a leaf."""
+def _apply_to_leaf(fn: LeafFn, leaf: Tensor, path: Path) -> Any:
+    """Apply an operation to a leaf. Errors name its path."""
     try:
         return fn(leaf)
     except RuntimeError as error:
         raise named_error(error, path) from error
 
 
-def _on_node(op: BatchOp, node: Contract) -> Any:
-    """An operation on the first batch dims of a container."""
+def _apply_to_node(op: BatchOp, node: Contract) -> Any:
+    """Apply an operation to the first batch dims of a container."""
     return node._map(op.leaf, op.size, len(op.old), op.rename, op.on_stack)
 
 
-def _renamed(op: BatchOp, names: Names) -> Names | None:
-    """The names of dims after an operation on the first of them."""
+def _map_names(op: BatchOp, names: Names) -> Names | None:
+    """Return the dim names after an operation; `None` if all are `None`."""
     batch_dims = len(op.old)
     renamed = op.rename(names[:batch_dims]) + names[batch_dims:]
     return renamed if any(name is not None for name in renamed) else None

@@ -1,4 +1,4 @@
-"""Wrapper: a container over another one, which holds the entries; FieldWrapper: one that declares them."""
+"""Wrapper, the base of containers that wrap another one, and FieldWrapper, the base of those with declared fields."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ if TYPE_CHECKING:
 
 MethodT = TypeVar("MethodT", bound="Callable[..., Any]")
 _NUMBERS = (bool, int, float, complex)
-# What a field keeps as it is, whatever could be made of it.
+# Instances of these are stored as values, never converted to tensors.
 _VALUES = (str, tuple, range, complex, np.generic)
 
 
-def _by_kind(shared: MethodT) -> MethodT:
-    """A method that a kind of container may define again: that of the wrapped container then, and else `shared`."""
+def _prefer_override(shared: MethodT) -> MethodT:
+    """Return a method that calls the override in the class of the wrapped container, if any, and `shared` otherwise."""
     name = shared.__name__
 
     @wraps(shared)
@@ -50,16 +50,16 @@ def _by_kind(shared: MethodT) -> MethodT:
 
 
 class Wrapper(TensorCollection):
-    """A container over another one, `_tensordict`, that gives its results its own class.
+    """A container that wraps another one, `_tensordict`, and whose operations return its own class.
 
-    The state of the contract is that of the wrapped container, its walks are done by it, and what they give gets this
-    wrapper again. All operations come from :class:`~tensordict.TensorCollection` and go through these, but for the few
-    that a kind of container defines again.
+    It forwards the state and the walks of the contract to the wrapped container, and wraps their results. Operations
+    are inherited from :class:`~tensordict.TensorCollection` and built on these walks. `_prefer_override` handles the
+    few operations that some containers override.
     """
 
     _is_over_another = True
     _tensordict: Any
-    # Whether the lazy stack of instances is one.
+    # True if the lazy stack of instances is an instance.
     _wraps_stacks: ClassVar[bool] = True
 
     if not TYPE_CHECKING:
@@ -74,7 +74,7 @@ class Wrapper(TensorCollection):
 
     @classmethod
     def _wrapping(cls, container: object) -> Self:
-        """The trusted constructor: an instance over `container`, which is not checked."""
+        """Wrap a container without checks."""
         self = object.__new__(cls)
         object.__setattr__(self, "_tensordict", container)
         return self
@@ -151,10 +151,10 @@ class Wrapper(TensorCollection):
     def _index(self, index: object) -> Any:
         return self._rewrap(self._tensordict._index(index))
 
-    # --- what lazy stacks, lazy views or containers over files do in their own way ------------------------------------
+    # --- operations that lazy stacks, lazy views or stored containers override ----------------------------------------
 
-    clone = _by_kind(TensorCollection.clone)
-    __repr__ = _by_kind(TensorCollection.__repr__)
+    clone = _prefer_override(TensorCollection.clone)
+    __repr__ = _prefer_override(TensorCollection.__repr__)
 
     # --- copies -----------------------------------------------------------------------------------------------------
 
@@ -162,7 +162,7 @@ class Wrapper(TensorCollection):
         return {name: value for name, value in self.__dict__.items() if name not in TRANSIENT}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(pickled_containers.as_ours(type(self), state))
+        self.__dict__.update(pickled_containers.convert_state(type(self), state))
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         result = memo[id(self)] = self._wrapping(copy.deepcopy(self._tensordict, memo))
@@ -170,18 +170,18 @@ class Wrapper(TensorCollection):
 
 
 class FieldWrapper(Wrapper):
-    """A wrapper whose class says what entries there are: what goes in is cast and checked here, see `_as_entry`."""
+    """A wrapper whose class declares its entries. `_as_entry` casts and checks every value that is written."""
 
     _autocast: ClassVar[bool] = False
     _frozen: ClassVar[bool] = False
     _nocast: ClassVar[bool] = False
     _shadow: ClassVar[bool] = False
     _tensor_only: ClassVar[bool] = False
-    # Whether all tensors are stored as they are given.
+    # True if all tensors are stored without casting or checking.
     _stores_tensors: ClassVar[bool] = True
     # The fields of a `tensor_only` class that may hold a container.
     _nodes: ClassVar[frozenset[str]] = frozenset()
-    # What assigns each of the fields.
+    # The setter of each field.
     _setters: ClassVar[dict[str, Callable[[Any, Any], None]]] = {}
     __expected_keys__: ClassVar[frozenset[str]] = frozenset()
 
@@ -194,7 +194,7 @@ class FieldWrapper(Wrapper):
             raise FieldError(f"{cls.__name__}: autocast, nocast and tensor_only are exclusive features: choose one")
 
     def __class_getitem__(cls, item: object) -> Any:
-        """The base class with these options, or a generic class with these arguments."""
+        """Return a subclass with these options, or a generic class with these type arguments."""
         options = item if isinstance(item, tuple) else (item,)
         if not all(isinstance(option, str) for option in options):
             if not hasattr(cls, "__parameters__"):
@@ -207,10 +207,10 @@ class FieldWrapper(Wrapper):
         metaclass: Any = type(cls)
         return metaclass(name, (cls,), {"__module__": cls.__module__}, **dict.fromkeys(options, True))
 
-    # --- what goes in -------------------------------------------------------------------------------------------------
+    # --- writing ------------------------------------------------------------------------------------------------------
 
     def _begin(self, batch_size: object = None, device: object = None, names: object = None) -> Any:
-        """The container behind this instance: a new one, without entries."""
+        """Give this instance a new container without entries, and return it."""
         if device is None and names is None:
             container = TensorDict._make({}, as_size(batch_size), None, None)
         else:
@@ -220,14 +220,14 @@ class FieldWrapper(Wrapper):
 
     @classmethod
     def _hint_of(cls, name: str) -> Any:
-        """The type that a field is declared with; `Any` for what is no field."""
+        """Return the declared type of a field; `Any` for other names."""
         raise NotImplementedError
 
     def _as_entry(self, name: str, value: object, keep: bool = False) -> Any:
-        """The value of a field as the container takes it; `keep` says that a mapping is a value, no nested container.
+        """Convert the value of a field for the container. With `keep`, a mapping is stored as a value, not as a node.
 
         Raises:
-            TypeError: the options of the class refuse it; class and field are named.
+            TypeError: the options of the class do not allow the value. The error names class and field.
         """
         if value is None or (self._stores_tensors and (type(value) is str or isinstance(value, (Tensor, Contract)))):
             return value
@@ -236,7 +236,7 @@ class FieldWrapper(Wrapper):
             value = as_annotated(value, self._hint_of(name), where)
         elif self._tensor_only and not isinstance(value, (Tensor, Contract)):
             if name in self._nodes:
-                # As any container stores it: a mapping becomes a container.
+                # The container converts it, and makes a nested container of a mapping.
                 return value
             try:
                 value = torch.as_tensor(value)
@@ -248,7 +248,7 @@ class FieldWrapper(Wrapper):
         if isinstance(value, (Tensor, Contract)):
             return value
         if (
-            # A double of NumPy is a `float` of Python, too.
+            # `numpy.float64` is a subclass of `float`.
             (isinstance(value, _VALUES) and not isinstance(value, float))
             or (keep and isinstance(value, Mapping))
             or (self._nocast and isinstance(value, (*_NUMBERS, np.ndarray)))
@@ -258,8 +258,8 @@ class FieldWrapper(Wrapper):
             return wrap(value, container._batch_size, container._device, container._names)
         return value
 
-    def _put(self, name: str, item: object, non_blocking: bool = False, path: Path | None = None) -> None:
-        """Store what `_as_entry` gave; `None` takes the entry away."""
+    def _store_entry(self, name: str, item: object, non_blocking: bool = False, path: Path | None = None) -> None:
+        """Store a result of `_as_entry`. `None` deletes the entry."""
         container = self._tensordict
         if item is None:
             if name in container._entries:
@@ -275,7 +275,7 @@ class FieldWrapper(Wrapper):
             item = self._as_entry(name, item)
         if name not in self._setters:
             self._check_field(name)
-        FieldWrapper._put(self, name, item, non_blocking, path)
+        FieldWrapper._store_entry(self, name, item, non_blocking, path)
 
     def _plan_write(self, write: Write, source: object, prefix: Path = ()) -> None:
         if isinstance(source, (Contract, Mapping)) and (write.adds or isinstance(write, Assign)):
@@ -285,16 +285,16 @@ class FieldWrapper(Wrapper):
         super()._plan_write(write, source, prefix)
 
     def _as_entries(self, source: Mapping[Any, Any], write: Update) -> dict[Any, Any]:
-        """The items of a mapping that is written as the container takes them."""
+        """Convert the items of a mapping for an update of the container."""
         container = self._tensordict
         items: dict[Any, Any] = {}
         for key, value in source.items():
             name = key if isinstance(key, str) else key[0]
-            # What is merged into a nested container is not put in its place.
+            # A container that is merged into a nested one does not replace the field, so it is not converted.
             merged = isinstance(value, (Mapping, Contract)) and is_node(container._node(name)) and write.merges(value)
             items[key] = value if merged or key != name else self._as_entry(name, value)
             if items[key] is None:
-                # An update writes values: one that stands for nothing reads as the field's `None`.
+                # `update` stores a holder of `None` over an existing entry. The field then reads as `None`.
                 if name in container._entries:
                     items[key] = wrap(None, container._batch_size, container._device, container._names)
                 else:
@@ -302,22 +302,22 @@ class FieldWrapper(Wrapper):
         return items
 
     def _check_fields(self, source: object) -> None:
-        """Refuse a mapping or container to be written that has what cannot be an entry."""
+        """Raise if a mapping or container to be written has keys or values that the class does not allow."""
 
     def __setitem__(self, index: object, value: object) -> None:
-        """Write a field by its name, or assign to a part of the batch; see any container's."""
+        """Write a field by its name, or assign to a part of the batch; as `TensorDict.__setitem__` does."""
         if type(index) is str:
             self._write_name(index, value)
         else:
             super().__setitem__(index, value)
 
     if not TYPE_CHECKING:
-        # Type checkers would take any attribute for known.
+        # Hidden from type checkers, which would otherwise accept any attribute.
         def __getattr__(self, name: str) -> Any:
             if name == "_tensordict":
-                # Of an instance whose constructor assigns the fields itself.
+                # The class has its own constructor, which is assigning the first field.
                 return self._begin()
-            # What only the wrapped container has, such as the `stack_dim` of a lazy stack.
+            # Other names belong to the wrapped container, such as the `stack_dim` of a lazy stack.
             if name in self.__expected_keys__:
                 raise AttributeError(f"{type(self).__name__}.{name} is declared but not set")
             if name.startswith("_") or not hasattr(type(self._tensordict), name):
@@ -326,10 +326,10 @@ class FieldWrapper(Wrapper):
                     f"{suggest(name, self.__expected_keys__)}"
                 )
             value = getattr(self._tensordict, name)
-            return partial(self._call_wrapped, value) if callable(value) else value
+            return partial(self._call_on_container, value) if callable(value) else value
 
-    def _call_wrapped(self, method: Callable[..., Any], *args: object, **kwargs: object) -> Any:
-        """Call a method that only the wrapped container has; it takes what has no other fields than this."""
+    def _call_on_container(self, method: Callable[..., Any], *args: object, **kwargs: object) -> Any:
+        """Call a method that only the wrapped container has. Containers among its arguments must have these fields."""
         for arg in args:
             for item in arg if isinstance(arg, (list, tuple)) else [arg]:
                 if isinstance(item, Contract):
@@ -339,18 +339,18 @@ class FieldWrapper(Wrapper):
 
 
 def container_of(value: object) -> Any:
-    """The container in a wrapper; any other value itself."""
+    """Return the container in a wrapper, and any other value unchanged."""
     return value._wrapped_container() if isinstance(value, Contract) else value
 
 
 def with_class_name(error: Exception, cls: type[Any]) -> Exception:
-    """An error about an entry, with the class in front of it."""
+    """Return an error about an entry with the class name prepended to its message."""
     message = str(error)
     return type(error)(f"{cls.__name__}: {message}") if message.startswith("entry ") else error
 
 
 def register_wrapper(cls: type[Wrapper]) -> None:
-    """Make a class known to torch, which takes an instance apart as the container behind it."""
+    """Register a class as a pytree node. Its leaves are the leaves of the wrapped container."""
 
     def flatten(instance: Any) -> tuple[list[Any], Any]:
         container = instance._tensordict

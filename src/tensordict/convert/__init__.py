@@ -1,1 +1,1 @@
-"""Containers from foreign structures, one file per kind."""
+"""Conversion between containers and foreign structures: one file for each format or library."""

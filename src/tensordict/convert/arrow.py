@@ -1,8 +1,8 @@
-"""Tables of Arrow: containers over their memory, and tables over that of containers.
+"""Conversion between containers and Arrow tables, which share the memory of numbers.
 
-Numbers share their memory both ways. What torch has no dtype for stands as numbers with a note of what they are, or as
-values: see `from_arrow`. The columns are described in `columns.py`; the description of the container is in the metadata
-of the schema under the key `tensordict`, which other programs leave alone.
+Types without a torch dtype become numbers with a note of their type, or values; see `from_arrow`. `columns.py`
+describes the columns. The description of the container is in the metadata of the schema, under the key `tensordict`,
+which other programs ignore.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -40,17 +40,14 @@ from tensordict.core.extras import require
 from tensordict.core.json_text import parse_json
 from tensordict.core.keys import Path, entry_of, joined
 from tensordict.io import checks
-from tensordict.io.formats.stack_columns import elements_of_rows, ragged_leaf, taken
-from tensordict.io.values import NotJson, exact, restored
+from tensordict.io.formats.stack_columns import count_elements, join_ragged, split_ragged
+from tensordict.io.values import NotJson, decode, encode_without_tensors
 from tensordict.memory import kernel
 
-if TYPE_CHECKING:
-    pass
-
 METADATA = b"tensordict"
-# Decimals of so many digits are exact as float64.
+# Decimals with up to this many digits are exact as float64.
 _EXACT_DIGITS = 15
-# What has no type in Arrow is written as one that holds it exactly.
+# Dtypes without an Arrow type are written as one that holds their values exactly.
 WIDER = {
     torch.bfloat16: torch.float32,
     torch.complex32: torch.float16,
@@ -61,39 +58,39 @@ WIDER |= {getattr(torch, name): torch.float32 for name in dir(torch) if name.sta
 
 
 def pyarrow() -> Any:
-    """The library; `require` asks the machinery of imports, which takes 5 us, and this is called for every column."""
+    """Return the module `pyarrow`. The look-up in `sys.modules` saves 5 us of `require`, for every column."""
     return sys.modules.get("pyarrow") or require("pyarrow", "tabular")
 
 
 def _compute() -> Any:
-    """Its functions, which it does not import itself."""
+    """Return the module `pyarrow.compute`, which `pyarrow` does not import."""
     return require("pyarrow.compute", "tabular")
 
 
 @cache
-def _numbers() -> dict[int, torch.dtype]:
-    """The dtypes of types that are numbers, by their ids."""
+def _dtypes_by_type_id() -> dict[int, torch.dtype]:
+    """Return the dtypes of the numeric Arrow types, by type id."""
     pa = pyarrow()
     names = ("uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64", "float16", "float32", "float64")
     return {getattr(pa, name)().id: getattr(torch, name) for name in names}
 
 
 @cache
-def _types() -> dict[torch.dtype, Any]:
-    """The types of numbers by their dtypes."""
+def _types_by_dtype() -> dict[torch.dtype, Any]:
+    """Return the numeric Arrow types, by dtype."""
     pa = pyarrow()
-    return {dtype: getattr(pa, str(dtype).removeprefix("torch."))() for dtype in _numbers().values()}
+    return {dtype: getattr(pa, str(dtype).removeprefix("torch."))() for dtype in _dtypes_by_type_id().values()}
 
 
 # --- to containers ----------------------------------------------------------------------------------------------------
 
 
 def container_of_table(table: Any, reading: TableOptions) -> Any:
-    """The container of a table, or of a record batch, or of what gives one by Arrow's stream interface.
+    """Make a container from a table, a record batch, or an object with Arrow's stream interface.
 
     Raises:
-        TypeError: it is none.
-        ValueError: it has no columns, or one lacks values and nothing was said of them.
+        TypeError: the object is none of these.
+        ValueError: it has no columns, or a column has nulls and the options do not allow them.
     """
     pa = pyarrow()
     if not isinstance(table, (pa.RecordBatch, pa.Table)):
@@ -103,109 +100,109 @@ def container_of_table(table: Any, reading: TableOptions) -> Any:
     schema = table.schema
     structure = _structure_of(schema)
     if not len(schema) and structure is None:
-        raise ValueError("the table has no columns, so that there is nothing to make entries of")
-    return container_of(_columns(table, structure, reading), table.num_rows, structure, reading)
+        raise ValueError("the table has no columns, so there is nothing to make entries of")
+    return container_of(_read_columns(table, structure, reading), table.num_rows, structure, reading)
 
 
-def _columns(table: Any, structure: TableStructure | None, reading: TableOptions) -> list[TableColumn]:
+def _read_columns(table: Any, structure: TableStructure | None, reading: TableOptions) -> list[TableColumn]:
     if not isinstance(table, pyarrow().Table):
         table = pyarrow().Table.from_batches([table])
-    reader = Reader(reading, {} if structure is None else structure.notes, table.num_rows)
+    reader = ColumnReader(reading, {} if structure is None else structure.notes, table.num_rows)
     names = table.schema.names
     for name, path, column in zip(names, paths_of(names, reading.separator), table.itercolumns()):
-        reader.column(path, (name,), column)
+        reader.read_column(path, (name,), column)
     for column in reader.found if reading.masks else ():
         if (by_elements := reading.masks.get(column.path)) is not None:
-            column.valid = _as_mask(column, by_elements)
+            column.valid = _unify_mask(column, by_elements)
     return reader.found
 
 
-def _as_mask(column: TableColumn, by_elements: bool) -> Tensor | None:
-    """Where a column has values, in the form that this has in all parts of a table."""
+def _unify_mask(column: TableColumn, by_elements: bool) -> Tensor | None:
+    """Return the mask of a column in the shape that it has in all parts of a table."""
     values, valid = column.values, column.valid
     if not isinstance(values, Tensor) or (valid is not None and (not by_elements or valid.dim() == values.dim())):
         return valid
     ones = torch.ones_like(values, dtype=torch.bool) if by_elements else torch.ones(len(values), dtype=torch.bool)
-    # Of ragged rows that are missing there are no elements.
+    # Ragged rows that are missing have no elements, so their mask needs no change.
     return ones if valid is None or values.is_nested else ones & valid.view(-1, *[1] * (values.dim() - 1))
 
 
 def masks_of(tables: Iterable[Any], reading: TableOptions) -> dict[Path, bool]:
-    """The columns that lack values in any part of a table, and whether elements of them are missing, not rows alone.
+    """Find the columns with nulls in any part of a table. The value is true if elements are null, not only rows.
 
-    With these as `masks`, all parts have the same entries.
+    Pass the result as `TableOptions.masks`, so that all parts get the same entries.
     """
     found: dict[Path, bool] = {}
     for table in tables:
-        for column in _columns(table, _structure_of(table.schema), reading):
+        for column in _read_columns(table, _structure_of(table.schema), reading):
             if column.valid is not None:
                 found[column.path] = found.get(column.path, False) or column.valid.dim() > 1
     return found
 
 
 def _structure_of(schema: Any) -> TableStructure | None:
-    return TableStructure.of_text((schema.metadata or {}).get(METADATA))
+    return TableStructure.from_json((schema.metadata or {}).get(METADATA))
 
 
 def notes_of(schema: Any) -> dict[Path, dict[str, Any]]:
-    """What the types of columns do not say, by their paths in the table; see `TableStructure`.
+    """Return the notes in the metadata of a schema, by the path of the column; see `TableStructure`.
 
     Raises:
-        SaveError: it is broken.
+        SaveError: the metadata is broken.
     """
     structure = _structure_of(schema)
     return {} if structure is None else structure.notes
 
 
 @dataclass(frozen=True, slots=True)
-class _Numbers:
-    """Numbers, and what they stand for, as a `TableColumn` says it."""
+class _NumericArray:
+    """An array of numbers, with the type and the categories that they stand for; see `TableColumn`."""
 
     array: Any
     type: str | None = None
     categories: list[Any] | None = None
 
 
-class Reader:
-    """Makes `TableColumn`s of arrays.
+class ColumnReader:
+    """Converts Arrow arrays to `TableColumn`s, and collects them in `found`.
 
     Args:
-        notes: what the structure says of columns, by their paths in the table.
-        rows: how many there are.
+        notes: the notes of the `TableStructure`, by the path of the column in the table.
+        rows: the number of rows.
     """
 
     def __init__(self, reading: TableOptions, notes: dict[Path, dict[str, Any]], rows: int) -> None:
         self.reading = reading
         self.notes = notes
         self.rows = rows
-        self.numbers = _numbers()
+        self.numbers = _dtypes_by_type_id()
         self.share = ragged.SharedOffsets()
         self.found: list[TableColumn] = []
         self._read_only: kernel.ReadOnly | None = None
 
-    def column(self, path: Path, place: Path, column: Any) -> None:
-        """Take one column, whose nested key is `path`, and which is at `place` in the table."""
+    def read_column(self, path: Path, place: Path, column: Any) -> None:
+        """Convert one column. `path` is its nested key in the container, `place` its path in the table."""
         dtype = self.numbers.get(column.type.id)
         note = self.notes.get(place)
         if dtype is not None and note is None and column.num_chunks == 1:
             array = column.chunk(0)
             if not array.null_count and len(array):
-                self.found.append(TableColumn(path, self._over(array, dtype)))
+                self.found.append(TableColumn(path, self._share_memory(array, dtype)))
                 return
-        self._array(path, place, _joined(column), note or {})
+        self._read_array(path, place, _combine_chunks(column), note or {})
 
-    def _over(self, array: Any, dtype: torch.dtype) -> Tensor:
-        """The numbers of an array without gaps, over its memory; a copy where that cannot be written to."""
+    def _share_memory(self, array: Any, dtype: torch.dtype) -> Tensor:
+        """Return the numbers of an array without nulls as a tensor over its memory; a copy if that is read-only."""
         buffer = array.buffers()[1]
         if buffer.is_mutable:
             return torch.frombuffer(buffer, dtype=dtype, count=len(array), offset=array.offset * dtype.itemsize)
         if self._read_only is None:
             self._read_only = kernel.ReadOnly()
-        # A map of a file: who writes to a tensor over it would end the process.
+        # Writing to a read-only file mapping would crash the process (SIGSEGV), so lift the protection or copy.
         tensor = from_dlpack(array)
         return tensor if self._read_only.lift(buffer.address, buffer.size) else tensor.clone()
 
-    def _array(self, path: Path, place: Path, array: Any, note: dict[str, Any]) -> None:
+    def _read_array(self, path: Path, place: Path, array: Any, note: dict[str, Any]) -> None:
         pa = pyarrow()
         types, kind, extension = pa.types, array.type, None
         if isinstance(kind, pa.BaseExtensionType):
@@ -216,41 +213,41 @@ class Reader:
         if types.is_struct(kind):
             for field, part in zip(kind, array.flatten()):
                 inner = (*place, field.name)
-                self._array((*path, field.name), inner, part, self.notes.get(inner, {}))
+                self._read_array((*path, field.name), inner, part, self.notes.get(inner, {}))
             if len({field.name for field in kind}) < len(kind):
                 raise DuplicateKeyError(
-                    f"column {_shown(place)!r} has two fields of one name: rename one of them first"
+                    f"column {_format_place(place)!r} has two fields of one name: rename one of them first"
                 )
             return
         if "values" in note:
-            self._values(path, place, array, note)
+            self._read_values(path, place, array, note)
         elif is_list(kind):
-            self._list(path, place, array, note, extension)
-        elif (numbers := self._numbers(array)) is None:
-            self._values(path, place, array, note)
+            self._read_list(path, place, array, note, extension)
+        elif (numbers := self._to_numbers(array)) is None:
+            self._read_values(path, place, array, note)
         else:
-            values, valid = self._flat(numbers.array, place, note)
-            column = TableColumn(path, _as_dtype(values, note, place), numbers.type, numbers.categories)
-            self.found.append(self._filled(column, valid, place))
+            values, valid = self._read_numbers(numbers.array, place, note)
+            column = TableColumn(path, _restore_dtype(values, note, place), numbers.type, numbers.categories)
+            self.found.append(self._fill_missing(column, valid, place))
 
-    def _numbers(self, array: Any) -> _Numbers | None:
-        """What torch has for the values of an array; `None` for those that are no numbers."""
+    def _to_numbers(self, array: Any) -> _NumericArray | None:
+        """Convert the values of an array to numbers that torch has; `None` if they are not numeric."""
         pa = pyarrow()
         types, kind = pa.types, array.type
         if types.is_dictionary(kind):
             codes = array.indices
             if codes.null_count and types.is_unsigned_integer(codes.type):
-                codes = codes.cast(pa.int64())  # which has -1
-            return _Numbers(codes, ORDERED if kind.ordered else None, array.dictionary.to_pylist())
+                codes = codes.cast(pa.int64())  # Null becomes -1.
+            return _NumericArray(codes, ORDERED if kind.ordered else None, array.dictionary.to_pylist())
         if types.is_decimal(kind) and kind.precision <= _EXACT_DIGITS:
-            return _Numbers(array.cast(pa.float64()), str(kind))
+            return _NumericArray(array.cast(pa.float64()), str(kind))
         if types.is_temporal(kind) and not types.is_interval(kind):
-            return _Numbers(array.view(_types()[_INTEGERS[kind.bit_width]]), str(kind))
+            return _NumericArray(array.view(_types_by_dtype()[_INTEGERS[kind.bit_width]]), str(kind))
         if kind.id in self.numbers or types.is_boolean(kind):
-            return _Numbers(array)
+            return _NumericArray(array)
         return None
 
-    def _values(self, path: Path, place: Path, array: Any, note: dict[str, Any]) -> None:
+    def _read_values(self, path: Path, place: Path, array: Any, note: dict[str, Any]) -> None:
         types = pyarrow().types
         if str(array.type) in ("string_view", "binary_view"):
             array = array.cast(
@@ -262,22 +259,22 @@ class Reader:
         else:
             values = array.to_pylist()
         fill = self.reading.fill
-        if isinstance(fill, Mapping) and _shown(place) in fill:
-            values = [fill[_shown(place)] if value is None else value for value in values]
+        if isinstance(fill, Mapping) and _format_place(place) in fill:
+            values = [fill[_format_place(place)] if value is None else value for value in values]
         if note.get("values") == "json":
             try:
-                values = [restored(parse_json(value)) for value in values]
+                values = [decode(parse_json(value)) for value in values]
             except (ValueError, TypeError, RecursionError) as error:
                 raise ValueError(
-                    f"column {_shown(place)!r}: a value is not the JSON that was written: {error}"
+                    f"column {_format_place(place)!r}: a value is not the JSON that was written: {error}"
                 ) from None
-        batch = checks.ints(note.get("batch", []), f"the batch size of column {_shown(place)!r}")
+        batch = checks.ints(note.get("batch", []), f"the batch size of column {_format_place(place)!r}")
         self.found.append(TableColumn(path, values, batch=batch))
 
     # --- lists --------------------------------------------------------------------------------------------------------
 
-    def _list(self, path: Path, place: Path, array: Any, note: dict[str, Any], extension: Any) -> None:
-        """A column of lists of numbers at any depth: a leaf with more dims, ragged where lengths differ."""
+    def _read_list(self, path: Path, place: Path, array: Any, note: dict[str, Any], extension: Any) -> None:
+        """Convert nested lists of numbers to a leaf with more dims, which is ragged if lengths differ."""
         types, whole = pyarrow().types, array
         form: list[int] = []
         lengths: list[Tensor] = []
@@ -287,16 +284,16 @@ class Reader:
             count = len(array)
             if fixed:
                 lengths.append(torch.full((count,), form[-1]))
-                # Those of lists that are missing may be anything.
+                # The items of lists that are null are arbitrary.
                 array = array.values.slice(array.offset * form[-1], count * form[-1])
             else:
-                array, sizes = _items(array)
+                array, sizes = _flatten_lists(array)
                 lengths.append(sizes)
-        numbers = self._numbers(array)
+        numbers = self._to_numbers(array)
         if numbers is None:
-            return self._values(path, place, whole, note)
-        valid = self._valid(whole, place)
-        flat, inner = self._flat(numbers.array, place, note)
+            return self._read_values(path, place, whole, note)
+        valid = self._find_valid(whole, place)
+        flat, inner = self._read_numbers(numbers.array, place, note)
         kind = numbers.type
         if -1 not in form:
             shape = form
@@ -306,50 +303,50 @@ class Reader:
             leaf = flat.reshape(self.rows, *shape)
             if is_tensor and extension.permutation:
                 leaf = leaf.permute(0, *[1 + dim for dim in extension.permutation])
-            column = TableColumn(path, _as_dtype(leaf, note, place), kind, numbers.categories)
+            column = TableColumn(path, _restore_dtype(leaf, note, place), kind, numbers.categories)
             if inner is not None:
                 inner = inner.reshape(self.rows, *shape)
                 if valid is None:
                     valid = inner
                 elif not inner[valid].all():
                     valid = inner & valid.view(-1, *[1] * len(shape))
-            self.found.append(self._filled(column, valid, place))
+            self.found.append(self._fill_missing(column, valid, place))
             return
-        row_sizes = _rectangular(lengths)
-        row = note.get("ragged", _only_ragged(form))
+        row_sizes = _find_row_sizes(lengths)
+        row = note.get("ragged", _default_form(form))
         if row_sizes is None:
-            return self._values(path, place, whole, note)
+            return self._read_values(path, place, whole, note)
         try:
             row = None if row is None else checks.sizes(row, "the form of its rows", -1)
-            flat = _as_dtype(flat, note, place)
-            fits = elements_of_rows(row_sizes, row) == len(flat)
+            flat = _restore_dtype(flat, note, place)
+            fits = count_elements(row_sizes, row) == len(flat)
         except ValueError:
             fits = False
         if not fits:
-            raise ValueError(f"column {_shown(place)!r}: its rows are not of the form {row} that was noted with it")
-        column = self._filled(TableColumn(path, flat, kind, numbers.categories), inner, place)
-        column.values = self._rows(column.values, row_sizes, row)
+            raise ValueError(f"column {_format_place(place)!r}: its rows do not have the form {row} of its note")
+        column = self._fill_missing(TableColumn(path, flat, kind, numbers.categories), inner, place)
+        column.values = self._make_rows(column.values, row_sizes, row)
         if column.valid is not None:
-            column.valid = self._rows(column.valid, row_sizes, row)
+            column.valid = self._make_rows(column.valid, row_sizes, row)
         elif self.reading.nulls == "mask":
-            # A row without a list is one without elements, which a fill would not change.
+            # Filling changes no elements here, because a null list becomes an empty row.
             column.valid = valid
         self.found.append(column)
 
-    def _rows(self, flat: Tensor, sizes: Tensor, row: Sequence[int] | None) -> Tensor:
-        """The ragged leaf of these elements, which has the same offsets as others of these sizes."""
-        leaf = ragged_leaf(flat, sizes, row, False, self.share)
-        assert isinstance(leaf, Tensor)  # and no column, as of lazy stacks
+    def _make_rows(self, flat: Tensor, sizes: Tensor, row: Sequence[int] | None) -> Tensor:
+        """Make a ragged leaf of these elements. Leaves of the same sizes share their offsets."""
+        leaf = join_ragged(flat, sizes, row, False, self.share)
+        assert isinstance(leaf, Tensor)  # With `False`, it is never a column of a lazy stack.
         return leaf
 
-    # --- values that are missing --------------------------------------------------------------------------------------
+    # --- nulls --------------------------------------------------------------------------------------------------------
 
-    def _flat(self, array: Any, place: Path, note: dict[str, Any]) -> tuple[Tensor, Tensor | None]:
-        """The numbers of an array over its memory, and where there is one; `None` for everywhere."""
+    def _read_numbers(self, array: Any, place: Path, note: dict[str, Any]) -> tuple[Tensor, Tensor | None]:
+        """Return the numbers of an array over its memory, and a mask of the valid ones (`None` if all are)."""
         pa = pyarrow()
         if array.null_count and "missing" in note and pa.types.is_signed_integer(array.type):
             array = array.fill_null(-1)
-        valid = self._valid(array, place)
+        valid = self._find_valid(array, place)
         if pa.types.is_boolean(array.type):
             if valid is not None:
                 array = array.fill_null(False)
@@ -357,38 +354,40 @@ class Reader:
         if not len(array):
             return torch.empty(0, dtype=self.numbers[array.type.id]), valid
         if valid is not None:
-            # Without the bits that say what is missing, which torch does not take.
+            # Drops the validity bitmap, which torch does not accept.
             buffers = [None, array.buffers()[1]]
             array = pa.Array.from_buffers(array.type, len(array), buffers, 0, array.offset)
-        return self._over(array, self.numbers[array.type.id]), valid
+        return self._share_memory(array, self.numbers[array.type.id]), valid
 
-    def _valid(self, array: Any, place: Path) -> Tensor | None:
+    def _find_valid(self, array: Any, place: Path) -> Tensor | None:
         if not array.null_count:
             return None
         reading = self.reading
-        if reading.nulls is None and reading.fill_of(_shown(place)) is None:
+        if reading.nulls is None and reading.fill_of(_format_place(place)) is None:
             raise ValueError(
-                f"column {_shown(place)!r} lacks {array.null_count} of {len(array)} values: fill=0 puts a number in "
-                "their place, nulls='mask' adds a leaf that says where there are values"
+                f"column {_format_place(place)!r} lacks {array.null_count} of {len(array)} values: fill=0 replaces "
+                "them by a number, nulls='mask' adds a leaf that is true where there are values"
             )
         return torch.from_numpy(_writable(array.is_valid().to_numpy(zero_copy_only=False)))
 
-    def _filled(self, column: TableColumn, valid: Tensor | None, place: Path) -> TableColumn:
-        """A column with something in the place of what is missing, and with a mask where one was asked for."""
+    def _fill_missing(self, column: TableColumn, valid: Tensor | None, place: Path) -> TableColumn:
+        """Replace missing values of a column, and add a mask if the options ask for one."""
         if valid is None:
             return column
-        fill = self.reading.fill_of(_shown(place))
+        fill = self.reading.fill_of(_format_place(place))
         if fill is None:
             fill = -1 if column.categories is not None else 0
         dtype = column.values.dtype
         try:
             value = torch.tensor(fill, dtype=dtype)
-            # Floating point numbers are the nearest ones.
+            # A float fill may be rounded to the nearest number of the dtype.
             fits = value.item() == fill or fill != fill or (dtype.is_floating_point and not value.isinf())
         except (RuntimeError, ValueError, TypeError, OverflowError):
             fits = False
         if not fits:
-            raise ValueError(f"column {_shown(place)!r} is of {dtype}, which has no {fill!r} to fill in")
+            raise ValueError(
+                f"column {_format_place(place)!r} is of {dtype}, which cannot hold the fill value {fill!r}"
+            )
         there = valid.view(*valid.shape, *[1] * (column.values.dim() - valid.dim()))
         column.values = torch.where(there, column.values, value)
         if self.reading.nulls == "mask":
@@ -399,8 +398,8 @@ class Reader:
 _INTEGERS = {32: torch.int32, 64: torch.int64}
 
 
-def _joined(column: Any) -> Any:
-    """The one array of a chunked column; several are copied into one."""
+def _combine_chunks(column: Any) -> Any:
+    """Return the only chunk of a column, or a copy that joins all chunks."""
     pa = pyarrow()
     if column.num_chunks == 1:
         return column.chunk(0)
@@ -409,8 +408,8 @@ def _joined(column: Any) -> Any:
     return pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], column.type)
 
 
-def _shown(place: Path) -> str:
-    """How a column is called in errors, and in `fill`."""
+def _format_place(place: Path) -> str:
+    """Return the name of a column in errors and in `fill`."""
     return ".".join(place)
 
 
@@ -418,23 +417,23 @@ def _writable(values: Any) -> Any:
     return values if values.flags.writeable else values.copy()
 
 
-def _as_dtype(leaf: Tensor, note: dict[str, Any], place: Path) -> Tensor:
-    """A leaf of the dtype that was noted with its column."""
+def _restore_dtype(leaf: Tensor, note: dict[str, Any], place: Path) -> Tensor:
+    """Convert a leaf to the dtype in the note of its column."""
     name = note.get("dtype")
     if name is None:
         return leaf
     dtype = getattr(torch, name, None) if type(name) is str else None
     if dtype not in WIDER or WIDER[dtype] is not leaf.dtype:
-        raise ValueError(f"column {_shown(place)!r} of {leaf.dtype} is said to be of the dtype {name!r:.80}")
+        raise ValueError(f"column {_format_place(place)!r} of {leaf.dtype} is said to be of the dtype {name!r:.80}")
     if not dtype.is_complex:
         return leaf.to(dtype)
     if leaf.shape[-1:] != (2,):
-        raise ValueError(f"column {_shown(place)!r} is said to be of the dtype {name}, which has two parts")
+        raise ValueError(f"column {_format_place(place)!r} is said to be of the dtype {name}, which has two parts")
     return torch.view_as_complex(leaf.contiguous())
 
 
 def is_list(kind: Any) -> bool:
-    """Whether a type is one of lists, of one length or of any."""
+    """Return whether a type is a list type, of fixed or variable length."""
     types = pyarrow().types
     return bool(types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind) or _is_view(kind))
 
@@ -443,21 +442,21 @@ def _is_view(kind: Any) -> bool:
     return str(kind).startswith(("list_view<", "large_list_view<"))
 
 
-def _items(array: Any) -> tuple[Any, Tensor]:
-    """The items of all lists, one list behind the other, and how many each has; none where there is no list."""
+def _flatten_lists(array: Any) -> tuple[Any, Tensor]:
+    """Return the items of all lists in one array, and the length of each list (0 for null)."""
     pa = pyarrow()
     lengths = _compute().list_value_length(array).fill_null(0).cast(pa.int64())
     items = array.flatten()
     return items, torch.from_numpy(_writable(lengths.to_numpy(zero_copy_only=False)))
 
 
-def _only_ragged(form: Sequence[int]) -> list[int] | None:
-    """The form of rows that differ along their first dim only; `None` for others."""
+def _default_form(form: Sequence[int]) -> list[int] | None:
+    """Return the form of rows if they differ along their first dim only; otherwise `None`."""
     return list(form) if form[0] == -1 and -1 not in form[1:] else None
 
 
-def _rectangular(lengths: Sequence[Tensor]) -> Tensor | None:
-    """The sizes of rows whose lists are all of one length; `None` where a row has lists of unequal lengths."""
+def _find_row_sizes(lengths: Sequence[Tensor]) -> Tensor | None:
+    """Return the size of each row from the list lengths per level; `None` if a row has lists of unequal lengths."""
     counts = torch.ones(len(lengths[0]), dtype=torch.int64)
     sizes = []
     for level in lengths:
@@ -475,15 +474,15 @@ def _rectangular(lengths: Sequence[Tensor]) -> Tensor | None:
 
 
 def table_of(container: Any, separator: str | None = None, text_categories: bool = False, nulls: Nulls = None) -> Any:
-    """The table of a container: its nested containers are structs, or with `separator` columns with joined names.
+    """Make a table from a container. Nested containers become structs, or with `separator` columns with joined names.
 
     Args:
-        text_categories: whether codes are dictionaries only where their categories are text or bytes.
-        nulls: `"mask"` makes nulls where leaves `<name>_mask` say that there is no value, and no columns of these.
+        text_categories: write codes as a dictionary only if their categories are text or bytes.
+        nulls: `"mask"` writes null where a leaf `<name>_mask` is false, and omits the mask itself.
 
     Raises:
         UnsupportedEntryError: an entry has no form as a column.
-        ValueError: two entries would be one column, or there is none.
+        ValueError: two entries would be one column, or the container has no entries.
     """
     pa = pyarrow()
     columns, rows, structure = columns_of(container, text_categories, nulls)
@@ -492,33 +491,33 @@ def table_of(container: Any, separator: str | None = None, text_categories: bool
         array, note = array_of(column)
         if note:
             structure.notes[place] = note
-        _into(tree, place, array)
+        _insert(tree, place, array)
     if not tree:
-        raise ValueError("the container has no entries, so that there is nothing to make columns of")
-    arrays = [_struct(array, rows) if type(array) is dict else array for array in tree.values()]
+        raise ValueError("the container has no entries, so there is nothing to make columns of")
+    arrays = [_make_struct(array, rows) if type(array) is dict else array for array in tree.values()]
     try:
-        schema = pa.schema([(name, array.type) for name, array in zip(tree, arrays)], {METADATA: structure.text()})
+        schema = pa.schema([(name, array.type) for name, array in zip(tree, arrays)], {METADATA: structure.to_json()})
         return pa.Table.from_arrays(arrays, schema=schema)
     except UnicodeEncodeError as error:
-        raise UnsupportedEntryError(f"the name of an entry is no text that a table can hold: {error}") from None
+        raise UnsupportedEntryError(f"the name of an entry is not valid text for a table: {error}") from None
 
 
-def _into(tree: dict[str, Any], place: Path, array: Any) -> None:
+def _insert(tree: dict[str, Any], place: Path, array: Any) -> None:
     for name in place[:-1]:
         tree = tree.setdefault(name, {})
     tree[place[-1]] = array
 
 
-def _struct(fields: dict[str, Any], rows: int) -> Any:
-    arrays = [_struct(array, rows) if type(array) is dict else array for array in fields.values()]
+def _make_struct(fields: dict[str, Any], rows: int) -> Any:
+    arrays = [_make_struct(array, rows) if type(array) is dict else array for array in fields.values()]
     return pyarrow().StructArray.from_arrays(arrays, names=list(fields))
 
 
 def array_of(column: TableColumn) -> tuple[Any, dict[str, Any]]:
-    """The array of a column, and what its type does not say."""
+    """Make the array of a column, and a note of the facts that its type does not express."""
     leaf = column.values
     if not isinstance(leaf, Tensor):
-        return _array_of_values(column)
+        return _make_value_array(column)
     note: dict[str, Any] = {}
     if leaf.requires_grad:
         leaf = leaf.detach()
@@ -535,27 +534,29 @@ def array_of(column: TableColumn) -> tuple[Any, dict[str, Any]]:
     elif leaf.dim() > 1:
         elements = None
     if column.categories is not None and column.valid is None:
-        # Codes of nothing are written as null.
+        # Negative codes are written as null; the note makes the reader restore -1.
         note["missing"] = True
     if leaf.is_nested:
-        flat, sizes, row = taken(leaf)
+        flat, sizes, row = split_ragged(leaf)
         if elements is not None:
-            elements = taken(elements)[0]
-        array, by_default = _ragged_array(_typed(flat, column, elements), sizes, row)
+            elements = split_ragged(elements)[0]
+        array, by_default = _make_ragged_lists(_make_typed_array(flat, column, elements), sizes, row)
         form = None if row is None else list(row)
         if form != by_default:
             note["ragged"] = form
-        return _lacking(array, rows), note
-    array = _typed(leaf, column, elements)
+        return _set_nulls(array, rows), note
+    array = _make_typed_array(leaf, column, elements)
     if column.type == TENSOR:
         pa, shape = pyarrow(), leaf.shape[1:]
         kind = pa.fixed_shape_tensor(array.type, list(shape))
-        return pa.ExtensionArray.from_storage(kind, _lacking(_fixed(array, (len(leaf), shape.numel())), rows)), note
-    return (array if leaf.dim() == 1 else _lacking(_fixed(array, leaf.shape), rows)), note
+        return pa.ExtensionArray.from_storage(
+            kind, _set_nulls(_make_fixed_lists(array, (len(leaf), shape.numel())), rows)
+        ), note
+    return (array if leaf.dim() == 1 else _set_nulls(_make_fixed_lists(array, leaf.shape), rows)), note
 
 
-def _lacking(array: Any, valid: Tensor | None) -> Any:
-    """An array with null where `valid` is false, over the same memory."""
+def _set_nulls(array: Any, valid: Tensor | None) -> Any:
+    """Return an array over the same memory that is null where `valid` is false."""
     if valid is None or valid.all():
         return array
     pa, kind = pyarrow(), array.type
@@ -564,12 +565,12 @@ def _lacking(array: Any, valid: Tensor | None) -> Any:
     return pa.Array.from_buffers(kind, len(array), [bits, *array.buffers()[1 : kind.num_buffers]], children=children)
 
 
-def _flat_array(leaf: Tensor) -> Any:
-    """All numbers of a tensor, over its memory where that can be."""
+def _make_flat_array(leaf: Tensor) -> Any:
+    """Make an array of all elements of a tensor, over its memory if possible."""
     pa = pyarrow()
     if leaf.dtype is torch.bool:
         return pa.array(leaf.reshape(-1).numpy(force=True))
-    kind = _types().get(leaf.dtype)
+    kind = _types_by_dtype().get(leaf.dtype)
     if kind is None:
         raise UnsupportedEntryError(f"tensors of {leaf.dtype} have no form in a table: convert them with .to(dtype)")
     if not leaf.is_cpu or leaf.is_neg() or not leaf.is_contiguous():
@@ -577,12 +578,12 @@ def _flat_array(leaf: Tensor) -> Any:
     count = leaf.numel()
     if not count:
         return pa.array([], kind)
-    # Unlike a `foreign_buffer`, one that says that it may be written to.
+    # `py_buffer` is marked as mutable; `foreign_buffer` would not be.
     return pa.Array.from_buffers(kind, count, [None, pa.py_buffer(leaf.numpy())])
 
 
-def _fixed(array: Any, shape: Sequence[int]) -> Any:
-    """The array of rows of one shape: lists of fixed sizes."""
+def _make_fixed_lists(array: Any, shape: Sequence[int]) -> Any:
+    """Arrange the elements of rows of equal shape in lists of fixed sizes."""
     pa = pyarrow()
     for dim in range(len(shape) - 1, 0, -1):
         kind = pa.list_(array.type, shape[dim])
@@ -591,8 +592,8 @@ def _fixed(array: Any, shape: Sequence[int]) -> Any:
     return array
 
 
-def _ragged_array(array: Any, sizes: Tensor, row: Sequence[int] | None) -> tuple[Any, list[int] | None]:
-    """The array of ragged rows of these elements, and the form that a reader takes them for."""
+def _make_ragged_lists(array: Any, sizes: Tensor, row: Sequence[int] | None) -> tuple[Any, list[int] | None]:
+    """Arrange elements in lists of ragged rows, and return them with the form that a reader would assume."""
     pa = pyarrow()
     dims = list(row) if row is not None else [-1] * sizes.shape[1]
     lengths = []
@@ -608,44 +609,44 @@ def _ragged_array(array: Any, sizes: Tensor, row: Sequence[int] | None) -> tuple
         torch.cumsum(level, 0, out=offsets[1:])
         large = int(offsets[-1]) >= 2**31
         kind = pa.LargeListArray if large else pa.ListArray
-        array = kind.from_arrays(_flat_array(offsets if large else offsets.to(torch.int32)), array)
-    return array, _only_ragged(dims)
+        array = kind.from_arrays(_make_flat_array(offsets if large else offsets.to(torch.int32)), array)
+    return array, _default_form(dims)
 
 
-def _typed(leaf: Tensor, column: TableColumn, valid: Tensor | None) -> Any:
-    """The array of what all numbers of a tensor stand for, null where `valid` is false."""
+def _make_typed_array(leaf: Tensor, column: TableColumn, valid: Tensor | None) -> Any:
+    """Make an array of the column's type from the numbers of a tensor. It is null where `valid` is false."""
     pa = pyarrow()
     kind = column.type
     if column.categories is not None:
         there = torch.from_numpy(leaf.reshape(-1).numpy(force=True) >= 0)
         valid = there if valid is None else there & valid.reshape(-1)
-    array = _lacking(_flat_array(leaf), valid)
+    array = _set_nulls(_make_flat_array(leaf), valid)
     try:
         if column.categories is not None:
             values = pa.array(column.categories, None if column.categories else pa.string())
-            if not _is_same(values.to_pylist(), column.categories):
-                raise pa.ArrowInvalid(f"Arrow makes {values.type} of the categories, which changes them")
+            if not _are_equal(values.to_pylist(), column.categories):
+                raise pa.ArrowInvalid(f"Arrow converts the categories to {values.type}, which changes them")
             return pa.DictionaryArray.from_arrays(array, values, ordered=kind == ORDERED, safe=True)
         if kind is None or kind == TENSOR:
             return array
-        target = _type_named(kind)
+        target = _parse_type(kind)
         if not pa.types.is_decimal(target):
             return array.view(target)
         made = array.cast(target, safe=False)
         if not made.cast(array.type).equals(array):
-            raise pa.ArrowInvalid("some have more digits, or are no finite numbers")
+            raise pa.ArrowInvalid("some have more digits, or are not finite")
         return made
     except (pa.ArrowException, ValueError, TypeError, IndexError) as error:
         name = joined((*column.path[:-1], column.path[-1] + (TYPE if column.categories is None else CATEGORIES)))
         what = "categories" if column.categories is not None else kind
         raise ValueError(
-            f"{entry_of(column.path)}its values are not the {what} that the entry {name!r} says: {error}; without that "
+            f"{entry_of(column.path)}its values do not fit the {what} in the entry {name!r}: {error}; without that "
             "entry they are written as numbers"
         ) from None
 
 
-def _type_named(name: str) -> Any:
-    """The type of times or decimals that Arrow writes so."""
+def _parse_type(name: str) -> Any:
+    """Parse the name of an Arrow type for times or decimals."""
     pa = pyarrow()
     base, _, inner = name.partition("[")
     if found := re.fullmatch(r"decimal(\d+)\((\d+), (-?\d+)\)", name):
@@ -658,8 +659,8 @@ def _type_named(name: str) -> Any:
     return getattr(pa, base)(unit)
 
 
-def _array_of_values(column: TableColumn) -> tuple[Any, dict[str, Any]]:
-    """The array of values that are no tensors: as Arrow has them, or as JSON."""
+def _make_value_array(column: TableColumn) -> tuple[Any, dict[str, Any]]:
+    """Make an array of non-tensor values: of an Arrow type if it preserves them, otherwise of JSON text."""
     pa = pyarrow()
     values, path = column.values, column.path
     note: dict[str, Any] = {"batch": list(column.batch)} if column.batch else {}
@@ -667,33 +668,33 @@ def _array_of_values(column: TableColumn) -> tuple[Any, dict[str, Any]]:
     try:
         if kinds <= {str} or kinds == {bytes}:
             if kinds:
-                return _whole(pa.array(values, pa.string() if kinds == {str} else pa.binary())), note
+                return _join_chunks(pa.array(values, pa.string() if kinds == {str} else pa.binary())), note
             return pa.array(values, pa.string()), note
-        array = _whole(pa.array(values))
-        if kinds != {dict} and _is_same(array.to_pylist(), values):
+        array = _join_chunks(pa.array(values))
+        if kinds != {dict} and _are_equal(array.to_pylist(), values):
             return array, {**note, "values": "plain"}
     except UnicodeEncodeError:
-        raise UnsupportedEntryError(f"{entry_of(path)}a str with lone surrogates is no text of a table") from None
+        raise UnsupportedEntryError(f"{entry_of(path)}a str with lone surrogates cannot be in a table") from None
     except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError, OverflowError, ValueError):
-        pass  # mixed types, and objects that Arrow does not know, have JSON below or an error that names them
+        pass  # Mixed types and other objects are tried as JSON below.
     try:
-        texts = [json.dumps(exact(value)) for value in values]
+        texts = [json.dumps(encode_without_tensors(value)) for value in values]
     except NotJson as error:
         raise UnsupportedEntryError(f"{entry_of(path)}{error}, and none in a table") from None
     return pa.array(texts, pa.string()), {**note, "values": "json"}
 
 
-def _whole(array: Any) -> Any:
-    """The one array of what may be in chunks, as text of more than two gigabytes is."""
+def _join_chunks(array: Any) -> Any:
+    """Join the chunks that Arrow makes of text with more than two gigabytes."""
     pa = pyarrow()
     if isinstance(array, pa.ChunkedArray):
         large = {pa.string(): pa.large_string(), pa.binary(): pa.large_binary()}
-        array = _joined(array.cast(large.get(array.type, array.type)))
+        array = _combine_chunks(array.cast(large.get(array.type, array.type)))
     return array
 
 
-def _is_same(read: Any, written: Any) -> bool:
-    """Whether values come back as they were, of the same types."""
+def _are_equal(read: Any, written: Any) -> bool:
+    """Return whether values that were read equal the written ones, in types too."""
     if type(read) is list and type(written) is list:
-        return len(read) == len(written) and all(map(_is_same, read, written))
+        return len(read) == len(written) and all(map(_are_equal, read, written))
     return type(read) is type(written) and same_value(read, written)

@@ -1,8 +1,8 @@
-"""Containers as columns, for libraries of tables: what one column is, and the container of the columns of a table.
+"""The columns between containers and table libraries. Each library has a file next to this one.
 
-Every library of tables is a file beside this one. It gives a `TableColumn` for each of its own columns, which
-`container_of` makes a container of, and is given those of a container by `columns_of`. What no column says (more dims
-of the batch, names of dims, lazy stacks, tensorclasses) is in a `TableStructure`, a JSON text that tables keep.
+To read, a library converts its columns to `TableColumn`s, and `container_of` makes a container of them. To write,
+`columns_of` gives the `TableColumn`s of a container. Facts that columns cannot express (further batch dims, dim names,
+lazy stacks, tensorclasses) are in a `TableStructure`, which tables keep as JSON text.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ from tensordict.io.specification import (
     tensorclass_problem,
     to_container,
 )
-from tensordict.io.values import NotJson, exact, restored
+from tensordict.io.values import NotJson, decode, encode_without_tensors
 from tensordict.memory.storable import check_storable
 
-# What follows the name of an entry in those of the ones that say more about it.
+# The suffixes of entries that describe the entry of the name before the suffix.
 TYPE, CATEGORIES, MASK = "_arrow_type", "_categories", "_mask"
-# The types that numbers may stand for, as Arrow writes them, by the dtype that these have then.
+# The Arrow types that numbers of each dtype may stand for.
 _TYPES = {
     torch.int32: re.compile(r"date32\[day\]|time32\[(s|ms)\]"),
     torch.int64: re.compile(
@@ -50,7 +50,7 @@ _TYPES = {
     ),
     torch.float64: re.compile(r"decimal(32|64|128|256)\(([1-9]|1[0-5]), -?\d+\)"),
 }
-# The type of codes whose categories are in ascending order, and that of tensors of one shape.
+# The type names of codes with ordered categories, and of tensors of fixed shape.
 ORDERED, TENSOR = "ordered", "fixed_shape_tensor"
 _VERSION = 1
 
@@ -60,15 +60,15 @@ Fill = float | Mapping[str, Any] | None
 
 @dataclass(frozen=True, slots=True)
 class TableOptions:
-    """How columns are read.
+    """Options for reading columns.
 
-    separator: splits the names of columns into nested keys.
-    dtype: what numbers and truth values are cast to; times and codes are left.
-    nulls: `"mask"` adds a leaf `<name>_mask`, true where there is a value; `None` refuses columns that lack values.
-    fill: what stands where there is no value: one number, or one for each of some columns.
-    metadata: whether there are entries `<name>_arrow_type` and `<name>_categories`.
-    masks: the nested keys of columns that get a mask even where nothing is missing, since there is something in other
-        parts of the same table; true where it is one of elements, not of rows.
+    separator: split the names of columns at this string into nested keys.
+    dtype: cast numbers and bools to this dtype. Times and codes are not cast.
+    nulls: `"mask"` adds a leaf `<name>_mask`, true where there is a value. `None` refuses columns with nulls.
+    fill: the number that replaces nulls; or a mapping from column names to numbers.
+    metadata: add entries `<name>_arrow_type` and `<name>_categories`.
+    masks: the nested keys of columns that always get a mask, because other parts of the same table have nulls. The
+        value is true for a mask of elements, and false for a mask of rows.
     """
 
     separator: str | None = None
@@ -84,15 +84,15 @@ class TableOptions:
             raise ValueError("the separator of nested keys has at least one character")
 
     def fill_of(self, name: str) -> Any:
-        """What stands for values that are missing in a column; `None` when nothing was said."""
+        """Return the fill value of a column; `None` if there is none."""
         return self.fill.get(name) if isinstance(self.fill, Mapping) else self.fill
 
 
 def check_nulls(nulls: object, otherwise: str) -> None:
-    """Check what was said of values that are missing.
+    """Check the argument `nulls`.
 
     Raises:
-        ValueError: it is neither `"mask"` nor `None`, which means `otherwise`.
+        ValueError: it is neither `"mask"` nor `None`. The error explains `None` by `otherwise`.
     """
     if nulls not in (None, "mask"):
         raise ValueError(f"nulls is None, {otherwise}, or 'mask', got {nulls!r}")
@@ -100,14 +100,14 @@ def check_nulls(nulls: object, otherwise: str) -> None:
 
 @dataclass(slots=True)
 class TableColumn:
-    """One column.
+    """One column of a table.
 
     path: the nested key of the entry.
-    values: a (ragged) tensor whose first dim are the rows, or a list of one value for each.
-    type: what numbers stand for, as Arrow writes it ("timestamp[us]").
-    categories: what codes stand for.
-    valid: where there is a value, `None` when there is everywhere.
-    batch: of values, the batch dims beyond the first.
+    values: a (ragged) tensor whose first dim is the rows, or a list with one value per row.
+    type: the Arrow type that numbers stand for ("timestamp[us]").
+    categories: the values that codes stand for.
+    valid: a mask that is false for nulls; `None` without nulls.
+    batch: for non-tensor values, the batch dims after the first.
     """
 
     path: Path
@@ -119,43 +119,43 @@ class TableColumn:
 
     @property
     def dtype(self) -> torch.dtype | None:
-        """That of the numbers; `None` for other values."""
+        """The dtype of numbers; `None` for other values."""
         return self.values.dtype if isinstance(self.values, Tensor) else None
 
     @property
     def nullable(self) -> bool:
-        """Whether values may be missing."""
+        """True if values may be missing."""
         return self.valid is not None or not isinstance(self.values, Tensor)
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape of one row, -1 for lengths that differ."""
+        """The shape of one row, with -1 for lengths that differ."""
         return tuple(ragged.shape_of(self.values)[1:]) if isinstance(self.values, Tensor) else tuple(self.batch)
 
 
 @dataclass(slots=True)
 class TableStructure:
-    """What a container is beside its columns.
+    """The description of a container that is stored next to its columns.
 
-    nodes: of containers by their paths, the batch dims beyond the first (`None` without batch dims), names, the dim of
-        a lazy stack, the tensorclass, values of `MetaData`, and whether there are no columns.
-    notes: of the columns of a table, by their paths there, what their types do not say.
+    nodes: for each container, by path: the batch dims after the first (`None` without batch dims), dim names, the dim
+        of a lazy stack, the tensorclass, the values of `MetaData`, and a flag for containers without columns.
+    notes: for each column, by its path in the table: facts that its type does not express.
     """
 
     nodes: dict[Path, dict[str, Any]] = field(default_factory=dict)
     notes: dict[Path, dict[str, Any]] = field(default_factory=dict)
 
-    def text(self) -> str:
-        """As JSON."""
+    def to_json(self) -> str:
+        """Return the description as JSON text."""
         form = {"version": _VERSION, "nodes": list(self.nodes.items()), "columns": list(self.notes.items())}
         return json.dumps(form, separators=(",", ":"))
 
     @staticmethod
-    def of_text(text: bytes | None) -> TableStructure | None:
-        """What `text` gives, which may come from anywhere; `None` without one, and for those of later versions.
+    def from_json(text: bytes | None) -> TableStructure | None:
+        """Parse a description, which is not trusted. Returns `None` without text, and for later versions.
 
         Raises:
-            SaveError: it is broken.
+            SaveError: the text is broken.
         """
         if text is None:
             return None
@@ -163,15 +163,15 @@ class TableStructure:
             form = parse_json(text)
             if form["version"] != _VERSION:
                 return None
-            return TableStructure(_by_path(form["nodes"]), _by_path(form["columns"]))
+            return TableStructure(_parse_items(form["nodes"]), _parse_items(form["columns"]))
         except (ValueError, TypeError, LookupError, RecursionError) as error:
             raise SaveError(
-                f"the description of a container that the table has with it ('tensordict' in the metadata of the "
-                f"schema) is broken: {error!r}; without it, columns are read as those of any table"
+                f"the description of a container in the table ('tensordict' in the metadata of the schema) is "
+                f"broken: {error!r}; remove it to read the columns as those of any table"
             ) from None
 
 
-def _by_path(items: Any) -> dict[Path, dict[str, Any]]:
+def _parse_items(items: Any) -> dict[Path, dict[str, Any]]:
     found: dict[Path, dict[str, Any]] = {}
     for path, content in items:
         if not all(type(name) is str for name in path) or type(content) is not dict:
@@ -180,35 +180,35 @@ def _by_path(items: Any) -> dict[Path, dict[str, Any]]:
     return found
 
 
-# --- of containers ----------------------------------------------------------------------------------------------------
+# --- from containers --------------------------------------------------------------------------------------------------
 
 
 def columns_of(
     container: Any, text_categories: bool = False, nulls: Nulls = None
 ) -> tuple[list[TableColumn], int, TableStructure]:
-    """The columns of a container, how many rows they have, and what it is beside them.
+    """Return the columns of a container, the number of rows, and the structure.
 
-    The rows are its first batch dim; without batch dims, the first dim that all leaves share. `MetaData` beside a leaf
-    that says what its numbers stand for is told to its column, any other to the structure.
+    The first batch dim gives the rows; without batch dims, the first dim that all leaves share. `MetaData` with the
+    type or the categories of a leaf goes into its column. Other `MetaData` goes into the structure.
 
     Args:
-        text_categories: whether the table keeps categories only if they are text or bytes.
-        nulls: `"mask"` has leaves `<name>_mask` say which values of others are missing.
+        text_categories: tells that the table keeps categories only if they are text or bytes.
+        nulls: `"mask"` uses leaves `<name>_mask` as the masks of other leaves.
 
     Raises:
         UnsupportedEntryError: an entry has no form as a column.
-        ValueError: the leaves have no dim in common that would be the rows.
+        ValueError: the leaves have no common first dim.
     """
     check_nulls(nulls, "which writes masks as columns of their own")
-    found = _Columns(TableStructure(), [], None, text_categories)
-    found.take(container, ())
+    found = _ColumnCollector(TableStructure(), [], None, text_categories)
+    found.collect(container, ())
     if found.rows is None:
-        raise ValueError("the container has neither batch dims nor leaves, so that nobody can say how many rows it has")
-    return _without_masks(found.columns) if nulls else found.columns, found.rows, found.structure
+        raise ValueError("the container has neither batch dims nor leaves, so the number of rows is unknown")
+    return _attach_masks(found.columns) if nulls else found.columns, found.rows, found.structure
 
 
-def _without_masks(columns: Sequence[TableColumn]) -> list[TableColumn]:
-    """The columns without those that tell where others have values, which these are told."""
+def _attach_masks(columns: Sequence[TableColumn]) -> list[TableColumn]:
+    """Attach masks to the columns that they belong to, and return the other columns."""
     by_path = {column.path: column for column in columns}
     taken: set[Path] = set()
     for mask in sorted(columns, key=lambda column: len(column.path[-1])):
@@ -221,7 +221,7 @@ def _without_masks(columns: Sequence[TableColumn]) -> list[TableColumn]:
 
 
 def _is_mask(mask: TableColumn, masked: TableColumn) -> bool:
-    """Whether a column is a truth value for each row, or for each element, of another one."""
+    """Return whether a column is a mask of the rows, or of the elements, of another column."""
     if mask is masked or mask.dtype is not torch.bool or masked.dtype is None:
         return False
     if not mask.values.is_nested:
@@ -230,15 +230,15 @@ def _is_mask(mask: TableColumn, masked: TableColumn) -> bool:
 
 
 @dataclass(slots=True)
-class _Columns:
-    """What is found on the walk of `columns_of`."""
+class _ColumnCollector:
+    """Collects the columns and the structure of a container, for `columns_of`."""
 
     structure: TableStructure
     columns: list[TableColumn]
     rows: int | None
     text_categories: bool
 
-    def take(self, container: Any, path: Path) -> None:
+    def collect(self, container: Any, path: Path) -> None:
         check_level(path)
         form = specification_of(container, path)
         node: dict[str, Any] = {}
@@ -247,59 +247,59 @@ class _Columns:
             form = specification_of(form.entries[WRAPPED], path)
         if form.kind == LAZY:
             node["stack_dim"] = form.stack_dim
-            form = specification_of(_dense(container, path), path)
+            form = specification_of(_densify(container, path), path)
             if form.is_tensorclass:
                 form = specification_of(form.entries[WRAPPED], path)
         if form.kind != DICT:
-            raise UnsupportedEntryError(f"{entry_of(path)}a {form.kind} has no rows, which is what a table is made of")
+            raise UnsupportedEntryError(f"{entry_of(path)}a {form.kind} has no rows for a table")
         size = form.batch_size
         if self.rows is None and size:
             self.rows = size[0]
         node["batch"] = list(size[1:]) if size else None
         if form.names is not None and any(form.names):
             node["names"] = form.names
-        said: dict[str, Any] = {}
+        metadata: dict[str, Any] = {}
         before = len(self.columns)
         for name, entry in form.entries.items():
             if type(entry) is Tensor:
-                self._leaf((*path, name), entry)
+                self._collect_leaf((*path, name), entry)
             else:
-                self._entry(form, (*path, name), entry, said)
-        if said:
-            self._tell(self.columns[before:], path, said)
-        if said:
-            node["metadata"] = {name: _exact((*path, name), value) for name, value in said.items()}
+                self._collect_entry(form, (*path, name), entry, metadata)
+        if metadata:
+            self._assign_metadata(self.columns[before:], path, metadata)
+        if metadata:
+            node["metadata"] = {name: _encode_value((*path, name), value) for name, value in metadata.items()}
         if len(self.columns) == before:
             node["empty"] = True
         if not path or len(node) > 1 or size[1:] or not size:
             self.structure.nodes[path] = node
 
-    def _entry(self, parent: Specification, path: Path, entry: Any, said: dict[str, Any]) -> None:
+    def _collect_entry(self, parent: Specification, path: Path, entry: Any, metadata: dict[str, Any]) -> None:
         if isinstance(entry, Tensor) and not hasattr(entry, "_wrapped_container"):
-            return self._leaf(path, entry)
+            return self._collect_leaf(path, entry)
         form = specification_of(entry, path)
         if form.kind == UNBATCHED:
             own = form.entries[OWN]
-            return self._leaf(path, own.expand(*parent.batch_size, *own.shape))
+            return self._collect_leaf(path, own.expand(*parent.batch_size, *own.shape))
         if not form.is_value:
-            return self.take(entry, path)
+            return self.collect(entry, path)
         if form.kind == "MetaData":
-            said[path[-1]] = form.value
+            metadata[path[-1]] = form.value
             return None
-        self._values(path, form)
+        self._collect_values(path, form)
 
-    def _tell(self, columns: Sequence[TableColumn], path: Path, said: dict[str, Any]) -> None:
-        """Tell columns of the container at `path` what is said about them, and take that from what is said."""
+    def _assign_metadata(self, columns: Sequence[TableColumn], path: Path, metadata: dict[str, Any]) -> None:
+        """Move the types and categories in `metadata` to the columns of the container at `path`."""
         for column in columns:
             if column.path[:-1] != path or column.dtype is None:
                 continue
             name = column.path[-1]
-            if _are_categories(column.dtype, said.get(name + CATEGORIES), self.text_categories):
-                column.categories = said.pop(name + CATEGORIES)
-            if _is_type(column, said.get(name + TYPE)):
-                column.type = said.pop(name + TYPE)
+            if _are_categories(column.dtype, metadata.get(name + CATEGORIES), self.text_categories):
+                column.categories = metadata.pop(name + CATEGORIES)
+            if _is_type(column, metadata.get(name + TYPE)):
+                column.type = metadata.pop(name + TYPE)
 
-    def _leaf(self, path: Path, leaf: Tensor) -> None:
+    def _collect_leaf(self, path: Path, leaf: Tensor) -> None:
         try:
             if not leaf.is_nested:
                 check_storable(leaf)
@@ -319,11 +319,11 @@ class _Columns:
             )
         self.columns.append(TableColumn(path, leaf))
 
-    def _values(self, path: Path, form: Specification) -> None:
+    def _collect_values(self, path: Path, form: Specification) -> None:
         size, value = form.batch_size, form.value
         if form.kind != VALUE_STACK:
             if self.rows is None and not size:
-                raise ValueError(f"{entry_of(path)}a value without batch dims tells of no rows: give it a batch size")
+                raise ValueError(f"{entry_of(path)}a value without batch dims has no rows: give it a batch size")
             for length in reversed(size[1:]):
                 value = [value] * length
             value = [value] * (size[0] if size else self.rows or 0)
@@ -333,7 +333,7 @@ class _Columns:
 
 
 def _is_type(column: TableColumn, value: Any) -> bool:
-    """Whether a value is the type of what the numbers of a column stand for."""
+    """Return whether a value names a type that the numbers of a column can stand for."""
     if type(value) is not str or column.dtype is None:
         return False
     if column.categories is not None:
@@ -345,20 +345,20 @@ def _is_type(column: TableColumn, value: Any) -> bool:
 
 
 def _are_categories(dtype: torch.dtype, value: Any, text: bool) -> bool:
-    """Whether a value is the list of what codes of this dtype stand for."""
+    """Return whether a value is a list of categories for codes of this dtype."""
     if type(value) is not list or dtype.is_floating_point or dtype.is_complex or dtype is torch.bool:
         return False
     kinds = set(map(type, value))
     try:
-        # A table has one type for all of them.
+        # A table has one type for all categories.
         has_type = kinds <= {str} or kinds == {bytes} or (not text and len(kinds - {type(None)}) == 1)
         return has_type and len(set(value)) == len(value)
-    except TypeError:  # such as lists, of which nobody can say quickly whether they are there once
+    except TypeError:  # Categories that cannot be hashed, such as lists, cannot be checked for duplicates quickly.
         return False
 
 
 def places_of(columns: Sequence[TableColumn], separator: str | None) -> list[Path]:
-    """Where columns are in a table: their nested keys, or with a separator their names joined.
+    """Return the path of each column in a table: its nested key, or with a separator its joined name.
 
     Raises:
         DuplicateKeyError: two entries would be one column.
@@ -377,25 +377,25 @@ def places_of(columns: Sequence[TableColumn], separator: str | None) -> list[Pat
     return list(found)
 
 
-def _exact(path: Path, value: Any) -> Any:
+def _encode_value(path: Path, value: Any) -> Any:
     try:
-        return exact(value)
+        return encode_without_tensors(value)
     except NotJson as error:
         raise UnsupportedEntryError(f"{entry_of(path)}{error}: tables keep such values as JSON") from None
 
 
-def _dense(stack: Any, path: Path) -> Any:
-    """A lazy stack as one container, jagged where its rows differ."""
+def _densify(stack: Any, path: Path) -> Any:
+    """Make one container of a lazy stack, with jagged leaves if its rows differ."""
     members = stack._members() or ()
     if len({frozenset(member.keys(True, True)) for member in members}) > 1:
         raise UnsupportedEntryError(
             f"{entry_of(path)}the members of the lazy stack have different keys, and a table has the same columns in "
-            "all rows: densify() puts empty rows where there is nothing"
+            "all rows: densify() adds empty rows for missing entries"
         )
     try:
         return stack.densify(torch.jagged)
     except RuntimeError:
-        try:  # Rows that differ in more dims than one.
+        try:  # The rows differ in several dims.
             return stack.densify()
         except RuntimeError as error:
             raise UnsupportedEntryError(f"{entry_of(path)}the lazy stack has no form as rows: {error}") from None
@@ -405,17 +405,17 @@ def _dense(stack: Any, path: Path) -> Any:
 
 
 def paths_of(names: Sequence[str], separator: str | None) -> list[Path]:
-    """The nested keys of columns.
+    """Return the nested keys of columns from their names.
 
     Raises:
-        DuplicateKeyError: two columns have one name.
-        TypeError: a column has no text for a name.
+        DuplicateKeyError: two columns have the same name.
+        TypeError: the name of a column is not a string.
     """
     seen: dict[str, int] = {}
     for position, name in enumerate(names):
         if not isinstance(name, str):
             raise TypeError(
-                f"column {position} is called {name!r}, and keys are strings: rename the columns first, as in "
+                f"column {position} is called {name!r}, but keys must be strings: rename the columns first, as in "
                 "frame.rename(columns=str)"
             )
         if (first := seen.setdefault(name, position)) != position:
@@ -430,10 +430,10 @@ def paths_of(names: Sequence[str], separator: str | None) -> list[Path]:
 def container_of(
     columns: Sequence[TableColumn], rows: int, structure: TableStructure | None, reading: TableOptions
 ) -> Any:
-    """The container of columns of so many rows.
+    """Make a container from columns.
 
     Raises:
-        DuplicateKeyError: two columns lead to the same entry, or one to an entry of the other.
+        DuplicateKeyError: the key of a column equals the key of another one, or begins with it.
         SaveError: the structure does not fit the columns.
     """
     tree: dict[str, Any] = {}
@@ -444,49 +444,49 @@ def container_of(
                 values = values.to(reading.dtype)
         else:
             values = Specification(VALUE_STACK, torch.Size((rows, *column.batch)), stack_dim=0, value=values)
-        _place(tree, column.path, values)
+        _insert(tree, column.path, values)
         if column.valid is not None:
-            _place(tree, _beside(column.path, MASK), column.valid)
+            _insert(tree, _sibling(column.path, MASK), column.valid)
         if not reading.metadata:
             continue
         if column.type is not None:
-            _place(tree, _beside(column.path, TYPE), _metadata(column.type, rows))
+            _insert(tree, _sibling(column.path, TYPE), _make_metadata(column.type, rows))
         if column.categories is not None:
-            _place(tree, _beside(column.path, CATEGORIES), _metadata(column.categories, rows))
+            _insert(tree, _sibling(column.path, CATEGORIES), _make_metadata(column.categories, rows))
     nodes = {} if structure is None else structure.nodes
     for path in sorted(nodes, key=len):
         if path and nodes[path].get("empty"):
             _add_empty(tree, path)
     try:
-        return to_container(_node(tree, rows, nodes, ()))
+        return to_container(_build_node(tree, rows, nodes, ()))
     except SaveError as error:
         raise SaveError(
-            f"{error}: the container that these columns were written from does not fit them any more; "
-            "table.replace_schema_metadata(None) forgets it"
+            f"{error}: the columns have changed since they were written from a container; "
+            "table.replace_schema_metadata(None) removes the description of that container"
         ) from error
 
 
-def _metadata(value: Any, rows: int) -> Specification:
+def _make_metadata(value: Any, rows: int) -> Specification:
     return Specification("MetaData", torch.Size((rows,)), value=value)
 
 
-def _beside(path: Path, end: str) -> Path:
+def _sibling(path: Path, end: str) -> Path:
     return (*path[:-1], path[-1] + end)
 
 
-def _level(tree: dict[str, Any], path: Path) -> dict[str, Any]:
+def _find_level(tree: dict[str, Any], path: Path) -> dict[str, Any]:
     for depth, name in enumerate(path):
         tree = tree.setdefault(name, {})
         if type(tree) is not dict:
             raise DuplicateKeyError(
-                f"there is a column {joined(path[: depth + 1])!r} and one whose key begins so, {joined(path)!r}: "
-                "rename one of them first, or choose another separator"
+                f"the column {joined(path[: depth + 1])!r} and the column {joined(path)!r} inside it cannot both be "
+                "entries: rename one of them first, or choose another separator"
             )
     return tree
 
 
 def _add_empty(tree: dict[str, Any], path: Path) -> None:
-    """Put a container without columns into its parent; not where none of the columns of that was read."""
+    """Add a container without columns to its parent, if columns of the parent were read."""
     for name in path[:-1]:
         tree = tree.get(name, {})
         if type(tree) is not dict:
@@ -494,8 +494,8 @@ def _add_empty(tree: dict[str, Any], path: Path) -> None:
     tree.setdefault(path[-1], {})
 
 
-def _place(tree: dict[str, Any], path: Path, value: Any) -> None:
-    level = _level(tree, path[:-1]) if len(path) > 1 else tree
+def _insert(tree: dict[str, Any], path: Path, value: Any) -> None:
+    level = _find_level(tree, path[:-1]) if len(path) > 1 else tree
     if path[-1] in level:
         raise DuplicateKeyError(
             f"two columns lead to the entry {joined(path)!r}: rename one of them first, or choose another separator "
@@ -505,36 +505,36 @@ def _place(tree: dict[str, Any], path: Path, value: Any) -> None:
     level[path[-1]] = value
 
 
-def _node(tree: dict[str, Any], rows: int, nodes: Mapping[Path, dict[str, Any]], path: Path) -> Specification:
-    said = nodes.get(path, {})
+def _build_node(tree: dict[str, Any], rows: int, nodes: Mapping[Path, dict[str, Any]], path: Path) -> Specification:
+    facts = nodes.get(path, {})
     try:
-        batch = said.get("batch", [])
+        batch = facts.get("batch", [])
         size = torch.Size(()) if batch is None else torch.Size((rows, *checks.ints(batch, "its batch size")))
-        names = checks.names(said.get("names"), len(size))
-        dim = None if said.get("stack_dim") is None else checks.dim(said["stack_dim"], len(size))
-        for name, value in dict(said.get("metadata", {})).items():
-            tree.setdefault(name, Specification("MetaData", size, value=restored(value)))
+        names = checks.names(facts.get("names"), len(size))
+        dim = None if facts.get("stack_dim") is None else checks.dim(facts["stack_dim"], len(size))
+        for name, value in dict(facts.get("metadata", {})).items():
+            tree.setdefault(name, Specification("MetaData", size, value=decode(value)))
     except (ValueError, TypeError) as error:
         raise SaveError(f"{entry_of(path)}{error}") from None
     entries: dict[str, Any] = {}
     for name, value in tree.items():
         if type(value) is dict:
-            value = _node(value, rows, nodes, (*path, name))
+            value = _build_node(value, rows, nodes, (*path, name))
         elif isinstance(value, Specification) and value.kind == "MetaData":
             value.batch_size = size
         entries[name] = value
     node = Specification(DICT, size, None, names, entries)
     if dim is not None:
-        node.finish = _restack(dim)
+        node.finish = _make_restack(dim)
     check(node, path)
-    name = said.get("class")
+    name = facts.get("class")
     cls = registry.declared(name) if type(name) is str else None
     if cls is None or tensorclass_problem(cls, DICT, True, tree) is not None:
         return node
     return tensorclass_over(str(name), node)
 
 
-def _restack(dim: int) -> Any:
+def _make_restack(dim: int) -> Any:
     def finish(node: Specification, container: Contract) -> Any:
         size = container._batch_size
         batch = None if size[dim] else size[:dim] + size[dim + 1 :]

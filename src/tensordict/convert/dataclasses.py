@@ -1,4 +1,4 @@
-"""Dataclasses as tensorclasses and as containers."""
+"""`from_dataclass`, which makes tensorclasses and their instances from dataclasses."""
 
 from __future__ import annotations
 
@@ -49,20 +49,7 @@ def from_dataclass(
     tensor_only: bool = False,
     device: object = None,
 ) -> Any:
-    """A tensorclass with the fields of a dataclass; for an instance, an instance of one.
-
-    Args:
-        obj: a dataclass, or an instance of one.
-        dest_cls: the tensorclass to make an instance of; a new one, named after the dataclass, by default.
-        auto_batch_size: give the instance the longest batch size that its entries share.
-        batch_dims: with `auto_batch_size`, at most this many dims.
-        batch_size: the batch size of the instance.
-        frozen, autocast, nocast, shadow, tensor_only: the options of a new class, see :class:`TensorClass`.
-        inplace: accepted for compatibility: a class cannot be turned into another one, so the new one is returned.
-        device: where the tensors of the instance are moved.
-
-    Raises:
-        TypeError: `obj` is neither a dataclass nor an instance of one.
+    """Make a tensorclass from a dataclass, or an instance of a tensorclass from an instance of a dataclass.
 
     Example:
         >>> from dataclasses import dataclass
@@ -73,6 +60,20 @@ def from_dataclass(
         ...     x: torch.Tensor
         >>> from_dataclass(Point(torch.zeros(3)), auto_batch_size=True).batch_size
         torch.Size([3])
+
+    Args:
+        obj: a dataclass, or an instance of one.
+        dest_cls: the tensorclass of the instance. By default a new one is made, named after the dataclass.
+        auto_batch_size: give the instance the longest batch size that its entries share.
+        batch_dims: with `auto_batch_size`, at most this many dims.
+        batch_size: the batch size of the instance.
+        frozen, autocast, nocast, shadow, tensor_only: the options of a new class, see :class:`TensorClass`.
+        inplace: accepted for compatibility. A class cannot be converted in place, so a new class of the same name is
+            returned.
+        device: move the tensors of the instance to this device.
+
+    Raises:
+        TypeError: `obj` is neither a dataclass nor an instance of one.
     """
     if not dataclasses.is_dataclass(obj):
         raise TypeError(f"from_dataclass reads a dataclass or an instance of one, got {type(obj).__name__}")

@@ -1,4 +1,7 @@
-"""Data frames of pandas as columns; pandas itself is not imported, and need not be installed."""
+"""The columns of pandas data frames and the values of series, for `from_any` and constructors.
+
+This module does not import pandas, which need not be installed.
+"""
 
 from __future__ import annotations
 
@@ -7,13 +10,13 @@ from typing import Any
 
 
 def columns_of(obj: object) -> dict[str, Any] | None:
-    """The columns of a data frame by their names, as :func:`values_of` gives each; `None` for anything else.
+    """Return the columns of a data frame by name, converted by :func:`values_of`; `None` for any other object.
 
     Raises:
-        TypeError: a column has no text for a name.
-        ValueError: two columns have one name.
+        TypeError: the name of a column is not a string.
+        ValueError: two columns have the same name.
     """
-    # Whoever has a frame has imported pandas.
+    # If there is a data frame, pandas has been imported.
     pandas = sys.modules.get("pandas")
     if pandas is None or not isinstance(obj, getattr(pandas, "DataFrame", ())):
         return None
@@ -22,7 +25,7 @@ def columns_of(obj: object) -> dict[str, Any] | None:
     for position, name in enumerate(frame.columns):
         if not isinstance(name, str):
             raise TypeError(
-                f"column {position} of the data frame is called {name!r}, and keys are strings: rename the columns "
+                f"column {position} of the data frame is called {name!r}, but keys must be strings: rename the columns "
                 "first, as in frame.rename(columns=str)"
             )
         if name in columns:
@@ -32,8 +35,10 @@ def columns_of(obj: object) -> dict[str, Any] | None:
 
 
 def values_of(obj: object) -> Any:
-    """The values of a series: an array of numbers, over its memory where that may be written, or a list of anything
-    else; any other object as it is."""
+    """Return the values of a series: numbers as an array, which shares writable memory, and others as a list.
+
+    Any other object is returned unchanged.
+    """
     pandas = sys.modules.get("pandas")
     if pandas is None or not isinstance(obj, getattr(pandas, "Series", ())):
         return obj
@@ -41,5 +46,5 @@ def values_of(obj: object) -> Any:
     values = series.to_numpy()
     if values.dtype.kind not in "biufc":
         return series.tolist()
-    # What the frame shares with others it does not let be written.
+    # pandas marks memory that several frames share as read-only.
     return values if values.flags.writeable else values.copy()

@@ -1,4 +1,4 @@
-"""Data sets of Hugging Face (`datasets`), which are tables of Arrow."""
+"""Conversion between Arrow tables and data sets of Hugging Face (`datasets`), for `from_hf` and `to_hf`."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from tensordict.core.keys import Path
 
 
 def table_of_dataset(dataset: Any) -> Any:
-    """The table of a data set, over its memory where its rows are all of those in the order in which they are kept.
+    """Return the Arrow table of a data set. It shares memory unless rows were selected or reordered.
 
     Raises:
-        TypeError: it is none.
+        TypeError: the object is not a data set.
     """
     features = getattr(dataset, "features", None)
     if not hasattr(dataset, "with_format") or not hasattr(dataset, "__len__") or features is None:
         raise TypeError(
-            f"from_hf reads a datasets.Dataset or a DatasetDict, got {type(dataset).__name__}: of one that is streamed "
-            "Dataset.from_list(list(dataset.take(1000))) makes one of the first rows"
+            f"from_hf reads a datasets.Dataset or a DatasetDict, got {type(dataset).__name__}: for a streamed data "
+            "set, Dataset.from_list(list(dataset.take(1000))) makes a Dataset of the first rows"
         )
     pa, compute = require("pyarrow", "hf"), require("pyarrow.compute", "hf")
     table = dataset.with_format("arrow")[:]
@@ -30,10 +30,12 @@ def table_of_dataset(dataset: Any) -> Any:
         names = getattr(features[name], "names", None)
         if isinstance(column.type, pa.BaseExtensionType):
             shape = getattr(features[name], "shape", None)
-            column = _fixed(pa, column, shape) if shape and None not in shape else _storage(pa, column)
+            column = (
+                _to_fixed_lists(pa, column, shape) if shape and None not in shape else _unwrap_extension(pa, column)
+            )
         elif names and pa.types.is_integer(column.type):
             if compute.any(compute.less(column, 0)).as_py():
-                # -1 is no label.
+                # Hugging Face writes -1 for a missing label.
                 column = compute.if_else(compute.less(column, 0), None, column)
                 notes[(name,)] = {"missing": True}
             chunks = [
@@ -43,16 +45,16 @@ def table_of_dataset(dataset: Any) -> Any:
         else:
             continue
         table = table.set_column(position, name, column)
-    return table.replace_schema_metadata({METADATA: TableStructure(notes=notes).text()})
+    return table.replace_schema_metadata({METADATA: TableStructure(notes=notes).to_json()})
 
 
-def _storage(pa: Any, column: Any) -> Any:
+def _unwrap_extension(pa: Any, column: Any) -> Any:
     return pa.chunked_array([chunk.storage for chunk in column.chunks], column.type.storage_type)
 
 
-def _fixed(pa: Any, column: Any, shape: tuple[int, ...]) -> Any:
-    """A column of arrays of one shape, which are kept as lists of any lengths, as lists of these lengths."""
-    kind = _storage(pa, column).type
+def _to_fixed_lists(pa: Any, column: Any, shape: tuple[int, ...]) -> Any:
+    """Convert a column of arrays of one shape from variable-length lists to lists of fixed sizes."""
+    kind = _unwrap_extension(pa, column).type
     while pa.types.is_nested(kind):
         kind = kind.value_type
     for size in reversed(shape):
@@ -61,7 +63,7 @@ def _fixed(pa: Any, column: Any, shape: tuple[int, ...]) -> Any:
     for chunk in column.chunks:
         flat = chunk.storage
         if flat.null_count:
-            return _storage(pa, column)
+            return _unwrap_extension(pa, column)
         while pa.types.is_nested(flat.type):
             flat = flat.flatten()
         for size in reversed(shape):
@@ -71,7 +73,7 @@ def _fixed(pa: Any, column: Any, shape: tuple[int, ...]) -> Any:
 
 
 def dataset_of_table(table: Any) -> Any:
-    """A data set over the memory of a table."""
+    """Make a data set that shares the memory of a table."""
     datasets, pa = require("datasets", "hf"), require("pyarrow", "hf")
     labels: dict[str, list[str]] = {}
     for position, field in enumerate(table.schema):

@@ -1,4 +1,4 @@
-"""The files that a path stands for: one, those that match a pattern, or what is behind URLs."""
+"""The input files of the table readers: a path, a pattern, or URLs."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ _MAGIC = "*?["
 
 @dataclass(frozen=True)
 class SourceFile:
-    """A file that is read.
+    """An input file.
 
     Attributes:
-        path: where it is, as errors tell it.
-        access: how a URL is reached.
+        path: its path or URL, as given in errors.
+        access: the options to access a URL.
     """
 
     path: str
@@ -33,7 +33,7 @@ class SourceFile:
 
     @contextlib.contextmanager
     def local(self) -> Iterator[str]:
-        """A block in which the file, or a copy of what is at a URL, is at this local path."""
+        """Provide the file at a local path during a block. A URL is downloaded."""
         if not is_url(self.path):
             yield self.path
             return
@@ -47,21 +47,21 @@ class SourceFile:
 
 
 def files_of(path: PathLike, access: Access) -> list[SourceFile]:
-    """The files that a path, a URL or a pattern of either (`*`, `?`, `[...]`, `**`) stands for, by name.
+    """Return the files that match a path, a URL or a pattern (`*`, `?`, `[...]`, `**`), sorted by name.
 
-    A URL with a `?` alone is no pattern: that begins a query.
+    A `?` in a URL begins a query, and does not make it a pattern.
 
     Raises:
-        FileNotFoundError: there are none.
-        SaveError: the pattern is a URL of HTTP, which lists nothing.
+        FileNotFoundError: no file matches.
+        SaveError: the pattern is an HTTP URL, and HTTP servers cannot list files.
     """
     place = as_url(path)
     if is_url(place):
         full = full_url(place)
-        names = _matching(full, access) if any(sign in full for sign in "*[") else [place]
+        names = _match_remote_files(full, access) if any(sign in full for sign in "*[") else [place]
     else:
         place = without_scheme(place)
-        # A file may be called so, too.
+        # A file may have such a name itself.
         literal = os.path.lexists(place) or not any(sign in place for sign in _MAGIC)
         names = [place] if literal else sorted(filter(os.path.isfile, glob.glob(place, recursive=True)))
         if literal and not os.path.lexists(place):
@@ -71,18 +71,18 @@ def files_of(path: PathLike, access: Access) -> list[SourceFile]:
     return [SourceFile(name, access) for name in names]
 
 
-def _matching(pattern: str, access: Access) -> list[str]:
+def _match_remote_files(pattern: str, access: Access) -> list[str]:
     parts = pattern.split("/")
     fixed = next(i for i, part in enumerate(parts) if any(sign in part for sign in _MAGIC))
     remote = Remote("/".join(parts[:fixed]), access.storage_options)
     wanted = parts[fixed:]
-    return [remote.url_of(file.name) for file in remote.files() if _matches(file.name.split("/"), wanted)]
+    return [remote.url_of(file.name) for file in remote.files() if _match_parts(file.name.split("/"), wanted)]
 
 
-def _matches(parts: list[str], wanted: list[str]) -> bool:
-    """Whether the parts of a path are those of a pattern, of which `**` stands for any number."""
+def _match_parts(parts: list[str], wanted: list[str]) -> bool:
+    """Return whether the parts of a path match the parts of a pattern. `**` matches any number of parts."""
     if not wanted:
         return not parts
     if wanted[0] == "**":
-        return any(_matches(parts[i:], wanted[1:]) for i in range(len(parts) + 1))
-    return bool(parts) and fnmatch.fnmatchcase(parts[0], wanted[0]) and _matches(parts[1:], wanted[1:])
+        return any(_match_parts(parts[i:], wanted[1:]) for i in range(len(parts) + 1))
+    return bool(parts) and fnmatch.fnmatchcase(parts[0], wanted[0]) and _match_parts(parts[1:], wanted[1:])

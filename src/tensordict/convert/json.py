@@ -1,4 +1,4 @@
-"""JSON as tables of Arrow: lines with an object each, an array of objects, or one object of columns."""
+"""Reading and writing JSON as Arrow tables: one object per line, an array of objects, or an object of columns."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import math
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from io import BytesIO
-from typing import TYPE_CHECKING, Any, BinaryIO, NoReturn
+from typing import Any, BinaryIO, NoReturn
 
 import numpy as np
 
@@ -18,56 +18,53 @@ from tensordict.convert.text_tables import TextTables
 from tensordict.core.extras import require
 from tensordict.core.json_text import parse_json
 from tensordict.core.keys import Path
-from tensordict.io.values import restored
+from tensordict.io.values import decode
 
-if TYPE_CHECKING:
-    pass
-
-# The rows that are written at a time, or fewer where they have more bytes.
+# The maximal numbers of rows and bytes that are written at a time.
 _ROWS, _NBYTES = 1 << 15, 4 << 20
-# The bytes that are read at a time, up to the end of a line.
+# The number of bytes that are read at a time, extended to the end of a line.
 _BLOCK = 1 << 20
 _SPACE = b" \t\r\n"
 _STRING = re.compile(rb'"(?:[^"\\]|\\.)*"')
-# The levels of a line that Arrow is trusted with, which recurses without a limit.
+# The maximal nesting depth of a line. Arrow's parser recurses without a limit and would overflow the stack.
 _DEEPEST = 500
 _WORDS = {bool: "true or false", str: "text", dict: "an object", list: "an array"}
 
 
 def json_tables(files: Sequence[SourceFile], lines: bool, nulls: bool) -> TextTables:
-    """The tables that are in some files of the same columns."""
-    return TextTables(files, _JsonColumns(lines), nulls)
+    """Return the tables in some files with the same columns."""
+    return TextTables(files, _JsonReader(lines), nulls)
 
 
 def write_json(file: BinaryIO, tables: Iterable[Any], lines: bool) -> None:
-    """Write the rows of tables that `arrow.table_of` made as objects: one a line, or in one array.
+    """Write the rows of tables of `arrow.table_of` as objects: one per line, or in one array.
 
-    NaN, which JSON has not, becomes null; values that the tables keep as JSON are that.
+    NaN becomes null, because JSON has no NaN. Values that the tables contain as JSON text are written as such.
 
     Raises:
         ValueError: a number is infinite.
-        TypeError: a value has no form in JSON.
+        TypeError: JSON cannot represent a value.
     """
     begin, between, end = (b"", b"\n", b"\n") if lines else (b"[", b",\n", b"]\n")
     wrote = False
     file.write(begin)
     for table in tables:
-        writer = _Texts(table.schema)
-        # So many rows are in memory as text at a time.
+        writer = _JsonWriter(table.schema)
+        # Limits the rows that are in memory as text at a time.
         step = max(1, min(_ROWS, _NBYTES * table.num_rows // max(table.nbytes, 1)))
         for batch in table.to_batches(max_chunksize=step):
             if len(batch):
                 file.write(between if wrote else b"")
-                file.write(writer.rows(batch, between.decode()))
+                file.write(writer.format_rows(batch, between.decode()))
                 wrote = True
     if wrote or not lines:
         file.write(end)
 
 
-class _Texts:
-    """The rows of tables of one schema as text: Arrow joins that of their columns, row by row.
+class _JsonWriter:
+    """Converts the rows of tables of one schema to text with Arrow functions, column by column.
 
-    That takes 0.1 us for a number, an object of Python for each row and cell 0.75 us.
+    This takes 0.1 us per number. Python objects for each row and cell would take 0.75 us.
     """
 
     def __init__(self, schema: Any) -> None:
@@ -75,13 +72,13 @@ class _Texts:
         self.text = self.pa.large_string()
         self.as_json = {place for place, note in arrow.notes_of(schema).items() if note.get("values") == "json"}
 
-    def rows(self, batch: Any, between: str) -> Any:
-        """A buffer of the rows of a record batch, one object for each."""
-        texts = self._texts((), batch.to_struct_array())
-        return self._joined(texts, self.pa.array([len(texts)]), between)[0].as_buffer()
+    def format_rows(self, batch: Any, between: str) -> Any:
+        """Return a buffer with the rows of a record batch, one JSON object for each row."""
+        texts = self._to_texts((), batch.to_struct_array())
+        return self._join_runs(texts, self.pa.array([len(texts)]), between)[0].as_buffer()
 
-    def _texts(self, place: Path, array: Any) -> Any:
-        """What stands for the values of the column at `place`, as an array of text."""
+    def _to_texts(self, place: Path, array: Any) -> Any:
+        """Convert the values of the column at `place` to an array of JSON texts."""
         pa, pc = self.pa, self.pc
         if isinstance(array.type, pa.BaseExtensionType):
             array = array.storage
@@ -92,67 +89,67 @@ class _Texts:
             parts: list[Any] = []
             for field, values in zip(kind, array.flatten()):
                 parts += [(", " if parts else "{") + _encoder.encode(field.name) + ": "]
-                parts += [self._texts((*place, field.name), values)]
-            texts = self._concatenated(*parts, "}")
+                parts += [self._to_texts((*place, field.name), values)]
+            texts = self._concatenate(*parts, "}")
         elif arrow.is_list(kind):
             lengths = pc.list_value_length(array).fill_null(0)
-            texts = self._concatenated("[", self._joined(self._texts(place, array.flatten()), lengths, ", "), "]")
+            texts = self._concatenate("[", self._join_runs(self._to_texts(place, array.flatten()), lengths, ", "), "]")
         elif pa.types.is_floating(kind):
-            texts = self._numbers(place, array.cast(pa.float64()))
+            texts = self._format_floats(place, array.cast(pa.float64()))
         elif pa.types.is_integer(kind) or pa.types.is_boolean(kind):
             texts = array.cast(self.text)
         elif self._is_plain_text(array) and place not in self.as_json:
-            texts = self._concatenated('"', array.cast(self.text), '"')
+            texts = self._concatenate('"', array.cast(self.text), '"')
         else:
-            texts = pa.array([self._text(place, value) for value in array.to_pylist()], self.text)
+            texts = pa.array([self._format_value(place, value) for value in array.to_pylist()], self.text)
         if not array.null_count:
             return texts
-        return pc.if_else(array.is_valid(), texts, self._same("null"))
+        return pc.if_else(array.is_valid(), texts, self._repeat("null"))
 
-    def _joined(self, texts: Any, lengths: Any, between: str) -> Any:
-        """One text of the first so many, one of those behind them, ..."""
+    def _join_runs(self, texts: Any, lengths: Any, between: str) -> Any:
+        """Join consecutive runs of texts; `lengths` gives the number of texts in each run."""
         offsets = self.pa.concat_arrays([self.pa.array([0]), self.pc.cumulative_sum(lengths.cast(self.pa.int64()))])
-        return self.pc.binary_join(self.pa.LargeListArray.from_arrays(offsets, texts), self._same(between))
+        return self.pc.binary_join(self.pa.LargeListArray.from_arrays(offsets, texts), self._repeat(between))
 
-    def _concatenated(self, *parts: Any) -> Any:
+    def _concatenate(self, *parts: Any) -> Any:
         return self.pc.binary_join_element_wise(
-            *(self._same(part) if isinstance(part, str) else part for part in (*parts, ""))
+            *(self._repeat(part) if isinstance(part, str) else part for part in (*parts, ""))
         )
 
-    def _same(self, text: str) -> Any:
-        """One text for all rows."""
+    def _repeat(self, text: str) -> Any:
+        """Return a scalar, which Arrow repeats for all rows."""
         return self.pa.scalar(text, self.text)
 
-    def _numbers(self, place: Path, array: Any) -> Any:
-        """Floating point numbers, which come back as such: Arrow writes 1.0 as 1, and NaN, for which there is null."""
+    def _format_floats(self, place: Path, array: Any) -> Any:
+        """Convert floats. Appends ".0" to whole numbers, which Arrow writes like integers, and writes null for NaN."""
         pc = self.pc
         texts = array.cast(self.text)
         whole = pc.equal(pc.trunc(array), array)
         if pc.any(whole).as_py():
             short = pc.and_(whole, pc.invert(pc.match_substring(texts, "e")))
-            texts = pc.if_else(short, self._concatenated(texts, ".0"), texts)
+            texts = pc.if_else(short, self._concatenate(texts, ".0"), texts)
         if pc.all(pc.is_finite(array)).as_py():
             return texts
         if pc.any(pc.is_inf(array)).as_py():
             raise ValueError(f"column {'.'.join(place)!r}: {_INFINITE}")
-        return pc.if_else(pc.is_nan(array), self._same("null"), texts)
+        return pc.if_else(pc.is_nan(array), self._repeat("null"), texts)
 
     def _is_plain_text(self, array: Any) -> bool:
-        """Whether these are texts that stand in JSON as they are."""
+        """Return whether an array contains strings that need no escapes in JSON."""
         if not self.pa.types.is_string(array.type) and not self.pa.types.is_large_string(array.type):
             return False
         return not self.pc.any(self.pc.match_substring_regex(array, r'[\x00-\x1f"\\]')).as_py()
 
-    def _text(self, place: Path, value: Any) -> str:
+    def _format_value(self, place: Path, value: Any) -> str:
         if value is not None and place in self.as_json:
-            value = restored(json.loads(value))
+            value = decode(json.loads(value))
         try:
-            return _encoder.encode(_without_nan(value))
+            return _encoder.encode(_replace_nan(value))
         except (ValueError, TypeError) as error:
             raise type(error)(f"column {'.'.join(place)!r}: {error}") from None
 
 
-def _plain(value: Any) -> str:
+def _encode_other(value: Any) -> str:
     if hasattr(value, "isoformat"):
         text: str = value.isoformat()
         return text
@@ -162,27 +159,27 @@ def _plain(value: Any) -> str:
 
 
 _INFINITE = "JSON has no infinite numbers: use to_parquet, or td.clamp first"
-_encoder = json.JSONEncoder(allow_nan=False, ensure_ascii=False, default=_plain)
+_encoder = json.JSONEncoder(allow_nan=False, ensure_ascii=False, default=_encode_other)
 
 
-def _without_nan(value: Any) -> Any:
+def _replace_nan(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         if math.isnan(value):
             return None
         raise ValueError(_INFINITE)
     if isinstance(value, dict):
-        return {key: _without_nan(inner) for key, inner in value.items()}
-    return [_without_nan(inner) for inner in value] if isinstance(value, (list, tuple)) else value
+        return {key: _replace_nan(inner) for key, inner in value.items()}
+    return [_replace_nan(inner) for inner in value] if isinstance(value, (list, tuple)) else value
 
 
 # --- reading ----------------------------------------------------------------------------------------------------------
 
 
-def _lines_of(content: bytes) -> bytes | None:
-    """The rows of an array of objects, one a line; `None` where that is not plain to see.
+def _split_array(content: bytes) -> bytes | None:
+    """Convert an array of objects to one object per line by replacing bytes; `None` if the format is unusual.
 
-    What was replaced elsewhere than between two rows, or stood there as a line, Arrow refuses: an array with no comma
-    between objects, or a text with a line break.
+    A replacement inside a row makes invalid JSON (an array without a comma between objects, or a string with a line
+    break), which Arrow then refuses.
     """
     text = content.strip(_SPACE)
     known = (b"},\n{", b"},{", b"}, {")
@@ -192,112 +189,112 @@ def _lines_of(content: bytes) -> bytes | None:
     return text[1:-1].replace(between, b"}\n{") if is_plain else None
 
 
-def _rows_of(found: Any, shown: str) -> list[Any]:
-    """The rows of an array of objects, or of an object of columns."""
+def _list_rows(found: Any, shown: str) -> list[Any]:
+    """Return the rows of an array of objects, or of an object of columns."""
     if isinstance(found, dict):
         rows = next((values for values in found.values() if isinstance(values, dict)), {})
         for name, values in found.items():
-            if isinstance(values, dict):  # as pandas writes columns, by the name of the row
+            if isinstance(values, dict):  # pandas writes a column as an object, with row names as keys.
                 if values.keys() != rows.keys():
-                    raise ValueError(f"{shown}, column {name!r}: its rows have other names than those of other columns")
+                    raise ValueError(f"{shown}, column {name!r}: its row names differ from those of other columns")
                 found[name] = [values[row] for row in rows]
             elif not isinstance(values, list):
-                raise ValueError(f"{shown}, column {name!r}: a column is an array, got {_word(values)}")
+                raise ValueError(f"{shown}, column {name!r}: a column is an array, got {_describe_type(values)}")
         lengths = {name: len(values) for name, values in found.items()}
         if len(set(lengths.values())) > 1:
             raise ValueError(f"{shown}: the columns have different numbers of rows: {lengths}")
         found = [dict(zip(found, row)) for row in zip(*found.values())]
     if not isinstance(found, list):
-        raise ValueError(f"{shown}: an array of objects, or an object of columns, is read; this is {_word(found)}")
+        raise ValueError(f"{shown}: expected an array of objects, or an object of columns, got {_describe_type(found)}")
     for row, record in enumerate(found, 1):
         if not isinstance(record, dict):
-            raise ValueError(f"{shown}, row {row}: a row is an object, got {_word(record)}")
+            raise ValueError(f"{shown}, row {row}: a row is an object, got {_describe_type(record)}")
     return found
 
 
-def _word(value: object) -> str:
+def _describe_type(value: object) -> str:
     if value is None:
         return "null"
     return _WORDS.get(type(value), "a number")
 
 
-def _depth(line: bytes) -> int:
-    """How deep the brackets in a line nest."""
-    letters = np.frombuffer(_STRING.sub(b"", line), np.uint8) | 0x20  # which makes braces of brackets
+def _measure_depth(line: bytes) -> int:
+    """Return the nesting depth of the brackets in a line."""
+    letters = np.frombuffer(_STRING.sub(b"", line), np.uint8) | 0x20  # Converts brackets to braces.
     return int(np.cumsum((letters == ord("{")).astype(np.int64) - (letters == ord("}"))).max(initial=0))
 
 
-def _beyond_int64(value: Any) -> int | None:
-    """An integer in a value that int64 does not hold."""
+def _find_large_int(value: Any) -> int | None:
+    """Return an integer inside a value that does not fit into int64; `None` if there is none."""
     inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    found = next((large for large in map(_beyond_int64, inner) if large is not None), None)
+    found = next((large for large in map(_find_large_int, inner) if large is not None), None)
     return value if type(value) is int and not -(2**63) <= value < 2**63 else found
 
 
-class _JsonColumns:
-    """What the columns of a file are, as far as it was seen, and its rows as that; see `text_tables.Columns`."""
+class _JsonReader:
+    """Reads JSON files, and infers the types of their columns; see `text_tables.TextReader`."""
 
     def __init__(self, lines: bool) -> None:
         self.pa, self.pc = require("pyarrow", "tabular"), require("pyarrow.compute", "tabular")
-        self.shown = ""
+        self.source = ""
         self.row = 1
         self.lines = lines
         self.types: dict[str, Any] = {}
-        # The types of columns in which Arrow would take text for times.
+        # The types of columns whose text Arrow would convert to times.
         self.texts = self.pa.schema([])
 
-    def pieces(self, path: str, together: bool) -> Iterator[Any]:
-        """The record batches of a file, one for about a megabyte of lines."""
+    def read_batches(self, path: str, together: bool) -> Iterator[Any]:
+        """Yield the record batches of a file, one for about a megabyte of lines."""
         self.row = 1
         with open(path, "rb") as file:
             if self.lines:
-                yield from self._batches(file)
+                yield from self._split_blocks(file)
                 return
             content = file.read()
-        # This takes a fifth of the time of `json`.
-        if (lines := _lines_of(content)) is not None:
+        # Replacing bytes takes a fifth of the time of parsing with `json`.
+        if (lines := _split_array(content)) is not None:
             with contextlib.suppress(ValueError):
-                yield from list(self._batches(BytesIO(lines)))
+                yield from list(self._split_blocks(BytesIO(lines)))
                 return
-        yield from self._batches(BytesIO(self._as_lines(content)))
+        yield from self._split_blocks(BytesIO(self._convert_to_lines(content)))
 
-    def _batches(self, file: BinaryIO) -> Iterator[Any]:
+    def _split_blocks(self, file: BinaryIO) -> Iterator[Any]:
         while block := file.read(_BLOCK):
             if text := (block + file.readline()).strip(_SPACE):
-                yield self._read(text)
+                yield self._read_lines(text)
 
-    def _as_lines(self, content: bytes) -> bytes:
-        """What is an array of objects, or an object of columns, as lines of objects."""
+    def _convert_to_lines(self, content: bytes) -> bytes:
+        """Convert an array of objects, or an object of columns, to lines of objects."""
         if not content.strip():
-            raise ValueError(f"{self.shown} is empty")
+            raise ValueError(f"{self.source} is empty")
         try:
             found = parse_json(content.decode("utf-8-sig"))
         except ValueError as error:
-            advice = ": lines=True reads a file that has an object a line" if "Extra data" in str(error) else ""
-            raise ValueError(f"{self.shown}: {error}{advice}") from None
-        return "\n".join(map(json.dumps, _rows_of(found, self.shown))).encode()
+            advice = ": lines=True reads a file with one object per line" if "Extra data" in str(error) else ""
+            raise ValueError(f"{self.source}: {error}{advice}") from None
+        return "\n".join(map(json.dumps, _list_rows(found, self.source))).encode()
 
-    def _read(self, text: bytes) -> Any:
-        """The rows in some lines; an error names the row and the column."""
+    def _read_lines(self, text: bytes) -> Any:
+        """Parse some lines to a record batch. Errors name the row and the column."""
         pa = self.pa
         for row, line in enumerate(text.split(b"\n"), self.row):
-            if len(line) > _DEEPEST and _depth(line) > _DEEPEST:
-                raise ValueError(f"{self.shown}, row {row}: it is nested too deeply")
+            if len(line) > _DEEPEST and _measure_depth(line) > _DEEPEST:
+                raise ValueError(f"{self.source}, row {row}: it is nested too deeply")
         try:
             if not text.isascii():
-                text.decode()  # Arrow does not mind what is no UTF-8
-            table = self._table(text)
-            if (found := self._texts_in(pa.struct(table.schema))) is not None:
+                text.decode()  # Raises for invalid UTF-8, which Arrow accepts.
+            table = self._parse_lines(text)
+            if (found := self._replace_times(pa.struct(table.schema))) is not None:
                 self.texts = pa.unify_schemas([self.texts, pa.schema(found)], promote_options="permissive")
-                table = self._table(text)
+                table = self._parse_lines(text)
         except (UnicodeDecodeError, pa.ArrowException) as error:
             self._explain(text, str(error))
-            raise ValueError(f"{self.shown}: {error}") from error
-        if not all(map(self._is_small, table.columns)):
+            raise ValueError(f"{self.source}: {error}") from error
+        if not all(map(self._has_no_large_floats, table.columns)):
             self._explain(text, "")
         return table.combine_chunks().to_batches()[0]
 
-    def _table(self, text: bytes) -> Any:
+    def _parse_lines(self, text: bytes) -> Any:
         reader = require("pyarrow.json", "tabular")
         return reader.read_json(
             self.pa.BufferReader(text),
@@ -306,15 +303,15 @@ class _JsonColumns:
         )
 
     def _explain(self, text: bytes, problem: str) -> None:
-        """Raise for the first row that cannot be read, or has an integer that int64 does not hold.
+        """Raise an error for the first row that cannot be read, or has an integer that does not fit into int64.
 
         Args:
             text: lines of objects.
-            problem: what Arrow says, which tells the column and the row where there are different types.
+            problem: the error message of Arrow, which contains the column and the row of a type mismatch.
         """
         said = re.match(r"JSON parse error: (?:Column\(/([^/)]*).*?\) )?(.*) in row (\d+)$", problem)
         for row, line in enumerate(filter(bytes.strip, text.split(b"\n"))):
-            where = f"{self.shown}, row {self.row + row}"
+            where = f"{self.source}, row {self.row + row}"
             try:
                 record = parse_json(line.decode("utf-8-sig"))
             except ValueError as error:
@@ -322,7 +319,7 @@ class _JsonColumns:
             if not isinstance(record, dict):
                 raise ValueError(f"{where}: a line is one object of JSON, got {line[:80]!r}")
             for name, value in record.items():
-                if (large := _beyond_int64(value)) is not None:
+                if (large := _find_large_int(value)) is not None:
                     self._refuse(name, row, f"{large} is beyond int64")
             if said is not None and row == int(said[3]):
                 if said[1] in record:
@@ -335,34 +332,34 @@ class _JsonColumns:
         self._refuse(name, row, f"{shown} does not fit the rows above: {why}")
 
     def _refuse(self, name: str, row: int, why: str) -> NoReturn:
-        raise ValueError(f"{self.shown}, column {name!r}, row {self.row + row}: {why}")
+        raise ValueError(f"{self.source}, column {name!r}, row {self.row + row}: {why}")
 
-    def _texts_in(self, kind: Any) -> Any:
-        """What there is of a type with text in place of times, and nothing else; `None` without times."""
+    def _replace_times(self, kind: Any) -> Any:
+        """Return the parts of a type that are times, replaced by text; `None` if there are none."""
         pa = self.pa
         if pa.types.is_struct(kind):
-            fields = [(field.name, self._texts_in(field.type)) for field in kind]
+            fields = [(field.name, self._replace_times(field.type)) for field in kind]
             fields = [field for field in fields if field[1] is not None]
             return pa.struct(fields) if fields else None
         if pa.types.is_list(kind):
-            inner = self._texts_in(kind.value_type)
+            inner = self._replace_times(kind.value_type)
             return None if inner is None else pa.list_(inner)
         return pa.string() if pa.types.is_temporal(kind) else None
 
-    def _is_small(self, array: Any) -> bool:
-        """Whether no floating point number may have been an integer beyond int64, or a word that is no JSON."""
+    def _has_no_large_floats(self, array: Any) -> bool:
+        """Return whether no float in an array can come from an integer beyond int64 or from an invalid word."""
         pc, types = self.pc, self.pa.types
         if types.is_struct(array.type):
-            return all(map(self._is_small, array.flatten()))
+            return all(map(self._has_no_large_floats, array.flatten()))
         if types.is_list(array.type):
-            return self._is_small(pc.list_flatten(array))
+            return self._has_no_large_floats(pc.list_flatten(array))
         return not types.is_floating(array.type) or pc.all(pc.less(pc.abs(array), 2.0**63)).as_py()
 
-    def look(self, batch: Any) -> Any:
-        """Find out what the columns are, as far as these rows tell."""
+    def infer(self, batch: Any) -> Any:
+        """Update the types of the columns from a batch, and return the batch."""
         pa = self.pa
         for name, column in zip(batch.schema.names, batch.columns):
-            kind = self._tight(column)
+            kind = self._narrow_type(column)
             known = self.types.get(name, pa.null())
             try:
                 schemas = [pa.schema([(name, known)]), pa.schema([(name, kind)])]
@@ -372,8 +369,8 @@ class _JsonColumns:
                 self._refuse_value(name, row, column[row].as_py(), f"they are of {known}, and it is of {kind}")
         return batch
 
-    def table(self, batch: Any) -> Any:
-        """The record batch with all columns, of the types that they have in all of the files."""
+    def convert(self, batch: Any) -> Any:
+        """Convert a batch to all columns with their final types. Missing columns are null."""
         nulls = self.pa.nulls(len(batch))
         columns = [
             (batch.column(name) if name in batch.schema.names else nulls).cast(kind, safe=False)
@@ -381,14 +378,14 @@ class _JsonColumns:
         ]
         return self.pa.RecordBatch.from_arrays(columns, schema=self.pa.schema(list(self.types.items())))
 
-    def _tight(self, array: Any) -> Any:
-        """The type of an array, with lists that all have one length as lists of that length."""
+    def _narrow_type(self, array: Any) -> Any:
+        """Return the type of an array, with fixed-size lists where all lists have the same length."""
         pa, types = self.pa, self.pa.types
         kind = array.type
         if types.is_struct(kind):
-            return pa.struct([(field.name, self._tight(array.field(i))) for i, field in enumerate(kind)])
+            return pa.struct([(field.name, self._narrow_type(array.field(i))) for i, field in enumerate(kind)])
         if not types.is_list(kind):
             return kind
         lengths = array.value_lengths().unique().to_pylist()
-        inner = self._tight(array.flatten())
+        inner = self._narrow_type(array.flatten())
         return pa.list_(inner, lengths[0]) if len(lengths) == 1 and lengths[0] else pa.list_(inner)

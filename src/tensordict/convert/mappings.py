@@ -1,18 +1,13 @@
-"""Containers from dicts."""
+"""A check that conversions share: whether a lazy stack has the same entries in all members."""
 
 from __future__ import annotations
-
-from typing import TYPE_CHECKING
 
 from tensordict.core.contract import Contract
 from tensordict.core.exceptions import KeyMismatchError
 
-if TYPE_CHECKING:
-    pass
-
 
 def refuse_exclusive(container: Contract, method: str) -> None:
-    """Raise when a lazy stack has entries that only some of its members have, which a dense form would lose."""
+    """Raise if a lazy stack has entries that only some members have, because `method` would lose them."""
     if type(container._entries) is dict or not (members := container._members()):
         return
     for member in members:

@@ -1,6 +1,6 @@
-"""MDS, the format of MosaicML's streaming data sets, written and read by its own library (mosaicml-streaming).
+"""Reading and writing MDS, the format of MosaicML's streaming data sets, through its library mosaicml-streaming.
 
-A row is a sample with named columns, each in an encoding that the index (`index.json`) names; see "MDS encodings" in
+A row is a sample with named columns. The index (`index.json`) names the encoding of each column; see "MDS encodings" in
 https://docs.mosaicml.com/projects/streaming/en/stable/preparing_datasets/basic_dataset_conversion.html.
 """
 
@@ -34,7 +34,7 @@ _NUMBERS = {"int": np.dtype(np.int64)} | {
     f"{kind}{width}": np.dtype(f"{kind}{width}") for kind, widths in _WIDTHS.items() for width in widths
 }
 _PICKLED = "pkl"
-# What MDS has no encoding for, as what it is written.
+# The dtypes that replace dtypes without an MDS encoding.
 _STAND_INS = {torch.bool: torch.uint8, torch.bfloat16: torch.float32}
 
 Rows = np.ndarray[Any, np.dtype[Any]] | list[Any]
@@ -52,17 +52,19 @@ def write_mds(
     if (out is None) == (writer is None):
         raise TypeError("to_mds writes to out=, a folder or a URL, or to writer=, an MDSWriter: give one of them")
     rows: dict[str, Rows] = {}
-    for path, values in _columns(container, ()):
+    for path, values in _iterate_columns(container, ()):
         name = ".".join(path)
         if name in rows:
             raise ValueError(f"two entries would be the column {name!r}: rename one of them")
         rows[name] = values
-    encodings = {name: _encoding(name, values) for name, values in rows.items()} if columns is None else dict(columns)
+    encodings = (
+        {name: _choose_encoding(name, values) for name, values in rows.items()} if columns is None else dict(columns)
+    )
     if missing := [name for name in encodings if name not in rows]:
-        raise KeyError(f"columns= names {missing}, and there are the entries {list(rows)}")
+        raise KeyError(f"columns= names {missing}, which are not entries; the entries are {list(rows)}")
     if not encodings:
-        raise ValueError("there are no entries to write")
-    samples = _samples({name: rows[name] for name in encodings}, encodings, container.batch_size[0])
+        raise ValueError("the container has no entries to write")
+    samples = _make_samples({name: rows[name] for name in encodings}, encodings, container.batch_size[0])
     if writer is not None:
         for sample in samples:
             writer.write(sample)
@@ -81,35 +83,38 @@ def write_mds(
         raise
 
 
-def _columns(node: Any, path: Path) -> Iterator[tuple[Path, Rows]]:
-    """The entries of a tree with what each row has of them."""
+def _iterate_columns(node: Any, path: Path) -> Iterator[tuple[Path, Rows]]:
+    """Yield the path of each entry of a tree, with its rows."""
     for name, value in node._structure().items():
         inside = (*path, name)
         if is_node(value) and not value._is_non_tensor:
-            yield from _columns(node._node(name), inside)
+            yield from _iterate_columns(node._node(name), inside)
             continue
         try:
             leaf = node._entries[name]
         except StackError:
-            # Rows of unequal shapes.
+            # The rows have different shapes.
             leaf = [row._entries[name] for row in node.unbind(0)]
         if is_node(leaf):
             yield inside, leaf.tolist()
         elif isinstance(leaf, list) or leaf.is_nested:
-            yield inside, [_array(row, inside) for row in (leaf if isinstance(leaf, list) else ragged.unbind(leaf, 0))]
+            yield (
+                inside,
+                [_to_array(row, inside) for row in (leaf if isinstance(leaf, list) else ragged.unbind(leaf, 0))],
+            )
         else:
-            yield inside, _array(leaf, inside)
+            yield inside, _to_array(leaf, inside)
 
 
-def _array(leaf: Tensor, path: Path) -> Any:
+def _to_array(leaf: Tensor, path: Path) -> Any:
     try:
         return leaf.detach().to(_STAND_INS.get(leaf.dtype, leaf.dtype)).numpy(force=True)
     except (TypeError, RuntimeError) as error:
         raise UnsupportedEntryError(f"entry {joined(path)!r}: {error}") from error
 
 
-def _encoding(name: str, values: Rows) -> str:
-    """The encoding of a column."""
+def _choose_encoding(name: str, values: Rows) -> str:
+    """Choose the encoding of a column."""
     if isinstance(values, np.ndarray) or (values and isinstance(values[0], np.ndarray)):
         dtype = values.dtype if isinstance(values, np.ndarray) else values[0].dtype
         if dtype.name not in _NUMBERS:
@@ -126,14 +131,14 @@ def _encoding(name: str, values: Rows) -> str:
         json.dumps(values)
     except (TypeError, ValueError) as error:
         raise UnsupportedEntryError(
-            f"entry {name!r} holds values of {sorted(kind.__name__ for kind in kinds)}, which JSON has not ({error}): "
-            "leave the entry out with td.exclude"
+            f"entry {name!r} holds values of {sorted(kind.__name__ for kind in kinds)}, which JSON cannot hold "
+            f"({error}): leave the entry out with td.exclude"
         ) from None
     return "json"
 
 
-def _samples(rows: dict[str, Rows], encodings: Mapping[str, str], count: int) -> Iterator[dict[str, Any]]:
-    """The rows as the writer takes them: scalars are numbers of NumPy, which its checks of types ask for."""
+def _make_samples(rows: dict[str, Rows], encodings: Mapping[str, str], count: int) -> Iterator[dict[str, Any]]:
+    """Yield the rows as dicts for the writer. Encoding "int" needs Python ints; other numbers need NumPy scalars."""
     whole = [name for name, values in rows.items() if encodings[name] == "int" and isinstance(values, np.ndarray)]
     with progress_bar(None, "writing", count, "row") as shown:
         for row in range(count):
@@ -149,7 +154,7 @@ def _samples(rows: dict[str, Rows], encodings: Mapping[str, str], count: int) ->
 
 
 def read_mds(path: Any, split: str | None, separator: str | None) -> tuple[dict[str, Any], int]:
-    """The entries of a data set as nested dicts, and how many rows there are.
+    """Return the entries of a data set as nested dicts, and the number of rows.
 
     Raises:
         SaveError: the index is broken, or a column is pickled.
@@ -159,17 +164,17 @@ def read_mds(path: Any, split: str | None, separator: str | None) -> tuple[dict[
     if not is_url(place):
         place = without_scheme(place)
         folder = os.path.join(place, split or "")
-        index = _checked_index(folder)
-        if all(os.path.lexists(os.path.join(folder, name)) for name in _raw_files(index)):
-            return _entries(streaming.LocalDataset(local=place, split=split), index, separator, place)
+        index = _read_index(folder)
+        if all(os.path.lexists(os.path.join(folder, shard["raw_data"]["basename"])) for shard in index["shards"]):
+            return _read_entries(streaming.LocalDataset(local=place, split=split), index, separator, place)
     with tempfile.TemporaryDirectory(prefix="tensordict-mds-") as copy:
-        # Fetches and unpacks the shards when their rows are read, and the index at once.
+        # This fetches the index at once, and each shard when its rows are read.
         data = streaming.StreamingDataset(remote=place, local=copy, split=split, batch_size=1, shuffle=False)
-        return _entries(data, _checked_index(os.path.join(copy, split or "")), separator, place)
+        return _read_entries(data, _read_index(os.path.join(copy, split or "")), separator, place)
 
 
-def _checked_index(folder: str) -> dict[str, Any]:
-    """The index of a data set, of which nothing is unpickled and no file is elsewhere."""
+def _read_index(folder: str) -> dict[str, Any]:
+    """Read the index of a data set. Raises if a column is pickled, or a file is outside of the folder."""
     path = os.path.join(folder, _INDEX)
     with open(path, "rb") as file:
         content = file.read()
@@ -177,24 +182,20 @@ def _checked_index(folder: str) -> dict[str, Any]:
         index: dict[str, Any] = parse_json(content)
         for shard in index["shards"]:
             if shard["format"] != "mds":
-                raise SaveError(f"{path!r}: a shard is of the format {shard['format']!r}, and this reads 'mds'")
+                raise SaveError(f"{path!r}: a shard has the format {shard['format']!r}, but only 'mds' can be read")
             columns = dict(zip(shard["column_names"], shard["column_encodings"], strict=True))
             pickled = [name for name, encoding in columns.items() if str(encoding).partition(":")[0] == _PICKLED]
             if pickled:
-                raise SaveError(f"{path!r}: the columns {pickled} are pickled, and unpickling runs code: not read")
+                raise SaveError(f"{path!r}: the columns {pickled} are pickled, and are not read: unpickling runs code")
             for name in (file["basename"] for file in (shard["raw_data"], shard["zip_data"]) if file):
                 if not isinstance(name, str) or any(part in ("", ".", "..") for part in name.split("/")):
                     raise SaveError(f"{path!r} names the file {name!r}, which is not in the folder")
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise SaveError(f"{path!r} is no index of MDS, or is broken: {type(error).__name__}: {error}") from error
+        raise SaveError(f"{path!r} is not an MDS index, or is broken: {type(error).__name__}: {error}") from error
     return index
 
 
-def _raw_files(index: dict[str, Any]) -> list[str]:
-    return [shard["raw_data"]["basename"] for shard in index["shards"]]
-
-
-def _entries(
+def _read_entries(
     data: Sequence[dict[str, Any]], index: dict[str, Any], separator: str | None, place: str
 ) -> tuple[dict[str, Any], int]:
     found: dict[str, list[Any]] = {}
@@ -222,12 +223,12 @@ def _entries(
                 raise ValueError(f"{place!r}: {above!r} is a column, and {name!r} is in it: pass separator=None")
         if last in level:
             raise ValueError(f"{place!r}: {name!r} is a column, and others are in it: pass separator=None")
-        level[last] = _leaf(values, encodings[name])
+        level[last] = _make_leaf(values, encodings[name])
     return entries, count
 
 
-def _leaf(values: list[Any], encoding: str) -> Any:
-    """The rows of a column: a tensor, a ragged one for arrays of different shapes, values for anything else."""
+def _make_leaf(values: list[Any], encoding: str) -> Any:
+    """Make an entry from the rows of a column: a tensor, a ragged tensor for different shapes, or values."""
     kind = encoding.partition(":")[0]
     if kind in _NUMBERS:
         return torch.from_numpy(np.array(values, dtype=_NUMBERS[kind]))

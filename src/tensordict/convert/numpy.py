@@ -1,8 +1,8 @@
-"""NumPy's structured arrays: containers over their memory, and arrays of the entries of containers."""
+"""Conversion between containers and NumPy's structured arrays, and checks of nested lists of numbers."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,10 +13,7 @@ from tensordict.core.exceptions import ContainerExpected
 from tensordict.core.keys import Path, joined
 from tensordict.core.shapes import nested_lists
 
-if TYPE_CHECKING:
-    pass
-
-# The least room for text in an array that is made, so that longer ones can be assigned to short ones.
+# The minimal length of text fields in new arrays, so that longer text can be assigned later.
 _TEXT = 10
 
 
@@ -24,29 +21,30 @@ Values = np.ndarray[Any, np.dtype[Any]]
 
 
 def entries_of(struct_array: object, path: Path = ()) -> tuple[dict[str, Any], torch.Size]:
-    """The fields of a structured array as what a container stores, and the shape of the array.
+    """Convert the fields of a structured array to entries of a container, and return them with the array's shape.
 
-    Numbers become tensors over the same memory, nested structures containers, text, bytes and times stacks of values.
+    Numbers become tensors over the same memory, nested structures become containers, and text, bytes and times become
+    stacks of values.
 
     Raises:
-        TypeError: it is no structured array, or a field has a dtype that has no counterpart.
-        ValueError: torch cannot step through the memory of a field.
+        TypeError: the object is not a structured array, or a field has a dtype without counterpart.
+        ValueError: torch cannot represent the strides of a field.
     """
     if not isinstance(struct_array, (np.ndarray, np.void)) or struct_array.dtype.names is None:
         what = getattr(struct_array, "dtype", type(struct_array).__name__)
         raise ContainerExpected(f"from_struct_array reads a NumPy array with named fields, got {what}")
     values = np.asarray(struct_array)
-    entries = {name: _entry(values[name], (*path, name)) for name in struct_array.dtype.names}
+    entries = {name: _make_entry(values[name], (*path, name)) for name in struct_array.dtype.names}
     return entries, torch.Size(values.shape)
 
 
 def container_of(struct_array: object, path: Path = ()) -> Any:
-    """A `TensorDict` over the memory of a structured array, which has the array's shape for batch size."""
+    """Make a `TensorDict` over the memory of a structured array. The array's shape becomes the batch size."""
     entries, size = entries_of(struct_array, path)
     return makers.dense(entries, size, None, None)
 
 
-def _entry(field: Values, path: Path) -> Any:
+def _make_entry(field: Values, path: Path) -> Any:
     kind = field.dtype.kind
     if field.dtype.names is not None:
         return container_of(field, path)
@@ -54,7 +52,7 @@ def _entry(field: Values, path: Path) -> Any:
         try:
             return torch.from_numpy(field)
         except (TypeError, ValueError) as error:
-            raise type(error)(_advice(field, path, error)) from None
+            raise type(error)(_explain_refusal(field, path, error)) from None
     if kind in "USMm":
         values = field.tolist() if kind in "US" else nested_lists(list(field.reshape(-1)), field.shape)
         if not field.shape:
@@ -66,8 +64,8 @@ def _entry(field: Values, path: Path) -> Any:
     )
 
 
-def _advice(field: Values, path: Path, error: Exception) -> str:
-    """Why torch refuses the memory of a field, and what would make it fit."""
+def _explain_refusal(field: Values, path: Path, error: Exception) -> str:
+    """Explain why torch refuses the memory of a field, and how to change the array."""
     name = joined(path)
     if not field.dtype.isnative:
         return f"the field {name!r} has foreign byte order ({field.dtype}): use array.astype(dtype.newbyteorder('='))"
@@ -78,7 +76,7 @@ def _advice(field: Values, path: Path, error: Exception) -> str:
             else "use numpy.lib.recfunctions.repack_fields(array, align=True, recurse=True)"
         )
         return (
-            f"the elements of the field {name!r} ({field.dtype}) are {uneven[0]} bytes apart, which is no multiple of "
+            f"the elements of the field {name!r} ({field.dtype}) are {uneven[0]} bytes apart, not a multiple of "
             f"{field.itemsize}, so no tensor can share their memory: {way}"
         )
     if any(step < 0 for step in field.strides):
@@ -86,40 +84,40 @@ def _advice(field: Values, path: Path, error: Exception) -> str:
     return f"the field {name!r}: {error}"
 
 
-# --- and back -----------------------------------------------------------------------------------------------------
+# --- to arrays ----------------------------------------------------------------------------------------------------
 
 
 def array_of(node: Contract, path: Path = ()) -> Values:
-    """A structured array of the entries of a container, which are copied into it."""
+    """Copy the entries of a container into a new structured array."""
     size = node._batch_size
-    columns = {name: _column(value, size, (*path, name)) for name, value in node._entries.items()}
+    columns = {name: _make_column(value, size, (*path, name)) for name, value in node._entries.items()}
     if "" in columns:
         raise ValueError("a structured array cannot have a field without a name: rename the entry ''")
     rest = len(size)
     fields = [(name, column.dtype, column.shape[rest:]) for name, column in columns.items()]
     dtype = np.dtype(fields)
-    if _is_uneven(dtype, dtype.itemsize):
-        dtype = np.dtype(fields, align=True)  # with gaps, so that tensors can share the memory
+    if _is_unaligned(dtype, dtype.itemsize):
+        dtype = np.dtype(fields, align=True)  # Adds gaps, so that tensors can share the memory.
     result = np.empty(size, dtype)
     for name, column in columns.items():
         result[name] = column
     return result
 
 
-def _is_uneven(dtype: np.dtype[Any], step: int) -> bool:
-    """Whether numbers of a structure whose elements are `step` bytes apart cannot be tensors in its memory."""
+def _is_unaligned(dtype: np.dtype[Any], step: int) -> bool:
+    """Return whether tensors cannot share the memory of fields whose elements are `step` bytes apart."""
     if dtype.names:
-        return any(_is_uneven(dtype[name].base, step) for name in dtype.names)
+        return any(_is_unaligned(dtype[name].base, step) for name in dtype.names)
     return dtype.kind in "biufc" and bool(step % dtype.itemsize)
 
 
-def _column(value: Any, size: torch.Size, path: Path) -> Values:
-    """The values of one entry as an array whose shape begins with `size`."""
+def _make_column(value: Any, size: torch.Size, path: Path) -> Values:
+    """Return the values of one entry as an array whose shape begins with `size`."""
     if is_node(value):
-        return array_of(value, path) if not value._is_non_tensor else _values(value, path)
+        return array_of(value, path) if not value._is_non_tensor else _make_value_column(value, path)
     if value.is_nested:
         raise TypeError(
-            f"entry {joined(path)!r} is ragged, for which a structured array has no field: exclude it, or pad it with "
+            f"entry {joined(path)!r} is ragged, which a structured array cannot hold: exclude it, or pad it with "
             "torch.nested.to_padded_tensor"
         )
     try:
@@ -127,13 +125,13 @@ def _column(value: Any, size: torch.Size, path: Path) -> Values:
     except (TypeError, RuntimeError) as error:
         raise TypeError(f"entry {joined(path)!r} cannot be an array: {error}; convert it with .to(dtype)") from error
     if array.shape[: len(size)] != size:
-        # An `UnbatchedTensor`, which is the same for all elements.
+        # The entry is an `UnbatchedTensor`, so repeat it for all elements.
         array = np.broadcast_to(array, (*size, *array.shape))
     return array
 
 
-def _values(holder: Any, path: Path) -> Values:
-    """Values that are no tensors, as far as NumPy has a dtype for them."""
+def _make_value_column(holder: Any, path: Path) -> Values:
+    """Return non-tensor values as an array; raise if NumPy has no dtype for them."""
     flat = holder._flat_values()
     kinds = {type(value) for value in flat}
     if kinds <= {str}:
@@ -145,8 +143,8 @@ def _values(holder: Any, path: Path) -> Values:
         if dtype.kind not in "biufcMm":
             names = sorted(kind.__name__ for kind in kinds)
             raise TypeError(
-                f"entry {joined(path)!r} holds values of {', '.join(names)}, for which a structured array has no "
-                "field: exclude it, or replace them by numbers or text"
+                f"entry {joined(path)!r} holds values of {', '.join(names)}, which a structured array cannot hold: "
+                "exclude it, or replace them by numbers or text"
             )
     return np.array(flat, dtype=dtype).reshape(tuple(holder._batch_size))
 
@@ -155,7 +153,7 @@ _SCALARS = (bool, int, float, complex, np.generic)
 
 
 def is_numeric(item: object) -> bool:
-    """Whether there is nothing but numbers, tensors and arrays of them in nested lists."""
+    """Return whether nested lists contain only numbers, tensors and numeric arrays."""
     if isinstance(item, (list, tuple)):
         return all(map(is_numeric, item))
     if isinstance(item, np.ndarray):
@@ -164,7 +162,7 @@ def is_numeric(item: object) -> bool:
 
 
 def shape_of_rows(value: object) -> tuple[int, ...] | None:
-    """The shape of nested lists, or of a tensor or array; `None` when they are not regular."""
+    """Return the shape of nested lists, or of a tensor or array; `None` if lists at one level differ in length."""
     if not isinstance(value, (list, tuple)):
         return tuple(value.shape) if isinstance(value, (torch.Tensor, np.ndarray)) else ()
     shapes = set(map(shape_of_rows, value))

@@ -1,8 +1,8 @@
-"""Data frames of pandas: containers of copies of their columns, and back."""
+"""Conversion between containers and pandas data frames, for `from_pandas` and `to_pandas`. Columns are copied."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,27 +22,24 @@ from tensordict.convert.columns import (
 from tensordict.core.extras import require
 from tensordict.core.keys import joined
 
-if TYPE_CHECKING:
-    pass
-
-# What pandas has, unlike Arrow.
+# The dtypes that pandas supports and Arrow does not.
 _COMPLEX = (torch.complex64, torch.complex128)
 
 
 def container_of_frame(frame: Any, reading: TableOptions) -> Any:
-    """The container of a data frame.
+    """Make a container from a data frame.
 
     Raises:
-        TypeError: it is none.
-        ValueError: it has no columns, or one lacks values and nothing was said of them.
+        TypeError: the object is not a data frame.
+        ValueError: it has no columns, or a column has missing values and the options do not allow them.
     """
     pandas = require("pandas", "tabular")
     if not isinstance(frame, pandas.DataFrame):
         raise TypeError(f"from_pandas reads a data frame of pandas, got {type(frame).__name__}")
     names = list(frame.columns)
     if not names:
-        raise ValueError("the data frame has no columns, so that there is nothing to make entries of")
-    reader = arrow.Reader(reading, {}, len(frame))
+        raise ValueError("the data frame has no columns, so there is nothing to make entries of")
+    reader = arrow.ColumnReader(reading, {}, len(frame))
     for position, (name, path) in enumerate(zip(names, paths_of(names, reading.separator))):
         series = frame.iloc[:, position]
         kind = getattr(series.dtype, "kind", "O")
@@ -50,57 +47,57 @@ def container_of_frame(frame: Any, reading: TableOptions) -> Any:
             values = series.to_numpy()
             if values.dtype.itemsize > (16 if kind == "c" else 8):
                 raise ValueError(
-                    f"column {name!r} is of {values.dtype}, which torch has not: frame.astype({{{name!r}: 'float64'}})"
+                    f"column {name!r} is of {values.dtype}, which torch lacks: frame.astype({{{name!r}: 'float64'}})"
                 )
             dtype = torch.from_numpy(np.empty(0, values.dtype.newbyteorder("="))).dtype
-            # To memory of torch's: fresh memory of numpy's takes up to four times as long, for page faults.
+            # Copies into memory of torch. New memory of NumPy takes up to four times as long, due to page faults.
             leaf = torch.empty(len(values), dtype=dtype, device="cpu")
             leaf.numpy()[:] = values
             reader.found.append(TableColumn(path, leaf))
         elif series.dtype == object:
             reader.found.append(TableColumn(path, series.tolist()))
         else:
-            reader.column(path, (name,), _as_arrow(series, name))
+            reader.read_column(path, (name,), _to_arrow(series, name))
     return container_of(reader.found, len(frame), None, reading)
 
 
-def _as_arrow(series: Any, name: str) -> Any:
+def _to_arrow(series: Any, name: str) -> Any:
     pa = arrow.pyarrow()
     try:
         array = pa.array(series, from_pandas=True)
     except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError) as error:
         raise ValueError(
-            f"column {name!r} of {series.dtype} has no form as an entry: convert it with frame.astype, or leave it out "
+            f"column {name!r} of {series.dtype} cannot become an entry: convert it with frame.astype, or leave it out "
             f"({error})"
         ) from None
     return array if isinstance(array, pa.ChunkedArray) else pa.chunked_array([array])
 
 
 def frame_of(container: Any, separator: str | None, nulls: Nulls = None) -> Any:
-    """The data frame of a container.
+    """Make a data frame from a container.
 
     Raises:
         UnsupportedEntryError: an entry has no form as a column.
-        ValueError: there is a nested container and no separator, or two entries would be one column.
+        ValueError: the container has nested containers and no separator is given, or two entries would be one column.
     """
     pandas = require("pandas", "tabular")
     columns, rows, _ = columns_of(container, nulls=nulls)
     for column in columns:
         if separator is None and len(column.path) > 1:
             raise ValueError(
-                f"entry {joined(column.path)!r} is nested, and the columns of a frame are not: give a separator, as in "
-                "to_pandas(separator='.'), which joins its names"
+                f"entry {joined(column.path)!r} is nested, and a data frame has no nested columns: pass a separator, "
+                "as in to_pandas(separator='.'), to join its names"
             )
     places = places_of(columns, separator)
-    content = {place[0]: _series(pandas, column) for place, column in zip(places, columns)}
+    content = {place[0]: _make_series(pandas, column) for place, column in zip(places, columns)}
     return pandas.DataFrame(content, index=pandas.RangeIndex(rows))
 
 
-def _series(pandas: Any, column: TableColumn) -> Any:
-    """What becomes a column of a frame: an array of numbers, or a series."""
+def _make_series(pandas: Any, column: TableColumn) -> Any:
+    """Convert a column to an array of numbers or a series for a data frame."""
     leaf = column.values
     if column.type == TENSOR:
-        column.type = None  # lists in lists say more than the flat ones that such tensors are stored as
+        column.type = None  # Nested lists show the shape; Arrow's tensor type would become flat lists.
     is_plain = isinstance(leaf, Tensor) and column.type is None and column.categories is None
     if is_plain and column.valid is None and not leaf.is_nested:
         leaf = leaf.detach()
@@ -113,7 +110,8 @@ def _series(pandas: Any, column: TableColumn) -> Any:
     array = arrow.array_of(column)[0]
     types = arrow.pyarrow().types
     kind = array.type
-    # For these pandas has objects, if any, which do not say what they are, and for integers with gaps, other numbers.
+    # pandas itself has only untyped objects for dates, times, lists and decimals, and makes floats of integers with
+    # missing values. So keep the Arrow array for these.
     is_clock = types.is_date(kind) or types.is_time(kind)
     if (is_plain and column.valid is not None) or is_clock or types.is_nested(kind) or types.is_decimal(kind):
         return pandas.Series(pandas.arrays.ArrowExtensionArray(array))

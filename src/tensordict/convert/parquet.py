@@ -1,4 +1,4 @@
-"""Parquet files, by way of Arrow: whole, or some rows at a time."""
+"""Reading and writing Parquet files as Arrow tables, whole or some rows at a time."""
 
 from __future__ import annotations
 
@@ -19,65 +19,70 @@ from tensordict.io.remote.urls import StorageOptions
 from tensordict.io.saving.progress import progress_bar
 from tensordict.memory.mapped import PathLike
 
-# Arrow reads no file whose schema has more levels; it writes them.
+# Arrow can write files whose schema has more levels than this, but cannot read them.
 _MOST_LEVELS = 100
 
 
 def container_of_files(
     path: PathLike, access: Access, columns: Sequence[str] | None, reading: TableOptions, options: dict[str, Any]
 ) -> Any:
-    """The container of all rows of one or more files.
+    """Read all rows of one or more files into a container.
 
     Raises:
-        SaveError: a file is broken, or has other columns than the first; it is named.
-        ValueError: a file has no such column, or one that has no form as an entry.
+        SaveError: a file is broken, or has other columns than the first. The error names the file.
+        ValueError: a requested column is missing, or a column cannot become an entry.
     """
-    parquet, pa = _library()
+    parquet, pa = _import_parquet()
     files = files_of(path, access)
     tables: list[Any] = []
     with progress_bar(None, "reading", len(files), "file") as shown:
         for file in files:
-            with file.local() as local, _naming(file):
+            with file.local() as local, _name_errors(file):
                 if os.path.isdir(local):
-                    tables.append(parquet.read_table(local, columns=_listed(columns), **options))
+                    tables.append(parquet.read_table(local, columns=_to_list(columns), **options))
                 else:
-                    tables.append(_read(local, columns, options))
+                    tables.append(_read_file(local, columns, options))
                 if len(tables) > 1:
                     _check_same(tables[0].schema, tables[-1].schema, files[0])
             if shown is not None:
                 shown.add(1)
-    with _naming(files[-1]):
+    with _name_errors(files[-1]):
         table = tables[0] if len(tables) == 1 else pa.concat_tables(tables)
         return arrow.container_of_table(table, reading)
 
 
 def _check_same(first: Any, schema: Any, file: SourceFile) -> None:
-    """Check that the rows of a file go behind those of the first one: of the first, all is said by its schema alone."""
+    """Raise unless a file has the columns of the first one, and the same notes on them."""
     if not schema.equals(first):
-        raise SaveError(f"its columns are {_shown(schema)}, and those of {file.path!r} are {_shown(first)}")
+        raise SaveError(
+            f"its columns are {_format_schema(schema)}, but {file.path!r} has the columns {_format_schema(first)}"
+        )
     if arrow.notes_of(schema) != arrow.notes_of(first):
         raise SaveError(
-            f"its columns stand for other dtypes or values than those of {file.path!r} do: read it by itself, or some "
-            "rows at a time with batch_size_rows="
+            f"its columns have the types of those in {file.path!r}, but stand for other dtypes or values: read the "
+            "file by itself, or some rows at a time with batch_size_rows="
         )
 
 
-def _shown(schema: Any) -> str:
+def _format_schema(schema: Any) -> str:
     return ", ".join(f"{field.name}: {field.type}" for field in schema)
 
 
-def _read(path: str, columns: Sequence[str] | None, options: dict[str, Any]) -> Any:
-    """The table in one file."""
-    parquet, _ = _library()
+def _read_file(path: str, columns: Sequence[str] | None, options: dict[str, Any]) -> Any:
+    """Read the table in one file."""
+    parquet, _ = _import_parquet()
     with parquet.ParquetFile(path) as file:
         names = file.schema_arrow.names
         _check_columns(file.schema_arrow, columns)
         if not options:
-            return file.read(columns=_listed(columns))
+            return file.read(columns=_to_list(columns))
     if inner := [name for name in columns or () if name not in names]:
-        raise ValueError(f"with {sorted(options)}, columns are read as a whole: {inner[0]!r} is a field of one")
-    # The names of the folders that it is in say nothing, unless they are asked.
-    return parquet.read_table(path, columns=_listed(columns), **{"partitioning": None, **options})
+        raise ValueError(
+            f"with {sorted(options)}, columns can only be read as a whole, but {inner[0]!r} is a field of one: "
+            "select the whole column"
+        )
+    # By default, Arrow would derive columns from the names of the folders.
+    return parquet.read_table(path, columns=_to_list(columns), **{"partitioning": None, **options})
 
 
 def batches_of_files(
@@ -88,18 +93,18 @@ def batches_of_files(
     rows: int,
     options: dict[str, Any],
 ) -> Iterator[Any]:
-    """Containers of so many rows each, the last of a file having what is left; one is in memory at a time.
+    """Yield containers with `rows` rows each, one in memory at a time. The last one of a file may be shorter.
 
     Raises:
-        ValueError: `rows` is no positive number; and, with SaveError, as `container_of_files`.
+        ValueError: `rows` is not a positive int. Reading raises the errors of `container_of_files`.
     """
     if type(rows) is not int or rows < 1:
         raise ValueError(f"batch_size_rows is a number of rows, at least 1, got {rows!r}")
     files = files_of(path, access)
-    return _batches(files, columns, reading, rows, options)
+    return _iterate_containers(files, columns, reading, rows, options)
 
 
-def _batches(
+def _iterate_containers(
     files: Sequence[SourceFile],
     columns: Sequence[str] | None,
     reading: TableOptions,
@@ -107,42 +112,42 @@ def _batches(
     options: dict[str, Any],
 ) -> Iterator[Any]:
     if reading.nulls:
-        lacking = (batch for _, batch in _record_batches(files, columns, rows, options, lacking=True))
+        lacking = (batch for _, batch in _iterate_batches(files, columns, rows, options, lacking=True))
         reading = replace(reading, masks=arrow.masks_of(lacking, reading))
-    for file, batch in _record_batches(files, columns, rows, options):
-        with _naming(file):
+    for file, batch in _iterate_batches(files, columns, rows, options):
+        with _name_errors(file):
             container = arrow.container_of_table(batch, reading)
         yield container
 
 
-def _record_batches(
+def _iterate_batches(
     files: Sequence[SourceFile],
     columns: Sequence[str] | None,
     rows: int,
     options: dict[str, Any],
     lacking: bool = False,
 ) -> Iterator[tuple[SourceFile, Any]]:
-    """The rows of files, so many at a time; `lacking` for those columns alone that may lack values."""
-    parquet, _ = _library()
+    """Yield record batches of `rows` rows. With `lacking`, read only the columns that may have nulls."""
+    parquet, _ = _import_parquet()
     for file in files:
         with file.local() as local, contextlib.ExitStack() as held:
-            with _naming(file):
-                # Ahead of the rows, it would keep all of the file in memory.
+            with _name_errors(file):
+                # With `pre_buffer`, Arrow would keep the whole file in memory.
                 opened = held.enter_context(parquet.ParquetFile(local, pre_buffer=False))
                 _check_columns(opened.schema_arrow, columns)
                 batches = opened.iter_batches(
-                    rows, columns=_lacking(opened, columns) if lacking else _listed(columns), **options
+                    rows, columns=_find_nullable(opened, columns) if lacking else _to_list(columns), **options
                 )
             while True:
-                with _naming(file):
+                with _name_errors(file):
                     batch = next(batches, None)
                 if batch is None:
                     break
                 yield file, batch
 
 
-def _lacking(file: Any, columns: Sequence[str] | None) -> list[str]:
-    """The columns whose statistics do not say that no value is missing."""
+def _find_nullable(file: Any, columns: Sequence[str] | None) -> list[str]:
+    """Return the columns that may have nulls: their statistics do not exclude it."""
     metadata = file.metadata
     found: set[str] = set()
     for group in map(metadata.row_group, range(metadata.num_row_groups)):
@@ -164,14 +169,14 @@ def write(
     storage_options: StorageOptions | None,
     options: dict[str, Any],
 ) -> None:
-    """Write one file in one step: a reader sees the old file or the new one.
+    """Write one file in one step. Other processes see the old file or the new one.
 
     Raises:
-        SaveError: there is a file that no container was saved to, without `overwrite`.
+        SaveError: the existing file is not a saved container, and `overwrite` is false.
         UnsupportedEntryError: an entry has no form in a table.
     """
-    parquet, pa = _library()
-    # Of other categories it keeps what the codes stand for, and no codes.
+    parquet, pa = _import_parquet()
+    # Parquet keeps the codes only for categories of text or bytes.
     table = arrow.table_of(container, separator, text_categories=True, nulls=nulls)
     refuse_empty_lists(table.schema)
     _refuse_deep_columns(table.schema)
@@ -186,10 +191,10 @@ def write(
 
 
 def refuse_empty_lists(schema: Any) -> None:
-    """Refuse columns whose rows have no elements, which Parquet files would be unreadable for.
+    """Raise if the rows of a column have no elements, because Arrow cannot read such a Parquet file back.
 
     Raises:
-        UnsupportedEntryError: there is one; it is named.
+        UnsupportedEntryError: names the column.
     """
     types = arrow.pyarrow().types
     for field in schema:
@@ -200,20 +205,20 @@ def refuse_empty_lists(schema: Any) -> None:
         while arrow.is_list(kind):
             if types.is_fixed_size_list(kind) and not kind.list_size:
                 raise UnsupportedEntryError(
-                    f"column {name!r} has rows without elements, which Parquet has no form for: leave it out with "
+                    f"column {name!r} has rows without elements, which Parquet cannot store: leave it out with "
                     "td.exclude, or save in another format"
                 )
             kind = kind.value_type
 
 
 def _refuse_deep_columns(schema: Any) -> None:
-    """Refuse columns that Arrow would write, and not read back.
+    """Raise if a column has more levels than Arrow can read back.
 
     Raises:
-        UnsupportedEntryError: there is one; it is named.
+        UnsupportedEntryError: names the column.
     """
     for field in schema:
-        # The root of the schema is a level, too.
+        # The root of the schema counts as a level.
         if (levels := 1 + _count_levels(field.type)) > _MOST_LEVELS:
             raise UnsupportedEntryError(
                 f"column {field.name!r} needs {levels} levels of a Parquet schema, and files with more than "
@@ -230,7 +235,7 @@ def _count_levels(kind: Any) -> int:
 
 
 def _refuse_other(path: str) -> None:
-    parquet, pa = _library()
+    parquet, pa = _import_parquet()
     if not os.path.getsize(path):
         return
     try:
@@ -239,16 +244,16 @@ def _refuse_other(path: str) -> None:
         metadata = {}
     if arrow.METADATA not in metadata:
         raise SaveError(
-            f"there is a file at {path!r} that no container was saved to: pass overwrite=True to replace it all the "
-            "same, or save elsewhere"
+            f"the file at {path!r} is not a saved container: pass overwrite=True to replace it nevertheless, or save "
+            "elsewhere"
         )
 
 
-def _library() -> tuple[Any, Any]:
+def _import_parquet() -> tuple[Any, Any]:
     return require("pyarrow.parquet", "tabular"), arrow.pyarrow()
 
 
-def _listed(columns: Sequence[str] | None) -> list[str] | None:
+def _to_list(columns: Sequence[str] | None) -> list[str] | None:
     return None if columns is None else list(columns)
 
 
@@ -261,8 +266,8 @@ def _check_columns(schema: Any, columns: Sequence[str] | None) -> None:
 
 
 @contextlib.contextmanager
-def _naming(file: SourceFile) -> Iterator[None]:
-    """Have what is wrong with a table in a file name the file."""
+def _name_errors(file: SourceFile) -> Iterator[None]:
+    """Add the name of the file to errors."""
     pa = arrow.pyarrow()
     try:
         yield

@@ -1,4 +1,4 @@
-"""Data frames of Polars, by way of Arrow, whose memory they have."""
+"""Conversion between containers and Polars data frames through Arrow tables, which share their memory."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ if TYPE_CHECKING:
     from polars import DataFrame
 
 
-# What Arrow is given the addresses of, or nothing.
+# Polars converts these dtypes to Arrow as memory addresses, or not at all.
 _WITHOUT_ARROW = ("Object", "Int128", "UInt128")
 
 
 def container_of_frame(frame: Any, reading: TableOptions) -> Any:
-    """The container of a data frame.
+    """Make a container from a data frame.
 
     Raises:
-        TypeError: it is none.
-        ValueError: a column has no form in Arrow; and as `arrow.container_of_table` raises it.
+        TypeError: the object is not a data frame.
+        ValueError: Arrow has no type for a column, or `arrow.container_of_table` raises it.
     """
     polars = require("polars", "polars")
     if not isinstance(frame, polars.DataFrame):
@@ -29,15 +29,15 @@ def container_of_frame(frame: Any, reading: TableOptions) -> Any:
         raise TypeError(f"from_polars reads a data frame of Polars, got {type(frame).__name__}{advice}")
     for name, dtype in frame.schema.items():
         if str(dtype) in _WITHOUT_ARROW:
-            raise ValueError(f"column {name!r} is of {dtype}, which Arrow has not: cast it, or leave it out with drop")
+            raise ValueError(f"column {name!r} is of {dtype}, which Arrow lacks: cast it, or leave it out with drop")
     return arrow.container_of_table(frame.to_arrow(), reading)
 
 
 def frame_of(container: Any, separator: str | None, nulls: Nulls = None) -> DataFrame:
-    """The data frame of a container.
+    """Make a data frame from a container.
 
     Raises:
-        UnsupportedEntryError, ValueError: as `arrow.table_of` raises them.
+        UnsupportedEntryError, ValueError: raised by `arrow.table_of`.
     """
     frame: DataFrame = require("polars", "polars").from_arrow(arrow.table_of(container, separator, nulls=nulls))
     return frame

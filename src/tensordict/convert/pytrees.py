@@ -1,4 +1,4 @@
-"""Pytrees as containers that remember what they were, and back."""
+"""Conversion between pytrees and containers with marks of the original types, and to named tuples."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tensordict.core.contract import Contract, is_node
 from tensordict.core.exceptions import FieldError
 from tensordict.core.keys import Path, joined
 
-# The entry that says what a container was, and the beginning of the names of those that hold a key and its value.
+# The entry that names the original type, and the prefix of entries for keys that cannot be names.
 MARK = "_pytree_type"
 _UNUSUAL = "<NON_NESTED>"
 _NUMBERS = (bool, int, float, complex, np.number, np.bool_)
@@ -28,39 +28,39 @@ _NUMBERS = (bool, int, float, complex, np.number, np.bool_)
 
 @dataclass(frozen=True)
 class Registered:
-    """A node of a type that torch was told of: what it gave for the type, apart from the children."""
+    """The mark of a node whose type is registered with torch: the type, and the context of its flattened form."""
 
     type: type[Any]
     context: Any
 
 
 def tree_of(pytree: Any) -> Any:
-    """A pytree as nested dicts with a mark at every level; a leaf as a container stores it."""
+    """Convert a pytree to nested dicts with a mark at every level, and a leaf to an entry."""
     kind = type(pytree)
     if isinstance(pytree, (Tensor, Contract)):
         return pytree
     if kind is dict or kind is OrderedDict:
         return _tree_of_mapping(pytree)
     if kind is list or kind is tuple:
-        return _marked(zip(map(str, range(len(pytree))), pytree, strict=True), kind)
+        return _mark_tree(zip(map(str, range(len(pytree))), pytree, strict=True), kind)
     if isinstance(pytree, tuple) and hasattr(kind, "_fields"):
-        return _marked(zip(kind._fields, pytree, strict=True), kind)
+        return _mark_tree(zip(kind._fields, pytree, strict=True), kind)
     if kind in internals.pytree_nodes:
         children, context = internals.pytree_nodes[kind].flatten_fn(pytree)
-        return _marked(zip(map(str, range(len(children))), children, strict=True), Registered(kind, context))
+        return _mark_tree(zip(map(str, range(len(children))), children, strict=True), Registered(kind, context))
     if isinstance(pytree, _NUMBERS) or (isinstance(pytree, np.ndarray) and pytree.dtype.kind in "biufc"):
         return torch.as_tensor(pytree)
     return makers.value(pytree, torch.Size(()))
 
 
-def _marked(items: Iterable[tuple[str, object]], what: object) -> dict[str, Any]:
+def _mark_tree(items: Iterable[tuple[str, object]], what: object) -> dict[str, Any]:
     tree = {name: tree_of(value) for name, value in items}
-    tree[MARK] = _mark(what)
+    tree[MARK] = _make_mark(what)
     return tree
 
 
-def _mark(what: object) -> Any:
-    """`what` in a `MetaData`, so that the stack of two pytrees of the same form is one too."""
+def _make_mark(what: object) -> Any:
+    """Wrap an object in `MetaData`, so that stacking two pytrees of the same form keeps it."""
     return registry.lookup("MetaData")(what)
 
 
@@ -70,16 +70,16 @@ def _tree_of_mapping(mapping: Mapping[Any, Any]) -> dict[str, Any]:
         if type(key) is str and key != MARK and not key.startswith(_UNUSUAL):
             tree[key] = tree_of(value)
         else:
-            tree[f"{_UNUSUAL}{position}"] = {"key": _mark(key), "value": tree_of(value)}
-    tree[MARK] = _mark(type(mapping))
+            tree[f"{_UNUSUAL}{position}"] = {"key": _make_mark(key), "value": tree_of(value)}
+    tree[MARK] = _make_mark(type(mapping))
     return tree
 
 
 def pytree_of(node: Any, path: Path = ()) -> Any:
-    """The pytree that a container stands for; the container itself when it has no mark.
+    """Convert a container back to a pytree. Returns a container without mark unchanged.
 
     Raises:
-        ValueError: entries of a marked container are missing or have other names; the key is named.
+        ValueError: entries of a marked container are missing or were renamed. The error names the key.
     """
     entries = node._entries
     if MARK not in entries or not isinstance(entries[MARK], Contract) or not entries[MARK]._is_non_tensor:
@@ -87,21 +87,21 @@ def pytree_of(node: Any, path: Path = ()) -> Any:
     what = entries[MARK]._unwrap_value()
     values = {name: value for name, value in entries.items() if name != MARK}
     if isinstance(what, type) and issubclass(what, dict):
-        return what(_pairs(values, path))
+        return what(_iterate_pairs(values, path))
     if what in (list, tuple):
-        return what(_children(values, map(str, range(len(values))), path))
+        return what(_list_children(values, map(str, range(len(values))), path))
     if isinstance(what, type) and hasattr(what, "_fields"):
-        return what(*_children(values, what._fields, path))
+        return what(*_list_children(values, what._fields, path))
     if isinstance(what, Registered):
-        children = _children(values, map(str, range(len(values))), path)
+        children = _list_children(values, map(str, range(len(values))), path)
         return internals.pytree_nodes[what.type].unflatten_fn(children, what.context)
     raise FieldError(
-        f"{joined((*path, MARK))!r} should say what kind of pytree this was, and is {what!r}: delete the entry to keep "
-        "the container as it is"
+        f"{joined((*path, MARK))!r} should contain the type of a pytree, but is {what!r}: delete the entry to keep the "
+        "container as it is"
     )
 
 
-def _pairs(values: Mapping[str, Any], path: Path) -> Iterator[tuple[Any, Any]]:
+def _iterate_pairs(values: Mapping[str, Any], path: Path) -> Iterator[tuple[Any, Any]]:
     for name, value in values.items():
         if name.startswith(_UNUSUAL):
             pair = value._entries
@@ -110,11 +110,11 @@ def _pairs(values: Mapping[str, Any], path: Path) -> Iterator[tuple[Any, Any]]:
             yield name, _value_of(value, (*path, name))
 
 
-def _children(values: dict[str, Any], names: Iterable[str], path: Path) -> list[Any]:
+def _list_children(values: dict[str, Any], names: Iterable[str], path: Path) -> list[Any]:
     wanted = list(names)
     if values.keys() != set(wanted):
         where = f" under {joined(path)!r}" if path else ""
-        raise FieldError(f"this was a pytree with the entries {wanted}{where}, and now has {sorted(values)}")
+        raise FieldError(f"a pytree with the entries {wanted}{where} was expected, got {sorted(values)}")
     return [_value_of(values[name], (*path, name)) for name in wanted]
 
 
@@ -128,14 +128,14 @@ def _value_of(value: Any, path: Path) -> Any:
 
 
 def namedtuple_of(node: Any, dest_cls: Any = None, path: Path = ()) -> Any:
-    """The entries of a container as a named tuple, nested ones in nested ones; fields that are `None` included.
+    """Convert a container to a named tuple, and nested containers to nested ones. Fields that are `None` are included.
 
     Raises:
-        ValueError: the name of an entry can be no field.
+        ValueError: the name of an entry cannot be a field.
         TypeError: the entries are not the fields of `dest_cls`.
     """
     refuse_exclusive(node, "to_namedtuple")
-    # A tensorclass has no entry for a field that is `None`.
+    # Adds the fields of a tensorclass that are `None`, which have no entry.
     layout = getattr(node, "_layout", None)
     fields: dict[str, Any] = dict.fromkeys(layout.names) if layout is not None else {}
     fields.update(node._entries)
@@ -143,10 +143,10 @@ def namedtuple_of(node: Any, dest_cls: Any = None, path: Path = ()) -> Any:
         if type(value) is not Tensor and is_node(value):
             fields[name] = value._unwrap_value() if value._is_non_tensor else namedtuple_of(value, None, (*path, name))
     if dest_cls is None:
-        return _generic(tuple(fields), path)._make(fields.values())
+        return _make_generic(tuple(fields), path)._make(fields.values())
     wanted = getattr(dest_cls, "_fields", None)
     if wanted is None:
-        raise TypeError(f"to_namedtuple makes a named tuple, and {dest_cls!r} is none")
+        raise TypeError(f"to_namedtuple needs a named tuple class as dest_cls, got {dest_cls!r}")
     missing = [name for name in wanted if name not in fields and name not in dest_cls._field_defaults]
     unknown = [name for name in fields if name not in wanted]
     if missing or unknown:
@@ -156,7 +156,7 @@ def namedtuple_of(node: Any, dest_cls: Any = None, path: Path = ()) -> Any:
     return dest_cls(**fields)
 
 
-def _generic(names: tuple[str, ...], path: Path) -> Any:
+def _make_generic(names: tuple[str, ...], path: Path) -> Any:
     try:
         return _generic_class(names)
     except ValueError:
@@ -169,5 +169,5 @@ def _generic(names: tuple[str, ...], path: Path) -> Any:
 
 @lru_cache(maxsize=256)
 def _generic_class(names: tuple[str, ...]) -> type[tuple[Any, ...]]:
-    """One class for all named tuples of the same fields, as comparing two pytrees needs."""
+    """Return one class for all named tuples of the same fields, because pytrees are compared by class."""
     return namedtuple("GenericDict", names)

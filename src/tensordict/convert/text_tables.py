@@ -1,4 +1,4 @@
-"""What CSV and JSON have in common: files that have to be seen whole before it is known what their columns are."""
+"""The shared part of the CSV and JSON readers, which infer the types of columns from all rows of all files."""
 
 from __future__ import annotations
 
@@ -19,107 +19,110 @@ from tensordict.io.saving.transaction import FileTransaction
 from tensordict.memory.mapped import PathLike
 
 
-class Columns(Protocol):
-    """What the columns of some files are, as far as these were seen, and their rows as that.
+class TextReader(Protocol):
+    """A reader of one format, which infers the types of the columns while it reads.
 
-    shown: what errors call the file that is read now.
-    row: the number of the row that comes next in it, as errors tell it.
+    source: the name of the current file, for errors.
+    row: the number of its next row, for errors.
     """
 
-    shown: str
+    source: str
     row: int
 
-    def pieces(self, path: str, together: bool) -> Iterator[Any]:
-        """The record batches of a local file: read one by one, or all at once where that takes less time.
+    def read_batches(self, path: str, together: bool) -> Iterator[Any]:
+        """Yield the record batches of a local file. With `together`, it may read them all at once, if that is faster.
 
-        It is called for each of the files in turn, `shown` being told before.
+        The caller sets `source` before, and calls it for the files one after the other.
         """
 
-    def look(self, piece: Any) -> Any:
-        """Find out what the columns are, as far as this batch tells, and give it as that."""
+    def infer(self, piece: Any) -> Any:
+        """Update the types of the columns from a batch, and return the batch converted to them."""
 
-    def table(self, piece: Any) -> Any:
-        """The record batch of one that was read or looked at, now that all columns are known."""
+    def convert(self, piece: Any) -> Any:
+        """Convert a batch to the final types of the columns, once all batches have been looked at."""
 
 
 class TextTables:
-    """The tables of Arrow that are in files whose columns have one type all through them.
+    """The rows of some files as Arrow tables, in which each column has one type in all files.
 
     Args:
-        files: one or more.
-        columns: finds out what is in them.
-        nulls: whether columns that become tensors may lack values.
+        files: one or more files.
+        reader: the reader of their format.
+        nulls: allow nulls in columns that become tensors.
     """
 
-    def __init__(self, files: Sequence[SourceFile], columns: Columns, nulls: bool) -> None:
+    def __init__(self, files: Sequence[SourceFile], reader: TextReader, nulls: bool) -> None:
         self._files = files
-        self._columns = columns
+        self._reader = reader
         self._nulls = nulls
 
-    def whole(self) -> Any:
-        """One table of all rows; the files are read once, and kept in memory meanwhile."""
+    def read_table(self) -> Any:
+        """Return one table of all rows. The files are read once, and kept in memory meanwhile."""
         kept: list[tuple[str, int, Any]] = []
         with progress_bar(None, "reading", None, "row") as shown:
-            for file, row, piece in self._pieces(together=True):
-                kept.append((file, row, self._columns.look(piece)))
+            for file, row, piece in self._read_batches(together=True):
+                kept.append((file, row, self._reader.infer(piece)))
                 if shown is not None:
                     shown.add(len(piece))
-        return arrow.pyarrow().Table.from_batches(self._made(kept))
+        return arrow.pyarrow().Table.from_batches(self._convert(kept))
 
-    def containers(self, reading: TableOptions) -> Iterator[Any]:
-        """Containers of the rows, one in memory at a time, of the same entries: the files are read twice.
+    def iterate_containers(self, reading: TableOptions) -> Iterator[Any]:
+        """Yield containers with the same entries, one in memory at a time. This reads the files twice.
 
-        With `nulls="mask"` they are read three times: what is missing is only seen when it is known what columns are.
+        With `nulls="mask"` it reads them three times, because nulls can only be found once the types are known.
         """
         found = False
-        for _, _, piece in self._pieces():
-            self._columns.look(piece)
+        for _, _, piece in self._read_batches():
+            self._reader.infer(piece)
             found = True
         if reading.nulls and found:
-            reading = replace(reading, masks=arrow.masks_of(self._made(self._pieces()), reading))
-        for batch in self._made(self._pieces() if found else ()):
+            reading = replace(reading, masks=arrow.masks_of(self._convert(self._read_batches()), reading))
+        for batch in self._convert(self._read_batches() if found else ()):
             yield arrow.container_of_table(batch, reading)
 
-    def _pieces(self, together: bool = False) -> Iterator[tuple[str, int, Any]]:
-        """The pieces of all files, with the file and the row where each begins."""
-        columns = self._columns
+    def _read_batches(self, together: bool = False) -> Iterator[tuple[str, int, Any]]:
+        """Yield the batches of all files, each with its file and the number of its first row."""
+        reader = self._reader
         for file in self._files:
-            columns.shown = file.path
+            reader.source = file.path
             with file.local() as path:
-                for piece in columns.pieces(path, together):
-                    row = columns.row
+                for piece in reader.read_batches(path, together):
+                    row = reader.row
                     yield file.path, row, piece
-                    columns.row = row + len(piece)
+                    reader.row = row + len(piece)
 
-    def _made(self, pieces: Iterable[tuple[str, int, Any]]) -> Iterator[Any]:
-        columns = self._columns
+    def _convert(self, pieces: Iterable[tuple[str, int, Any]]) -> Iterator[Any]:
+        reader = self._reader
         rows = 0
-        for columns.shown, columns.row, piece in pieces:
-            row = columns.row
-            table = columns.table(piece)
+        for reader.source, reader.row, piece in pieces:
+            row = reader.row
+            table = reader.convert(piece)
             if not self._nulls:
-                _refuse_nulls(table, columns.shown, row)
+                _refuse_nulls(table, reader.source, row)
             rows += len(piece)
             yield table
         if not rows:
             names = ", ".join(repr(file.path) for file in self._files[:3])
-            raise ValueError(f"{names}: there are no rows, so that nobody can say what the columns hold")
+            raise ValueError(f"{names}: there are no rows, so the types of the columns are unknown")
 
 
 def _refuse_nulls(table: Any, shown: str, row: int) -> None:
-    """Refuse columns that become tensors and lack values."""
+    """Raise if a column that becomes a tensor has nulls."""
     for name, array in zip(table.schema.names, table.columns):
         found = _first_null(array, name)
         if found is not None:
             name, at, count = found
             raise ValueError(
-                f"{shown}, column {name!r}, row {row + at}: there is no value ({count} of those in {len(table)} rows "
-                f"read are missing): fill=0 puts a number there, nulls='mask' adds a leaf {name + '_mask'!r}"
+                f"{shown}, column {name!r}, row {row + at}: there is no value ({count} values in {len(table)} rows "
+                f"are missing): fill=0 replaces them by a number, nulls='mask' adds a leaf {name + '_mask'!r}"
             )
 
 
 def _first_null(array: Any, name: str) -> tuple[str, int, int] | None:
-    """The column inside an array that becomes a tensor and lacks values, the first row that does, and how many do."""
+    """Find nulls in an array, or in a field of it, that becomes a tensor.
+
+    Returns the name of the column or field, its first row with a null, and the number of nulls; otherwise `None`.
+    """
     types, inner = arrow.pyarrow().types, array.type
     if not array.null_count and not types.is_nested(inner):
         return None
@@ -147,18 +150,20 @@ def write_text(
     check: Callable[[str], None] | None = None,
     durable: bool = False,
 ) -> None:
-    """Write one file in one step, at a path or a URL: a reader sees the old file or the new one.
+    """Write one file in one step, at a path or a URL. Other processes see the old file or the new one.
 
     Args:
-        check: raises unless the file that is there may be replaced without `overwrite`; by default it is empty.
+        check: raises unless an existing file may be replaced without `overwrite`. By default it must be empty.
         durable: return when the file has reached the disk.
 
     Raises:
-        SaveError: there is a file with content, without `overwrite`.
+        SaveError: the existing file has content, and `overwrite` is false.
     """
 
     def save(local: PathLike) -> None:
-        with FileTransaction(local, durable=durable, check=None if overwrite else check or _refuse) as transaction:
+        with FileTransaction(
+            local, durable=durable, check=None if overwrite else check or _refuse_content
+        ) as transaction:
             with (
                 transaction.new_file(transaction.path) as fd,
                 progress_bar(None, "writing", None) as shown,
@@ -170,6 +175,6 @@ def write_text(
     write_file(path, storage_options, overwrite, save)
 
 
-def _refuse(path: str) -> None:
+def _refuse_content(path: str) -> None:
     if os.path.getsize(path):
         raise SaveError(f"there is a file at {path!r} already: pass overwrite=True to replace it")

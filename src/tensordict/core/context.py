@@ -27,8 +27,7 @@ def remember(result: ContainerT, source: Contract, undo: Callable[[ContainerT], 
     addresses at the end of the block, so it stores the leaves that the operation made.
     """
     if torch.compiler.is_dynamo_compiling():
-        made = dict(result.items(True, True)) if result._members() is None else {}  # type: ignore[attr-defined]
-        result._undo = (source, undo, made)
+        result._undo = (source, undo, _list_leaves(result))
     else:
         result._undo = (weakref.ref(source), undo)
     return result
@@ -46,13 +45,13 @@ class _Before(NamedTuple):
     leaves: the leaf keys of the source, which the block writes back to.
     nodes: the keys of the nested containers of the container that the block uses.
     views: the entries of that container, if they are views of the source's tensors.
-    made: in compiled code, its leaves at the time of the operation.
+    made: in compiled code, its leaves at the time of the operation, as `_list_leaves` gives them.
     """
 
     leaves: set[Key]
     nodes: set[Key]
     views: dict[str, Any] | None = None
-    made: dict[Key, Any] | None = None
+    made: dict[Key, list[Any]] | None = None
 
 
 class BlockContext(Contract):
@@ -119,7 +118,7 @@ class BlockContext(Contract):
             return
         kept = set()
         if made:
-            kept = {key for key, value in self.items(True, True) if value is made.get(key)}  # type: ignore[attr-defined]
+            kept = {key for key, leaves in _list_leaves(self).items() if _are_same(leaves, made.get(key, []))}
         source._write_back(restored, leaves, nodes - _node_keys(self) if nodes else nodes, kept)
 
     def _write_back(self, restored: Any, leaves: set[Key], gone_nodes: set[Key], kept: Collection[Key] = ()) -> None:
@@ -134,8 +133,8 @@ class BlockContext(Contract):
             with self._at_once():
                 for member, piece in zip(members, self._pieces_of(restored), strict=True):
                     if piece._members() is not None and member._members() is None:
-                        piece = _make_dense(member, piece)
-                    member._write_back(piece, set(member.keys(True, True)), gone_nodes)
+                        piece = _make_dense(member, piece, kept)
+                    member._write_back(piece, set(member.keys(True, True)), gone_nodes, kept)
             return
         entries = self._entries
         if isinstance(entries, EntryStore) and (written := entries.write_back(restored, leaves)):
@@ -169,7 +168,8 @@ def _write_back(source: Any, restored: Any, leaves: set[Key], gone_nodes: set[Ke
     stacks = list(_iter_stacks(source, restored))
     paths = {path for path, _, _ in stacks}
     for path, node, piece in stacks:
-        node._write_back(piece, _select_below(path, leaves), _select_below(path, gone_nodes))
+        below = [_select_below(path, keys) for keys in (leaves, gone_nodes, kept)]
+        node._write_back(piece, *below)
     after = set(restored.keys(True, True))
     # When a node replaced a leaf, or a leaf a node, exchange the entry in place, so that the order of keys stays.
     for key in (key for key in leaves - after if not (paths and _is_under_any(key, paths))):
@@ -239,7 +239,27 @@ def _iter_stacks(source: Contract, restored: Contract, prefix: Path = ()) -> Ite
             yield from _iter_stacks(node, piece, (*prefix, name))
 
 
-def _select_below(path: Path, keys: set[Any]) -> set[Key]:
+def _list_leaves(container: Any) -> dict[Key, list[Any]]:
+    """Return the leaves of each nested key. An entry of a lazy stack has one leaf for each member."""
+    found: dict[Key, list[Any]] = {}
+    if (members := container._members()) is not None:
+        for member in members:
+            for key, leaves in _list_leaves(member).items():
+                found.setdefault(key, []).extend(leaves)
+        return found
+    for name, value in container._entries.items():
+        if _is_branch(value):
+            found.update((joined((name, *path_of(key))), leaves) for key, leaves in _list_leaves(value).items())
+        else:
+            found[name] = [value]
+    return found
+
+
+def _are_same(leaves: list[Any], others: list[Any]) -> bool:
+    return len(leaves) == len(others) and all(leaf is other for leaf, other in zip(leaves, others, strict=True))
+
+
+def _select_below(path: Path, keys: Collection[Any]) -> set[Key]:
     """Return the keys below a path, relative to it."""
     rests = [key[len(path) :] for key in keys if isinstance(key, tuple) and key[: len(path)] == path]
     return {joined(rest) for rest in rests if rest}
@@ -264,16 +284,18 @@ def elements_of(container: Any) -> list[Any]:
     return found
 
 
-def _make_dense(member: Any, stack: Any) -> Any:
+def _make_dense(member: Any, stack: Any, kept: Collection[Key]) -> Any:
     """Make a dense container from a lazy stack of the elements of `member`.
 
-    A leaf that still consists of views of the member's leaf becomes the member's leaf itself.
+    A leaf that still consists of views of the member's leaf becomes the member's leaf itself. Compiled code passes the
+    keys of these leaves as `kept`, see `_differs`.
     """
     elements, parts = elements_of(member), elements_of(stack)
     out = stack.empty(recurse=True)._dense()
     for key in stack.keys(True, True):
         if member._has(path_of(key)) and all(
-            same_memory(element.get(key), part.get(key)) for element, part in zip(elements, parts, strict=True)
+            not _differs(element.get(key), part.get(key), key in kept)
+            for element, part in zip(elements, parts, strict=True)
         ):
             out._write(path_of(key), member.get(key))
         else:

@@ -577,9 +577,8 @@ class Contract:
     ) -> Self:
         """Merge containers: each leaf of the result is `fn(leaves)` over the matching leaves of all containers.
 
-        `others` holds all inputs, including `self`, and they must have the same keys. `on_node` does to nested
-        containers what `fn` does to leaves, for those that cannot be merged entry by entry: lazy stacks, values,
-        different classes.
+        `others` holds all inputs, including `self`, and they must have the same keys. `on_node` merges nested
+        containers that cannot be merged entry by entry: lazy stacks, values, and containers of different classes.
         """
         mappings = [other._entries for other in others]
         if type(mappings[0]) is not dict:

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeGuard
 
 Key: TypeAlias = "str | tuple[Key, ...]"  # a name, or a tuple of keys
 Path = tuple[str, ...]
+# The default separator of `flatten_keys` and its kin.
+KEY_SEPARATOR = "."
 
 
 class _NestedKeyMeta(type):
@@ -138,6 +140,17 @@ def unravel_key_list(keys: Iterable[Any]) -> list[Key]:
     if isinstance(keys, str) or not isinstance(keys, (Sequence, set, frozenset, Iterable)):
         raise TypeError(f"expected a list of keys, got {keys!r} of type {type(keys).__name__}")
     return [unravel_key(key) for key in keys]
+
+
+def unravel_key_to_tuple(key: object) -> Path:
+    """Flatten a nested key to a tuple of strings; the empty tuple for anything that is not a nested key.
+
+    Example:
+        >>> from tensordict import unravel_key_to_tuple
+        >>> unravel_key_to_tuple("a"), unravel_key_to_tuple(("a", ("b",))), unravel_key_to_tuple(("a", 0))
+        (('a',), ('a', 'b'), ())
+    """
+    return path_of(key) if is_nested_key(key) else ()
 
 
 def find_duplicate(names: Iterable[str]) -> str | None:

@@ -27,5 +27,5 @@ value_list: Callable[[list[Any]], Any]
 # A holder of any value, or the stack of the values of a list: value, batch size, device.
 held: Callable[[object, torch.Size, torch.device | None], Any]
 lazy_stack: type[LazyStackedTensorDict]
-# A container over an array store: the store, and the options of `PersistentTensorDict._opened`.
+# A container over an array store: the store, and the options of `PersistentTensorDict._open_store`.
 open_store: Callable[..., Any]

@@ -47,16 +47,17 @@ class Context(NamedTuple):
     depth: int = 0
 
     def __eq__(self, other: object) -> bool:
-        return type(other) is Context and self._compared() == other._compared()
+        # Dynamo of torch 2.11 cannot compare classes with `==` if they define `__eq__`.
+        return type(other) is Context and self.cls is other.cls and self._describe() == other._describe()
 
     def __ne__(self, other: object) -> bool:
         return not self == other
 
     def __hash__(self) -> int:
-        return hash(self._compared())
+        return hash((self.cls, *self._describe()))
 
-    def _compared(self) -> tuple[object, ...]:
-        return self.cls, self.keys, count_dims(self.batch_size), self.names, self.device
+    def _describe(self) -> tuple[object, ...]:
+        return self.keys, count_dims(self.batch_size), self.names, self.device
 
 
 def register(
@@ -149,12 +150,12 @@ def to_context_size(size: torch.Size) -> HeldSize:
 
 
 def count_dims(size: HeldSize) -> int:
-    """The number of batch dims."""
+    """Return the number of batch dims."""
     return int(size) if isinstance(size, BatchDims) else len(size)
 
 
 def _varies(size: Sequence[int]) -> bool:
-    """Whether a size varies in the program that torch compiles or exports; comparing it would make it constant."""
+    """Return True if a size varies in a compiled or exported program. Comparing it would make it constant there."""
     if not torch.compiler.is_dynamo_compiling():
         for count in size:  # noqa: SIM110 (a generator inside any() would take four times as long)
             if type(count) is not int:

@@ -115,7 +115,7 @@ def row_form(leaf: Tensor) -> tuple[int, ...] | None:
 
 
 def compact(leaf: Tensor) -> Tensor:
-    """Return a ragged leaf without holes between its rows: the leaf itself if it has none, else a copy."""
+    """Return a ragged leaf without holes between its rows. Copy only if the leaf has holes."""
     if leaf.layout is torch.jagged:
         return leaf if is_compact(leaf) else RaggedRows(_ALL, copy=True)(leaf)
     leaf = leaf if type(leaf) is Tensor else leaf.detach().as_subclass(Tensor)

@@ -38,15 +38,15 @@ def lookup(name: Literal["LazyStackedTensorDict"]) -> type[LazyStackedTensorDict
 @overload
 def lookup(name: str) -> type[Any]: ...
 def lookup(name: str) -> type[Any]:
-    """The container class known under `name`; a `KeyError` lists the known ones."""
+    """Return the container class with the name `name`; a `KeyError` lists the known names."""
     try:
         return _CLASSES[name]
     except KeyError:  # guarded: the error lists the names
         raise KeyError(f"no container class named {name!r} is known; known are {sorted(_CLASSES)}") from None
 
 
-# The tensorclasses of the program by module and qualified name, as a save of an instance names them. Of two that are
-# called the same, as those that a function makes every time it is called, the last one counts.
+# The tensorclasses of the program by module and qualified name, the way a save names them. If a function declares a
+# class of the same name in every call, the last one counts.
 _DECLARED: dict[str, type[Any]] = {}
 
 
@@ -56,5 +56,5 @@ def declare(cls: type[Any]) -> None:
 
 
 def declared(name: str) -> type[Any] | None:
-    """The tensorclass of this module and qualified name."""
+    """Return the tensorclass of this module and qualified name; `None` if the program has not declared it."""
     return _DECLARED.get(name)

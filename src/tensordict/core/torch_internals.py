@@ -238,14 +238,14 @@ is_wrapper: Callable[[Tensor], bool] = _take(
     _has_dispatch,
     "missing: reports take every tensor with a dispatch of its own for one that consists of others",
 )
-# The operation by which tensors change their device and dtype.
+# The operation that changes the device and dtype of a tensor.
 aten_to_copy: Any = _take(
     "torch.ops.aten._to_copy.default", None, "slower: tensors in stores are read to change device"
 )
 
 
 class _NoFakeTensor:
-    """Stands for the class of fake tensors if torch has none."""
+    """A substitute for the class of fake tensors in a torch without it."""
 
 
 if TYPE_CHECKING:
@@ -346,6 +346,18 @@ def _is_any_at_work() -> bool:
 transforms_active: Callable[[], bool] = _take(
     "torch._C._are_functorch_transforms_active", _is_any_at_work, "slower: compiled code calls leaves one by one"
 )
+
+_EXPORTING_AT_IMPORT: bool | None = _take(
+    "torch.compiler._is_exporting_flag", None, "missing: gradients of swapped tensors in compiled code"
+)
+
+
+def is_exporting() -> bool:
+    """Return whether `torch.export` traces. Torch 2.11 says yes in all compiled code."""
+    if _EXPORTING_AT_IMPORT is None:
+        return torch.compiler.is_exporting()
+    return torch.compiler._is_exporting_flag
+
 
 add_batch_dim: Callable[[Tensor, int, int], Any] = _need("torch._functorch.vmap._add_batch_dim", "torch.vmap")
 remove_batch_dim: Callable[[Tensor, int, int, int], Any] = _need(
@@ -451,8 +463,11 @@ def break_at_in_place_operator() -> None:
 
 def _break_if_in_place(traced: Any) -> None:
     frame = traced._i_will_not_complain_if_bc_breaks_InstructionTranslator()
-    while os.path.dirname(frame.f_code.co_filename) in _OPERATORS:
+    while frame is not None and os.path.dirname(frame.f_code.co_filename) in _OPERATORS:
         frame = frame.parent
+    if frame is None:
+        # Python called the operator, not Dynamo, and knows one from the other.
+        return
     operation = frame.current_instruction
     # From 13 on, the arguments of BINARY_OP are in-place operators. Python 3.10 has separate instructions for them.
     if not operation.opname.startswith("BINARY_") or (operation.opname == "BINARY_OP" and operation.arg >= 13):

@@ -1,4 +1,4 @@
-"""Data sets that grow: shards, each a save of its own, which many writers add and which are read as one container."""
+"""Data sets that grow: many writers add shards, and a reader opens all of them as one container."""
 
 from tensordict.datasets.dataset import Dataset, open_dataset
 from tensordict.datasets.loader import DatasetLoader

@@ -1,4 +1,4 @@
-"""Reading a data set: all rows that count as one container, whose shards are opened when rows of them are used."""
+"""`open_dataset` and `Dataset`: all committed rows of a data set as one container, which opens shards when needed."""
 
 from __future__ import annotations
 
@@ -22,51 +22,51 @@ from tensordict.core.contract import is_node
 from tensordict.core.exceptions import SaveError, SchemaError
 from tensordict.core.keys import Path
 from tensordict.core.locks import Lock
-from tensordict.datasets.index import Manifests, Stretch
+from tensordict.datasets.index import Manifests, ShardPart
 from tensordict.datasets.location import Location
 from tensordict.datasets.schema import Schema
-from tensordict.datasets.writer import DatasetWriter, schema_there
+from tensordict.datasets.writer import DatasetWriter, require_schema
 from tensordict.io.remote.remote_saves import Access, CacheDir
 from tensordict.io.remote.urls import StorageOptions
 from tensordict.memory.mapped import PathLike
-from tensordict.memory.stored_tensors import Selection, StoredTensor, in_memory, tensor_of
+from tensordict.memory.stored_tensors import Selection, StoredTensor, as_tensor, in_memory
 
-# So many maps of files are kept; a process may have 65,530 by default. And so many copies of what is behind URLs, each
-# an open file.
-_MAPS, _COPIES = 32_000, 256
-# Rows of a writer, by the lines of its manifest: from one line up to another.
+# The most maps of files that stay open (the default limit of a process is 65,530), and the most copies of remote
+# shards, each of which is an open file.
+_MAX_MAPS, _MAX_COPIES = 32_000, 256
+# Rows of a writer, as a range of lines of its manifest: (writer, first line, last line + 1).
 Segment = tuple[str, int, int]
 
 
 class Shards(Sequence[Any]):
-    """The shards of a data set, opened when they are asked for.
+    """The shards of a data set as a sequence that opens a shard when it is indexed.
 
     Args:
-        index: where they are; it is read again when one has gone.
-        parts: which rows of which shard.
-        schema: what their rows are.
+        index: the places of all rows; it is read again when a shard is gone.
+        parts: the rows of this sequence, shard by shard.
+        schema: describes a row.
         mode: "r" or "r+".
 
     Attributes:
-        in_flight: how many are best read at once.
+        in_flight: how many shards are best read at once.
     """
 
-    def __init__(self, index: Manifests, parts: list[Stretch], schema: Schema, mode: str) -> None:
+    def __init__(self, index: Manifests, parts: list[ShardPart], schema: Schema, mode: str) -> None:
         self._manifests, self.parts, self.schema, self._mode = index, parts, schema, mode
         self.in_flight = index.place.in_flight
-        # Those that are open: the ones that were used last, the last at the end; and those that somebody uses.
-        self._kept: OrderedDict[Any, Any] = OrderedDict()
-        self._used: WeakValueDictionary[Any, Any] = WeakValueDictionary()
-        self._most = _COPIES if index.place.is_remote else max(1, _MAPS // max(1, len(schema.fields)))
-        # Several threads may read; nothing is opened while it is held.
+        # Open shards: the most recently used ones, the latest at the end; and all that are referenced elsewhere.
+        self._recent: OrderedDict[Any, Any] = OrderedDict()
+        self._in_use: WeakValueDictionary[Any, Any] = WeakValueDictionary()
+        self._max_open = _MAX_COPIES if index.place.is_remote else max(1, _MAX_MAPS // max(1, len(schema.fields)))
+        # Guards the two dicts when several threads read. No shard is opened while it is held.
         self._lock = Lock()
 
     def __reduce__(self) -> Any:
-        # What is open is opened again on the other side.
+        # The other process opens the shards again.
         return type(self), (self._manifests, self.parts, self.schema, self._mode)
 
-    def more(self, parts: list[Stretch]) -> Shards:
-        """Other parts of the same data set, which share what is open."""
+    def with_parts(self, parts: list[ShardPart]) -> Shards:
+        """Return a sequence of other parts of the same data set that shares the open shards."""
         other = object.__new__(Shards)
         other.__dict__.update(self.__dict__, parts=parts)
         return other
@@ -82,26 +82,26 @@ class Shards(Sequence[Any]):
         if isinstance(number, slice):
             return [self[at] for at in range(len(self))[number]]
         part = self.parts[number]
-        # It may be moved once more, while it is looked for.
+        # A compaction may move the rows again while this looks for them.
         while True:
             try:
                 return self._rows(part)
             except FileNotFoundError as error:
-                moved = self._moved(part, error)
+                moved = self._locate_again(part, error)
                 if len(moved) > 1:
-                    return self._joined(moved)
+                    return self._join(moved)
                 part = self.parts[number] = moved[0]
 
-    def _moved(self, part: Stretch, error: FileNotFoundError) -> list[Stretch]:
-        """The rows of a part whose shard is gone, in the places where they are; else the error is raised."""
+    def _locate_again(self, part: ShardPart, error: FileNotFoundError) -> list[ShardPart]:
+        """Find the new places of the rows of a part whose shard is gone. Raise `error` if there are none."""
         self._manifests.read()
         while True:
-            moved: list[Stretch] = []
+            moved: list[ShardPart] = []
             self._manifests.add_parts(moved, part.writer, part.first, part.last)
             if [item.path for item in moved] != [part.path]:
                 return moved
-            # A merged shard is gone: the shards that it was made of may still be there. Or the line of a merged shard
-            # was lost, which stands for the one that is gone.
+            # If a merged shard is gone, its original shards may still exist. If an original shard is gone, the
+            # manifest may have lost the line of the merged shard that replaced it.
             if not self._manifests.give_up(part.path):
                 problems = self._manifests.find_orphans()
                 if not problems:
@@ -110,65 +110,65 @@ class Shards(Sequence[Any]):
                     warnings.warn(f"{problem}; all other rows are read", stacklevel=4)
         raise error
 
-    def _joined(self, parts: list[Stretch]) -> Any:
+    def _join(self, parts: list[ShardPart]) -> Any:
         return LazyConcatenatedTensorDict(
-            self.more(parts), lengths=[item.rows for item in parts], template=self.schema.template
+            self.with_parts(parts), lengths=[item.rows for item in parts], template=self.schema.template
         )
 
-    def moved(self, part: Stretch, error: FileNotFoundError) -> Any:
-        """The rows of a part that is gone."""
-        return self._joined(self._moved(part, error))
+    def read_again(self, part: ShardPart, error: FileNotFoundError) -> Any:
+        """Read the rows of a part whose shard is gone from their new places."""
+        return self._join(self._locate_again(part, error))
 
-    def is_there(self, part: Stretch) -> bool:
-        """Whether a part is where it was."""
+    def is_there(self, part: ShardPart) -> bool:
+        """Return True if the shard of a part still exists."""
         return self._manifests.place.has_shard(part.path)
 
-    def _rows(self, part: Stretch) -> Any:
-        # What is given again is the same container, of which is known what is in it.
+    def _rows(self, part: ShardPart) -> Any:
+        # Return the same container for the same rows, because it caches what it has read.
         key = part.path, part.start, part.rows
         with self._lock.held:
-            found = self._used.get(key)
+            found = self._in_use.get(key)
         if found is None:
-            found = self._read(part)
+            found = self._read_part(part)
         with self._lock.held:
-            # Another thread may have opened it meanwhile.
-            found = self._kept[key] = self._used.setdefault(key, found)
-            self._kept.move_to_end(key)
-            if len(self._kept) > self._most:
-                self._kept.popitem(last=False)
+            # If another thread has opened the shard meanwhile, use its container.
+            found = self._recent[key] = self._in_use.setdefault(key, found)
+            self._recent.move_to_end(key)
+            if len(self._recent) > self._max_open:
+                self._recent.popitem(last=False)
         return found
 
-    def _read(self, part: Stretch) -> Any:
-        """The rows of a part; a `FileNotFoundError` where it is not there, or goes while it is opened."""
+    def _read_part(self, part: ShardPart) -> Any:
+        """Read the rows of a part. Raise `FileNotFoundError` if its shard is gone or goes during the call."""
         try:
-            found = self._opened(part)
+            found = self._open(part)
             if getattr(found._wrapped_container(), "_is_in_file", False):
-                found = self._followed(found, part, ())
+                found = self._follow(found, part, ())
             elif part.rows != part.whole:
                 found = found[part.start : part.start + part.rows]
         except (OSError, LookupError) as error:
             if isinstance(error, FileNotFoundError) or self.is_there(part):
                 raise
-            raise self.missing(part) from error
-        # Of a shard of Zarr that is gone, values and ragged rows are read as if they were empty.
+            raise self.make_missing_error(part) from error
+        # Zarr reads values and ragged rows of a missing group as empty, without an error.
         if not self.is_there(part):
-            raise self.missing(part)
+            raise self.make_missing_error(part)
         return found
 
-    def missing(self, part: Stretch) -> FileNotFoundError:
-        """The error for a part that is gone."""
+    def make_missing_error(self, part: ShardPart) -> FileNotFoundError:
+        """Return the error for a part whose shard is gone."""
         place = self._manifests.place
         what = f"a shard of the data set {place.root!r} is missing"
         return FileNotFoundError(errno.ENOENT, what, str(place.path(part.path)))
 
-    def _opened(self, part: Stretch) -> Any:
+    def _open(self, part: ShardPart) -> Any:
         place = self._manifests.place
         path = place.path(part.path)
         try:
             opened = place.open(part.path, self._mode)
             found = Schema(opened)
         except FileNotFoundError as error:
-            raise self.missing(part) from error
+            raise self.make_missing_error(part) from error
         except (OSError, SchemaError) as error:
             raise SaveError(f"the shard {path!r} cannot be read: {error}") from error
         if len(opened) != part.whole:
@@ -179,19 +179,19 @@ class Shards(Sequence[Any]):
             raise SaveError(str(error)) from None
         return opened
 
-    def _followed(self, container: Any, part: Stretch, path: Path) -> Any:
-        """The rows of a part in a container that is read when it is used: a compaction may move them until then."""
+    def _follow(self, container: Any, part: ShardPart, path: Path) -> Any:
+        """Wrap the rows of a part of an array store, so that a compaction may move them before they are read."""
         inner = container._wrapped_container()
         own = slice(part.start, part.start + part.rows)
         entries: dict[str, Any] = {}
-        # Values and ragged rows.
+        # Values and ragged rows, which are in memory.
         read: dict[str, Any] = {}
         for name, value in inner._writable().items():
             if isinstance(value, StoredTensor):
-                array = _RowsOfShard(self, part, (*path, name), value[own])
+                array = _ShardArray(self, part, (*path, name), value[own])
                 entries[name] = StoredTensor.of(array, value.dtype, None, value.key)
             elif is_node(value) and not value._is_non_tensor:
-                entries[name] = self._followed(value, part, (*path, name))
+                entries[name] = self._follow(value, part, (*path, name))
             else:
                 entries[name] = read[name] = value
         if part.rows != part.whole:
@@ -200,49 +200,49 @@ class Shards(Sequence[Any]):
         return container._rewrap(FileSelection._of(entries, size, inner._device, inner._names))
 
 
-class _RowsOfShard:
-    """Rows of a tensor of a shard that is no map, as an `Array`: they are read where they are by then.
+class _ShardArray:
+    """Rows of a tensor in an array store, as an `Array` that follows the rows when a compaction moves them.
 
-    A file that is mapped stays there when a compaction removes it; what is read piece by piece does not.
+    A mapped file stays readable after its removal; an array that is read piece by piece does not.
     """
 
     rows_together = 1
 
-    def __init__(self, shards: Shards, part: Stretch, path: Path, rows: Any) -> None:
+    def __init__(self, shards: Shards, part: ShardPart, path: Path, rows: Any) -> None:
         self._shards, self._part, self._path, self._rows = shards, part, path, rows
         self.shape, self.spread = tuple(rows.shape), rows.array.spread
 
     def check(self) -> None:
-        """Nothing can be closed."""
+        """Do nothing, since nothing can be closed."""
 
     def read(self, selection: Selection, dtype: object = None) -> Tensor:
-        """The selected elements."""
-        at = _as_index(selection)
+        """Read the selected elements."""
+        at = _to_torch_index(selection)
         try:
             found: Tensor = in_memory(self._rows[at])
-            # Of a shard of Zarr that is gone, zeros are read.
+            # Zarr reads a missing group as zeros, without an error.
             if not self._shards.is_there(self._part):
-                raise self._shards.missing(self._part)
+                raise self._shards.make_missing_error(self._part)
         except FileNotFoundError as error:
-            found = in_memory(self._shards.moved(self._part, error)._unread_at(self._path)[at])
+            found = in_memory(self._shards.read_again(self._part, error)._peek_unread(self._path)[at])
         return found
 
     def write(self, selection: Selection, values: Any) -> None:
         """Write to the selection."""
-        self._rows[_as_index(selection)] = tensor_of(values, self._rows.dtype)
+        self._rows[_to_torch_index(selection)] = as_tensor(values, self._rows.dtype)
 
 
-def _as_index(selection: Selection) -> Any:
+def _to_torch_index(selection: Selection) -> Any:
     return tuple(torch.from_numpy(item) if isinstance(item, np.ndarray) else item for item in selection)
 
 
 @pytree.register
 @registry.register
 class Dataset(LazyConcatenatedTensorDict):
-    """All rows of a data set that have been flushed, as one container; :func:`open_dataset` makes it.
+    """All flushed rows of a data set as one container. Call :func:`open_dataset` to get one.
 
-    It is a :class:`~tensordict.LazyConcatenatedTensorDict`, whose parts are the shards: none is opened before one of
-    its rows is used, and what is read of it are these rows.
+    A `Dataset` is a :class:`~tensordict.LazyConcatenatedTensorDict` whose parts are the shards. It opens a shard when a
+    row of it is first used, and reads only the rows that are used.
 
     Attributes:
         path: the folder or the URL.
@@ -261,20 +261,20 @@ class Dataset(LazyConcatenatedTensorDict):
             raise ValueError(f"a data set is opened with mode='r' or 'r+', got {mode!r}")
         self._access = access or Access()
         place = Location.of(path, self._access)
-        # The URL of a place hides its secrets where it is shown.
+        # `place.root` hides the secrets of a URL in messages.
         self.path = place.root if place.is_remote else os.fspath(path)
         if place.is_remote and mode != "r":
             raise ValueError(f"mode='r+' writes to the files, and {self.path!r} is only read: mode='r' can be had")
-        schema = schema_there(place)
+        schema = require_schema(place)
         self._manifests = index = Manifests(place)
-        self._told: set[str] = set()
+        self._warned: set[str] = set()
         self._read_manifests(thorough=True)
         index.check(schema)
-        counts = index.counts()
+        counts = index.count_lines()
         if segments is None:
             segments = [(writer, 0, count) for writer, count in sorted(counts.items()) if count]
         self._segments = list(segments)
-        parts = self._found(self._segments, counts)
+        parts = self._find_parts(self._segments, counts)
         self._shards = Shards(index, parts, schema, mode)
         self._mode = mode
         super().__init__(self._shards, lengths=[part.rows for part in parts], template=schema.template)
@@ -291,12 +291,12 @@ class Dataset(LazyConcatenatedTensorDict):
     def _read_manifests(self, *, thorough: bool = False) -> None:
         self._manifests.read(thorough=thorough)
         for problem in self._manifests.problems:
-            if problem not in self._told:
-                self._told.add(problem)
+            if problem not in self._warned:
+                self._warned.add(problem)
                 warnings.warn(f"{problem}; all other rows are read", stacklevel=4)
 
-    def _found(self, segments: Sequence[Segment], counts: dict[str, int]) -> list[Stretch]:
-        parts: list[Stretch] = []
+    def _find_parts(self, segments: Sequence[Segment], counts: dict[str, int]) -> list[ShardPart]:
+        parts: list[ShardPart] = []
         for writer, start, stop in segments:
             if stop > counts.get(writer, 0):
                 raise SaveError(f"{self.path!r} has lost shards: those up to line {stop} of the writer {writer!r}")
@@ -305,43 +305,35 @@ class Dataset(LazyConcatenatedTensorDict):
 
     @property
     def schema(self) -> Schema:
-        """What every row is."""
+        """The schema: it describes a row."""
         return self._shards.schema
 
     @property
     def problems(self) -> list[str]:
-        """What is wrong with the manifests, one line each; `verify` looks into the shards, too."""
+        """The damage to manifests, one line each. `verify` checks the shards, too."""
         return self._manifests.problems
 
     @property
     def segments(self) -> list[Segment]:
-        """Which rows these are, for :meth:`at`: (writer, first line, last line + 1) of manifests, in their order."""
-        return self._shown()[1]
+        """The rows of this container, for :meth:`at`: (writer, first line, last line + 1) of manifests, in order."""
+        return self._snapshot()[1]
 
-    def _shown(self) -> tuple[int, list[Segment]]:
-        """How many rows these are, and which, as they are when no other thread refreshes."""
+    def _snapshot(self) -> tuple[int, list[Segment]]:
+        """Return the number of rows and the segments, both from before or both from after a `refresh`."""
         with self._joint.growing.held:
             return len(self), list(self._segments)
 
     def at(self, segments: Sequence[Segment]) -> Dataset:
-        """The data set with the rows that it had when `segments` was asked, in the same order.
+        """Open the data set with the rows that it had when `segments` was read, in the same order.
 
         Raises:
-            SaveError: some of them are gone.
+            SaveError: some of the rows are gone.
         """
         given = [(str(writer), int(start), int(stop)) for writer, start, stop in segments]
         return type(self)(self.path, self._mode, given, self._access)
 
     def refresh(self) -> int:
-        """Show the rows that were flushed since, behind those that there are; views keep the rows that they have.
-
-        Other threads may read meanwhile, see :meth:`extend`.
-
-        Returns:
-            the number of new rows.
-
-        Raises:
-            OSError: a manifest cannot be read.
+        """Append the rows that were flushed since the last call. Views keep their rows.
 
         Example:
             >>> import tempfile
@@ -356,19 +348,27 @@ class Dataset(LazyConcatenatedTensorDict):
             >>> writer.close()
             >>> data.refresh(), data["x"]
             (1, tensor([1., 2.]))
+
+        Returns:
+            the number of new rows.
+
+        Raises:
+            OSError: a manifest cannot be read.
+
+        Other threads may read during this call, see :meth:`extend`.
         """
         with self._joint.growing.held:
-            # Manifests are also read to find shards that were moved: what counts is what is shown.
+            # The search for moved shards reads manifests, too. So compare with the segments, not with the manifests.
             before: dict[str, int] = {}
             for writer, _, stop in self._segments:
                 before[writer] = max(stop, before.get(writer, 0))
             self._read_manifests()
-            counts = self._manifests.counts()
+            counts = self._manifests.count_lines()
             starts = [(writer, before.get(writer, 0)) for writer in sorted(counts)]
             new = [(writer, start, counts[writer]) for writer, start in starts if counts[writer] > start]
-            parts = self._found(new, counts)
+            parts = self._find_parts(new, counts)
             rows = [part.rows for part in parts]
-            self.extend(self._shards.more(parts), rows)
+            self.extend(self._shards.with_parts(parts), rows)
             self._segments += new
         return sum(rows)
 
@@ -381,22 +381,7 @@ class Dataset(LazyConcatenatedTensorDict):
         num_workers: int = 0,
         **options: Any,
     ) -> Dataset:
-        """Write what a function makes of the rows into another data set, a batch at a time.
-
-        Args:
-            path: the folder of the other one, or its URL.
-            fn: is given each batch, in the order of the rows, and gives the rows that are written in its place: any
-                number of them, or `None` for none.
-            batch_size: how many rows it is given at once.
-            num_workers: how many processes call it; 0 calls it here.
-            options: those of :class:`DatasetWriter`.
-
-        Returns:
-            the other data set.
-
-        Raises:
-            FileNotFoundError: no rows were written.
-            SchemaError, OSError: as :meth:`DatasetWriter.extend`; what was written before stays.
+        """Apply a function to all rows, a batch at a time, and write the results to another data set.
 
         Example:
             >>> import tempfile
@@ -408,6 +393,21 @@ class Dataset(LazyConcatenatedTensorDict):
             >>> data = open_dataset(folder.name + "/data")
             >>> data.map_into(folder.name + "/even", lambda rows: rows[rows["x"] % 2 == 0])["x"]
             tensor([0, 2])
+
+        Args:
+            path: the folder of the new data set, or its URL.
+            fn: receives the batches in the order of the rows. It returns the rows to write, any number of them, or
+                `None` for no rows.
+            batch_size: the number of rows of a batch.
+            num_workers: the number of processes that call `fn`; 0 calls it in this process.
+            options: of :class:`DatasetWriter`.
+
+        Returns:
+            the new data set.
+
+        Raises:
+            FileNotFoundError: no rows were written.
+            SchemaError, OSError: as :meth:`DatasetWriter.extend`; rows that were written before remain.
         """
         from tensordict.datasets.loader import DatasetLoader
 
@@ -419,17 +419,17 @@ class Dataset(LazyConcatenatedTensorDict):
         return type(self)(path, access=Access.of(options.get("storage_options")))
 
     def shards(self) -> Iterator[tuple[str, int]]:
-        """The shards, and how many of their rows these are, in the order of the rows."""
-        for part in self._found(self._segments, self._manifests.counts()):
+        """Yield the path of each shard and the number of its rows in this container, in the order of the rows."""
+        for part in self._find_parts(self._segments, self._manifests.count_lines()):
             yield self._manifests.place.path(part.path), part.rows
 
     def __reduce__(self) -> Any:
-        # What is opened, the index and the maps, is made again from the files.
-        return _reopened, (type(self), self.path, self._mode, self._segments, self._access, self.schema.template)
+        # The other side reads the index and maps the shards again.
+        return _reopen, (type(self), self.path, self._mode, self._segments, self._access, self.schema.template)
 
 
-def _reopened(cls: type[Dataset], path: str, mode: str, segments: list[Segment], access: Access, *_: object) -> Any:
-    # With rows of it, as opening the files imports no class of rows, and reading a pickle does.
+def _reopen(cls: type[Dataset], path: str, mode: str, segments: list[Segment], access: Access, *_: object) -> Any:
+    # `_` is the template. Its pickle imports the class of the rows, which opening the files does not.
     return cls(path, mode, segments, access)
 
 
@@ -440,34 +440,7 @@ def open_dataset(
     storage_options: StorageOptions | None = None,
     cache_dir: CacheDir | None = None,
 ) -> Dataset:
-    """All rows of a data set, in one container.
-
-    The manifests are read, and no shard: rows are read when they are used, from the shards that hold them.
-
-    - `data[i]`, slices, lists, tensors of positions, masks, ranges give rows, see
-      :class:`~tensordict.LazyConcatenatedTensorDict`.
-    - `data.select("a")` gives all rows with these entries, before anything is read.
-    - `data.refresh()` shows rows that were flushed since.
-    - `data[i] = row`, and whatever else writes in place, needs `mode="r+"`, and writes to the files.
-
-    Args:
-        path: the folder, or its URL. Of what is at a URL, the rows that are used are fetched, when they are used.
-        mode: "r" leaves the files as they are: rows cannot be assigned, and what is written to a row that was read
-            stays in memory. With "r+", both reach the files; it is for local folders.
-        storage_options, cache_dir: of a URL, as in :meth:`TensorDict.load`; what is fetched is kept in `cache_dir`, and
-            without it as long as the shard is among the 256 that were used last.
-
-    Returns:
-        the :class:`Dataset`, or a tensorclass over it where the rows are of one.
-
-    Raises:
-        FileNotFoundError: there is no data set, or nobody has flushed a row.
-        SaveError: it is broken.
-
-    Warns:
-        UserWarning: a manifest is missing or damaged, which is named, as are the shards that no manifest lists; all
-        other
-            rows are there.
+    """Open a data set: all its rows as one container, which reads a row when it is used.
 
     Example:
         >>> import tempfile
@@ -479,12 +452,38 @@ def open_dataset(
         >>> data = open_dataset(folder.name + "/data")
         >>> data.batch_size, data[[7, 2]]["x"], data.select("y")[3:5]["y"].shape
         (torch.Size([10]), tensor([7, 2]), torch.Size([2, 3]))
+
+    - `data[i]` reads rows; `i` is an int, a slice, a range, a list or tensor of positions, or a mask, see
+      :class:`~tensordict.LazyConcatenatedTensorDict`.
+    - `data.select("a")` is a container of all rows with these entries only; it reads nothing.
+    - `data.refresh()` appends rows that were flushed since.
+    - `data[i] = row` and other in-place writes need `mode="r+"` and change the files.
+
+    Args:
+        path: the folder, or its URL, from which rows are fetched when they are used.
+        mode: with "r", rows cannot be assigned, and writes to a row that was read stay in memory. With "r+", which
+            is for local folders, both reach the files.
+        storage_options, cache_dir: of a URL, as in :meth:`TensorDict.load`. Fetched rows are kept in `cache_dir`, and
+            without it as long as their shard is among the 256 most recently used ones.
+
+    Returns:
+        the :class:`Dataset`, or a tensorclass over it if the rows are of one.
+
+    Raises:
+        FileNotFoundError: the data set does not exist, or has no flushed rows yet.
+        SaveError: the data set is broken.
+
+    Warns:
+        UserWarning: a manifest is missing or damaged. The warning names it, and the shards that no manifest lists; all
+            other rows are read.
+
+    Only the manifests are read at first, and no shard.
     """
-    data: Dataset = opened(path, mode, Access.of(storage_options, cache_dir))
+    data: Dataset = open_with_row_class(path, mode, Access.of(storage_options, cache_dir))
     return data
 
 
-def opened(path: PathLike, mode: str, access: Access) -> Any:
-    """The data set, in the tensorclass of its rows where they are of one."""
+def open_with_row_class(path: PathLike, mode: str, access: Access) -> Any:
+    """Open a data set, in the tensorclass of its rows if they are of one."""
     data = Dataset(path, mode, access=access)
     return data.schema.template._rewrap(data)

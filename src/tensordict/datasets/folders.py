@@ -1,6 +1,6 @@
-"""Folders of a data set, walked by directory descriptors: no link below the root is ever followed.
+"""Opens, lists and removes files of a local data set by directory descriptors, so that no link below it is followed.
 
-Only files that a shard can have are removed. A folder in which anything else lies stays as it is.
+Only files that a shard can have are removed. A folder with any other file stays unchanged.
 """
 
 from __future__ import annotations
@@ -15,24 +15,24 @@ from tensordict.core.exceptions import SaveError
 from tensordict.memory import files, system
 
 _HAS_DESCRIPTORS = os.open in os.supports_dir_fd and os.scandir in os.supports_fd
-# The end of the name of a folder that is being removed.
+# Suffix of the name of a folder that is being removed.
 _GONE = ".gone"
-# Says whether a shard can have a file of this path below its folder.
+# A function that returns True if a shard can have a file of this path below its folder.
 IsOurs = Callable[[str], bool]
 
 
 @contextlib.contextmanager
 def open_item(root: str, name: str, flags: int = system.DIRECTORY) -> Iterator[int]:
-    """Open a folder (or, with other flags, a file) below the root of a data set.
+    """Open a folder (or, with other flags, a file) below the root of a data set in a `with` block.
 
     Args:
         root: the folder of the data set, which may be a link itself.
         name: the path below it.
-        flags: of the last part.
+        flags: the flags for the last part of the path.
 
     Raises:
-        SaveError: a link is on the way.
-        OSError: it cannot be opened.
+        SaveError: the path contains a link.
+        OSError: the item cannot be opened.
     """
     fd = open_below(root, name, flags)
     try:
@@ -42,7 +42,7 @@ def open_item(root: str, name: str, flags: int = system.DIRECTORY) -> Iterator[i
 
 
 def open_below(root: str, name: str, flags: int) -> int:
-    """Return a descriptor of a file or folder below a root; the caller closes it. See `open_item`."""
+    """Open a file or folder below a root and return its descriptor, which the caller closes. See `open_item`."""
     refuse_links(root, name)
     parts = name.split("/")
     if not _HAS_DESCRIPTORS:
@@ -64,14 +64,14 @@ def open_below(root: str, name: str, flags: int) -> int:
 
 
 def refuse_links(root: str, name: str) -> None:
-    """Raise a `SaveError` when a part of a path below the root is a link."""
+    """Raise a `SaveError` if a part of a path below the root is a link."""
     path = root
     for part in name.split("/"):
         path = f"{path}/{part}"
         try:
             mode = os.lstat(path).st_mode
         except OSError:
-            # Whoever opens it reports that.
+            # Opening the path reports this error.
             return
         if stat.S_ISLNK(mode):
             raise _is_link(path)
@@ -84,7 +84,7 @@ def _is_link(path: str) -> SaveError:
 def list_folder(root: str, name: str) -> dict[str, str]:
     """Return the kind ("file", "folder" or "link") of each item of a folder below the root, by name.
 
-    A folder that is missing, or is a link, has no items.
+    The result is empty if the folder is missing or is a link.
     """
     kinds: dict[str, str] = {}
     try:
@@ -106,21 +106,21 @@ def list_folder(root: str, name: str) -> dict[str, str]:
 
 
 def remove_item(root: str, folder: str, name: str, is_ours: IsOurs) -> str:
-    """Remove a file, or a folder with all its files, when everything in it is ours.
+    """Remove a file, or a folder with all its files if all are ours.
 
     A folder is renamed first, so that readers find all of it or nothing.
 
     Args:
         root: the folder of the data set.
-        folder: where the item lies, below the root.
-        name: of the item.
-        is_ours: whether a shard can have a file of this path below the item.
+        folder: the path of the item's folder, below the root.
+        name: the name of the item.
+        is_ours: returns True if a shard can have a file of this path below the item.
 
     Returns:
-        why the item stays; an empty text when it is gone.
+        the reason why the item stays; empty if it was removed.
 
     Raises:
-        OSError: something cannot be removed.
+        OSError: a file cannot be removed.
     """
     with open_item(root, folder) as parent:
         mode = os.stat(name, dir_fd=parent, follow_symlinks=False).st_mode
@@ -131,7 +131,7 @@ def remove_item(root: str, folder: str, name: str, is_ours: IsOurs) -> str:
             return ""
         if not stat.S_ISDIR(mode):
             return "it is a link, or no file"
-        # Another process may exchange the folder: only the one that was looked through is emptied.
+        # Another process may exchange the folder. Keep this one open, so that only the checked folder is emptied.
         inner = os.open(name, system.DIRECTORY | system.NOFOLLOW | system.CLOEXEC, dir_fd=parent)
         with files.closing(inner):
             if foreign := _find_foreign(inner, is_ours):
@@ -158,7 +158,7 @@ def remove_item(root: str, folder: str, name: str, is_ours: IsOurs) -> str:
 
 
 def _find_foreign(folder: int, is_ours: IsOurs) -> str:
-    """Return the path of something in a folder that no shard has; an empty text when there is nothing of that kind."""
+    """Return the path of a file or folder that no shard has; empty if all are ours."""
 
     def fail(error: OSError) -> None:
         raise error

@@ -1,8 +1,8 @@
-"""The index of a data set: the manifests of all writers together tell in which shard each row is.
+"""The index of a data set: finds the shard of every row from the manifests of all writers.
 
-A line that was merged into another shard is read from there. A merged shard says itself which lines it stands for, and
-how many rows each of them has, so damage to one manifest leaves the rows of all others readable. Where the manifest of
-a merged shard is damaged or missing, the label in the shard says the same.
+The rows of a merged line are read from the merged shard. Each merged shard lists the lines that it replaces and their
+numbers of rows, so damage to one manifest leaves the rows of all others readable. If the manifest of a merged shard is
+damaged or missing, the label in the shard has the same list.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from tensordict.datasets.schema import Schema
 from tensordict.memory import files
 from tensordict.memory.names import SCHEMA
 
-# So many shards are named when a manifest has lost them.
-_SHOWN = 5
+# The most lost shards that a message names.
+_MAX_NAMED = 5
 
 
-class Stretch(NamedTuple):
-    """Rows that lie one behind the other in one shard.
+class ShardPart(NamedTuple):
+    """Consecutive rows of one shard.
 
     Args:
-        path: of the shard, in the folder of the data set.
-        start: of the rows in it.
-        rows: how many there are.
-        whole: how many the shard has.
-        writer: who added them.
-        first, last: the lines of the writer that have them, from `first` up to, but without, `last`.
+        path: the path of the shard in the data set.
+        start: the first row.
+        rows: the number of rows.
+        whole: the number of rows of the whole shard.
+        writer: the writer that added the rows.
+        first, last: the lines of the writer with these rows: from `first` up to, but without, `last`.
     """
 
     path: str
@@ -51,8 +51,8 @@ class RowPlace(NamedTuple):
 
     Args:
         shard: the shard that has them.
-        start: their first row there.
-        rows: how many they are.
+        start: the position of their first row in the shard.
+        rows: the number of rows.
     """
 
     shard: Line
@@ -61,13 +61,13 @@ class RowPlace(NamedTuple):
 
 
 class Move(NamedTuple):
-    """Rows of an old shard that are read from a merged one.
+    """Rows of an old shard that are read from a merged shard.
 
     Args:
-        start: the first of them in the old shard.
-        rows: how many they are.
+        start: the position of the first row in the old shard.
+        rows: the number of rows.
         shard: the merged shard.
-        to: the first of them in the merged shard.
+        to: the position of the first row in the merged shard.
     """
 
     start: int
@@ -80,51 +80,52 @@ class Manifests:
     """All manifests of a data set.
 
     Args:
-        place: where it is.
+        place: the data set.
 
     Attributes:
-        manifests: by writer.
+        manifests: the manifests by writer.
     """
 
     def __init__(self, place: Location) -> None:
         self.place = place
         self.manifests: dict[str, Manifest] = {}
-        # The merged shards by path, and the paths of those that are missing.
+        # The merged shards by path, and the paths of missing merged shards.
         self._merged: dict[str, Line] = {}
-        self._given_up: set[str] = set()
-        # By writer and line, the places in merged shards; rows are read from the last one.
-        self._held: dict[str, dict[int, list[RowPlace]]] = {}
-        # How many lines of each writer were searched for merged shards.
-        self._seen: dict[str, int] = {}
-        # Merged shards that contradict manifests, or that none lists, by path; what manifests of writers with shards
-        # lack; and the shards that no line lists, by their writers, whose manifests are damaged, missing or empty.
+        self._gone_merged: set[str] = set()
+        # The places in merged shards by writer and line. Rows are read from the last place.
+        self._merged_places: dict[str, dict[int, list[RowPlace]]] = {}
+        # By writer, the number of lines that were searched for merged shards.
+        self._searched: dict[str, int] = {}
+        # Problems with merged shards by path: the shard contradicts a manifest, or no manifest lists it. Then, by
+        # writer: "missing" or "empty" for manifests of writers with shards; and shards without a line, of writers whose
+        # manifest is damaged, missing or empty.
         self._problems: dict[str, str] = {}
         self._missing: dict[str, str] = {}
         self._unlisted: dict[str, list[str]] = {}
-        # The paths of merged shards that no manifest lists and that no row is read from.
+        # Merged shards that no manifest lists and that no row is read from.
         self.orphans: set[str] = set()
-        # Threads that read rows read this, too, when a shard was moved.
+        # Threads that read rows call `read` after a shard has moved.
         self._lock = Lock()
 
     def __reduce__(self) -> Any:
-        # The other side reads the manifests when it needs them.
+        # The other process reads the manifests when it needs them.
         return type(self), (self.place,)
 
     # --- reading ------------------------------------------------------------------------------------------------------
 
     def read(self, *, thorough: bool = False) -> None:
-        """Read the lines that were added since.
+        """Read the lines that were added since the last call.
 
         Args:
-            thorough: also look for folders of shards whose manifest is missing or empty, and search the shards of such
-                manifests, and of damaged ones, for merged ones.
+            thorough: also find folders of shards whose manifest is missing or empty. Search their shards, and those of
+                damaged manifests, for merged shards.
 
         Raises:
-            OSError: a manifest cannot be read; names it.
+            OSError: a manifest cannot be read; the error names it.
         """
         with self._lock.held:
-            # Folders first: a writer makes its manifest before its folder.
-            folders = self.place.writers() if thorough else []
+            # List folders first. A writer makes its manifest before its folder, so each folder should have a manifest.
+            folders = self.place.list_writers() if thorough else []
             found = self._read_lines()
             if not thorough:
                 return
@@ -132,7 +133,7 @@ class Manifests:
                 # A writer writes the first record before it makes its first shard.
                 lack = "missing" if writer not in found else "empty" if self.manifests[writer].schema is None else ""
                 if is_id(writer) and (lack or self.manifests[writer].problem):
-                    shards = self._list_unlisted_labels([writer])
+                    shards = self._read_unlisted_labels([writer])
                     self._adopt(shards)
                     self._unlisted[writer] = [shard.path for shard in shards if not shard.holds]
                     if lack and (
@@ -141,20 +142,20 @@ class Manifests:
                         self._missing[writer] = lack
 
     def _read_lines(self) -> dict[str, list[ManifestFile]]:
-        """Read all files of manifests, and take in their merged shards; returns the files, by writer."""
+        """Read all files of manifests and register their merged shards. Return the files by writer."""
         found = self._read_files()
         for writer, manifest in self.manifests.items():
-            for line in manifest.lines[self._seen.get(writer, 0) :]:
+            for line in manifest.lines[self._searched.get(writer, 0) :]:
                 if line.holds:
-                    self._take(line)
-            self._seen[writer] = len(manifest.lines)
+                    self._add_merged_shard(line)
+            self._searched[writer] = len(manifest.lines)
         return found
 
     def _read_files(self) -> dict[str, list[ManifestFile]]:
-        """Read all files of manifests; returns those that there are, by writer.
+        """Read all files of manifests. Return the files by writer.
 
-        While we read, a sweep may remove a manifest that lists nothing, and a compaction may merge objects. Then this
-        lists again.
+        Meanwhile, a sweep may remove a manifest without lines, and a compaction may merge objects. This starts again if
+        a file is gone.
         """
         while True:
             found = list_manifests(self.place)
@@ -176,23 +177,23 @@ class Manifests:
         try:
             read_manifest(self.place, manifest, found)
         except SaveError as error:
-            # A link, or no file at all: damage like any other.
+            # Treat a link, or something that is not a file, like damage.
             manifest.problem = str(error)
 
     # --- shards that no manifest lists --------------------------------------------------------------------------------
 
-    def list_unlisted(self, writer: str) -> list[str]:
+    def find_unlisted_paths(self, writer: str) -> list[str]:
         """Return the complete shards in the folder of a writer that its manifest does not list."""
         manifest = self.manifests.get(writer)
         listed = manifest.paths if manifest is not None else set()
-        return [item.path for item in self.place.items(writer) if item.complete and item.path not in listed]
+        return [item.path for item in self.place.list_items(writer) if item.complete and item.path not in listed]
 
-    def _list_unlisted_labels(self, writers: Iterable[str]) -> list[Line]:
-        """Return what the labels of the complete shards say that no line lists."""
+    def _read_unlisted_labels(self, writers: Iterable[str]) -> list[Line]:
+        """Return the labels of the complete shards that no line lists."""
         found = []
-        for path in (path for writer in writers for path in self.list_unlisted(writer)):
+        for path in (path for writer in writers for path in self.find_unlisted_paths(writer)):
             try:
-                label = self.place.label(path)
+                label = self.place.read_label(path)
             except OSError:
                 continue
             if label is not None and label.path == path:
@@ -200,16 +201,16 @@ class Manifests:
         return found
 
     def find_orphans(self) -> list[str]:
-        """Search sound manifests for merged shards whose lines were lost, and read rows from them that are missing.
+        """Search writers with sound manifests for merged shards whose lines were lost, and use them for missing rows.
 
-        A manifest that is cut behind a line looks like one that was never longer.
+        A manifest that was cut off behind a line looks sound.
 
         Returns:
-            the problems that this has found, one for each merged shard that rows are read from.
+            a message for each merged shard that rows are read from.
         """
         with self._lock.held:
             known = set(self._problems)
-            # Only compactions make merged shards, and they make no others.
+            # A writer of a compaction makes only merged shards; other writers make none.
             sound = {
                 writer
                 for writer, manifest in self.manifests.items()
@@ -217,15 +218,15 @@ class Manifests:
                 and manifest.schema is not None
                 and (not manifest.lines or manifest.lines[0].holds)
             }
-            self._adopt(self._list_unlisted_labels(writer for writer in self.place.writers() if writer in sound))
+            self._adopt(self._read_unlisted_labels(writer for writer in self.place.list_writers() if writer in sound))
             return [problem for path, problem in self._problems.items() if path not in known]
 
     def _adopt(self, shards: Iterable[Line]) -> None:
-        """Take in the merged shards, which no manifest lists, that stand for a missing one; keep the others apart."""
+        """Register unlisted merged shards that replace a missing shard or line. The others become `orphans`."""
         merged = sorted((shard for shard in shards if shard.holds), key=lambda shard: shard.order, reverse=True)
         known: dict[str, set[str]] = {}
         if any(self._find_gap(shard, known) for shard in merged):
-            # A compaction may have added the lines of merged shards since, and removed the old ones.
+            # A compaction may have added lines since the manifests were read, and removed old shards.
             self._read_lines()
             known = {}
         for shard in merged:
@@ -235,7 +236,7 @@ class Manifests:
             if not (gone := self._find_gap(shard, known)):
                 self.orphans.add(shard.path)
                 continue
-            self._take(shard)
+            self._add_merged_shard(shard)
             self._problems.setdefault(
                 shard.path,
                 f"no manifest lists the merged shard {self.place.path(shard.path)!r}, which is read because {gone} is "
@@ -243,11 +244,11 @@ class Manifests:
             )
 
     def _find_gap(self, shard: Line, known: dict[str, set[str]]) -> str:
-        """Name a shard or a line that is missing and that a merged shard stands for; nothing when there is none.
+        """Describe a missing shard or line that a merged shard replaces. Return an empty string if none is missing.
 
         Args:
-            shard: the merged one.
-            known: the paths of the complete shards by writer, for the writers that were listed; this adds others.
+            shard: the merged shard.
+            known: a cache: the paths of the complete shards, by writer.
         """
         for writer, number in shard.lines():
             place = self._find(writer, number)
@@ -255,7 +256,7 @@ class Manifests:
                 return f"line {number} of the manifest of the writer {writer!r}"
             owner = place.shard.writer
             if owner not in known:
-                known[owner] = {item.path for item in self.place.items(owner) if item.complete}
+                known[owner] = {item.path for item in self.place.list_items(owner) if item.complete}
             if place.shard.path not in known[owner]:
                 return repr(self.place.path(place.shard.path))
         return ""
@@ -267,19 +268,19 @@ class Manifests:
         """The damage to manifests, one line each."""
         found = {writer: f"the manifest of the writer {writer!r} is {lack}" for writer, lack in self._missing.items()}
         found |= {writer: manifest.problem for writer, manifest in self.manifests.copy().items() if manifest.problem}
-        told = [problem + self._tell_unlisted(writer) for writer, problem in sorted(found.items())]
+        told = [problem + self._describe_lost_shards(writer) for writer, problem in sorted(found.items())]
         return told + list(self._problems.values())
 
-    def _tell_unlisted(self, writer: str) -> str:
+    def _describe_lost_shards(self, writer: str) -> str:
         unlisted = self._unlisted.get(writer)
         if not unlisted:
             return ""
-        told = ", ".join(repr(self.place.path(name)) for name in unlisted[:_SHOWN])
-        more = f" and {len(unlisted) - _SHOWN:,} more" if len(unlisted) > _SHOWN else ""
+        told = ", ".join(repr(self.place.path(name)) for name in unlisted[:_MAX_NAMED])
+        more = f" and {len(unlisted) - _MAX_NAMED:,} more" if len(unlisted) > _MAX_NAMED else ""
         return f"; no line lists its shards {told}{more}, whose rows are not read"
 
     def check(self, schema: Schema) -> None:
-        """Raise a `SaveError` for manifests of writers with another schema."""
+        """Raise a `SaveError` if a manifest has another schema."""
         known = schema.json
         for manifest in self.manifests.values():
             if manifest.lines and manifest.schema != known:
@@ -293,8 +294,8 @@ class Manifests:
 
     # --- merged shards ------------------------------------------------------------------------------------------------
 
-    def _take(self, shard: Line) -> None:
-        """Take in a merged shard, unless it contradicts the manifests of its lines."""
+    def _add_merged_shard(self, shard: Line) -> None:
+        """Register a merged shard, unless it contradicts the manifests of its lines."""
         for (writer, number), rows in zip(shard.lines(), (rows for run in shard.holds for rows in run[2]), strict=True):
             manifest = self.manifests.get(writer)
             line = manifest.lines[number] if manifest is not None and number < len(manifest.lines) else None
@@ -309,16 +310,16 @@ class Manifests:
         self.orphans.discard(shard.path)
         offset = 0
         for writer, start, each in shard.holds:
-            held = self._held.setdefault(writer, {})
+            held = self._merged_places.setdefault(writer, {})
             for number, rows in enumerate(each, start):
-                # Two shards of one generation are put in the same order by everybody.
+                # All readers sort two shards of one generation the same way.
                 insort(held.setdefault(number, []), RowPlace(shard, offset, rows), key=lambda place: place.shard.order)
                 offset += rows
 
     def _find(self, writer: str, number: int) -> RowPlace | None:
-        """Return the place of the rows of a line; `None` when nothing is known of the line."""
-        for place in reversed(self._held.get(writer, {}).get(number, ())):
-            if place.shard.path not in self._given_up:
+        """Return the place of the rows of a line; `None` if the line is unknown."""
+        for place in reversed(self._merged_places.get(writer, {}).get(number, ())):
+            if place.shard.path not in self._gone_merged:
                 return place
         manifest = self.manifests.get(writer)
         if manifest is None or number >= len(manifest.lines):
@@ -330,23 +331,23 @@ class Manifests:
         return path in self._merged
 
     def give_up(self, path: str) -> bool:
-        """Read the lines of a missing merged shard from elsewhere.
+        """Stop reading lines from a missing merged shard, if all of them have other places.
 
         Returns:
-            whether all of them are elsewhere; when not, nothing has changed.
+            True if they have; otherwise nothing has changed.
         """
         with self._lock.held:
             shard = self._merged.get(path)
-            if shard is None or path in self._given_up:
+            if shard is None or path in self._gone_merged:
                 return False
-            self._given_up.add(path)
+            self._gone_merged.add(path)
             places = {place and place.shard.path for place in (self._find(*key) for key in shard.lines())}
             if all(place is not None and self.place.has_shard(place) for place in places):
                 return True
-            self._given_up.discard(path)
+            self._gone_merged.discard(path)
             return False
 
-    def list_superseded(self) -> Iterator[tuple[Line, list[Move]]]:
+    def list_superseded_lines(self) -> Iterator[tuple[Line, list[Move]]]:
         """Yield each shard whose rows are all read from merged ones, with the places of its rows there."""
         for manifest in self.manifests.values():
             for number, line in enumerate(manifest.lines):
@@ -367,41 +368,41 @@ class Manifests:
 
     # --- rows ---------------------------------------------------------------------------------------------------------
 
-    def shard_at(self, part: Stretch) -> Line:
+    def find_shard(self, part: ShardPart) -> Line:
         """Return the line of the shard that has the rows of a part."""
         found = self._find(part.writer, part.first)
         assert found is not None
         return found.shard
 
-    def rows_of(self, part: Stretch) -> tuple[int, ...]:
+    def count_rows(self, part: ShardPart) -> tuple[int, ...]:
         """Return the rows of each line that a part consists of."""
         places = [self._find(part.writer, number) for number in range(part.first, part.last)]
         return tuple(place.rows for place in places if place is not None)
 
-    def counts(self) -> dict[str, int]:
-        """How many lines each writer has, lines without a manifest included."""
+    def count_lines(self) -> dict[str, int]:
+        """Return the number of lines of each writer, including lines that only merged shards know."""
         found = {writer: len(manifest.lines) for writer, manifest in self.manifests.copy().items()}
-        for writer, held in self._held.copy().items():
+        for writer, held in self._merged_places.copy().items():
             found[writer] = max(found.get(writer, 0), max(held.copy()) + 1)
         return found
 
     def generation(self) -> int:
-        """The highest generation of a merged shard; 0 when there is none."""
+        """Return the highest generation of a merged shard; 0 without merged shards."""
         return max((line.generation for line in self._merged.values()), default=0)
 
-    def parts(self) -> list[Stretch]:
-        """The rows that count, in their order, in as few pieces as there can be."""
-        found: list[Stretch] = []
-        for writer, count in sorted(self.counts().items()):
+    def parts(self) -> list[ShardPart]:
+        """Return all committed rows in their order, in as few parts as possible."""
+        found: list[ShardPart] = []
+        for writer, count in sorted(self.count_lines().items()):
             self.add_parts(found, writer, 0, count)
         return found
 
-    def add_parts(self, found: list[Stretch], writer: str, start: int, stop: int) -> None:
+    def add_parts(self, found: list[ShardPart], writer: str, start: int, stop: int) -> None:
         """Append the parts of some lines of a writer to a list; lost lines have no parts."""
         manifest = self.manifests.get(writer)
         lines = manifest.lines if manifest is not None else []
         known = range(start, min(stop, len(lines)))
-        held = self._held.get(writer, {}).copy() if stop > len(lines) else {}
+        held = self._merged_places.get(writer, {}).copy() if stop > len(lines) else {}
         for number in (*known, *sorted(number for number in held if max(start, len(lines)) <= number < stop)):
             if number < len(lines) and lines[number].holds:
                 continue
@@ -414,4 +415,4 @@ class Manifests:
                 found[-1] = last._replace(rows=last.rows + place.rows, last=number + 1)
             else:
                 shard = place.shard
-                found.append(Stretch(shard.path, place.start, place.rows, shard.rows, writer, number, number + 1))
+                found.append(ShardPart(shard.path, place.start, place.rows, shard.rows, writer, number, number + 1))

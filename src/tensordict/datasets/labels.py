@@ -1,9 +1,9 @@
-"""The label that stands in every shard, and what a manifest says of a shard that cannot be true of another one.
+"""Labels and digests, which tell whether a shard is the one that a manifest lists.
 
-A label is a JSON array, `[WRITER, NAME]`, or `[WRITER, NAME, GENERATION, HOLDS]` in a merged shard (see
-`manifest.py`). It stands in the outermost `meta.json` of a folder or an archive, as `"_shard"`, below the class where
-the rows are of a tensorclass, and in an attribute of a Zarr group. The description of a shard is all its documents
-`meta.json` and `zarr.json`, the label among them, so its digest differs from that of every other shard.
+A label is a JSON array, `[WRITER, NAME]`, or `[WRITER, NAME, GENERATION, HOLDS]` in a merged shard (see `manifest.py`).
+A folder or an archive has it as `"_shard"` in its outermost `meta.json`, or in the `meta.json` below the class if the
+rows are of a tensorclass. A Zarr group has it in an attribute. The description of a shard consists of all its documents
+`meta.json` and `zarr.json`. These contain the label, so every shard has another digest.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ GROUP_LABEL = LABEL.removeprefix("_")
 
 
 def find_label(read: Callable[[str], bytes], names: tuple[str, ...]) -> Line | None:
-    """Return the shard that the label in the first of some documents names; `None` when none has a label.
+    """Return the label in the first of some documents that has one; `None` if no document has a label.
 
     Args:
-        read: returns the content of a file of the shard; raises `FileNotFoundError` when there is none.
-        names: of the documents: `DOCUMENTS` or `GROUPS`.
+        read: returns the content of a file of the shard; raises `FileNotFoundError` if the file is missing.
+        names: the names of the documents: `DOCUMENTS` or `GROUPS`.
     """
     for name in names:
         with contextlib.suppress(FileNotFoundError):
-            if (found := _label_in(read(name))) is not None:
+            if (found := _parse_document(read(name))) is not None:
                 return found
     return None
 
 
-def _label_in(document: bytes) -> Line | None:
+def _parse_document(document: bytes) -> Line | None:
     try:
         content = json.loads(document)
         if isinstance(attributes := content.get("attributes"), dict):
@@ -53,10 +53,10 @@ def _label_in(document: bytes) -> Line | None:
 
 
 def describe_shard(path: str) -> tuple[int | None, str]:
-    """Return the length of all files of a shard on this machine (`None` for Zarr), and the digest of its description.
+    """Return the length of all files of a local shard (`None` for Zarr), and the digest of its description.
 
     Raises:
-        OSError: it cannot be read.
+        OSError: the shard cannot be read.
     """
     documents: dict[str, bytes] = {}
     nbytes = 0
@@ -80,12 +80,12 @@ def describe_shard(path: str) -> tuple[int | None, str]:
 
 
 def check_label(label: Line | None, path: str, shown: str) -> None:
-    """Refuse a shard that says it is another one.
+    """Refuse a shard whose label names another shard.
 
     Args:
-        label: what the label in the shard names.
-        path: where the shard is, in the data set.
-        shown: its path or URL, for the error.
+        label: the label in the shard.
+        path: the path of the shard in the data set.
+        shown: its full path or URL, for the error.
 
     Raises:
         SaveError: the label is missing, or names another shard.

@@ -1,4 +1,4 @@
-"""The shards of a data set as manifests and labels describe them: names, lines, and the JSON of both."""
+"""`Line`: the description of a shard in a manifest and in its label, with the names of shards and writers."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ _NAME = re.compile(r"[0-9]{8}(\.[0-9a-z]{1,16})?")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _MOST = 2**53
 
-# Lines of a writer that a merged shard stands for: the writer, the number of the first line, and the rows of each line.
+# Lines of a writer that a merged shard replaces: the writer, the number of the first line, and the rows of each line.
 Run = tuple[str, int, tuple[int, ...]]
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A shard, as a manifest lists it and as its label names it.
+    """A shard as described by a manifest or by its label.
 
     Args:
-        path: of the shard, in the folder of the data set.
-        rows: how many the shard has; 0 in the label of a shard that is not merged.
-        nbytes: the length of all its files; `None` when unknown.
-        digest: of its description; empty when unknown.
-        generation: how many times its rows were merged.
-        holds: the lines whose rows it has, when it is a merged shard.
+        path: the path of the shard in the data set.
+        rows: the number of rows; 0 in the label of a shard that is not merged.
+        nbytes: the length of all its files; `None` if unknown.
+        digest: the digest of its description; empty if unknown.
+        generation: how often its rows were merged.
+        holds: for a merged shard, the lines whose rows it has.
     """
 
     path: str
@@ -49,27 +49,27 @@ class Line:
 
     @property
     def order(self) -> tuple[int, str]:
-        """Sorts merged shards: rows are read from the last one that has them."""
+        """Sort key for merged shards. Rows are read from the last shard that has them."""
         return self.generation, self.path
 
     @property
     def label(self) -> list[Any]:
-        """The label that stands in the shard, as JSON."""
+        """The label in the shard, as JSON."""
         name = os.path.basename(self.path)
         return [self.writer, name, self.generation, self.holds] if self.holds else [self.writer, name]
 
     def lines(self) -> list[tuple[str, int]]:
-        """The lines that a merged shard stands for, as (writer, number)."""
+        """Return the lines that a merged shard replaces, as (writer, number)."""
         return [(writer, start + at) for writer, start, rows in self.holds for at in range(len(rows))]
 
     def to_json(self) -> list[Any]:
-        """Return the line as a manifest has it."""
+        """Return the record for a manifest."""
         item: list[Any] = [os.path.basename(self.path), self.rows, self.nbytes, self.digest]
         return [*item, self.generation, self.holds] if self.holds else item
 
 
 def new_id() -> str:
-    """Return an id that no other writer has; ids sort by the time at which they were made."""
+    """Return a unique id for a writer. Ids sort by the time of their creation."""
     now = time.time_ns()
     stamp = time.strftime("%Y%m%dT%H%M%S", time.gmtime(now // 10**9))
     host = re.sub(r"[^0-9A-Za-z-]", "-", socket.gethostname())[:32]
@@ -77,12 +77,12 @@ def new_id() -> str:
 
 
 def is_id(name: object) -> bool:
-    """Return True for names that a writer can have."""
+    """Return True for valid ids of writers."""
     return type(name) is str and bool(_ID.fullmatch(name))
 
 
 def is_shard_name(name: object) -> bool:
-    """Return True for names that a shard can have in the folder of its writer."""
+    """Return True for valid names of shards in the folder of a writer."""
     return type(name) is str and bool(_NAME.fullmatch(name))
 
 
@@ -90,10 +90,10 @@ def is_shard_name(name: object) -> bool:
 
 
 def parse_line(writer: str, item: list[Any]) -> Line:
-    """Return the line of a manifest that a JSON array describes.
+    """Parse a record of a manifest, a JSON array.
 
     Raises:
-        ValueError: it describes none.
+        ValueError: the record is invalid.
     """
     if len(item) not in (4, 6) or not is_shard_name(item[0]):
         raise ValueError(f"{item[:1]!r:.80} names no shard")
@@ -111,7 +111,7 @@ def parse_line(writer: str, item: list[Any]) -> Line:
 
 
 def parse_label(value: Any) -> Line | None:
-    """Return the shard that a label names; `None` when it names none."""
+    """Parse a label. Return `None` if it is invalid."""
     if type(value) is not list or len(value) not in (2, 4) or not is_id(value[0]) or not is_shard_name(value[1]):
         return None
     path = f"{SHARDS}/{value[0]}/{value[1]}"
@@ -125,7 +125,7 @@ def parse_label(value: Any) -> Line | None:
 
 
 def _parse_holds(value: Any) -> tuple[Run, ...]:
-    """Return the lines that a merged shard stands for; a `ValueError` when there are none, or one is there twice."""
+    """Parse the lines that a merged shard replaces. Raise a `ValueError` without lines, or if a line occurs twice."""
     if type(value) is not list or not value:
         raise ValueError("it does not say which lines it stands for")
     runs = tuple(map(_parse_run, value))

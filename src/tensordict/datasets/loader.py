@@ -1,4 +1,4 @@
-"""Batches of rows for training: read ahead, by threads or processes, and resumed where they were left."""
+"""`DatasetLoader`: batches of rows for training, read ahead by threads or processes, and resumable after any batch."""
 
 from __future__ import annotations
 
@@ -19,27 +19,7 @@ _FIELDS = {"epoch", "start", "seed", "shuffle", "rows", "segments"}
 
 
 class DatasetLoader:
-    """Iterates over a data set, or any container, by batches; one iteration is one epoch.
-
-    The order of an epoch follows from the seed and the number of the epoch, and takes no memory. Each rank of
-    `torch.distributed` has rows of its own. What :meth:`state_dict` gives after a batch has gone out leads, loaded into
-    another loader, to the batch after it: no row is seen twice, whatever was read ahead, also when the data set has
-    grown or was compacted since.
-
-    Args:
-        data: the container, whose rows run along its first batch dim.
-        batch_size: how many rows a batch has on each rank.
-        shuffle: visit the rows in another order in each epoch.
-        seed: of the order.
-        drop_last: leave out batches that are smaller, so that all ranks have the same number of batches.
-        num_workers: how many processes read; 0 has a thread of this one read ahead.
-        prefetch: how many batches are read ahead (by each worker); 0, without workers, reads when asked.
-        rank, ranks: which part of the rows is ours; by default as `torch.distributed` says, if it is initialized.
-        transform: is called with each batch, where it is read, and gives what comes in its place.
-        options: others of `torch.utils.data.DataLoader`, for workers (`pin_memory`, `multiprocessing_context`, ...).
-
-    Raises:
-        ValueError: a number is out of range, or options are given without workers.
+    """Iterates over a data set, or any container, by batches. One iteration is one epoch.
 
     Example:
         >>> import torch
@@ -54,6 +34,27 @@ class DatasetLoader:
         >>> rest = [batch["x"] for batch in again]
         >>> torch.cat([first, *rest]).sort().values
         tensor([0, 1, 2, 3, 4, 5])
+
+    Args:
+        data: the container; its rows run along the first batch dim.
+        batch_size: the number of rows of a batch on each rank.
+        shuffle: visit the rows in another order in each epoch.
+        seed: the seed of the order.
+        drop_last: leave out smaller batches, so that all ranks have the same number of batches.
+        num_workers: the number of processes that read; with 0, a thread of this process reads ahead.
+        prefetch: the number of batches that are read ahead (by each worker). With 0 and without workers, batches are
+            read on demand.
+        rank, ranks: this rank, and the number of ranks; by default those of `torch.distributed` if it is initialized.
+        transform: a function that replaces each batch, called in the thread or process that reads it.
+        options: other options of `torch.utils.data.DataLoader`, for workers (`pin_memory`, `multiprocessing_context`,
+            ...).
+
+    Raises:
+        ValueError: a number is out of range, or options are given without workers.
+
+    Each rank of `torch.distributed` has rows of its own. Seed and number of the epoch determine the order, which takes
+    no memory. To resume, load the :meth:`state_dict` into another loader: it continues with the next batch. No row is
+    seen twice, whatever was read ahead, even if the data set has grown or was compacted meanwhile.
     """
 
     def __init__(
@@ -88,10 +89,10 @@ class DatasetLoader:
         self._num_workers, self._prefetch = num_workers, prefetch
         self._transform, self._options = transform, options
         self.epoch = 0
-        # How many rows all ranks have had of this epoch, of how many, and which those are of a data set.
+        # The rows of this epoch that all ranks have finished, their total number, and their segments in a data set.
         self._start = 0
-        self._count, self._segments = _shown(data)
-        # The rows of the epoch that the next iteration goes on with, after `load_state_dict`.
+        self._count, self._segments = _snapshot_rows(data)
+        # After `load_state_dict`, the rows of the epoch that the next iteration continues.
         self._resumed: Any = None
 
     def _order(self, count: int, start: int) -> Order:
@@ -99,7 +100,7 @@ class DatasetLoader:
         return Order(count, self.batch_size, seed, self.rank, self.ranks, start, self.drop_last)
 
     def __len__(self) -> int:
-        """How many batches the next iteration has on this rank."""
+        """Return the number of batches of the next iteration on this rank."""
         resumed = self._resumed is not None
         return len(self._order(self._count if resumed else len(self.data), self._start if resumed else 0))
 
@@ -108,30 +109,30 @@ class DatasetLoader:
         self._resumed = None
         if rows is None:
             rows, start = self.data, 0
-            # The rows of the epoch are those of now, though the data set may grow meanwhile.
-            self._count, self._segments = _shown(rows)
+            # Fix the rows of the epoch, because the data set may grow meanwhile.
+            self._count, self._segments = _snapshot_rows(rows)
         self._start = start
         step = self.batch_size * self.ranks
         for number, batch in enumerate(self._read(rows, self._order(self._count, start))):
-            # The state that is asked for while the batch is in use is that after it.
+            # While the caller uses this batch, `state_dict` points behind it.
             self._start = min(start + (number + 1) * step, self._count)
             yield batch
         self.epoch += 1
         self._start = 0
 
     def _read(self, rows: Any, order: Order) -> Iterator[Any]:
-        fetch = _Fetch(rows, order, self._transform)
+        fetch = _EpochBatches(rows, order, self._transform)
         if self._num_workers:
             numbers = range(len(order))
             prefetch = self._prefetch or None
-            options = {"prefetch_factor": prefetch, "collate_fn": _as_it_is, **self._options}
+            options = {"prefetch_factor": prefetch, "collate_fn": _return_batch, **self._options}
             yield from DataLoader(fetch, None, sampler=numbers, num_workers=self._num_workers, **options)
         elif not self._prefetch:
             yield from map(fetch.__getitem__, range(len(order)))
         else:
-            yield from self._read_ahead(fetch, len(order))
+            yield from self._prefetch_batches(fetch, len(order))
 
-    def _read_ahead(self, fetch: _Fetch, count: int) -> Iterator[Any]:
+    def _prefetch_batches(self, fetch: _EpochBatches, count: int) -> Iterator[Any]:
         with ThreadPoolExecutor(1, thread_name_prefix="tensordict-batches") as pool:
             under_way: deque[Future[Any]] = deque()
             try:
@@ -148,10 +149,10 @@ class DatasetLoader:
     # --- going on -----------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the iteration is: after the last batch that has gone out. Plain numbers and strings.
+        """Return the position of the iteration, after the last yielded batch, as plain numbers and strings.
 
-        With several ranks, all of them save it after the same number of batches; it may be loaded by another number of
-        ranks, and with another `batch_size`.
+        All ranks must save it after the same number of batches. Loaders with another number of ranks or another
+        `batch_size` may load it.
         """
         return {
             "epoch": self.epoch,
@@ -163,20 +164,20 @@ class DatasetLoader:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where another loader was.
+        """Continue where another loader was.
 
         Args:
-            state: what its `state_dict` gave; the seed and `shuffle` are taken from it.
+            state: the `state_dict` of the other loader. This loader also takes over its seed and `shuffle`.
 
         Raises:
-            ValueError: it is no such state, or that of other rows.
+            ValueError: the state is invalid, or belongs to other rows.
             SaveError: rows of the data set are gone.
         """
         if set(state) != _FIELDS:
             raise ValueError(f"the state of a loader has {sorted(_FIELDS)}, got {sorted(state)}")
         count, segments, rows = int(state["rows"]), state["segments"], self.data
         if segments is not None:
-            own = _shown(rows)[1]
+            own = _snapshot_rows(rows)[1]
             if own is None:
                 raise ValueError(f"the state is that of a data set, and this loader has a {type(rows).__name__}")
             segments = [(str(writer), int(start), int(stop)) for writer, start, stop in segments]
@@ -190,8 +191,8 @@ class DatasetLoader:
         self._resumed = rows if self._start else None
 
 
-class _Fetch(torch.utils.data.Dataset[Any]):
-    """The batches of an epoch by number: what worker processes are given, and all that they keep."""
+class _EpochBatches(torch.utils.data.Dataset[Any]):
+    """The batches of an epoch by number. Worker processes get a copy of this object."""
 
     def __init__(self, rows: Any, order: Order, transform: Callable[[Any], Any] | None) -> None:
         self._rows, self._order, self._transform = rows, order, transform
@@ -206,11 +207,11 @@ class _Fetch(torch.utils.data.Dataset[Any]):
         return batch if self._transform is None else self._transform(batch)
 
 
-def _as_it_is(batch: Any) -> Any:
+def _return_batch(batch: Any) -> Any:
     return batch
 
 
-def _shown(rows: Any) -> tuple[int, list[Segment] | None]:
-    """How many rows there are, and which of a data set; `None` for other containers."""
+def _snapshot_rows(rows: Any) -> tuple[int, list[Segment] | None]:
+    """Return the number of rows, and their segments in a data set; `None` for other containers."""
     data = rows._wrapped_container()
-    return data._shown() if isinstance(data, Dataset) else (len(rows), None)
+    return data._snapshot() if isinstance(data, Dataset) else (len(rows), None)

@@ -1,10 +1,10 @@
-"""The place of a data set: a folder on this machine, or a URL. This module has all that differs between the two.
+"""The place of a data set, a local folder or a URL, with all operations that differ between the two.
 
-A writer appends to a file in a folder, and the system locks it. A URL takes whole objects only, so each record of a
-manifest is an object of its own, put under the condition that there is none of its name (`If-None-Match` and its
-like). So are the schema, and the claim of the process that compacts. A store without such conditions keeps the last of
-several objects that are put at the same moment: the schema is read again after it was put, and opening refuses a
-manifest of another schema.
+In a folder, a writer appends to a file and keeps it locked. A URL takes only whole objects, so each record of a
+manifest is an object of its own, put on condition that the name is free (`If-None-Match` or similar). The same is true
+for the schema and for the claim of a process that compacts. Stores without such conditions keep the last of several
+objects that are put at the same moment. So a writer reads the schema again after putting it, and readers refuse a
+manifest with another schema.
 """
 
 from __future__ import annotations
@@ -38,34 +38,34 @@ from tensordict.datasets.records import to_file, to_line
 from tensordict.io.formats.archive_reader import Archive
 from tensordict.io.formats.detect import detect_format
 from tensordict.io.formats.loading import LoadOptions, load_directory
-from tensordict.io.formats.opening import ARCHIVE, DIRECTORY, SUFFIXES, load_mapped, open_file
+from tensordict.io.formats.opening import ARCHIVE, DIRECTORY, SUFFIXES, map_save, open_file
 from tensordict.io.remote.remote_rows import open_rows
 from tensordict.io.remote.remote_saves import Access
 from tensordict.io.remote.urls import IN_FLIGHT, Remote, is_url
 from tensordict.io.saving import commit
-from tensordict.io.saving.source import PrivateSave
+from tensordict.io.saving.source import PrivateSaveFolder
 from tensordict.memory import files, system
 from tensordict.memory.mapped import PathLike
 from tensordict.memory.names import META, SCHEMA, local_path
 
-# Locked by whoever compacts or tidies.
+# The file that a process locks while it compacts or tidies.
 _LOCK = ".compacting"
-# Names under which saves of shards are staged, and under which a shard waits to be removed.
+# Names of shards that are being saved, and of shards that are being removed.
 _STAGED = re.compile(r"\.(?P<shard>.+?)\.(tensordict-(new|old|lock)|gone)")
 _READ = os.O_RDONLY | system.NONBLOCK
-# How long a writer waits for another one that fixes the schema at the same time, in seconds.
+# The seconds that a new writer waits for the lock of its manifest.
 _PATIENCE = 30.0
 
 
 @dataclass(frozen=True, slots=True)
 class ShardItem:
-    """Something that lies in the folder of a writer's shards.
+    """A file or folder among the shards of a writer, or a staged schema.
 
     Args:
-        path: in the data set.
-        shard: the path of the shard that it is or was to become; empty when its name is not one that a writer gives.
-        complete: whether it is a whole save under the name of a shard.
-        changed: when something in it was last changed, in seconds since 1970; `None` when unknown.
+        path: its path in the data set.
+        shard: the path of the shard (or schema) that it is or was to become; empty if no writer gives such a name.
+        complete: True for a whole save under the name of a shard.
+        changed: the time of the last change inside, in seconds since 1970; `None` if unknown.
     """
 
     path: str
@@ -74,17 +74,17 @@ class ShardItem:
     changed: float | None
 
 
-# Returns the first record of a file whose next record is the one of this number.
+# A function that returns the first record of a file, given the number of the next record.
 Head = Callable[[int], list[Any]]
 
 
 class Location:
-    """The place of a data set: a folder; `RemoteLocation` is a URL. A `name` is a path in it, with slashes.
+    """A data set in a local folder; `RemoteLocation` is one at a URL. A `name` is a path in it, with slashes.
 
     Attributes:
         root: the absolute path of the folder, or the URL.
-        access: how a URL is reached.
-        in_flight: how many small files are best read at once.
+        access: the options of a URL.
+        in_flight: the number of small files that are best read at once.
     """
 
     in_flight = 1
@@ -95,34 +95,35 @@ class Location:
 
     @staticmethod
     def of(path: PathLike, access: Access | None = None) -> Location:
-        """That of a path or a URL.
+        """Return the location for a path or a URL.
 
         Raises:
-            SaveError: it is a URL that cannot be reached, or no data set can be at.
+            SaveError: the URL cannot be reached, or its kind cannot hold data sets.
         """
         access = access or Access()
         return RemoteLocation(path, access) if is_url(path) else Location(local_path(path), access)
 
     def path(self, name: str) -> str:
-        """The path or URL of a name."""
+        """Return the full path or URL of a name."""
         return f"{self.root}/{name}"
 
     # --- small files --------------------------------------------------------------------------------------------------
 
-    def names(self) -> list[str]:
-        """The names of all that is in it."""
+    def list_names(self) -> list[str]:
+        """Return the names of all files and folders in the data set."""
         try:
             return sorted(os.listdir(self.root))
         except FileNotFoundError:
             return []
 
-    def strangers(self) -> list[str]:
-        """Return the names of files and folders that no data set has."""
-        # Writers that fix the schema stage it under hidden names.
-        return [name for name in self.names() if name not in (SCHEMA, SHARDS, WRITERS, _LOCK) and name[0] not in ".%"]
+    def list_foreign_names(self) -> list[str]:
+        """Return the names of files and folders that do not belong to a data set."""
+        # Temporary files of a writer begin with "%". Hidden files of the system do not matter.
+        known = (SCHEMA, SHARDS, WRITERS, _LOCK)
+        return [name for name in self.list_names() if name not in known and name[0] not in ".%"]
 
     def list_logs(self, folder: str) -> dict[str, int | None]:
-        """The paths of all files in a folder of logs, below it, and their lengths in bytes where a listing tells."""
+        """Return the files in a folder of logs, with their lengths in bytes; `None` if the listing lacks them."""
         found: dict[str, int | None] = {}
         for name, kind in list_folder(self.root, folder).items():
             if kind == "folder":
@@ -132,10 +133,15 @@ class Location:
         return found
 
     def read(self, name: str, start: int = 0, size: int | None = None) -> tuple[bytes, int]:
-        """The content of a file from a byte on, and its length; `size` is the length in a listing.
+        """Read a file from byte `start` on. Return the content and the length of the file.
+
+        Args:
+            name: the file.
+            start: the first byte.
+            size: its length in a listing, which saves a request at a URL.
 
         Raises:
-            OSError: it cannot be read; names it.
+            OSError: the file cannot be read; the error names it.
         """
         with files.naming("read the file", self.path(name)), open_item(self.root, name, _READ) as fd:
             status = os.fstat(fd)
@@ -143,12 +149,12 @@ class Location:
                 raise SaveError(f"{self.path(name)!r} is not a regular file")
             return system.pread(fd, max(0, status.st_size - start), start), status.st_size
 
-    def put(self, name: str, content: bytes, durable: bool = False) -> None:
+    def create_file(self, name: str, content: bytes, durable: bool = False) -> None:
         """Make a file in one step.
 
         Raises:
-            FileExistsError: there is one of this name.
-            OSError: it cannot be written.
+            FileExistsError: the file exists.
+            OSError: the file cannot be written.
         """
         os.makedirs(self.root, exist_ok=True)
         staged = files.temporary_name(self.root)
@@ -157,12 +163,12 @@ class Location:
                 files.write_new(staged, content, durable)
                 os.link(staged, self.path(name))
             finally:
-                commit.unless_it_fails(os.unlink, staged)
+                commit.try_to(os.unlink, staged)
             if durable:
                 files.sync_folder(self.root)
 
     def new_log(self, name: str, head: Head, durable: bool) -> Log:
-        """Make a file of records that grows; each record is there as a whole or not at all."""
+        """Make a log: a file of records that grows. Readers see a record whole or not at all."""
         return _GrowingLog(self.root, name, head, durable)
 
     def is_at_work(self, writer: str) -> bool:
@@ -179,12 +185,12 @@ class Location:
         return False
 
     def remove_log(self, name: str, limit: float) -> None:
-        """Remove a log without records that did not change after `limit`, unless its writer is at work."""
+        """Remove a log without records, unless it changed after `limit` or its writer is at work."""
         folder, _, log = f"{name}.jsonl".rpartition("/")
         with contextlib.suppress(FileNotFoundError), open_item(self.root, folder) as parent:
             fd = os.open(log, _READ | system.NOFOLLOW | system.CLOEXEC, dir_fd=parent)
             with files.closing(fd), contextlib.suppress(BlockingIOError):
-                # A writer that has just made the file waits for the lock, and makes another one.
+                # A writer that has just made the file waits for the lock and then makes another file.
                 system.lock(fd)
                 if os.fstat(fd).st_mtime < limit:
                     os.unlink(log, dir_fd=parent)
@@ -192,22 +198,22 @@ class Location:
     # --- shards -------------------------------------------------------------------------------------------------------
 
     def open(self, name: str, mode: str) -> Any:
-        """The container in a shard; with "r", writing to its tensors does not change the files.
+        """Open a shard as a container. With "r", writing to its tensors does not change the files.
 
         Raises:
-            SaveError: it cannot be read, its label names another shard, or a link is on the way.
+            SaveError: the shard cannot be read, its label names another shard, or its path contains a link.
         """
         path = self.path(name)
-        check_label(self.label(name), name, path)
+        check_label(self.read_label(name), name, path)
         format = detect_format(path)
         if format == DIRECTORY and mode == "r":
-            return load_directory(path, LoadOptions(source=PrivateSave(path)))
+            return load_directory(path, LoadOptions(source=PrivateSaveFolder(path)))
         if format in (DIRECTORY, ARCHIVE):
-            return load_mapped(path, LoadOptions(mode=mode), Access())
+            return map_save(path, LoadOptions(mode=mode), Access())
         return open_file(path, LoadOptions(mode=mode), Access(), format)
 
-    def label(self, name: str) -> Line | None:
-        """Return the shard that the label in a shard names; `None` when there is no label.
+    def read_label(self, name: str) -> Line | None:
+        """Read the label of a shard. Return `None` if it has no label.
 
         Raises:
             OSError: the shard is missing or cannot be read.
@@ -223,54 +229,65 @@ class Location:
         """Return True while this unmapped shard exists."""
         return os.path.lexists(self.path(name))
 
-    def writers(self) -> list[str]:
-        """The names of the folders of shards."""
+    def list_writers(self) -> list[str]:
+        """Return the names of the folders of shards, which are the ids of writers."""
         return [name for name, kind in list_folder(self.root, SHARDS).items() if kind == "folder"]
 
-    def items(self, writer: str) -> list[ShardItem]:
-        """All that lies in the folder of a writer's shards."""
+    def list_items(self, writer: str) -> list[ShardItem]:
+        """Return all files and folders among the shards of a writer."""
         found = []
         for name, kind in list_folder(self.root, f"{SHARDS}/{writer}").items():
             path = f"{SHARDS}/{writer}/{name}"
-            shard = _shard_of(name) if kind != "link" else ""
+            shard = _parse_item_name(name) if kind != "link" else ""
             tops = [os.path.lexists(f"{self.path(path)}/{top}") for top in (META, GROUP)]
             whole = shard == name and (kind == "file" or any(tops))
-            changed = _last_change(self.path(path))
+            changed = _find_last_change(self.path(path))
             found.append(ShardItem(path, shard and f"{SHARDS}/{writer}/{shard}", whole, changed))
         return found
 
     @contextlib.contextmanager
-    def local(self, name: str) -> Iterator[str]:
-        """A path on this machine with the files of a shard, for a block."""
+    def local_files(self, name: str) -> Iterator[str]:
+        """Give a local path with the files of a shard in a `with` block, downloading them if necessary."""
         refuse_links(self.root, name)
         yield self.path(name)
 
     def remove(self, item: ShardItem, is_ours: IsOurs) -> str:
-        """Remove an item when all its files are ours; readers see all of it or nothing. Returns why it stays.
+        """Remove an item if all its files are ours; readers see all of it or nothing.
+
+        Returns:
+            the reason why the item stays; empty if it was removed.
 
         Raises:
-            OSError: it cannot be removed.
+            OSError: the item cannot be removed.
         """
         folder, _, name = item.path.rpartition("/")
         with files.naming("remove", self.path(item.path)):
-            return remove_item(self.root, folder, name, is_ours)
+            return remove_item(self.root, folder or ".", name, is_ours)
+
+    def list_staged_schemas(self) -> list[ShardItem]:
+        """Return the temporary files of writers that were killed in `create_file`."""
+        return [
+            ShardItem(name, SCHEMA, False, _find_last_change(self.path(name)))
+            for name, kind in list_folder(self.root, ".").items()
+            if kind == "file" and commit.TEMPORARY.fullmatch(name)
+        ]
 
     def remove_empty(self, writer: str) -> None:
-        """Remove the folder of a writer's shards when nothing is in it."""
+        """Remove the folder of a writer's shards if it is empty."""
         with contextlib.suppress(OSError), open_item(self.root, SHARDS) as fd:
             os.rmdir(writer, dir_fd=fd)
 
     @contextlib.contextmanager
-    def alone(self) -> Iterator[float]:
-        """Be the only process that removes shards, for a block; gives the time there, in seconds since 1970.
+    def exclusive(self) -> Iterator[float]:
+        """Exclude other processes from removing shards in a `with` block. Give the time, in seconds since 1970.
 
-        The time comes from the clock that also dates the files, so that a clock that is ahead removes nothing.
+        The time comes from the clock that dates the files, so a fast clock of this machine removes nothing.
 
         Raises:
-            SaveError: another process does.
+            SaveError: another process removes shards.
         """
         root, lock = self.root, self.path(_LOCK)
-        with commit.locked(lock, root, os.O_RDWR | os.O_CREAT) as sure:
+        with commit.hold_lock(lock, root, os.O_RDWR | os.O_CREAT) as sure:
             if not sure:
                 raise SaveError(
                     f"the file system of {root!r} has no locks, which would tell that nobody else compacts it"
@@ -279,12 +296,12 @@ class Location:
                 os.utime(lock)
                 yield os.stat(lock).st_mtime
             finally:
-                # Remove the file before its lock ends: a process that opened it meanwhile looks for it again.
+                # Remove the file before its lock ends. A process that opened it meanwhile tries again.
                 os.unlink(lock)
 
 
 class _GrowingLog:
-    """A file that is appended to, and stays locked until it is closed, so that others know that its writer lives."""
+    """A file that grows line by line. It stays locked until `close`, which tells others that its writer is alive."""
 
     def __init__(self, root: str, name: str, head: Head, durable: bool) -> None:
         self._shards, self._durable = f"{root}/{SHARDS}/{os.path.basename(name)}", durable
@@ -293,7 +310,8 @@ class _GrowingLog:
         folder = os.path.dirname(path)
         with files.naming("write the manifest", path):
             os.makedirs(folder, exist_ok=True)
-            # A sweep that took the file for one that a killed writer left may have removed it: then it is made again.
+            # A sweep may remove the file before it is locked, as the leftover of a killed writer. `acquire` then makes
+            # it again.
             opened = partial(open_below, root, f"{name}.jsonl", os.O_RDWR | os.O_CREAT | os.O_APPEND)
             self._fd, _ = commit.acquire(opened, path, path, _PATIENCE)
             if durable:
@@ -306,7 +324,7 @@ class _GrowingLog:
             raise
 
     def add(self, line: Line) -> None:
-        """Add a line; when that fails, it does not count, and may be added again."""
+        """Add a line. If that fails, the line does not count and may be added again."""
         self._append(line.to_json())
         self._records += 1
 
@@ -314,7 +332,7 @@ class _GrowingLog:
         content, crc = to_line(item, self._crc)
         with files.naming("write the manifest", self._path):
             if os.fstat(self._fd).st_size != self._end:
-                # Nothing may follow a line that is cut off.
+                # An earlier write was cut off: remove its part of a line.
                 os.ftruncate(self._fd, self._end)
             try:
                 if os.write(self._fd, content) != len(content):
@@ -322,37 +340,37 @@ class _GrowingLog:
                 if self._durable:
                     os.fsync(self._fd)
             except OSError:
-                commit.unless_it_fails(os.ftruncate, self._fd, self._end)
+                commit.try_to(os.ftruncate, self._fd, self._end)
                 raise
         self._end += len(content)
         self._crc = crc
 
     def close(self) -> None:
-        """Close the file. A manifest that lists nothing is removed, unless its writer has left a shard."""
+        """Close the file. Remove a manifest without lines, unless its writer has left a shard."""
         try:
             if not self._records:
-                commit.unless_it_fails(os.rmdir, self._shards)
+                commit.try_to(os.rmdir, self._shards)
                 if not os.path.lexists(self._shards):
                     os.unlink(self._path)
         finally:
-            # Explicitly, because a forked child may have the descriptor, too.
+            # Unlock explicitly, because a forked child may have the descriptor, too.
             if system.HAS_LOCKS:
-                commit.unless_it_fails(system.unlock, self._fd)
+                commit.try_to(system.unlock, self._fd)
             os.close(self._fd)
 
 
 # --- what lies in a folder --------------------------------------------------------------------------------------------
 
 
-def _shard_of(name: str) -> str:
-    """The name of the shard that an item is or was to become; empty when no writer makes an item of this name."""
+def _parse_item_name(name: str) -> str:
+    """Return the name of the shard that an item is or was to become; empty if no writer gives such a name."""
     if is_shard_name(name):
         return name
     known = _STAGED.fullmatch(name)
     return known["shard"] if known is not None and is_shard_name(known["shard"]) else ""
 
 
-def _last_change(path: str) -> float:
+def _find_last_change(path: str) -> float:
     found = os.lstat(path).st_mtime
     for inner, _, names in os.walk(path):
         for name in names:
@@ -389,25 +407,25 @@ class RemoteLocation(Location):
         return _SegmentedLog(self, name, head)
 
     def is_at_work(self, writer: str) -> bool:
-        # Rows of a writer at a URL are in its memory until they count, so nothing of it can be taken away.
+        # Nothing of a writer at a URL needs protection: its rows are in its memory until they are committed.
         return False
 
-    def names(self) -> list[str]:
+    def list_names(self) -> list[str]:
         if self._remote.find() is not None:
             return [self.root]
         return sorted({file.name.partition("/")[0] for file in self._remote.files()})
 
-    def put(self, name: str, content: bytes, durable: bool = False) -> None:
+    def create_file(self, name: str, content: bytes, durable: bool = False) -> None:
         self._remote.put(name, content, new=True)
 
     def open(self, name: str, mode: str) -> Any:
         path = self.path(name)
         if is_zarr(name):
-            check_label(self.label(name), name, path)
+            check_label(self.read_label(name), name, path)
             return open_file(Remote(path, self.access.storage_options), LoadOptions(), self.access, "zarr")
         return open_rows(path, self.access, lambda read: check_label(find_label(read, DOCUMENTS), name, path))
 
-    def label(self, name: str) -> Line | None:
+    def read_label(self, name: str) -> Line | None:
         if is_zarr(name):
             return find_label(lambda inner: self._remote.read(f"{name}/{inner}"), GROUPS)
         found: list[Line | None] = []
@@ -415,13 +433,13 @@ class RemoteLocation(Location):
         return found[0]
 
     def has_shard(self, name: str) -> bool:
-        # An object that is gone is noticed when it is asked for, but for a chunk of Zarr, which would be zeros.
+        # Reading a missing object raises an error, except for chunks of Zarr, which are read as zeros.
         return not is_zarr(name) or self._remote.find(f"{name}/{GROUP}") is not None
 
-    def writers(self) -> list[str]:
+    def list_writers(self) -> list[str]:
         return self._remote.folders(SHARDS)
 
-    def items(self, writer: str) -> list[ShardItem]:
+    def list_items(self, writer: str) -> list[ShardItem]:
         found: dict[str, ShardItem] = {}
         for file in self._remote.files(f"{SHARDS}/{writer}"):
             parts = file.name.split("/")
@@ -435,7 +453,7 @@ class RemoteLocation(Location):
         return list(found.values())
 
     @contextlib.contextmanager
-    def local(self, name: str) -> Iterator[str]:
+    def local_files(self, name: str) -> Iterator[str]:
         with tempfile.TemporaryDirectory(prefix="tensordict-shard-") as folder:
             path = f"{folder}/{os.path.basename(name)}"
             found = [file for file in self._remote.files(name) if file.name != name]
@@ -449,7 +467,7 @@ class RemoteLocation(Location):
             yield path
 
     def upload(self, name: str, path: str) -> None:
-        """Upload the files of a shard, and last the one that completes it. A second try uploads the same files."""
+        """Upload the files of a shard; the file that completes it goes last. A second try uploads the same files."""
         if not os.path.isdir(path):
             self._remote.put(name, path)
             return
@@ -464,26 +482,30 @@ class RemoteLocation(Location):
         foreign = [name for name in inside if not is_ours(name[len(item.path) + 1 :])]
         if foreign:
             return f"it holds {foreign[0]!r}, which no shard has"
-        # The file that makes a folder a save goes first: readers look for it once they have read.
+        # Delete the file that completes the shard first: readers look for it after reading.
         self._remote.delete([f"{item.path}/{META}", f"{item.path}/{GROUP}"])
         self._remote.delete([item.path, *inside])
         return ""
 
+    def list_staged_schemas(self) -> list[ShardItem]:
+        # An object is put in one step.
+        return []
+
     def remove_empty(self, writer: str) -> None:
-        """A store of objects has no folders."""
+        """Do nothing, because object stores have no folders."""
 
     def remove_log(self, name: str, limit: float) -> None:
-        # A log without records is one object. Whoever has put others beside it keeps them.
+        # A log without records is a single object, so this deletes no others.
         head = self._remote.find(_head_of(name))
         if head is not None and head.modified is not None and head.modified < limit:
             self._remote.delete([head.name])
 
     def put_new(self, name: str, content: bytes) -> None:
-        """Put an object under a name that is free, or has the same content.
+        """Put an object under a name that is free or has the same content.
 
         Raises:
-            SaveError: there is another one.
-            OSError: it cannot be written.
+            SaveError: the name has another content.
+            OSError: the object cannot be written.
         """
         try:
             self._remote.put(name, content, new=True)
@@ -495,7 +517,7 @@ class RemoteLocation(Location):
         self._remote.delete(names)
 
     @contextlib.contextmanager
-    def alone(self) -> Iterator[float]:
+    def exclusive(self) -> Iterator[float]:
         claim = f"{socket.gethostname()}, process {os.getpid()}, {time.ctime()}, {secrets.token_hex(8)}".encode()
         try:
             self._remote.put(_LOCK, claim, new=True)
@@ -515,12 +537,12 @@ class RemoteLocation(Location):
 
 
 def is_zarr(name: str) -> bool:
-    """Return True when the name of a shard says that it is a Zarr group."""
+    """Return True for names of shards that are Zarr groups."""
     return format_of(name) == "zarr"
 
 
 def format_of(name: str) -> str:
-    """Return the format of a shard, which its name tells."""
+    """Return the format of a shard by its name."""
     return SUFFIXES.get(os.path.splitext(name)[1], DIRECTORY)
 
 
@@ -531,12 +553,12 @@ def _write_file(path: str, content: bytes) -> None:
 
 
 def _head_of(name: str) -> str:
-    """Return the path of the first object of a log at a URL, which has no record."""
+    """Return the path of the first object of a log at a URL, which has the head only."""
     return f"{name}/{0:08}-{0:08}.jsonl"
 
 
 class _SegmentedLog:
-    """Records behind a URL, each in an object of its own that is never put again with another content."""
+    """A log at a URL. Each record is an object of its own, which is never put again with another content."""
 
     def __init__(self, place: RemoteLocation, name: str, head: Head) -> None:
         self._place, self._name, self._head = place, name, head
@@ -544,14 +566,14 @@ class _SegmentedLog:
         place.put_new(_head_of(name), to_file([head(0)]))
 
     def add(self, line: Line) -> None:
-        """Add a line; when that fails, it does not count, and may be added again."""
+        """Add a line. If that fails, the line does not count and may be added again."""
         name = f"{self._name}/{self._records:08}-{self._records + 1:08}.jsonl"
         self._place.put_new(name, to_file([self._head(self._records), line.to_json()]))
         self._records += 1
 
     def close(self) -> None:
-        """End the log. A manifest that lists nothing is removed, unless its writer has left a shard."""
-        if not self._records and not self._place.items(self._name.rpartition("/")[2]):
+        """End the log. Remove a manifest without lines, unless its writer has left a shard."""
+        if not self._records and not self._place.list_items(self._name.rpartition("/")[2]):
             self._place.delete([_head_of(self._name)])
 
 

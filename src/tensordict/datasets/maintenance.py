@@ -1,4 +1,4 @@
-"""Work on a data set as a whole: merging small shards, tidying up, checking, describing, converting."""
+"""Operations on a whole data set: `compact`, `tidy`, and the functions behind `verify`, `describe` and `convert`."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ import torch
 from tensordict.core.exceptions import SaveError, SchemaError
 from tensordict.core.keys import Path
 from tensordict.core.logs import logger
-from tensordict.datasets.dataset import Dataset, Shards, opened
-from tensordict.datasets.index import Manifests, Stretch
+from tensordict.datasets.dataset import Dataset, Shards, open_with_row_class
+from tensordict.datasets.index import Manifests, ShardPart
 from tensordict.datasets.lines import SHARDS, Line, new_id
 from tensordict.datasets.location import Location, RemoteLocation, format_of
 from tensordict.datasets.manifest import list_manifests, merged_manifest, new_manifest
 from tensordict.datasets.schema import Schema
 from tensordict.datasets.shards import Shard, new_shard, rows_per_block
-from tensordict.datasets.sweeping import Sweep, Sweeper, check_shard, list_unlisted_shards, names_of
-from tensordict.datasets.writer import DatasetWriter, find_schema, schema_there, shard_options
-from tensordict.io.formats.opening import ABOVE, DATASET, DIRECTORY, Above
+from tensordict.datasets.sweeping import Sweep, Sweeper, check_shard, list_unlisted_shards, parse_shard_paths
+from tensordict.datasets.writer import DatasetWriter, choose_shard_options, find_schema, require_schema
+from tensordict.io.formats.opening import DATASET, DIRECTORY, REGISTERED_FORMATS, RegisteredFormat
 from tensordict.io.formats.structure import Complain
 from tensordict.io.remote.remote_saves import Access
 from tensordict.io.remote.urls import StorageOptions
-from tensordict.io.saving.progress import Progress, progress_bar, quiet
+from tensordict.io.saving.progress import Progress, hide_bars, progress_bar
 from tensordict.io.saving.verification import Report
-from tensordict.io.specification import LeafSpec, Specification, Unread
+from tensordict.io.specification import DeferredValue, LeafSpec, Specification
 from tensordict.memory import files
 from tensordict.memory.mapped import PathLike
 
-# A shard should have at least so many bytes; so many are copied at once.
-_ENOUGH, _STEP = 128 << 20, 16 << 20
-# How long a writer may take between a shard and its line, in seconds.
+# The least bytes of a shard after compaction, and the bytes that are copied at once.
+_MIN_SHARD, _STEP = 128 << 20, 16 << 20
+# The seconds that a writer may take between completing a shard and adding its line.
 _MOMENT = 1.0
 
 
@@ -53,37 +53,7 @@ def compact(
     progress: bool | None = None,
     storage_options: StorageOptions | None = None,
 ) -> tuple[int, int]:
-    """Merge small shards into larger ones; the rows stay the same, in the same order.
-
-    Each new shard takes the place of old ones in one step, and the old ones are removed then. Writers may go on writing
-    and readers reading meanwhile. Readers that opened the data set before find the rows in their new places. Do not
-    assign to rows at the same time.
-
-    Each shard is verified before it is merged. A damaged one stays as it is. While a manifest is damaged or missing,
-    the old shards stay, too.
-
-    Args:
-        path: the folder of the data set, or its URL.
-        rows_per_shard: merge shards with fewer rows, as long as they have no more together; by default as many as
-            have 128 MiB.
-        format: of the new shards: "folder", "archive" or "zarr"; by default that of the first shard.
-        durable: have the new shards reach the disk before the old ones are removed; by default yes, for folders and
-            archives on a disk.
-        keep: leave the old shards there, for `tidy` to remove.
-        progress: show a bar (needs tqdm); by default on terminals and in notebooks, after a second.
-        storage_options: of a URL, as in :meth:`TensorDict.save`.
-
-    Returns:
-        the number of shards before, and the number after.
-
-    Raises:
-        SaveError: another process compacts it, or the file system has no locks, which would tell. A process that
-            compacts at a URL makes the object `.compacting` there; a process that was killed leaves it, and you delete
-            it.
-        OSError: a file cannot be read or written; the shards that were merged before stay merged.
-
-    Warns:
-        UserWarning: a shard is damaged, or a manifest is damaged or missing; each is named.
+    """Merge small shards into larger ones. The rows and their order stay the same.
 
     Example:
         >>> import tempfile
@@ -97,23 +67,49 @@ def compact(
         (5, 1)
         >>> open_dataset(folder.name + "/data")["x"]
         tensor([0, 1, 2, 3, 4, 5, 6, 7, 8, 9])
+
+    Args:
+        path: the folder of the data set, or its URL.
+        rows_per_shard: merge neighbouring shards with fewer rows, up to this number together; by default as many as
+            have 128 MiB.
+        format: the format of the new shards: "folder", "archive" or "zarr"; by default the format of the first shard.
+        durable: sync the new shards to the disk before removing the old ones; by default yes, for folders and
+            archives on a disk.
+        keep: leave the old shards for `tidy` to remove.
+        progress: show a bar (needs tqdm); by default on terminals and in notebooks, after a second.
+        storage_options: of a URL, as in :meth:`TensorDict.save`.
+
+    Returns:
+        the number of shards before, and the number after.
+
+    Raises:
+        SaveError: another process compacts the data set, or the file system has no locks to exclude that. A process
+            that compacts at a URL makes the object `.compacting` there. If it is killed, you must delete the object.
+        OSError: a file cannot be read or written; shards that were merged before stay merged.
+
+    Warns:
+        UserWarning: a shard is damaged, or a manifest is damaged or missing; the warning names it.
+
+    A new shard replaces old ones in one step. Writers and readers may go on meanwhile, but do not assign to rows.
+    Readers that opened the data set before find the rows in their new places. Each shard is verified before it is
+    merged, and damaged shards stay unchanged. While a manifest is damaged or missing, old shards are not removed.
     """
     place = Location.of(path, Access(storage_options))
-    with quiet(progress):
-        schema = schema_there(place)
-    with place.alone(), quiet(progress):
+    with hide_bars(progress):
+        schema = require_schema(place)
+    with place.exclusive(), hide_bars(progress):
         index = _read_index(place, schema)
         _warn(index.problems)
         parts = index.parts()
         if not parts:
             return 0, 0
-        limit = rows_per_shard or max(1, _ENOUGH // max(1, schema.nbytes))
+        limit = rows_per_shard or max(1, _MIN_SHARD // max(1, schema.nbytes))
         format = format or format_of(parts[0].path).replace(DIRECTORY, "folder")
         is_durable = format != "zarr" and not place.is_remote if durable is None else durable
-        # Damage to a merged shard must be found like damage to the shards that it was made of.
-        has_checksums = format == "folder" and check_shard(place, index.shard_at(parts[0]))[0].checksummed > 0
-        options = shard_options(place, format, is_durable, has_checksums, None, 0)
-        groups = list(_groups(place, index, parts, limit))
+        # If the original shards have checksums, the merged shards get them, too.
+        has_checksums = format == "folder" and check_shard(place, index.find_shard(parts[0]))[0].checksummed > 0
+        options = choose_shard_options(place, format, is_durable, has_checksums, None, 0)
+        groups = list(_group_shards(place, index, parts, limit))
         made: dict[str, set[str]] = {}
         if groups:
             writer = new_id()
@@ -122,7 +118,7 @@ def compact(
             manifest = new_manifest(place, writer, schema.json, is_durable)
             with contextlib.closing(manifest), progress_bar(progress, "compacting", rows, "row") as shown:
                 for number, group in enumerate(groups):
-                    holds = tuple((part.writer, part.first, index.rows_of(part)) for part in group)
+                    holds = tuple((part.writer, part.first, index.count_rows(part)) for part in group)
                     count = sum(part.rows for part in group)
                     path = f"{SHARDS}/{writer}/{number:08}{options.suffix}"
                     label = Line(path, count, generation=generation, holds=holds)
@@ -133,7 +129,7 @@ def compact(
                     made[line.path] = {part.path for part in group}
         index = _read_index(place, schema)
         if not keep:
-            Sweeper(place, index, schema, made).remove_superseded()
+            Sweeper(place, index, schema, made).remove_superseded_shards()
         if isinstance(place, RemoteLocation) and not index.problems:
             _merge_manifests(place, index)
         before, after = len({part.path for part in parts}), len({part.path for part in index.parts()})
@@ -154,24 +150,24 @@ def _warn(problems: Iterable[str]) -> None:
         warnings.warn(problem, stacklevel=3)
 
 
-def _groups(place: Location, index: Manifests, parts: list[Stretch], limit: int) -> Iterator[list[Stretch]]:
-    """Yield sound shards that follow one another and have no more rows together than one should have."""
-    group: list[Stretch] = []
+def _group_shards(place: Location, index: Manifests, parts: list[ShardPart], limit: int) -> Iterator[list[ShardPart]]:
+    """Yield groups of sound neighbouring shards that fit into one shard of at most `limit` rows."""
+    group: list[ShardPart] = []
     rows = 0
     for part in [*parts, None]:
         if part is None or part.rows + rows > limit or part.rows >= limit:
-            yield from _sound_runs(place, index, group)
+            yield from _split_at_damage(place, index, group)
             group, rows = [], 0
         if part is not None and part.rows < limit:
             group.append(part)
             rows += part.rows
 
 
-def _sound_runs(place: Location, index: Manifests, group: list[Stretch]) -> Iterator[list[Stretch]]:
-    """Yield what is left of a group when damaged shards are left out; a single shard is not merged."""
-    run: list[Stretch] = []
+def _split_at_damage(place: Location, index: Manifests, group: list[ShardPart]) -> Iterator[list[ShardPart]]:
+    """Split a group at damaged shards, and yield the runs of two or more sound ones."""
+    run: list[ShardPart] = []
     for part in [*group, None] if len(group) > 1 else []:
-        problems = [] if part is None else check_shard(place, index.shard_at(part))[1]
+        problems = [] if part is None else check_shard(place, index.find_shard(part))[1]
         if part is not None and not problems:
             run.append(part)
             continue
@@ -187,14 +183,14 @@ def _copy(shards: Shards, shard: Shard, schema: Schema, progress: Progress | Non
     for number in range(len(shards)):
         rows = shards[number]
         for start in range(0, len(rows), step):
-            batch = schema.taken(rows[start : start + step])
+            batch = schema.take_rows(rows[start : start + step])
             shard.add(batch, 0, batch.count)
             if progress is not None:
                 progress.add(batch.count)
 
 
 def _merge_manifests(place: RemoteLocation, index: Manifests) -> None:
-    """Put all lines of each manifest into one object, and delete the objects that had them."""
+    """Merge the objects of each manifest into one object, and delete the old ones."""
     for writer, found in list_manifests(place).items():
         manifest = index.manifests.get(writer)
         if manifest is None or manifest.problem or len(found) < 2:
@@ -218,26 +214,7 @@ def tidy(
     shards: Iterable[str] = (),
     storage_options: StorageOptions | None = None,
 ) -> Sweep:
-    """Remove shards from which no row is read: merged-away ones, and incomplete ones of writers that are gone.
-
-    A writer that is at work keeps its files, however long it was idle. Nothing is removed while a manifest is damaged
-    or missing. A complete shard that no manifest lists is removed only when you name it: its writer was killed in the
-    moment before it counted, or its line was lost. Only files that this package made are removed, and no link is
-    followed.
-
-    Args:
-        path: the folder of the data set, or its URL.
-        older_than: leave what was changed in the last so many seconds, by the clock of the file system or the store.
-        shards: paths of shards that no manifest lists, as `Sweep.left` names them, to be removed in any case.
-        storage_options: of a URL, as in :meth:`TensorDict.save`.
-
-    Returns:
-        `removed`, a list of paths; and `left`, a dict from each path that was left to the reason.
-
-    Raises:
-        FileNotFoundError: there is no data set.
-        SaveError: another process tidies or compacts it.
-        ValueError: a named shard counts, or is no shard of this data set.
+    """Remove unused shards: merged-away ones, and incomplete ones of writers that are gone.
 
     Example:
         >>> import tempfile
@@ -249,39 +226,57 @@ def tidy(
         ...     writer.append(TensorDict(x=torch.tensor(1.0)))
         >>> tidy(folder.name + "/data")
         Sweep(removed=[], left={})
+
+    Args:
+        path: the folder of the data set, or its URL.
+        older_than: leave files that changed in the last so many seconds, by the clock of the file system or the store.
+        shards: paths of complete shards that no manifest lists, as `Sweep.left` names them, to remove them, too.
+        storage_options: of a URL, as in :meth:`TensorDict.save`.
+
+    Returns:
+        `removed`, a list of paths; and `left`, a dict with the reason for each path that was left.
+
+    Raises:
+        FileNotFoundError: the data set does not exist.
+        SaveError: another process tidies or compacts it.
+        ValueError: a named shard is in use, or is not a shard of this data set.
+
+    A writer that is at work keeps its files, however long it was idle. Nothing is removed while a manifest is damaged
+    or missing. A complete shard that no manifest lists is removed only if you name it: its writer was killed just
+    before the commit, or its line was lost. Only files that this package made are removed, and no link is followed.
     """
     place = Location.of(path, Access(storage_options))
-    if not place.names():
+    if not place.list_names():
         raise FileNotFoundError(errno.ENOENT, "there is no data set here", str(place.root))
-    named = names_of(place, shards)
-    schema = schema_there(place)
-    with place.alone() as now:
+    named = parse_shard_paths(place, shards)
+    schema = require_schema(place)
+    with place.exclusive() as now:
         sweeper = Sweeper(place, _read_index(place, schema), schema)
-        sweeper.remove_superseded()
-        sweeper.remove_left(now - older_than, named)
+        sweeper.remove_superseded_shards()
+        sweeper.remove_leftovers(now - older_than, named)
     return sweeper.sweep
 
 
-# --- what other modules ask of a save ---------------------------------------------------------------------------------
+# --- for the functions that take any save -----------------------------------------------------------------------------
 
 
 def describe(path: PathLike, complain: Complain | None, access: Access) -> Specification:
-    """The specification of all rows; no shard is opened before its content is asked for."""
+    """Return the specification of all rows, which opens shards only when their content is needed."""
     place = Location.of(path, access)
-    schema = schema_there(place)
+    schema = require_schema(place)
     index = Manifests(place)
     index.read(thorough=True)
     for problem in index.problems:
         if complain is None:
             raise SaveError(problem)
         complain(SaveError(problem))
-    # Whoever compares needs them, and no one else.
+    # Only comparisons read rows, so the data set is opened when the first row is needed.
     data: list[Any] = []
 
     def content(key: Path) -> Any:
         if not data:
             data.append(Dataset(path, access=access))
-        return data[0]._unread_at(key)
+        return data[0]._peek_unread(key)
 
     def values(key: Path, count: int | None) -> Any:
         rows = content(key)
@@ -291,24 +286,24 @@ def describe(path: PathLike, complain: Complain | None, access: Access) -> Speci
     leaves: dict[Path, Any] = {}
     for key, field in schema.fields.items():
         if field.dtype is None:
-            leaves[key] = Unread("one for each row", partial(values, key))
+            leaves[key] = DeferredValue("one for each row", partial(values, key))
         else:
             shape = (rows, *field.shape)
-            # What ragged rows take is known by their shards only.
+            # Only the shards know the size of ragged rows.
             nbytes = torch.Size(shape).numel() * field.dtype.itemsize if key in schema.dense else 0
             leaves[key] = LeafSpec(field.dtype, shape, nbytes, key not in schema.dense, partial(content, key))
     return schema.specification(leaves, rows)
 
 
 def _verify(report: Report, num_threads: int, progress: Progress | None, access: Access) -> None:
-    """Check the manifests, and every shard that counts."""
+    """Check the manifests and all committed shards."""
     place = Location.of(report.path, access)
     schema, problem = find_schema(place)
     assert schema is not None
     report.problems += [problem] if problem else []
     index = _read_index(place, schema)
     if list_unlisted_shards(place, index):
-        # A writer at a URL may be about to add the line.
+        # A writer at a URL may add the line in a moment.
         time.sleep(_MOMENT)
         index = _read_index(place, schema)
     report.problems += index.problems
@@ -330,7 +325,7 @@ def _verify(report: Report, num_threads: int, progress: Progress | None, access:
         if progress is not None:
             progress.add(one.nbytes)
 
-    lines = {line.path: line for line in map(index.shard_at, index.parts())}
+    lines = {line.path: line for line in map(index.find_shard, index.parts())}
     files.run_all([partial(check, line) for line in lines.values()], num_threads or place.in_flight)
     report.leaves = len(schema.fields)
     for name in lines:
@@ -344,7 +339,7 @@ def _verify(report: Report, num_threads: int, progress: Progress | None, access:
 def _write(container: Any, path: PathLike, access: Access) -> None:
     """Write a container as a data set, a piece at a time."""
     place = Location.of(path, access)
-    if place.names():
+    if place.list_names():
         raise SaveError(
             f"{place.root!r} is not empty, and a data set is not replaced: choose a new place, or add to it by "
             "DatasetWriter"
@@ -361,4 +356,4 @@ def write_rows(writer: DatasetWriter, container: Any) -> None:
         writer.extend(container[start : start + step])
 
 
-ABOVE[DATASET] = Above(opened, describe, _write, _verify)
+REGISTERED_FORMATS[DATASET] = RegisteredFormat(open_with_row_class, describe, _write, _verify)

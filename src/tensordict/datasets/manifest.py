@@ -1,30 +1,30 @@
-"""The manifest of a writer: which of its shards count, and what each of them is.
+"""Manifests: for each writer, the list of its committed shards. Writers add lines, and readers find rows by them.
 
 The folder of a data set:
 
-    schema.json                    what every row is; made once, never changed
+    schema.json                    describes a row; made once, never changed
     writers/ID.jsonl               the manifest of a writer in a folder, which the writer appends to and keeps locked
     writers/ID/FIRST-STOP.jsonl    the manifest of a writer at a URL: one object a flush, with lines FIRST to STOP - 1
     shards/ID/NUMBER...            the shards of a writer, each a save of its own
 
 Only its writer touches a manifest or a folder of shards, and no two writers ever have the same id: writers share
 nothing, not even a lock. The manifest exists before the first shard, so a folder of shards without a manifest has lost
-it. A shard counts once its line is whole. The writer adds the line when the shard is complete, so a writer that is
-killed at any moment leaves a shard that no line names, or a line that is cut off, and readers skip both. No line is
-ever changed. No object at a URL is ever put twice with different contents; `compact` merges the objects of one
-manifest into one of a wider range. A data set may be copied between a folder and a URL as it is.
+it. The writer adds the line of a shard when the shard is complete, and the shard is committed once its line is whole.
+A writer that is killed at any moment leaves a shard without a line, or a line that is cut off, and readers skip both.
+Lines never change. An object at a URL is never put twice with different contents; `compact` replaces the objects of a
+manifest by one object of a wider range. You may copy a data set between a folder and a URL without changes.
 
 The lines are records (`records.py`). The first one of each file is `["tensordict data set", 3, ID, SCHEMA, FIRST]`: the
-writer, the schema of its rows as JSON (`schema.py`), and the number of the line that follows. `schema.json` has the one
-line `["tensordict data set", 3, SCHEMA]`. Each other line of a manifest is a shard,
-`[NAME, ROWS, BYTES, DIGEST]`, where BYTES is the length of all its files (`null` for Zarr, which may pack rows
-anew) and DIGEST that of its description (`labels.py`). A merged shard has `[NAME, ROWS, BYTES, DIGEST, GENERATION,
-[[ID, START, [ROWS, ...]], ...]]`: it holds the rows of the lines START, START + 1, ... of these writers, in this
-order, so many of each. A merged shard can therefore be read whatever happens to the manifests of these writers. Where
-a line has several merged shards, the one of the highest generation counts.
+writer, the schema of its rows as JSON (`schema.py`), and the number of the next line. `schema.json` has the single line
+`["tensordict data set", 3, SCHEMA]`. Each other line of a manifest is a shard, `[NAME, ROWS, BYTES, DIGEST]`. BYTES is
+the length of all its files (`null` for Zarr, which may pack rows anew), and DIGEST the digest of its description
+(`labels.py`). A merged shard has `[NAME, ROWS, BYTES, DIGEST, GENERATION, [[ID, START, [ROWS, ...]], ...]]`: it holds
+the rows of the lines START, START + 1, ... of these writers, in this order, with these numbers of rows. So it can be
+read whatever happens to the manifests of these writers. If several merged shards have a line, the highest generation
+counts.
 
-The rows of a data set are those of all writers, ordered by id (which begins with the time), then by line. Compaction
-keeps this order.
+The rows of all writers form the data set, ordered by id (which begins with the time), then by line. Compaction keeps
+this order.
 """
 
 from __future__ import annotations
@@ -45,22 +45,22 @@ from tensordict.memory.names import SCHEMA
 _SUFFIX = ".jsonl"
 _MAGIC = ["tensordict data set", 3]
 _RANGE = re.compile(r"([0-9]{8,16})-([0-9]{8,16})\.jsonl")
-# A line that is being appended while we read is whole after a moment.
+# If a writer is appending a line at this moment, it is whole after a pause.
 _TRIES, _PAUSE = 4, 0.01
 
 
 @dataclass(slots=True)
 class Manifest:
-    """The lines that a writer has added, as far as its files were read.
+    """The lines of a writer, as far as its files were read.
 
     Args:
-        writer: its id.
-        schema: of its rows, as JSON; `None` before the first line was read.
-        lines: one for each shard.
-        paths: of these shards.
-        end: how many bytes of `ID.jsonl` were read.
-        crc: of these bytes.
-        problem: what is wrong with the rest; empty when nothing is.
+        writer: the id of the writer.
+        schema: the schema of its rows as JSON; `None` before the first line was read.
+        lines: the lines, one for each shard.
+        paths: the paths of these shards.
+        end: the number of bytes of `ID.jsonl` that were read.
+        crc: the CRC-32 of these bytes.
+        problem: describes damage to the rest; empty without damage.
     """
 
     writer: str
@@ -78,7 +78,7 @@ class ManifestFile(NamedTuple):
     Args:
         name: its path in the data set.
         first, stop: the lines in it; `stop` is `None` for `ID.jsonl`, which grows.
-        size: its length in bytes, where a listing tells.
+        size: its length in bytes; `None` if the listing lacks it.
     """
 
     name: str
@@ -95,18 +95,18 @@ def new_manifest(place: Location, writer: str, schema: Any, durable: bool) -> Lo
 
     Args:
         place: the data set.
-        writer: the id.
-        schema: of the rows, as JSON.
-        durable: have every line reach the disk.
+        writer: the id of the writer.
+        schema: the schema of the rows as JSON.
+        durable: sync every line to the disk.
 
     Raises:
-        OSError: it cannot be made; names the file.
+        OSError: the file cannot be made; the error names it.
     """
     return place.new_log(f"{WRITERS}/{writer}", lambda first: [*_MAGIC, writer, schema, first], durable)
 
 
 def merged_manifest(manifest: Manifest) -> tuple[str, bytes]:
-    """Return the name and the content of one file with all lines of a manifest that consists of many."""
+    """Return the name and the content of a single file with all lines of a manifest of many files."""
     name = f"{WRITERS}/{manifest.writer}/{0:08}-{len(manifest.lines):08}{_SUFFIX}"
     head = [*_MAGIC, manifest.writer, manifest.schema, 0]
     return name, to_file([head, *(line.to_json() for line in manifest.lines)])
@@ -116,21 +116,21 @@ def merged_manifest(manifest: Manifest) -> tuple[str, bytes]:
 
 
 def put_schema(place: Location, schema: Any, durable: bool) -> None:
-    """Make the file with the schema, unless there is one.
+    """Make the file with the schema, unless it exists.
 
     Raises:
-        OSError: it cannot be written; names it.
+        OSError: the file cannot be written; the error names it.
     """
     with contextlib.suppress(FileExistsError):
-        place.put(SCHEMA, to_file([[*_MAGIC, schema]]), durable)
+        place.create_file(SCHEMA, to_file([[*_MAGIC, schema]]), durable)
 
 
 def read_schema_file(place: Location) -> Any:
     """Return the schema in its file, as JSON.
 
     Raises:
-        FileNotFoundError: there is no such file.
-        SaveError: the file is broken; names it.
+        FileNotFoundError: the file is missing.
+        SaveError: the file is broken; the error names it.
     """
     items: list[list[Any]] = []
     _, _, problem = read_records(place.read(SCHEMA)[0], 0, items.append)
@@ -160,12 +160,12 @@ def list_manifests(place: Location) -> dict[str, list[ManifestFile]]:
 
 
 def read_manifest(place: Location, manifest: Manifest, files: list[ManifestFile]) -> None:
-    """Read the lines that were added to a manifest since.
+    """Read the lines that were added to a manifest since the last call.
 
-    Lines before damage stay good; `manifest.problem` describes the damage.
+    Lines before damage are read; `manifest.problem` describes the damage.
 
     Raises:
-        OSError: a file cannot be read; names it.
+        OSError: a file cannot be read; the error names it.
     """
     manifest.problem = ""
     for file in sorted(files, key=lambda file: (file.first, -(file.stop or 0))):
@@ -183,11 +183,11 @@ def read_manifest(place: Location, manifest: Manifest, files: list[ManifestFile]
 
 
 def _read_segment(place: Location, manifest: Manifest, file: ManifestFile, stop: int) -> str:
-    """Read a file that does not grow; return what is wrong with it."""
+    """Read a file that does not grow. Return a description of damage; empty without damage."""
     have = len(manifest.lines)
     if file.first > have:
         return f"the manifest of the writer {manifest.writer!r} lacks its lines {have} to {file.first - 1}"
-    # Lines that another file had already are read again, and not taken over.
+    # Lines that another file had already are read again, but not added.
     own = Manifest(manifest.writer, lines=manifest.lines[: file.first])
     own.paths |= {line.path for line in own.lines}
     problem = _read_lines(place, own, file)
@@ -203,7 +203,7 @@ def _read_segment(place: Location, manifest: Manifest, file: ManifestFile, stop:
 
 
 def _read_lines(place: Location, manifest: Manifest, file: ManifestFile) -> str:
-    """Read the lines of a file behind those that were read; return what is wrong with them."""
+    """Read the next lines of a file. Return a description of damage; empty without damage."""
     path = place.path(file.name)
     content, length = place.read(file.name, manifest.end, file.size)
     if length < manifest.end:
@@ -216,7 +216,7 @@ def _read_lines(place: Location, manifest: Manifest, file: ManifestFile) -> str:
 
 
 def _take_record(manifest: Manifest, first: int, item: list[Any]) -> None:
-    """Add a record of a file that begins with line `first`; a `ValueError` when it is wrong."""
+    """Add a record of a file that begins with line `first`; raise a `ValueError` if the record is invalid."""
     if manifest.schema is None:
         _take_head(manifest, first, item)
         return

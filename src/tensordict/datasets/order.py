@@ -1,4 +1,4 @@
-"""In which order rows are visited: shuffled from a seed, shared out among ranks, resumed anywhere; without a list."""
+"""`Order`: the rows of each batch of an epoch, shuffled by a seed and divided among ranks, without a list of rows."""
 
 from __future__ import annotations
 
@@ -12,32 +12,32 @@ _ROUNDS = 6
 _MASK = (1 << 64) - 1
 
 
-def shuffled(positions: NDArray[np.int64], count: int, seed: int) -> NDArray[np.int64]:
-    """Where each of some positions lies in a permutation of so many rows, which the seed gives.
-
-    The numbers of a rectangle that is nearly square are permuted by a Feistel network; what is `count` or more goes
-    through it again, until it is less (Black and Rogaway, "Ciphers with Arbitrary Finite Domains", 2002: generalized
-    Feistel, cycle walking). So nothing is kept for a row, however many there are.
+def shuffle_positions(positions: NDArray[np.int64], count: int, seed: int) -> NDArray[np.int64]:
+    """Return the rows at some positions of a random permutation of `count` rows, which the seed determines.
 
     Example:
         >>> import numpy as np
-        >>> from tensordict.datasets.order import shuffled
-        >>> sorted(shuffled(np.arange(5), 5, seed=1).tolist())
+        >>> from tensordict.datasets.order import shuffle_positions
+        >>> sorted(shuffle_positions(np.arange(5), 5, seed=1).tolist())
         [0, 1, 2, 3, 4]
+
+    A Feistel network permutes the numbers of a nearly square rectangle. Results of `count` or more go through it again
+    until they are smaller (Black and Rogaway, "Ciphers with Arbitrary Finite Domains", 2002: generalized Feistel, cycle
+    walking). So the permutation needs no memory.
     """
     width = math.isqrt(count - 1) + 1 if count > 1 else 1
     height = -(-count // width)
-    keys = [_mixed_int(seed + number) for number in range(1, _ROUNDS + 1)]
-    found = _network(positions.astype(np.uint64), width, height, keys)
+    keys = [_mix_int(seed + number) for number in range(1, _ROUNDS + 1)]
+    found = _permute(positions.astype(np.uint64), width, height, keys)
     while len(beyond := np.flatnonzero(found >= count)):
-        found[beyond] = _network(found[beyond], width, height, keys)
+        found[beyond] = _permute(found[beyond], width, height, keys)
     return found.astype(np.int64)
 
 
-def _network(values: NDArray[np.uint64], width: int, height: int, keys: list[int]) -> NDArray[np.uint64]:
+def _permute(values: NDArray[np.uint64], width: int, height: int, keys: list[int]) -> NDArray[np.uint64]:
     upper, lower = np.divmod(values, np.uint64(width))
     for number, key in enumerate(keys):
-        mixed = _mixed(upper + np.uint64(key))
+        mixed = _mix(upper + np.uint64(key))
         mixed += lower
         mixed %= np.uint64(height if number % 2 else width)
         lower, upper = upper, mixed
@@ -46,8 +46,8 @@ def _network(values: NDArray[np.uint64], width: int, height: int, keys: list[int
     return upper
 
 
-def _mixed(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """48 bits for each value, which is overwritten: of the finalizer of SplitMix64 (Steele, Lea and Flood, 2014)."""
+def _mix(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """Replace each value by 48 bits of the SplitMix64 finalizer (Steele, Lea and Flood, 2014), in place."""
     values ^= values >> np.uint64(30)
     values *= np.uint64(0xBF58476D1CE4E5B9)
     values ^= values >> np.uint64(27)
@@ -57,7 +57,7 @@ def _mixed(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
     return values
 
 
-def _mixed_int(value: int) -> int:
+def _mix_int(value: int) -> int:
     value = (value * 0x9E3779B97F4A7C15) & _MASK
     value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
     value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK
@@ -66,17 +66,17 @@ def _mixed_int(value: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """The batches of one epoch that one rank has.
+    """The batches of one rank in one epoch.
 
-    Position p of the epoch is row p, or the row that a permutation has there. Of the positions from `start` on, a rank
-    has every `ranks`-th: no two ranks ever have the same row.
+    Position p of the epoch is row p, or row p of the permutation. From `start` on, a rank has every `ranks`-th
+    position, so no two ranks have the same row.
 
     Args:
-        count: how many rows there are.
+        count: the number of rows.
         batch_size: the rows of a batch.
-        seed: of the permutation; `None` for the order of the rows.
-        rank, ranks: which of how many ranks this is.
-        start: how many positions all ranks together have had before.
+        seed: the seed of the permutation; `None` for the order of the rows.
+        rank, ranks: this rank, and the number of ranks.
+        start: the number of positions that all ranks together have finished.
         drop_last: leave out batches that are not whole on every rank.
     """
 
@@ -89,7 +89,7 @@ class Order:
     drop_last: bool = False
 
     def __len__(self) -> int:
-        """How many batches there are."""
+        """Return the number of batches."""
         left = max(0, self.count - self.start)
         if self.drop_last:
             return left // (self.batch_size * self.ranks)
@@ -97,8 +97,8 @@ class Order:
         return -(-own // self.batch_size)
 
     def batch(self, number: int) -> NDArray[np.int64]:
-        """The rows of a batch."""
+        """Return the rows of a batch."""
         first = self.start + number * self.batch_size * self.ranks + self.rank
         stop = min(first + self.batch_size * self.ranks, self.count)
         positions = np.arange(first, stop, self.ranks, dtype=np.int64)
-        return positions if self.seed is None else shuffled(positions, self.count, self.seed)
+        return positions if self.seed is None else shuffle_positions(positions, self.count, self.seed)

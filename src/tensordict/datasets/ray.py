@@ -1,4 +1,4 @@
-"""A data set as a source of Ray Data: each shard is a block, which the worker that needs it reads from the path."""
+"""`to_ray`: a data set as a source of Ray Data, whose workers read the shards as blocks."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ from tensordict.io.remote.remote_saves import Access
 if TYPE_CHECKING:
     import ray.data
 
-# The rows of one block: those from one position up to another.
+# The rows of one block: the first one, and the one behind the last.
 Span = tuple[int, int]
 
 
 def to_ray(data: Any, *, separator: str = ".", override_num_blocks: int | None = None) -> ray.data.Dataset:
-    """A `ray.data.Dataset` of the rows of a data set (needs the extra `ray`).
+    """Make a `ray.data.Dataset` of the rows of a data set (needs the extra `ray`).
 
-    Nothing is read before Ray asks for it; then each shard is one block, read where it is used. All workers need the
-    path of the data set. The columns are the entries, nested ones under their joined names; strings are strings.
+    Ray's workers read the shards when they need them, one block for each shard, so all of them need access to the path.
+    Each entry becomes a column. Names of nested entries are joined, and strings stay strings.
 
     Args:
-        data: what :func:`open_dataset` gave. The rows are those that it has now, also when the data set grows.
+        data: the result of :func:`open_dataset`. Rows that are added to the data set later are not included.
         separator: joins the names of nested keys.
-        override_num_blocks: into how many blocks Ray cuts them; by default one for each shard.
+        override_num_blocks: the number of blocks; by default one for each shard.
 
     Returns:
         the data set of Ray.
 
     Raises:
-        ModuleNotFoundError: Ray is not installed; says what to run.
-        TypeError: `data` is no data set.
-        UnsupportedEntryError: an entry is ragged, or two would have one name.
+        ModuleNotFoundError: Ray is not installed; the error says how to install it.
+        TypeError: `data` is not a data set.
+        UnsupportedEntryError: an entry is ragged, or two entries would have the same name.
     """
     found = data._wrapped_container()
     if not isinstance(found, Dataset):
@@ -51,13 +51,13 @@ def to_ray(data: Any, *, separator: str = ".", override_num_blocks: int | None =
             raise UnsupportedEntryError(f"two entries would be the column {name!r}: choose another separator")
         names.add(name)
     module = extras.require("ray.data", "ray")
-    # Ray would cut the blocks of fewer shards than it has tasks.
+    # Without a number of blocks, Ray would split the blocks if there are fewer shards than tasks.
     blocks = override_num_blocks or max(1, sum(1 for _ in found.shards()))
-    result: ray.data.Dataset = module.read_datasource(_source_of(found, separator), override_num_blocks=blocks)
+    result: ray.data.Dataset = module.read_datasource(_make_source(found, separator), override_num_blocks=blocks)
     return result
 
 
-def _source_of(data: Dataset, separator: str) -> Any:
+def _make_source(data: Dataset, separator: str) -> Any:
     datasource = extras.require("ray.data.datasource", "ray")
     block = extras.require("ray.data.block", "ray")
     row = data.schema.nbytes
@@ -79,7 +79,7 @@ def _source_of(data: Dataset, separator: str) -> Any:
         def get_read_tasks(self, parallelism: int, *others: Any, **options: Any) -> list[Any]:
             return [
                 datasource.ReadTask(
-                    partial(_blocks, path, segments, access, span, separator),
+                    partial(_read_blocks, path, segments, access, span, separator),
                     block.BlockMetadata(
                         num_rows=span[1] - span[0],
                         size_bytes=row * (span[1] - span[0]),
@@ -93,8 +93,8 @@ def _source_of(data: Dataset, separator: str) -> Any:
     return RaySource()
 
 
-def _blocks(path: str, segments: list[Segment], access: Access, span: Span, separator: str) -> Iterator[Any]:
-    """The block of one shard; runs in a worker of Ray's."""
+def _read_blocks(path: str, segments: list[Segment], access: Access, span: Span, separator: str) -> Iterator[Any]:
+    """Read the block of one shard, in a worker of Ray's."""
     block = extras.require("ray.data.block", "ray")
     data = Dataset(path, "r", segments, access)
     rows = data[span[0] : span[1]]

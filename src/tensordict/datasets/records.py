@@ -1,4 +1,4 @@
-"""Records of JSON in files that may be cut off: each line carries a checksum of all lines up to it.
+"""Records of JSON in files that may be cut off: each line has a checksum of all lines up to it.
 
 A line is `CRC JSON`: eight hexadecimal digits, a space, and a JSON array. The CRC-32 covers the JSON of all lines of
 the file up to this one, so a reader notices a line that is missing, changed or from elsewhere.
@@ -17,7 +17,7 @@ def to_line(item: list[Any], crc: int) -> tuple[bytes, int]:
 
     Args:
         item: a JSON array.
-        crc: the CRC-32 of the lines before.
+        crc: the CRC-32 of the previous lines.
     """
     text = json.dumps(item, separators=(",", ":")).encode()
     crc = zlib.crc32(text, crc)
@@ -34,16 +34,16 @@ def to_file(items: list[list[Any]]) -> bytes:
 
 
 def read_records(content: bytes, crc: int, take: Callable[[list[Any]], object]) -> tuple[int, int, str]:
-    """Decode lines up to the first one that is not sound.
+    """Decode lines up to the first damaged one.
 
     Args:
         content: the bytes, which may be anything.
         crc: the CRC-32 of the lines before them.
-        take: is called with each record; a `ValueError` says that the record is wrong.
+        take: receives each record, and raises a `ValueError` if it is invalid.
 
     Returns:
-        the number of the bytes of the sound lines, the CRC-32 after them, and why reading stopped before the end; the
-        latter is empty when all lines are sound.
+        the number of bytes of the sound lines, the CRC-32 after them, and a description of the damage, which is empty
+        if all lines are sound.
     """
     end = 0
     while end < len(content):

@@ -1,9 +1,9 @@
-"""Removing shards that a data set no longer needs, and nothing else.
+"""Removes shards that a data set no longer needs, for `compact` and `tidy`, and nothing else.
 
-Three rules hold whoever asks. Nothing is removed while a manifest is damaged or missing, because it may have listed
-anything. A merged-away shard goes only when it is proven that the shards in its place have its rows. An item goes only
-when its name and everything in it are what a writer makes. The caller alone decides about a complete shard that no
-manifest lists, by naming it: its writer was killed before it counted, or its line was lost.
+Three rules always hold. First, nothing is removed while a manifest is damaged or missing, because it may have listed
+anything. Second, a merged-away shard is removed only after proof that the merged shards have its rows. Third, an item
+is removed only if a writer could have made it, judged by its name and everything in it. A complete shard that no
+manifest lists is removed only if the caller names it: its writer was killed before the commit, or its line was lost.
 """
 
 from __future__ import annotations
@@ -21,9 +21,10 @@ from tensordict.datasets.index import Manifests, Move
 from tensordict.datasets.labels import GROUP, check_label, describe_shard
 from tensordict.datasets.lines import SHARDS, WRITERS, Line, is_id
 from tensordict.datasets.location import Location, ShardItem, is_zarr
+from tensordict.datasets.manifest import list_manifests
 from tensordict.datasets.schema import Schema, find_difference
 from tensordict.datasets.shards import rows_per_block
-from tensordict.io.formats.directory import FolderOptions, files_of, plan_files
+from tensordict.io.formats.directory import FolderOptions, list_files, plan_files
 from tensordict.io.saving.commit import TEMPORARY
 from tensordict.io.saving.verification import Report, verify
 
@@ -36,7 +37,7 @@ class Sweep(NamedTuple):
 
     Args:
         removed: the paths that were removed.
-        left: the paths that were left though no row is read from them, each with the reason.
+        left: the unused paths that were left, each with the reason.
     """
 
     removed: list[str]
@@ -44,13 +45,13 @@ class Sweep(NamedTuple):
 
 
 class Sweeper:
-    """Removes shards of one data set; the caller holds `Location.alone`.
+    """Removes shards of one data set; the caller holds `Location.exclusive`.
 
     Args:
         place: the data set.
         index: its manifests, read thoroughly.
-        schema: of its rows.
-        made: by path of each merged shard that the caller has just written, the paths of those that it was made of.
+        schema: the schema of its rows.
+        made: for each merged shard that the caller has just written, the paths of the original shards.
     """
 
     def __init__(
@@ -58,20 +59,20 @@ class Sweeper:
     ) -> None:
         self._place, self._index = place, index
         self.sweep = Sweep([], {})
-        self._schema, self._ours = schema, known_files(schema)
+        self._schema, self._ours = schema, make_file_test(schema)
         self._made = made or {}
-        # By path of merged shards, what is wrong with them.
+        # Damage to merged shards, by path; empty for sound ones.
         self._checked = dict.fromkeys(self._made, "")
 
-    def remove_superseded(self) -> None:
-        """Remove the shards whose rows are all read from verified merged ones."""
-        items = {item.path: item for writer in self._place.writers() for item in self._place.items(writer)}
+    def remove_superseded_shards(self) -> None:
+        """Remove shards whose rows are all in verified merged shards."""
+        items = {item.path: item for writer in self._place.list_writers() for item in self._place.list_items(writer)}
         found: list[tuple[ShardItem, Line, list[Move]]] = []
-        for line, moves in self._index.list_superseded():
-            # Its removal may have been cut off.
+        for line, moves in self._index.list_superseded_lines():
+            # An earlier removal may have been interrupted after the rename.
             folder, _, name = line.path.rpartition("/")
             found += [(items[path], line, moves) for path in (line.path, f"{folder}/.{name}.gone") if path in items]
-        problem = self._first_problem()
+        problem = self._describe_damage()
         if not problem:
             self._compare_shards(found)
         for item, _, moves in found:
@@ -80,13 +81,13 @@ class Sweeper:
             )
 
     def _compare_shards(self, found: list[tuple[ShardItem, Line, list[Move]]]) -> None:
-        """Compare merged shards with the old ones, except those that the caller has just copied.
+        """Compare merged shards with their original shards, unless the caller has just copied them.
 
-        A merged shard with a row that differs is no proof of any other row.
+        If one row differs, the merged shard does not count as proof for any row.
         """
         to_compare: dict[Line, list[tuple[Move, Line]]] = {}
         for item, line, moves in found:
-            # A removal that was cut off began with a proof, and has left no shard that could be compared.
+            # Skip interrupted removals: the comparison succeeded before they began, and now the shard is incomplete.
             if item.path == line.path and (item.complete or not self._place.is_remote):
                 for move in moves:
                     if line.path not in self._made.get(move.shard.path, ()):
@@ -95,26 +96,32 @@ class Sweeper:
             if not self._check_replacement(merged):
                 self._checked[merged.path] = compare_rows(self._place, self._schema, merged, pairs)
 
-    def remove_left(self, limit: float, named: Collection[str]) -> None:
-        """Remove what gone writers have left.
+    def remove_leftovers(self, limit: float, named: Collection[str]) -> None:
+        """Remove the unlisted items and staged schemas of writers that are gone.
 
         Args:
-            limit: items that changed later stay, in seconds since 1970.
-            named: the paths, in the data set, of items that the caller wants removed.
+            limit: items that changed after this time stay, in seconds since 1970.
+            named: the paths, in the data set, of items that the caller wants to remove.
         """
         listed = {line.path for manifest in self._index.manifests.values() for line in manifest.lines}
         listed |= {part.path for part in self._index.parts()}
         refused = sorted(listed.intersection(named))
         if refused:
             raise ValueError(f"{self._place.path(refused[0])!r} counts: a manifest lists it, and its rows are read")
-        for writer in self._place.writers():
-            for item in self._place.items(writer):
+        for writer in self._place.list_writers():
+            for item in self._place.list_items(writer):
                 if item.path not in listed:
                     self._remove(item, "" if item.path in named else self._reason_to_stay(writer, item, limit))
             self._remove_manifest(writer, limit)
+        staged = self._place.list_staged_schemas()
+        # A writer makes its manifest before the schema, so the writer of a staged schema is among these if it is alive.
+        busy = bool(staged) and any(map(self._place.is_at_work, list_manifests(self._place)))
+        for item in staged:
+            reason = "a writer is at work, which may be making it" if busy else _describe_change(item, limit)
+            self._remove(item, self._describe_damage() or reason)
 
     def _reason_to_stay(self, writer: str, item: ShardItem, limit: float) -> str:
-        if problem := self._first_problem():
+        if problem := self._describe_damage():
             return problem
         is_known = item.path in self._index.orphans or (is_id(writer) and writer in self._index.manifests)
         if not is_known or not item.shard:
@@ -123,9 +130,7 @@ class Sweeper:
             return "its writer is at work"
         if item.complete:
             return "it is complete, and no manifest lists it: name it in shards= to remove it"
-        if item.changed is None:
-            return "the store does not say when it was changed"
-        return "" if item.changed < limit else "it was changed a short time ago: its writer may be at work"
+        return _describe_change(item, limit)
 
     def _remove(self, item: ShardItem, reason: str) -> None:
         path = self._place.path(item.path)
@@ -146,48 +151,54 @@ class Sweeper:
         return self._ours
 
     def _remove_manifest(self, writer: str, limit: float) -> None:
-        """Remove the empty folder of a gone writer's shards, and its manifest when that lists nothing."""
+        """Remove the empty folder of shards of a writer that is gone, and its manifest if that has no lines."""
         manifest = self._index.manifests.get(writer)
-        if manifest is None or manifest.problem or self._place.items(writer) or self._place.is_at_work(writer):
+        if manifest is None or manifest.problem or self._place.list_items(writer) or self._place.is_at_work(writer):
             return
         self._place.remove_empty(writer)
         if not manifest.lines:
             self._place.remove_log(f"{WRITERS}/{writer}", limit)
 
-    def _first_problem(self) -> str:
+    def _describe_damage(self) -> str:
         problems = self._index.problems
         return f"nothing is removed while a manifest is damaged or missing: {problems[0]}" if problems else ""
 
     def _check_replacement(self, line: Line) -> str:
-        """Say why a merged shard cannot replace others; nothing when it can."""
+        """Return the reason why a merged shard cannot replace others; empty if it can."""
         if line.path not in self._checked:
             _, found = check_shard(self._place, line)
             self._checked[line.path] = f"{line.path!r} is in its place, and is broken: {found[0]}" if found else ""
         return self._checked[line.path]
 
 
-def known_files(schema: Schema) -> IsOurs:
-    """Return a function that tells whether a shard of this schema, as a folder, can have a file or a folder (which ends
-    with a slash) of this path."""
+def _describe_change(item: ShardItem, limit: float) -> str:
+    """Return the reason why an item stays because of its age; empty if it is old enough."""
+    if item.changed is None:
+        return "the store does not say when it was changed"
+    return "" if item.changed < limit else "it was changed a short time ago: its writer may be at work"
+
+
+def make_file_test(schema: Schema) -> IsOurs:
+    """Return a function that returns True for paths that a folder of a shard can have; folders end with a slash."""
     options = FolderOptions(archive=True, label=[])
-    files = {*files_of(plan_files(schema.sample(1), "/shard", options)), ""}
+    files = {*list_files(plan_files(schema.sample(1), "/shard", options)), ""}
     folders = {name[: at + 1] for name in files for at, letter in enumerate(name) if letter == "/"}
 
-    # A writer that is killed may leave a file of a temporary name.
+    # A killed writer may leave a temporary file.
     return lambda name: name in files or name in folders or bool(TEMPORARY.fullmatch(os.path.basename(name)))
 
 
 def check_shard(place: Location, line: Line, num_threads: int = 0) -> tuple[Report, list[str]]:
-    """Check all that is known of a shard: its label, rows, length, description, and recorded checksums.
+    """Check the label, rows, length, description and recorded checksums of a shard.
 
     Returns:
-        the report on its content, and what is wrong with the shard, one line each.
+        the report on its content, and the problems with the shard, one line each.
     """
     report = Report(place.path(line.path))
     problems: list[str] = []
     try:
-        check_label(place.label(line.path), line.path, report.path)
-        with place.local(line.path) as path:
+        check_label(place.read_label(line.path), line.path, report.path)
+        with place.local_files(line.path) as path:
             report = verify(path, raises=False, num_threads=num_threads, progress=False)
             problems += [problem.replace(path, place.path(line.path)) for problem in report.problems]
             nbytes, digest = describe_shard(path) if not problems else (None, "")
@@ -205,10 +216,10 @@ def check_shard(place: Location, line: Line, num_threads: int = 0) -> tuple[Repo
 
 
 def compare_rows(place: Location, schema: Schema, merged: Line, moves: Iterable[tuple[Move, Line]]) -> str:
-    """Compare a merged shard with old ones, a block of rows at a time.
+    """Compare a merged shard with its original shards, a block of rows at a time.
 
     Returns:
-        how its first row that differs does; nothing when none does.
+        a description of the first difference; empty if all rows are equal.
     """
     step = rows_per_block(schema)
     what = f"the merged shard {merged.path!r} cannot be read"
@@ -219,8 +230,8 @@ def compare_rows(place: Location, schema: Schema, merged: Line, moves: Iterable[
             old_rows = place.open(old.path, "r")
             for start in range(0, move.rows, step):
                 stop = min(start + step, move.rows)
-                one = schema.taken(old_rows[move.start + start : move.start + stop])
-                other = schema.taken(merged_rows[move.to + start : move.to + stop])
+                one = schema.take_rows(old_rows[move.start + start : move.start + stop])
+                other = schema.take_rows(merged_rows[move.to + start : move.to + stop])
                 if one.count != other.count:
                     return f"{what}: it ends before them"
                 if difference := find_difference(one, other):
@@ -231,11 +242,14 @@ def compare_rows(place: Location, schema: Schema, merged: Line, moves: Iterable[
     return ""
 
 
-def names_of(place: Location, paths: Iterable[str]) -> set[str]:
-    """Return the paths in the data set of shards that a caller names by their full paths or by those.
+def parse_shard_paths(place: Location, paths: Iterable[str]) -> set[str]:
+    """Parse the paths of shards that a caller names, either full paths or paths in the data set.
+
+    Returns:
+        the paths in the data set.
 
     Raises:
-        ValueError: a path is not that of an item in the folder of a writer's shards.
+        ValueError: a path does not lie among the shards of a writer.
     """
     found = set()
     for path in paths:
@@ -249,12 +263,13 @@ def names_of(place: Location, paths: Iterable[str]) -> set[str]:
 
 
 def list_unlisted_shards(place: Location, index: Manifests) -> list[str]:
-    """Return the complete shards that no line lists and no row is read from, except those being written.
+    """Return unused, complete shards that no line lists, except shards that are being written.
 
-    Damaged, missing and empty manifests name the shards of writers themselves; of these, this lists merged ones only.
+    `Manifests.problems` names the unlisted shards of writers with damaged, missing or empty manifests. For these
+    writers, this returns merged shards only.
     """
     found = {name for name in index.orphans if not place.is_at_work(name.split("/")[1])}
-    for writer in place.writers():
+    for writer in place.list_writers():
         manifest = index.manifests.get(writer)
         if (
             manifest is not None
@@ -262,5 +277,5 @@ def list_unlisted_shards(place: Location, index: Manifests) -> list[str]:
             and not manifest.problem
             and not place.is_at_work(writer)
         ):
-            found.update(name for name in index.list_unlisted(writer) if not index.reads_from(name))
+            found.update(name for name in index.find_unlisted_paths(writer) if not index.reads_from(name))
     return sorted(found)

@@ -1,4 +1,4 @@
-"""Writing a data set, by one of any number of writers."""
+"""`DatasetWriter`: adds rows to a data set, next to any number of other writers."""
 
 from __future__ import annotations
 
@@ -30,55 +30,23 @@ from tensordict.memory.names import SCHEMA
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-# What a shard has when nobody says how many rows, in bytes.
+# The bytes of a shard if the user does not choose the number of rows.
 _SHARD = 128 << 20
-# What shards are saved as: the formats that hold whatever a row can have.
+# The formats of shards, by the argument `format`. They can hold everything that a row can have.
 _FORMATS = {"folder": DIRECTORY, **{name: name for name in (ARCHIVE, "zarr") if name in FORMATS}}
 
-# Those that are not closed: when the interpreter ends, they are given up while it is still whole.
+# Writers that are not closed. They are abandoned when the interpreter exits, while everything they need still exists.
 _open: weakref.WeakSet[DatasetWriter] = weakref.WeakSet()
 
 
 @atexit.register
-def _end() -> None:
+def _close_all() -> None:
     for writer in list(_open):
         writer.__del__()
 
 
 class DatasetWriter:
     """Adds rows to a data set: a folder of shards that :func:`open_dataset` reads as one container.
-
-    Any number of writers, in threads, processes or nodes that share the path and nothing else, add to a data set at
-    once: each writes shards of its own, and needs no lock. Rows are seen by readers once they were flushed. A writer
-    that is killed, or never closed, loses what it had not flushed, and nothing else. The first rows that are flushed
-    fix what every row is: keys, dtypes, shapes and classes.
-
-    Args:
-        path: the folder of the data set, or its URL, which is made with the first rows.
-        rows_per_shard: the rows of a shard, except those that `flush` ends; by default as many as have 128 MiB.
-        format: of the shards. "folder" (the default on disks) writes rows straight to the files of their tensors, and
-            needs no memory; "archive" (the default at URLs; one file a shard, always with checksums) and "zarr"
-            keep the rows of one shard in memory, and so does "folder" at a URL.
-        durable: have rows reach the disk before they count, and `flush` return only then; for folders and archives.
-            What is at a URL is as safe as its store is, in any case.
-        checksum: of folders: record checksums for `verify`: `True` for CRC-32, or "sha256", "blake2b".
-        compression: of formats that compress.
-        num_threads: the number of threads that write a shard which is in memory.
-        ragged: keys of entries whose rows differ in their first dim; those that are nested tensors, or differ in the
-            first rows that are written, need not be told.
-        progress: show a bar of the bytes that were taken (needs tqdm).
-        storage_options: of a URL, as in :meth:`TensorDict.save`.
-
-    Attributes:
-        rows: how many rows it has taken.
-        flushed: how many of them readers see.
-        writer: its id, which names its files.
-
-    Raises:
-        ValueError: there is no such format, or it has no such option.
-        SaveError: `path` is a folder or URL of something else, or cannot be reached.
-
-    A process that is forked makes a writer of its own: this one is a `ValueError` there.
 
     Example:
         >>> import tempfile
@@ -91,6 +59,38 @@ class DatasetWriter:
         >>> data = open_dataset(folder.name + "/data")
         >>> len(data), data[8:]["x"]
         (11, tensor([ 8,  9, 10]))
+
+    Readers see rows after `flush` or `close`. A writer that is killed, or never closed, loses only the rows that it has
+    not flushed. The first flushed rows fix the schema: keys, dtypes, shapes and classes. Any number of writers may add
+    to a data set at once, in threads, processes or nodes that share the path. Each writes shards of its own, without
+    locks.
+
+    Args:
+        path: the folder of the data set, or its URL; made with the first rows.
+        rows_per_shard: the rows of a shard, unless `flush` ends it earlier; by default as many as have 128 MiB.
+        format: the format of the shards. "folder" (the default on disks) writes rows straight to the files of their
+            tensors, and needs no memory. "archive" (the default at URLs; one file for each shard, with checksums) and
+            "zarr" keep the rows of one shard in memory, and so does "folder" at a URL.
+        durable: sync rows to the disk before they are committed, and before `flush` returns; for folders and archives.
+            The store of a URL decides by itself how safe its objects are.
+        checksum: for folders, record checksums for `verify`: `True` for CRC-32, or "sha256", "blake2b".
+        compression: the compression, for formats that compress.
+        num_threads: the number of threads that write a shard from memory.
+        ragged: keys of entries whose rows differ in their first dim. Nested tensors, and entries that differ in the
+            first batch, are recognized without this.
+        progress: show a bar of the bytes that were added (needs tqdm).
+        storage_options: of a URL, as in :meth:`TensorDict.save`.
+
+    Attributes:
+        rows: the number of rows that were added.
+        flushed: the number of rows that readers see.
+        writer: the id of the writer, which names its files.
+
+    Raises:
+        ValueError: the format is unknown, or lacks an option.
+        SaveError: `path` is a folder or URL of something else, or cannot be reached.
+
+    A forked process must make its own writer: using this one there raises a `ValueError`.
     """
 
     def __init__(
@@ -110,9 +110,9 @@ class DatasetWriter:
         if rows_per_shard is not None and rows_per_shard < 1:
             raise ValueError(f"a shard has one row or more, got rows_per_shard={rows_per_shard}")
         self._place = Location.of(path, Access(storage_options))
-        # The URL of a place hides its secrets where it is shown.
+        # `place.root` hides the secrets of a URL in messages.
         self.path = self._place.root if self._place.is_remote else os.fspath(path)
-        self._options = shard_options(self._place, format, durable, checksum, compression, num_threads)
+        self._options = choose_shard_options(self._place, format, durable, checksum, compression, num_threads)
         self._rows_per_shard = rows_per_shard
         self._ragged: tuple[Path, ...] = tuple(path_of(key) for key in ragged)
         self.writer = new_id()
@@ -122,7 +122,7 @@ class DatasetWriter:
         self._manifest: Log | None = None
         self._shard: Shard | None = None
         self._buffers: Buffers = {}
-        # How many shards were begun, which is what they are called after.
+        # The number of shards that were begun, which is the name of the next one.
         self._begun = 0
         self._lock = Lock()
         self._progress = Progress("writing", None) if progress else None
@@ -135,7 +135,7 @@ class DatasetWriter:
         """Add one row.
 
         Args:
-            row: a container whose batch size is that of a row (often `[]`).
+            row: a container with the batch size of a row (often `[]`).
 
         Raises:
             SchemaError, OSError: as `extend`.
@@ -143,33 +143,33 @@ class DatasetWriter:
         self.extend(row.unsqueeze(0))
 
     def extend(self, batch: Any) -> None:
-        """Add many rows, which are copied.
+        """Add a copy of many rows.
 
         Args:
-            batch: a container of rows along its first batch dim: of any kind, on any device. Ragged leaves, lazy stacks
-                of rows of different shapes, nested containers, tensorclasses and values that JSON can hold (strings,
-                numbers, lists, dicts) are rows, too.
+            batch: a container of any kind, on any device, with rows along its first batch dim. It may have ragged
+                leaves, nested containers, tensorclasses and values that JSON can hold (strings, numbers, lists, dicts),
+                or be a lazy stack of rows of different shapes.
 
         Raises:
-            SchemaError: the rows do not fit; the key, shapes and dtypes are named, and nothing was added.
-            UnsupportedEntryError: an entry has no rows, or a value has no form in JSON; likewise.
-            OSError: a file cannot be written; `rows` says how many rows were taken all the same.
+            SchemaError: the rows do not fit, and none was added; the error names the key, shapes and dtypes.
+            UnsupportedEntryError: an entry has no rows, or JSON cannot hold a value; no row was added.
+            OSError: a file cannot be written; `rows` tells how many rows were added before.
         """
         with self._lock.held:
-            self._refuse_closed()
+            self._check_open()
             schema = self._schema
             if schema is None:
                 schema = Schema(batch, self._ragged)
-            taken = schema.taken(batch)
+            taken = schema.take_rows(batch)
             self._schema = schema
             before = self.rows
             try:
-                self._take(schema, taken)
+                self._add_rows(schema, taken)
             except OSError as error:
                 add_note(error, f"{self.rows - before} of {taken.count} rows were taken before")
                 raise
 
-    def _take(self, schema: Schema, batch: Batch) -> None:
+    def _add_rows(self, schema: Schema, batch: Batch) -> None:
         done = 0
         while done < batch.count:
             shard = self._shard
@@ -189,10 +189,10 @@ class DatasetWriter:
         row = schema.nbytes
         capacity = self._rows_per_shard or (max(1, _SHARD // row) if row else 1 << 16)
         if not self._place.is_remote:
-            # The shard may have files at once, and its manifest comes first.
+            # Make the manifest first, because beginning a shard may make files.
             self._open_manifest(schema)
         label = Line(f"{SHARDS}/{self.writer}/{self._begun:08}{self._options.suffix}")
-        # A number is never used twice: a shard that could not be begun may have left something.
+        # Never use a number twice: a shard that failed to begin may have left files.
         self._begun += 1
         return new_shard(schema, capacity, self._place, label, self._options, self._buffers)
 
@@ -201,19 +201,19 @@ class DatasetWriter:
             self._manifest = new_manifest(self._place, self.writer, schema.json, self._options.durable)
         return self._manifest
 
-    # --- making them count --------------------------------------------------------------------------------------------
+    # --- committing ---------------------------------------------------------------------------------------------------
 
     def flush(self) -> None:
-        """Make all rows visible to readers that open or `refresh` the data set; with `durable`, and safe.
+        """Make all rows visible to readers that open or `refresh` the data set; with `durable`, sync them to the disk.
 
-        The next row begins a new shard: small ones are merged by `tensordict compact`.
+        The next row begins a new shard. `tensordict compact` merges small shards.
 
         Raises:
             SchemaError: another writer has fixed another schema meanwhile.
-            OSError: a file cannot be written; the rows are kept, and flushing may be tried again.
+            OSError: a file cannot be written; the writer keeps the rows, and you may flush again.
         """
         with self._lock.held:
-            self._refuse_closed()
+            self._check_open()
             self._flush()
 
     def _flush(self) -> None:
@@ -226,7 +226,7 @@ class DatasetWriter:
             self._fixed = True
         manifest = self._open_manifest(shard.schema)
         line = shard.save()
-        # The line may arrive though adding it fails: the shard must stay what it says.
+        # The line may arrive even if adding it fails, so the shard must not change any more.
         shard.is_final = True
         manifest.add(line)
         self.flushed += shard.count
@@ -236,10 +236,10 @@ class DatasetWriter:
     # --- the end ------------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Flush, and end: no more rows are taken. May be called again, and does nothing in a process that was forked.
+        """Flush, and release all files. A second call does nothing, and neither does a call in a forked process.
 
         Raises:
-            OSError: as `flush`; the writer is closed then, too, and what was not flushed is gone.
+            OSError: as `flush`; the writer is closed all the same, and rows that were not flushed are lost.
         """
         if self._process != os.getpid():
             return
@@ -260,7 +260,7 @@ class DatasetWriter:
             if part is not None:
                 part.close()
 
-    def _refuse_closed(self) -> None:
+    def _check_open(self) -> None:
         if self._closed:
             raise ValueError(f"the writer of {self.path!r} is closed: make another one, which goes on behind its rows")
         if self._process != os.getpid():
@@ -275,7 +275,7 @@ class DatasetWriter:
         self.close()
 
     def __del__(self) -> None:
-        # Not in a forked child, whose files these are not.
+        # The files belong to the parent process, so a forked child leaves them alone.
         if not getattr(self, "_closed", True) and self._process == os.getpid():
             self._give_up()
 
@@ -292,15 +292,15 @@ class DatasetWriter:
         return f"{type(self).__name__}({self.path!r}, {state}{self.rows:,} rows, {self.flushed:,} flushed)"
 
 
-def shard_options(
+def choose_shard_options(
     place: Location, format: str | None, durable: bool, checksum: bool | str, compression: str | None, num_threads: int
 ) -> ShardOptions:
-    """How shards are saved, once that is known to be possible.
+    """Check the options of a user, and return the options for saving shards.
 
     Raises:
-        ValueError: there is no such format, or it has no such option.
+        ValueError: the format is unknown, or lacks an option.
     """
-    # One object each at a URL, and else what needs no memory.
+    # By default a shard at a URL is a single object; a local shard needs no memory.
     format = format or (ARCHIVE if place.is_remote else "folder")
     found = _FORMATS.get(format)
     if found is None:
@@ -322,10 +322,10 @@ def shard_options(
 
 
 def read_schema(place: Location) -> Schema | None:
-    """Return the schema of a data set; `None` while nobody has flushed a row.
+    """Return the schema of a data set; `None` if it has no flushed rows yet.
 
     Raises:
-        SaveError: the file is broken and no manifest tells the schema, or something else is there.
+        SaveError: the file is broken and no manifest has the schema, or the place belongs to something else.
 
     Warns:
         UserWarning: the file is broken or missing, and the schema comes from a manifest.
@@ -337,7 +337,7 @@ def read_schema(place: Location) -> Schema | None:
 
 
 def find_schema(place: Location) -> tuple[Schema | None, str]:
-    """Return what `read_schema` returns, and what is wrong with the file, for the caller to report.
+    """Do the same as `read_schema`, but return the warning beside the schema; it is empty if the file is sound.
 
     Raises:
         SaveError: as `read_schema`.
@@ -347,7 +347,7 @@ def find_schema(place: Location) -> tuple[Schema | None, str]:
         return Schema.from_json(read_schema_file(place)), ""
     except FileNotFoundError:
         is_there, problem = False, f"{path!r} is missing"
-        if others := place.strangers():
+        if others := place.list_foreign_names():
             raise SaveError(
                 f"{place.root!r} is of something else, with {others[0]!r}: no data set is made in it"
             ) from None
@@ -363,11 +363,11 @@ def find_schema(place: Location) -> tuple[Schema | None, str]:
     return None, ""
 
 
-def schema_there(place: Location) -> Schema:
+def require_schema(place: Location) -> Schema:
     """Return the schema of a data set that exists.
 
     Raises:
-        FileNotFoundError: there is none, or nobody has flushed a row.
+        FileNotFoundError: the data set does not exist, or has no flushed rows yet.
         SaveError: as `read_schema`.
     """
     found = read_schema(place)
@@ -378,12 +378,12 @@ def schema_there(place: Location) -> Schema:
 
 
 def fix_schema(place: Location, schema: Schema, durable: bool) -> None:
-    """Make the schema that of the data set, unless another writer was first: then it must be the same.
+    """Store the schema of the data set. If another writer was first, check that its schema is the same.
 
     Raises:
-        SchemaError: it is another one; names the entry.
-        OSError: it cannot be written.
+        SchemaError: the schemas differ; the error names the entry.
+        OSError: the file cannot be written.
     """
     put_schema(place, schema.json, durable)
-    # A URL without conditions keeps the last of several objects that are put at the same moment.
+    # Read it back: a store without conditions keeps the last of several objects that are put at the same moment.
     Schema.from_json(read_schema_file(place)).refuse_other(schema, "what was written here")

@@ -1,1 +1,1 @@
-"""The on-disk formats, one file each, and the file operations under them."""
+"""Saves, in memory and on disk: the description of containers, state dicts, formats, stores and remote storage."""

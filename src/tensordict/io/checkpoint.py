@@ -1,4 +1,4 @@
-"""Loading state dicts: everything is checked before anything is written, and an error lists all that does not fit."""
+"""The loader behind `load_state_dict`. It checks the whole state dict before it writes, and lists all misfits."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from tensordict.io.states import (
     UNFIT,
     VALUES,
     Level,
-    levels_of,
-    member_levels,
+    parse_state,
+    split_members,
 )
 from tensordict.memory.mapped import MemoryMappedTensor
 
-# The tensors that one call on lists may copy.
+# The types of tensors that one call of `foreach.copy_` may copy together.
 _PLAIN = (Tensor, torch.nn.Parameter, MemoryMappedTensor)
 
 
@@ -38,14 +38,14 @@ def load_state(
     container: Contract, state: Mapping[str, Any], strict: bool, assign: bool, from_flatten: bool | None
 ) -> None:
     """Load a state dict into a container; see `TensorDict.load_state_dict`."""
-    plan = _Plan(strict, assign)
-    plan.match(container, levels_of(state, container, from_flatten), ())
+    plan = _LoadPlan(strict, assign)
+    plan.match(container, parse_state(state, container, from_flatten), ())
     plan.check(type(container).__name__)
     plan.run()
 
 
-class _Plan:
-    """What is to be written, and what stands in the way."""
+class _LoadPlan:
+    """The copies and actions that load a state dict, and the problems that forbid it."""
 
     def __init__(self, strict: bool, assign: bool) -> None:
         self.strict = strict
@@ -61,17 +61,17 @@ class _Plan:
     # --- matching ---------------------------------------------------------------------------------------------------
 
     def match(self, container: Any, level: Level, key: Path) -> torch.Size:
-        """Plan what a level says about a container.
+        """Plan to load a level into a container.
 
         Returns:
-            the batch size that the container will have.
+            the batch size of the container after loading.
         """
         node = container._wrapped_container()
         if node._is_non_tensor:
             self._match_value(node, level, key)
             return node._batch_size  # type: ignore[no-any-return]
         if level.is_value:
-            self._misfit(key, "it is a container, and a value that is no tensor in the state dict")
+            self._add_misfit(key, "it is a container, and a value in the state dict")
             return node._batch_size  # type: ignore[no-any-return]
         if hasattr(node, "stack_dim"):
             self._match_stack(node, level, key)
@@ -79,7 +79,7 @@ class _Plan:
         size = torch.Size(level.meta[SIZE]) if level.meta.get(SIZE) is not None else node._batch_size
         fresh = not key and not node._entries
         if fresh and level.kind == LAZY and level.entries:
-            self._misfit(
+            self._add_misfit(
                 key,
                 "it is a lazy stack of unequal members, which an empty container cannot become: load it "
                 "into a lazy stack",
@@ -92,15 +92,15 @@ class _Plan:
             if item is UNFIT:
                 continue
             if current is None:
-                self._add(container, level, name, item, size, path, fresh)
+                self._plan_new_entry(container, level, name, item, size, path, fresh)
             elif isinstance(current, Contract) and not isinstance(current, Tensor):
                 self._match_node(node, name, current, item, size, path)
             else:
                 self._match_leaf(container, name, current, item, size, path)
         for name, current in node._entries.items():
             if name not in level.entries:
-                self._absent(level, current, size, (*key, name))
-        self._resize(node, level, size, fresh)
+                self._keep_entry(level, current, size, (*key, name))
+        self._plan_resize(node, level, size, fresh)
         return size
 
     def _match_node(self, parent: Any, name: str, current: Any, item: Any, size: torch.Size, key: Path) -> None:
@@ -110,43 +110,43 @@ class _Plan:
                 self._check_shape(inner, size, key)
                 return
             if not item.is_value:
-                self._misfit(key, "it is a value that is no tensor, and a container in the state dict")
+                self._add_misfit(key, "it is a value, and a container in the state dict")
                 return
         elif not current._is_non_tensor:
-            self._misfit(key, f"it is a container, and a {type(item).__name__} in the state dict")
+            self._add_misfit(key, f"it is a container, and a {type(item).__name__} in the state dict")
             return
-        self._replace(parent, name, current, item, key)
+        self._plan_value(parent, name, current, item, key)
 
-    def _replace(self, parent: Any, name: str, current: Any, item: Any, key: Path) -> None:
-        """Plan the new value of a holder."""
-        holder = self._holder(item, current._batch_size, current._device, key)
-        if holder is None or (holder._batch_size == current._batch_size and _same(holder, current)):
+    def _plan_value(self, parent: Any, name: str, current: Any, item: Any, key: Path) -> None:
+        """Plan the new value of a holder, unless it is equal to the old one."""
+        holder = self._make_holder(item, current._batch_size, current._device, key)
+        if holder is None or (holder._batch_size == current._batch_size and _have_equal_values(holder, current)):
             return
         try:
             self.actions.append(current._replacing(parent, name, holder, (), current._batch_size, key))
         except (RuntimeError, TypeError) as error:
             self.misfits.append(str(error))
 
-    def _holder(self, item: object, size: torch.Size, device: torch.device | None, key: Path) -> Any:
-        """A holder of this batch size for a value of a state dict."""
+    def _make_holder(self, item: object, size: torch.Size, device: torch.device | None, key: Path) -> Any:
+        """Return a holder with this batch size for a value of a state dict; `None` after a misfit."""
         if isinstance(item, Level) and LISTS in item.meta:
-            return self._built(item, size, device, key)
+            return self._build(item, size, device, key)
         if isinstance(item, Contract):
             return item
         value = item.value if isinstance(item, Level) else item
         return makers.value(value, size, device)
 
     def _match_value(self, node: Any, level: Level, key: Path) -> None:
-        """The state of a holder that is loaded by itself."""
+        """Plan to load a holder that is the root itself."""
         if not level.is_value:
-            self._misfit(key, "it is a value that is no tensor, and a container in the state dict")
+            self._add_misfit(key, "it is a value, and a container in the state dict")
             return
-        holder = self._holder(level, node._batch_size, node._device, key)
+        holder = self._make_holder(level, node._batch_size, node._device, key)
         if holder is not None:
             self.actions.append(lambda: node.update_(holder))
 
     def _match_values(self, container: Any, level: Level, size: torch.Size, key: Path, fresh: bool) -> None:
-        """The values of a tensorclass, which the metadata of the tensorclass itself has."""
+        """Plan to load the values of a tensorclass, which its own metadata contains."""
         fields = level.meta.get(VALUES)
         if not isinstance(fields, Mapping):
             return
@@ -157,9 +157,9 @@ class _Plan:
             if value is None or name in level.entries:
                 continue
             if isinstance(current, Contract) and current._is_non_tensor:
-                self._replace(node, name, current, value, path)
+                self._plan_value(node, name, current, value, path)
             elif current is None and (fresh or not self.strict):
-                self._put(container, name, self._holder(value, size, node._device, path), path)
+                self._plan_write(container, name, self._make_holder(value, size, node._device, path), path)
             else:
                 self.unexpected[path] = None
 
@@ -170,50 +170,50 @@ class _Plan:
             item = torch.as_tensor(item)
         if not isinstance(item, Tensor):
             kind = "container" if isinstance(item, Level) else type(item).__name__
-            self._misfit(key, f"it is a tensor, and a {kind} in the state dict")
+            self._add_misfit(key, f"it is a tensor, and a {kind} in the state dict")
             return
         bound = torch.Size(()) if isinstance(current, Contract) else size
         if self.assign:
             self._check_shape(ragged.shape_of(item), bound, key)
             value = type(current)(item, current._batch_size) if isinstance(current, Contract) else item
-            self._put(container, name, value, key)
+            self._plan_write(container, name, value, key)
             return
-        if self._fits(current, item, key):
+        if self._plan_copy(current, item, key):
             self._check_shape(ragged.shape_of(current), bound, key)
 
-    def _fits(self, current: Any, item: Any, key: Path) -> bool:
-        """Plan the copy of a tensor into a leaf, when it can be done."""
+    def _plan_copy(self, current: Any, item: Any, key: Path) -> bool:
+        """Plan to copy a tensor into a leaf. Returns False after a misfit."""
         if current.is_nested or item.is_nested:
-            return self._fits_rows(current, item, key)
+            return self._plan_row_copies(current, item, key)
         if current.shape != item.shape:
-            self._misfit(key, f"its shape is {list(current.shape)}, and {list(item.shape)} in the state dict")
+            self._add_misfit(key, f"its shape is {list(current.shape)}, and {list(item.shape)} in the state dict")
         elif item.is_meta and not current.is_meta:
-            self._misfit(key, "it has no content in the state dict, where it is on the meta device")
+            self._add_misfit(key, "it has no content in the state dict, where it is on the meta device")
         elif item.is_complex() and not current.is_complex():
-            self._misfit(key, f"it is of {current.dtype}, which cannot hold {item.dtype}")
+            self._add_misfit(key, f"it is of {current.dtype}, which cannot hold {item.dtype}")
         elif current.layout is torch.strided and any(
             step == 0 and count > 1 for step, count in zip(current.stride(), current.shape, strict=True)
         ):
-            self._misfit(key, "it is expanded and cannot be written in place: pass assign=True")
+            self._add_misfit(key, "it is expanded and cannot be written in place: pass assign=True")
         else:
-            self._copy(current, item)
+            self._add_copy(current, item)
             return True
         return False
 
-    def _fits_rows(self, current: Any, item: Any, key: Path) -> bool:
+    def _plan_row_copies(self, current: Any, item: Any, key: Path) -> bool:
         try:
             if not current.is_nested:
                 raise ValueError("it is a dense tensor, and a ragged one in the state dict")
             targets, sources = ragged.copies(current, item)
         except (RuntimeError, ValueError) as error:
-            self._misfit(key, str(error))
+            self._add_misfit(key, str(error))
             return False
         for target, source in zip(targets, sources, strict=True):
-            self._copy(target, source)
+            self._add_copy(target, source)
         return True
 
-    def _copy(self, target: Tensor, source: Tensor) -> None:
-        """Plan a copy; what has been loaded in place already, as checkpoints are, has nothing to be copied."""
+    def _add_copy(self, target: Tensor, source: Tensor) -> None:
+        """Add a copy to the plan, unless a distributed checkpoint has already loaded the source into the target."""
         if type(target) in _PLAIN and type(source) in _PLAIN and target.layout is source.layout is torch.strided:
             if not same_memory(target, source):
                 self.targets.append(target)
@@ -222,47 +222,47 @@ class _Plan:
             self.actions.append(lambda: target.copy_(source))
 
     def _match_stack(self, stack: Any, level: Level, key: Path) -> None:
-        """Write into the members, each its own part."""
+        """Plan to load the members of a lazy stack, each from its own part."""
         members = stack._members()
         if not members:
             return
-        levels = member_levels(level, len(members), stack.stack_dim, key, self.misfits)
+        levels = split_members(level, len(members), stack.stack_dim, key, self.misfits)
         for member, part in zip(members, levels, strict=False):
             size = self.match(member, part, key)
             if size != member._batch_size:
-                self._misfit(
+                self._add_misfit(
                     key,
                     f"a member of a lazy stack has batch size {list(member._batch_size)}, and {list(size)} "
                     "in the state dict",
                 )
 
-    # --- what is not on both sides ----------------------------------------------------------------------------------
+    # --- entries of one side ----------------------------------------------------------------------------------------
 
-    def _add(
+    def _plan_new_entry(
         self, container: Any, level: Level, name: str, item: Any, size: torch.Size, key: Path, fresh: bool
     ) -> None:
-        if (self.strict and not fresh) or not self._takes(container, name):
+        if (self.strict and not fresh) or not self._accepts(container, name):
             self.unexpected[key] = None
             return
         if isinstance(item, Level):
-            made = self._built(item, size, container._device, key)
-            if made is None:
+            value = self._build(item, size, container._device, key)
+            if value is None:
                 return
-            self._check_shape(made._batch_size, size, key)
+            self._check_shape(value._batch_size, size, key)
         elif name in level.meta.get(UNBATCHED_NAMES, ()) and isinstance(item, Tensor):
-            made = to_container(Specification(UNBATCHED, size, entries={OWN: item}))
+            value = to_container(Specification(UNBATCHED, size, entries={OWN: item}))
         else:
-            made = item
+            value = item
             if isinstance(item, Tensor):
                 self._check_shape(ragged.shape_of(item), size, key)
-        self._put(container, name, made, key)
+        self._plan_write(container, name, value, key)
 
-    def _takes(self, container: object, name: str) -> bool:
+    def _accepts(self, container: object, name: str) -> bool:
         known = getattr(type(container), "__expected_keys__", None)
         return not known or name in known
 
-    def _absent(self, level: Level, current: Any, size: torch.Size, key: Path) -> None:
-        """An entry of the container that the state dict does not have."""
+    def _keep_entry(self, level: Level, current: Any, size: torch.Size, key: Path) -> None:
+        """Keep an entry that the state dict lacks, which is a problem if loading is strict."""
         shape = current._batch_size if isinstance(current, Contract) else ragged.shape_of(current)
         self._check_shape(
             shape, torch.Size(()) if isinstance(current, Tensor) and isinstance(current, Contract) else size, key
@@ -271,40 +271,38 @@ class _Plan:
             return
         if isinstance(current, Contract) and not isinstance(current, Tensor):
             in_fields = key[-1] in (level.meta.get(VALUES) or ())
-            # Values and empty containers are in the metadata only, which some ways of saving do not keep.
+            # Values and empty containers are in the metadata only, and some programs save a state dict without it.
             if in_fields or (SIZE not in level.meta and not current._leaves()):
                 return
         self.missing[key] = None
 
-    def _put(self, container: Any, name: str, value: Any, key: Path) -> None:
-        """Plan a new entry, or a new tensor for one."""
+    def _plan_write(self, container: Any, name: str, value: Any, key: Path) -> None:
+        """Plan to write an entry, new or not."""
         if container._locked and self.locked is None:
             self.locked = key
         self.actions.append(lambda: container._write_name(name, value))
 
-    def _resize(self, node: Contract, level: Level, size: torch.Size, fresh: bool) -> None:
+    def _plan_resize(self, node: Contract, level: Level, size: torch.Size, fresh: bool) -> None:
         names = level.meta.get(NAMES)
         keeps = node._names is not None and len(node._names) == len(size) and not fresh
         if not keeps and not (isinstance(names, list) and len(names) == len(size)):
             names = None
         if size != node._batch_size or fresh:
-            self.actions.insert(0, lambda: _resized(node, size, node._names if keeps else names))
+            self.actions.insert(0, lambda: _resize(node, size, node._names if keeps else names))
 
     # --- new containers ---------------------------------------------------------------------------------------------
 
-    def _built(self, level: Level, size: torch.Size, device: torch.device | None, key: Path) -> Any:
-        """The container that a level describes; `None` after a misfit."""
-        node = self._specified(level, size, device, key)
+    def _build(self, level: Level, size: torch.Size, device: torch.device | None, key: Path) -> Any:
+        """Build the container that a level describes; `None` after a misfit."""
+        node = self._specify(level, size, device, key)
         try:
             return None if node is None else to_container(node, key)
         except (RuntimeError, ValueError) as error:
             self.misfits.append(str(error))
             return None
 
-    def _specified(
-        self, level: Level, size: torch.Size, device: torch.device | None, key: Path
-    ) -> Specification | None:
-        """The specification that a level gives; `None` after a misfit."""
+    def _specify(self, level: Level, size: torch.Size, device: torch.device | None, key: Path) -> Specification | None:
+        """Return the specification of the container that a level describes; `None` after a misfit."""
         before, meta = len(self.misfits), level.meta
         own = torch.Size(meta[SIZE]) if meta.get(SIZE) is not None else size
         names = meta.get(NAMES) if isinstance(meta.get(NAMES), list) else None
@@ -320,7 +318,7 @@ class _Plan:
             return None
 
     def _fill(self, node: Specification, level: Level, key: Path) -> None:
-        """Give a node its kind and its content."""
+        """Set the kind and the content of a specification."""
         meta, size, device = level.meta, node.batch_size, node.device
         dim = meta.get(STACK_DIM)
         if level.is_value:
@@ -329,14 +327,14 @@ class _Plan:
             return
         if type(dim) is int and 0 <= dim < len(size) and size[dim]:
             rest = size[:dim] + size[dim + 1 :]
-            members = map(_without_class, member_levels(level, size[dim], dim, key, self.misfits))
+            members = map(_drop_class, split_members(level, size[dim], dim, key, self.misfits))
             node.kind, node.stack_dim = LAZY, dim
-            node.entries = {str(i): self._specified(member, rest, device, key) for i, member in enumerate(members)}
+            node.entries = {str(i): self._specify(member, rest, device, key) for i, member in enumerate(members)}
             return
         entries: dict[str, Any] = {}
         for name, item in level.entries.items():
             if isinstance(item, Level):
-                entries[name] = self._specified(item, size, device, (*key, name))
+                entries[name] = self._specify(item, size, device, (*key, name))
             elif not isinstance(item, Tensor):
                 entries[name] = Specification("NonTensorData", size, device, value=item)
             elif name in meta.get(UNBATCHED_NAMES, ()):
@@ -349,57 +347,57 @@ class _Plan:
                     entries[name] = Specification("NonTensorData", size, device, value=value)
         node.entries = entries
 
-    # --- the end ----------------------------------------------------------------------------------------------------
+    # --- problems, and running the plan -----------------------------------------------------------------------------
 
-    def _misfit(self, key: Path, what: str) -> None:
+    def _add_misfit(self, key: Path, what: str) -> None:
         self.misfits.append(f"entry {joined(key)!r}: {what}" if key else what)
 
     def _check_shape(self, shape: torch.Size, size: torch.Size, key: Path) -> None:
         if shape[: len(size)] != size:
-            self._misfit(key, f"its shape {list(shape)} does not begin with the batch size {list(size)}")
+            self._add_misfit(key, f"its shape {list(shape)} does not begin with the batch size {list(size)}")
 
     def check(self, name: str) -> None:
-        """Raise an error that lists all that stands in the way, if anything does."""
+        """Raise an error that lists all problems, if there are any."""
         problems = []
         if self.missing:
-            problems.append(f"missing in the state dict: {_listed(self.missing)}")
+            problems.append(f"missing in the state dict: {_list_keys(self.missing)}")
         if self.unexpected:
-            problems.append(f"not in the container: {_listed(self.unexpected)}")
+            problems.append(f"not in the container: {_list_keys(self.unexpected)}")
         problems += dict.fromkeys(self.misfits)
         if problems:
             hint = "; strict=False loads what both have" if self.missing or self.unexpected else ""
             raise StateError(f"cannot load the state dict into the {name}: " + "; ".join(problems) + hint)
         if self.locked is not None:
             raise LockedError(
-                f"cannot set the entry {joined(self.locked)!r} of a locked container: unlock_() it first, or load in "
-                "place (assign=False) what it has"
+                f"cannot set the entry {joined(self.locked)!r} of a locked container: unlock_() it first, or load its "
+                "existing entries in place (assign=False)"
             )
 
     def run(self) -> None:
-        """Write."""
+        """Write all copies, and then run the other actions."""
         with torch.no_grad():
             foreach.copy_(self.targets, self.sources)
             for action in self.actions:
                 action()
 
 
-def _resized(node: Contract, size: torch.Size, names: list[str | None] | None) -> None:
+def _resize(node: Contract, size: torch.Size, names: list[str | None] | None) -> None:
     node._batch_size = size
     node._names = names
 
 
-def _same(holder: Any, current: Any) -> bool:
+def _have_equal_values(holder: Any, current: Any) -> bool:
     mine, theirs = holder._flat_values(), current._flat_values()
     return len(mine) == len(theirs) and all(map(same_value, mine, theirs))
 
 
-def _without_class(level: Level) -> Level:
-    """The level of a member of a stack whose face is over the stack."""
+def _drop_class(level: Level) -> Level:
+    """Remove the class from the level of a member: the tensorclass wraps the stack, and not its members."""
     bare = Level({name: value for name, value in level.meta.items() if name != CLASS})
     bare.entries = level.entries
     return bare
 
 
-def _listed(keys: Mapping[Path, Any]) -> str:
-    shown = [repr(joined(key)) for key in keys]
-    return ", ".join(shown[:20]) + (f" and {len(shown) - 20} more" if len(shown) > 20 else "")
+def _list_keys(keys: Mapping[Path, Any]) -> str:
+    texts = [repr(joined(key)) for key in keys]
+    return ", ".join(texts[:20]) + (f" and {len(texts) - 20} more" if len(texts) > 20 else "")

@@ -1,4 +1,4 @@
-"""The parts of a specification as a file says them, which may be anything: each is checked here, for every format."""
+"""Checks of sizes, shapes, names and devices that readers of all formats take from untrusted files."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ _MAX_DIMS = 64
 
 
 def ints(value: object, what: str, least: int = 0) -> tuple[int, ...]:
-    """The sizes of dims; -1 stands for one that differs, where `least` allows it.
+    """Return the sizes of dims as a tuple; -1 stands for a size that differs, if `least` is -1.
 
     Raises:
-        ValueError: they are none, `what` saying of what.
+        ValueError: `value` is not a list of sizes. `what` is the subject of the message.
     """
     if type(value) is not list or len(value) > _MAX_DIMS:
         raise ValueError(f"{what} is {value!r:.80} and no list of ints")
-    # A loop, as it runs for each leaf: `all` with a generator takes four times as long.
+    # This runs for each leaf: `all` with a generator would take four times as long.
     for size in value:
         if type(size) is not int or not least <= size < 2**63:
             allowed = "non-negative ints" if least == 0 else f"ints of at least {least}"
@@ -27,25 +27,29 @@ def ints(value: object, what: str, least: int = 0) -> tuple[int, ...]:
 
 
 def sizes(value: object, what: str, least: int = 0) -> torch.Size:
-    """As :func:`ints`, as a batch size."""
+    """Return a batch size; see :func:`ints`."""
     return torch.Size(ints(value, what, least))
 
 
 def shape(value: object) -> tuple[int, ...]:
-    """The shape of a tensor, which torch must be able to count.
+    """Return the shape of a tensor.
 
     Raises:
-        ValueError: it is none.
+        ValueError: `value` is not a shape, or torch cannot create such a large tensor.
     """
     found = ints(value, "its shape")
-    # Torch counts in 63 bits what a shape takes, and the strides of tensors without elements too.
+    # Torch counts bytes and strides in 63 bits, also for tensors without elements.
     if math.prod(filter(None, found)) >= 2**58:
         raise ValueError(f"its shape {value!r:.80} is larger than that of a tensor can be")
     return found
 
 
 def names(value: Any, ndim: int | None = None) -> list[str | None] | None:
-    """The names of that many dims, or none at all; a `ValueError` when they are no names."""
+    """Return the names of `ndim` dims, or `None`.
+
+    Raises:
+        ValueError: `value` is not a list of that many names.
+    """
     if value is None:
         return None
     fits = type(value) is list and all(name is None or type(name) is str for name in value)
@@ -55,17 +59,21 @@ def names(value: Any, ndim: int | None = None) -> list[str | None] | None:
 
 
 def dim(value: object, ndim: int = _MAX_DIMS) -> int:
-    """The number of one of so many dims; a `ValueError` when it is none."""
+    """Return the number of one of `ndim` dims.
+
+    Raises:
+        ValueError: `value` is not such a number.
+    """
     if type(value) is not int or not 0 <= value < ndim:
-        raise ValueError(f"its 'stack_dim' is {value!r:.80}, which is the number of none of {ndim} dims")
+        raise ValueError(f"its 'stack_dim' is {value!r:.80}, and not the number of one of {ndim} dims")
     return value
 
 
 def device(name: object) -> torch.device | None:
-    """The device of a loaded container: its tensors come from a file to the CPU, whatever device they were on.
+    """Return the device of a loaded container. Files are loaded to the CPU, so any other known device becomes "cpu".
 
     Raises:
-        ValueError: there is no such device.
+        ValueError: torch does not know the device.
     """
     if name is None:
         return None

@@ -1,9 +1,9 @@
-"""What is stored: containers of all kinds described in one way, which every format writes and reads.
+"""`Specification`, the description of a stored container that every format writes and reads.
 
 A `Specification` describes one container (a dict of tensors, a lazy stack, a tensorclass, a holder of a value), and a
-tree of them a save. A writer takes that of each container (`specification_of`); a reader gives a tree in which every
-node has been checked (`check`). Loading makes the containers of it (`to_container`); inspecting and verifying walk it
-(`walk`), and so need not know its tensorclasses, read no tensor and unpickle nothing.
+tree of them describes a save. Writers call `specification_of` for each container. Readers build a tree, and `check`
+every node. Loading builds the containers from the tree (`to_container`). Inspecting and verifying walk the tree
+(`walk`), without importing its tensorclasses, reading tensors or unpickling.
 """
 
 from __future__ import annotations
@@ -26,26 +26,26 @@ DICT, LAZY, UNBATCHED = "TensorDict", "LazyStackedTensorDict", "UnbatchedTensor"
 VALUES = ("NonTensorData", "MetaData")
 VALUE_STACK = "NonTensorStack"
 KINDS = (DICT, LAZY, UNBATCHED, *VALUES, VALUE_STACK)
-# The name under which the container that a tensorclass wraps is kept.
+# The name of the entry for the container that a tensorclass wraps.
 WRAPPED = "_tensordict"
-# That of the tensor in an `UnbatchedTensor`.
+# The name of the entry for the tensor of an `UnbatchedTensor`.
 OWN = "data"
 
 
 @dataclass(slots=True)
 class Specification:
-    """What a container is.
+    """The description of one container.
 
-    kind: one of `KINDS`; for a tensorclass its module and qualified name, with a dot between.
-    entries: tensors (or the `LeafSpec` of one), and containers or their specifications. The members of a lazy stack are
-        called "0", "1", ...; the one entry of a tensorclass is the container that it wraps.
-    stack_dim: of lazy stacks and stacks of values.
-    value: what a holder holds; a stack of values has nested lists along its batch dims. A reader gives the tensors in
-        it as `entries`, called `0`, `1`, ..., and its `form`, as `io/values.py` has it.
+    kind: one of `KINDS`; for a tensorclass its module and qualified name, joined by a dot.
+    entries: tensors (or their `LeafSpec`s), and containers or their specifications. The members of a lazy stack are
+        named "0", "1", ...; the only entry of a tensorclass is the container that it wraps.
+    stack_dim: the stack dim of a lazy stack or a stack of values.
+    value: the value of a holder; for a stack of values, nested lists along its batch dims. Readers put the tensors in
+        the value into `entries`, named "0", "1", ..., and its encoded form (`io/values.py`) into `form`.
     missing: the fields of a tensorclass that are `None`.
-    columns: whether the entries of a lazy stack are not its members but their entries, see `formats/columns.py`:
+    columns: True if the entries of a lazy stack are columns instead of members, see `formats/stack_columns.py`:
         tensors, `Column`s, and specifications of nested stacks and of holders of the list of values.
-    finish: what a reader has yet to do: is given this specification and the container, and gives the container back.
+    finish: a step that a reader adds to loading: takes this specification and the container, and returns the container.
     """
 
     kind: str
@@ -62,27 +62,27 @@ class Specification:
 
     @property
     def is_value(self) -> bool:
-        """Whether there is a value in place of entries."""
+        """True for a holder of a value or a stack of values."""
         return self.kind in VALUES or self.kind == VALUE_STACK
 
     @property
     def is_tensorclass(self) -> bool:
-        """Whether this is of a tensorclass, or of a class that nobody knows."""
+        """True for a tensorclass, or for an unknown class."""
         return self.kind not in KINDS
 
     def fields(self) -> Mapping[str, Specification | LeafSpec]:
-        """The specifications of the entries; those of a tensorclass are its fields."""
-        node = specified(self.entries[WRAPPED]) if self.is_tensorclass else self
-        return {name: specified(entry) for name, entry in node.entries.items()}
+        """Return the specifications of the entries; for a tensorclass, of its fields."""
+        node = specify(self.entries[WRAPPED]) if self.is_tensorclass else self
+        return {name: specify(entry) for name, entry in node.entries.items()}
 
 
 @dataclass(frozen=True, slots=True)
 class LeafSpec:
-    """What a tensor is.
+    """The description of one tensor.
 
-    shape: with -1 for the dims along which the rows of a ragged tensor differ.
-    nbytes: of its elements; what they take in the file may be less (compression).
-    source: a (mapped) tensor, or what unpacks one.
+    shape: the shape, with -1 for the dims along which the rows of a ragged tensor differ.
+    nbytes: the bytes of its elements; a compressed file may take fewer.
+    source: the tensor, which may be mapped; or its column; or a function that decompresses it.
     """
 
     dtype: torch.dtype
@@ -93,7 +93,7 @@ class LeafSpec:
 
     @staticmethod
     def of(leaf: Tensor | Column | LeafSpec) -> LeafSpec:
-        """That of a leaf."""
+        """Describe a leaf or a column."""
         if isinstance(leaf, LeafSpec):
             return leaf
         if isinstance(leaf, Column):
@@ -106,8 +106,8 @@ class LeafSpec:
 
 
 @dataclass(frozen=True, slots=True)
-class Pickled:
-    """A value that only unpickling, which runs code, would give."""
+class PickledValue:
+    """The value of an entry that was not unpickled, because unpickling runs code."""
 
     content: bytes
 
@@ -116,8 +116,8 @@ class Pickled:
 
 
 @dataclass(frozen=True, slots=True)
-class Unreadable:
-    """The value in place of an entry that another program has written and this one cannot read."""
+class UnreadableValue:
+    """The value that stands for an entry of another program that this package cannot read."""
 
     why: str
 
@@ -126,8 +126,8 @@ class Unreadable:
 
 
 @dataclass(frozen=True, slots=True)
-class Unread(Unreadable):
-    """Values that are read when they are used: `read` gives them, or so many of them."""
+class DeferredValue(UnreadableValue):
+    """A value that is read on demand: `read(None)` returns all of it, and `read(n)` its first `n` items."""
 
     read: Callable[[int | None], Any]
 
@@ -135,21 +135,21 @@ class Unread(Unreadable):
         return f"<{self.why}>"
 
 
-class Broken(Unreadable):
-    """The value in place of an entry that cannot be loaded."""
+class BrokenValue(UnreadableValue):
+    """The value that stands for an entry that cannot be loaded."""
 
     __slots__ = ()
 
 
-def broken(error: OSError) -> Specification:
-    """What stands in a tree in place of an entry of which this is wrong."""
-    return Specification(VALUES[0], torch.Size(()), value=Broken(str(error)))
+def replace_broken(error: OSError) -> Specification:
+    """Return a specification that stands for an entry that raised this error."""
+    return Specification(VALUES[0], torch.Size(()), value=BrokenValue(str(error)))
 
 
 def walk(node: Specification, key: Path = ()) -> Iterator[tuple[Path, Specification | LeafSpec]]:
-    """All nodes and leaves of a tree with their nested keys, a container before what is in it.
+    """Yield all nodes and leaves of a tree with their nested keys, each container before its entries.
 
-    The container that a tensorclass wraps is not a node of its own.
+    A tensorclass and the container that it wraps are one node.
     """
     yield key, node
     for name, entry in node.fields().items():
@@ -159,8 +159,8 @@ def walk(node: Specification, key: Path = ()) -> Iterator[tuple[Path, Specificat
             yield (*key, name), entry
 
 
-def specified(entry: Any) -> Any:
-    """The specification of an entry, whatever stands for it."""
+def specify(entry: Any) -> Any:
+    """Return the specification of an entry: a container, a tensor, or a specification already."""
     if isinstance(entry, Specification):
         return entry
     return specification_of(entry, unread=True) if isinstance(entry, Contract) else LeafSpec.of(entry)
@@ -169,22 +169,22 @@ def specified(entry: Any) -> Any:
 # --- depth ------------------------------------------------------------------------------------------------------------
 
 MAX_LEVELS = 100
-"""A container in a save has a nested key of at most this many names, in every format.
+"""The greatest length of the nested key of a container in a save, in every format.
 
-All readers and writers are recursive. The costliest take 5 frames a level, so that a save of this depth is written and
-read by a caller who has used half of Python's 1,000 frames.
+All readers and writers are recursive and take at most 5 frames a level. So a caller who has used half of Python's 1,000
+frames can still write and read a save of this depth.
 """
 
 
 def check_levels(container: Contract, key: Path = ()) -> None:
-    """Refuse a container whose nested containers have longer keys than `MAX_LEVELS`; before anything is written.
+    """Check, before a save, that no nested container has a key of more than `MAX_LEVELS` names.
 
     Args:
         container: the container, of any depth.
-        key: where it will be in the save.
+        key: its key in the save.
 
     Raises:
-        SaveError: one of them is too deep; its key and the limit are named.
+        SaveError: a nested container is too deep; names its key and the limit.
     """
     level = [(key, container)]
     while level:
@@ -193,7 +193,7 @@ def check_levels(container: Contract, key: Path = ()) -> None:
 
 
 def check_level(key: Path) -> None:
-    """Raise a `SaveError` that names the limit for a container whose key is longer than `MAX_LEVELS`."""
+    """Raise a `SaveError` if the key of a container has more than `MAX_LEVELS` names."""
     if len(key) > MAX_LEVELS:
         first = ", ".join(f"{name!r:.40}" for name in key[:3])
         raise SaveError(
@@ -203,7 +203,7 @@ def check_level(key: Path) -> None:
 
 
 def _containers_in(node: Contract) -> Iterator[tuple[str, Contract]]:
-    """The containers that are entries, or members, of a container, by name."""
+    """Yield the containers that are entries or members of a container, with their names."""
     inner = node._wrapped_container()
     if inner._is_non_tensor:
         return
@@ -214,34 +214,33 @@ def _containers_in(node: Contract) -> Iterator[tuple[str, Contract]]:
             yield name, value
 
 
-# --- of containers ----------------------------------------------------------------------------------------------------
+# --- from containers --------------------------------------------------------------------------------------------------
 
 
 def specification_of(
     container: Any, key: Path = (), unread: bool = False, ragged_columns: bool = False
 ) -> Specification:
-    """The specification of one container; those nested in it are left as they are. That of a specification is itself.
+    """Describe one container. Nested containers stay containers, and a specification is returned unchanged.
 
     Args:
-        key: what errors name.
-        unread: of a container over a file, give tensors that are read when they are used (`memory/stored_tensors.py`).
-        ragged_columns: give ragged lazy stacks by columns, where their members are alike.
+        key: the key of the container, for errors.
+        unread: describe the tensors of a file by tensors that are read on demand (`memory/stored_tensors.py`).
+        ragged_columns: describe a ragged lazy stack by its columns, if its members have the same structure.
 
     Raises:
-        UnsupportedEntryError: there is none, or it cannot be stored as it is (a lazy stack with hooks); the key is
-            named.
+        UnsupportedEntryError: this kind of container cannot be stored, or is a lazy stack with hooks; names the key.
     """
     if isinstance(container, Specification):
         return container
     inner = container._wrapped_container()
-    if is_typed(container):
+    if is_stored_as_class(container):
         missing = [field for field in type(container).__expected_keys__ if field not in inner._structure()]
         size, device, names = container._batch_size, container._device, container._names
         return Specification(class_name(container), size, device, names, {WRAPPED: inner}, missing=missing)
-    container = inner  # of a wrapper that is stored as what it wraps
+    container = inner  # other wrappers are stored as the container that they wrap
     kind = getattr(container, "_stored_as", type(container).__name__)
     if kind not in KINDS:
-        raise UnsupportedEntryError(f"{entry_of(key)}a {kind} cannot be stored; to_tensordict() gives what can")
+        raise UnsupportedEntryError(f"{entry_of(key)}a {kind} cannot be stored: save its to_tensordict() instead")
     size = container._batch_size
     if kind == DICT and any(type(count) is not int or count < 0 for count in size):
         raise UnsupportedEntryError(
@@ -261,20 +260,20 @@ def specification_of(
             found.value = container.tolist()
         else:
             found.entries = _members(container, key)
-            by_name = stack_columns.columns(list(found.entries.values()), key) if ragged_columns else None
+            by_name = stack_columns.collect_columns(list(found.entries.values()), key) if ragged_columns else None
             if by_name is not None:
                 found = _by_columns(found, by_name)
     return found
 
 
 def _by_columns(stack: Specification, found: Mapping[str, Any]) -> Specification:
-    """That of a lazy stack as columns; `found` is what `stack_columns.columns` gives."""
+    """Describe a lazy stack by its columns, as `stack_columns.collect_columns` returned them."""
     entries: dict[str, Any] = {}
     for name, value in found.items():
-        if isinstance(value, stack_columns.Below):
-            entries[name] = _below(stack, value)
+        if isinstance(value, stack_columns.NestedColumns):
+            entries[name] = _describe_nested(stack, value)
         elif isinstance(value, list):
-            # One list of all values, whatever the batch size of each.
+            # One value for each member, whatever its batch size.
             kind, values = type(value[0]).__name__, [item._value for item in value]
             entries[name] = Specification(kind, torch.Size((len(values),)), stack.device, value=values)
         else:
@@ -282,19 +281,19 @@ def _by_columns(stack: Specification, found: Mapping[str, Any]) -> Specification
     return replace(stack, entries=entries, columns=True)
 
 
-def _below(stack: Specification, below: stack_columns.Below) -> Specification:
-    """That of what the members of a lazy stack have under one name, as a stack of its own."""
+def _describe_nested(stack: Specification, below: stack_columns.NestedColumns) -> Specification:
+    """Describe the containers that the members of a lazy stack have under one name as a lazy stack of their own."""
     first, dim = below.containers[0], stack.stack_dim or 0
     size = stack_columns.stacked_size(below.containers, dim)
     names = None if first._names is None else [*first._names[:dim], None, *first._names[dim:]]
     inner = _by_columns(Specification(LAZY, size, stack.device, names, stack_dim=dim), below.entries)
-    if not is_typed(first):
+    if not is_stored_as_class(first):
         return inner
     return tensorclass_over(class_name(first), inner, specification_of(first).missing)
 
 
 def tensorclass_over(name: str, wrapped: Any, missing: Sequence[str] = ()) -> Specification:
-    """The specification of a tensorclass over a container or a specification, whose batch size it has."""
+    """Describe a tensorclass over a container or a specification, with the batch size, device and names of that."""
     if isinstance(wrapped, Specification):
         size, device, names = wrapped.batch_size, wrapped.device, wrapped.names
     else:
@@ -303,12 +302,12 @@ def tensorclass_over(name: str, wrapped: Any, missing: Sequence[str] = ()) -> Sp
 
 
 def class_name(container: object) -> str:
-    """How the class of a tensorclass is called in a specification."""
+    """Return the module and qualified name of a tensorclass, as a specification stores it."""
     return f"{type(container).__module__}.{type(container).__qualname__}"
 
 
-def is_typed(container: Any) -> bool:
-    """Whether it is a tensorclass, which is stored as such; other wrappers are stored as the container they wrap."""
+def is_stored_as_class(container: Any) -> bool:
+    """Return True for a tensorclass, and False for wrappers that are stored as the container that they wrap."""
     return container._wrapped_container() is not container and getattr(type(container), "_stored_as", None) is None
 
 
@@ -323,35 +322,35 @@ def _members(stack: Any, key: Path) -> dict[str, Any]:
 
 
 def check(node: Specification, key: Path = ()) -> Specification:
-    """The specification, once it is known to be sound: its entries, batch size and names fit each other.
+    """Check that the entries, batch size and names of a specification from a file fit together, and return it.
 
-    The content of a file may be anything. Entries that are specifications have been checked before.
+    Entries that are specifications must have been checked before.
 
     Raises:
-        SaveError: something does not fit; the key is named.
+        SaveError: a part does not fit; names the key.
     """
     try:
-        problem = _problem(node)
+        problem = _find_problem(node)
     except (RuntimeError, TypeError, ValueError, LookupError) as error:
         problem = str(error)
     if problem is not None:
-        raise _unsound(node, key, problem)
+        raise _misfit_error(node, key, problem)
     return node
 
 
-def _unsound(node: Specification, key: Path, problem: object) -> SaveError:
-    return SaveError(f"{entry_of(key)}the {node.kind} that was stored does not add up: {problem}")
+def _misfit_error(node: Specification, key: Path, problem: object) -> SaveError:
+    return SaveError(f"{entry_of(key)}the stored {node.kind} does not add up: {problem}")
 
 
-def _problem(node: Specification) -> str | None:
+def _find_problem(node: Specification) -> str | None:
     batch_dims = len(node.batch_size)
     if node.names is not None and len(node.names) != batch_dims:
         return f"its dim names {node.names!r:.80} do not fit {batch_dims} batch dims"
     if node.is_tensorclass:
-        kind, holds_fields, names = _as_wrapped(node.entries[WRAPPED])
+        kind, holds_fields, names = _describe_wrapped(node.entries[WRAPPED])
         return tensorclass_problem(registry.declared(node.kind), kind, holds_fields, names)
     if node.kind == LAZY and not node.columns:
-        return _stack_problem(node)
+        return _find_stack_problem(node)
     if node.kind == DICT or node.kind == LAZY:
         for name, entry in node.entries.items():
             shape = _row_shape(entry, node) if node.columns else shape_of(entry)
@@ -361,18 +360,18 @@ def _problem(node: Specification) -> str | None:
 
 
 def shape_of(entry: Any) -> torch.Size | None:
-    """The shape of an entry of a specification; `None` where that is not known."""
+    """Return the shape of an entry of a specification; `None` if it is unknown."""
     if isinstance(entry, Contract):
         return entry._batch_size
     if isinstance(entry, Tensor):
         return ragged.shape_of(entry)
     if isinstance(entry, Specification):
-        return None if isinstance(entry.value, (Pickled, Broken)) else entry.batch_size
+        return None if isinstance(entry.value, (PickledValue, BrokenValue)) else entry.batch_size
     return torch.Size(entry.shape)
 
 
 def _row_shape(entry: object, stack: Specification) -> torch.Size | None:
-    """The shape that an entry of a stack by columns has in the stack: its rows run along the stack dim."""
+    """Return the shape that a column has in its stack, where the rows of the column run along the stack dim."""
     shape, dim = shape_of(entry), stack.stack_dim or 0
     if shape is None or (isinstance(entry, Specification) and not entry.is_value):
         return shape
@@ -383,7 +382,7 @@ def _row_shape(entry: object, stack: Specification) -> torch.Size | None:
     return rest[:dim] + rows + rest[dim:]
 
 
-def _stack_problem(stack: Specification) -> str | None:
+def _find_stack_problem(stack: Specification) -> str | None:
     dim = stack.stack_dim or 0
     members = [stack.entries[str(position)] for position in range(len(stack.entries))]
     if not all(isinstance(member, (Specification, Contract)) for member in members):
@@ -396,18 +395,18 @@ def _stack_problem(stack: Specification) -> str | None:
         else (*stack.batch_size[:dim], 0, *stack.batch_size[dim + 1 :])
     )
     if size != stack.batch_size:
-        return f"the batch size {list(stack.batch_size)} is not that of its members, {list(size)}"
+        return f"its batch size is {list(stack.batch_size)}, and its members make {list(size)}"
     return None
 
 
 def tensorclass_problem(cls: Any, kind: str, holds_fields: bool, names: Iterable[str]) -> str | None:
-    """Why a tensorclass cannot be over a container of that kind with entries of these names.
+    """Return the reason why a tensorclass cannot wrap a container with entries of these names, or `None` if it can.
 
     Args:
-        cls: the tensorclass; `None` for one that this program does not know, which may have any fields.
-        kind: the name of the kind, for errors.
-        holds_fields: whether it is one that has entries at all.
-        names: those of its entries.
+        cls: the tensorclass; `None` for an unknown one, which may have any fields.
+        kind: the name of the kind of the container, for errors.
+        holds_fields: False if this kind of container has no entries.
+        names: the names of its entries.
     """
     if not holds_fields:
         return f"a {kind} holds no fields"
@@ -416,8 +415,8 @@ def tensorclass_problem(cls: Any, kind: str, holds_fields: bool, names: Iterable
     return None
 
 
-def _as_wrapped(inner: Any) -> tuple[str, bool, Iterable[str]]:
-    """What `tensorclass_problem` takes of a container or a specification."""
+def _describe_wrapped(inner: Any) -> tuple[str, bool, Iterable[str]]:
+    """Return the arguments of `tensorclass_problem` for a wrapped container or its specification."""
     if isinstance(inner, Specification):
         return inner.kind, inner.kind in (DICT, LAZY), _names_in(inner)
     holds = inner._wrapped_container() is inner and not (inner._is_non_tensor or isinstance(inner, Tensor))
@@ -425,10 +424,10 @@ def _as_wrapped(inner: Any) -> tuple[str, bool, Iterable[str]]:
 
 
 def _names_in(node: Specification) -> Iterable[str]:
-    """The names of the entries; those of a lazy stack are what all of its members have."""
+    """Return the names of the entries; for a lazy stack, the names that all of its members have."""
     if node.kind != LAZY or node.columns:
         return node.entries
-    found = [set(_as_wrapped(member)[2]) for member in node.entries.values()]
+    found = [set(_describe_wrapped(member)[2]) for member in node.entries.values()]
     return set.intersection(*found) if found else ()
 
 
@@ -436,12 +435,11 @@ def _names_in(node: Specification) -> Iterable[str]:
 
 
 def to_container(node: Specification, key: Path = ()) -> Any:
-    """The container of a specification, which has been checked (`check`), and those of the specifications in it.
+    """Build the container of a specification that `check` has checked, with its nested containers.
 
     Raises:
-        SaveError: what has not been checked (the values of a stack, the rows of columns) does not fit; the key is
-            named.
-        UnsupportedEntryError: a class is not known to this program.
+        SaveError: a part that `check` skips (the values of a stack, the rows of columns) does not fit; names the key.
+        UnsupportedEntryError: a class has not been imported.
     """
     entries: dict[str, Any] = {}
     for name, entry in node.entries.items():
@@ -449,18 +447,18 @@ def to_container(node: Specification, key: Path = ()) -> Any:
             entry = to_container(entry, key if node.is_tensorclass else (*key, name))
         entries[name] = entry
     try:
-        container = _made(node, entries)
+        container = _build(node, entries)
     except UnsupportedEntryError as error:
         raise UnsupportedEntryError(f"{entry_of(key)}{error}") from None
     except (RuntimeError, TypeError, ValueError, LookupError) as error:
-        raise _unsound(node, key, error) from error
+        raise _misfit_error(node, key, error) from error
     return container if node.finish is None else node.finish(node, container)
 
 
-def _made(node: Specification, entries: dict[str, Any]) -> Any:
+def _build(node: Specification, entries: dict[str, Any]) -> Any:
     size, device, dim = node.batch_size, node.device, node.stack_dim or 0
     if node.is_tensorclass:
-        return class_named(node.kind)._wrapping(entries[WRAPPED])
+        return find_class(node.kind)._wrapping(entries[WRAPPED])
     cls = registry.lookup(node.kind)
     if node.kind == DICT:
         return cls._make(entries, size, device, node.names)
@@ -471,30 +469,30 @@ def _made(node: Specification, entries: dict[str, Any]) -> Any:
     if node.kind == VALUE_STACK:
         stack = cls._of_lists(node.value, size, dim, device)
     else:
-        members = _members_of(node, entries)
+        members = _build_members(node, entries)
         stack = cls(*members, stack_dim=dim, batch_size=None if members else size[:dim] + size[dim + 1 :])
         if stack._batch_size != size:
-            raise ValueError(f"the batch size {list(size)} is not that of the members")
+            raise ValueError(f"its batch size is {list(size)}, and its members make {list(stack._batch_size)}")
     if node.names is not None:
         stack.names = node.names
     return stack
 
 
-def _members_of(node: Specification, entries: Mapping[str, Any]) -> list[Any]:
+def _build_members(node: Specification, entries: Mapping[str, Any]) -> list[Any]:
     if not node.columns:
         return [entries[str(position)] for position in range(len(entries))]
     dim = node.stack_dim or 0
     names = None if node.names is None else [*node.names[:dim], *node.names[dim + 1 :]]
     if names is not None and not any(names):
         names = None
-    return stack_columns.members_of(entries, node.batch_size, dim, node.device, names)
+    return stack_columns.build_members(entries, node.batch_size, dim, node.device, names)
 
 
-def class_named(name: str) -> Any:
-    """The tensorclass of this module and qualified name; nothing is imported.
+def find_class(name: str) -> Any:
+    """Find a tensorclass by its module and qualified name among the imported ones.
 
     Raises:
-        UnsupportedEntryError: this program has none; says what to do.
+        UnsupportedEntryError: it has not been imported.
     """
     cls = registry.declared(name)
     if cls is None:

@@ -1,8 +1,8 @@
-"""State dicts: containers as mappings of names to tensors, in the form that modules and checkpoints share.
+"""State dicts of containers, which `StateWriter` writes for `state_dict()` and `parse_state` reads for loading.
 
-Beside the tensors, the attribute `_metadata` of the mapping says what every container is, under the name of its place:
-its batch size and device, and under names that begin with "_" all else. What only this package keeps is passed over by
-other readers.
+A state dict maps names to tensors, as for modules. Its attribute `_metadata` describes every container under the name
+that leads to it: batch size and device, and further fields that begin with "_". Other readers ignore the fields of this
+package.
 """
 
 from __future__ import annotations
@@ -18,17 +18,25 @@ from tensordict.core import ragged
 from tensordict.core.contract import Contract
 from tensordict.core.exceptions import SaveError, StackError
 from tensordict.core.keys import Path, entry_of, joined
-from tensordict.io.specification import DICT, LAZY, OWN, VALUE_STACK, Specification, is_typed, specification_of
+from tensordict.io.specification import (
+    DICT,
+    LAZY,
+    OWN,
+    VALUE_STACK,
+    Specification,
+    is_stored_as_class,
+    specification_of,
+)
 from tensordict.memory.mapped import MemoryMappedTensor
 
-# What the metadata of a container may say.
+# The fields in the metadata of a container.
 SIZE, DEVICE, TYPE, VALUES = "batch_size", "device", "_type", "_non_tensor"
-# As above, kept by this package only: the dim names, the full name of a tensorclass, the dim of a lazy stack, the
-# values of a stack of values, and the names of the entries that are UnbatchedTensors.
+# Further fields, which only this package writes: the dim names, the full name of a tensorclass, the stack dim of a lazy
+# stack, the values of a stack of values, and the names of the entries that are UnbatchedTensors.
 NAMES, CLASS, STACK_DIM, LISTS, UNBATCHED_NAMES = "_names", "_class", "_stack_dim", "_lists", "_unbatched"
 SEPARATOR = "."
 
-# Stands for an entry of a member of a lazy stack that has been found not to fit.
+# Stands for an entry of a member of a lazy stack that does not fit.
 UNFIT = object()
 
 
@@ -36,10 +44,10 @@ class StateWriter:
     """Writes the state of a container.
 
     Args:
-        keep_vars: give the tensors themselves, not detached from autograd.
-        flatten: one mapping, whose names have the separator between the parts of nested keys.
-        values: give the holders of values that are no tensors too, under their keys; otherwise the values are in the
-            metadata only.
+        keep_vars: write the tensors themselves instead of detached ones.
+        flatten: write one mapping, whose names join the parts of nested keys by the separator.
+        values: also write the holders of non-tensor values under their keys; otherwise the values are in the metadata
+            only.
     """
 
     def __init__(self, keep_vars: bool, flatten: bool, values: bool) -> None:
@@ -48,26 +56,28 @@ class StateWriter:
         self.values = values
 
     def write(self, container: Contract, destination: MutableMapping[str, Any], prefix: str) -> None:
-        """Add the state of a container to a mapping, with this in front of its names.
+        """Add the state of a container to a mapping. `prefix` begins every name.
 
         Raises:
             SaveError: two entries would have the same name.
         """
         found: dict[str, Any] = {}
         metadata: dict[str, Any] = {}
-        self._node(container, found, prefix, metadata, ())
+        self._write_node(container, found, prefix, metadata, ())
         destination.update(found)
         if hasattr(destination, "_metadata"):
             destination._metadata.update(metadata)
 
-    def _node(self, container: Any, found: dict[str, Any], prefix: str, metadata: dict[str, Any], key: Path) -> None:
+    def _write_node(
+        self, container: Any, found: dict[str, Any], prefix: str, metadata: dict[str, Any], key: Path
+    ) -> None:
         inner = container._wrapped_container()
         meta: dict[str, Any] = {SIZE: inner._batch_size, DEVICE: inner._device}
         metadata[prefix[: -len(SEPARATOR)]] = meta
         if inner._names is not None:
             meta[NAMES] = list(inner._names)
         fields: dict[str, Any] | None = None
-        if is_typed(container):
+        if is_stored_as_class(container):
             cls = type(container)
             meta[TYPE], meta[CLASS] = cls.__name__, f"{cls.__module__}.{cls.__qualname__}"
             fields = meta[VALUES] = {name: None for name in cls.__expected_keys__ if name not in inner._structure()}
@@ -75,21 +85,21 @@ class StateWriter:
         if form.stack_dim is not None:
             meta[STACK_DIM] = form.stack_dim
         if form.is_value:
-            self._value(form, meta)
+            self._write_value(form, meta)
             return
         if form.kind == LAZY:
             meta[TYPE] = LAZY
         for name, value in form.entries.items():
-            self._entry(name, value, found, prefix, metadata, (*key, name), fields)
+            self._write_entry(name, value, found, prefix, metadata, (*key, name), fields)
 
-    def _value(self, form: Specification, meta: dict[str, Any]) -> None:
+    def _write_value(self, form: Specification, meta: dict[str, Any]) -> None:
         meta[TYPE] = form.kind
         if form.kind == VALUE_STACK:
             meta[LISTS] = form.value
         else:
             meta[VALUES] = {OWN: form.value, "_is_non_tensor": True, "_metadata": None}
 
-    def _entry(
+    def _write_entry(
         self,
         name: str,
         value: object,
@@ -105,24 +115,24 @@ class StateWriter:
                 meta = metadata[prefix[: -len(SEPARATOR)]]
                 meta.setdefault(UNBATCHED_NAMES, []).append(name)
                 value = value.as_subclass(Tensor)  # type: ignore[attr-defined]
-            _add(found, full, value if self.keep_vars else _detached(value), key)
+            _add(found, full, value if self.keep_vars else _detach(value), key)
             return
         if value._is_non_tensor:
             form = specification_of(value, key)
             if self.values:
-                # Checkpoints take mappings and lists apart, by keys that other values would not have. A holder is none,
-                # a stack of values is a mapping and goes in a tuple.
+                # Distributed checkpoints take mappings and lists apart, and store only their items. A stack of values
+                # is a mapping, so a tuple protects it. A holder is not.
                 _add(found, full, (value,) if form.kind == VALUE_STACK else value, key)
             if fields is not None and form.kind != VALUE_STACK:
                 fields[name] = form.value
                 return
         if self.flatten:
-            self._node(value, found, full + SEPARATOR, metadata, key)
+            self._write_node(value, found, full + SEPARATOR, metadata, key)
             return
         inner: OrderedDict[str, Any] = OrderedDict()
-        described: OrderedDict[str, Any] = OrderedDict()
-        self._node(value, inner, "", described, key)
-        inner._metadata = described  # type: ignore[attr-defined]
+        inner_metadata: OrderedDict[str, Any] = OrderedDict()
+        self._write_node(value, inner, "", inner_metadata, key)
+        inner._metadata = inner_metadata  # type: ignore[attr-defined]
         if full not in found:
             _add(found, full, inner, key)
 
@@ -136,13 +146,13 @@ def _add(found: dict[str, Any], name: str, value: object, key: Path) -> None:
     found[name] = value
 
 
-def _detached(leaf: Any) -> Any:
+def _detach(leaf: Any) -> Any:
     plain = leaf.detach()
     return plain.as_subclass(Tensor) if isinstance(plain, MemoryMappedTensor) else plain
 
 
 def _dense_form(container: Contract, key: Path) -> Specification:
-    """The form of a container; that of a lazy stack has stacked entries where all members have the same ones."""
+    """Describe a container. If the members of a lazy stack have equal keys and shapes, describe its stacked entries."""
     form = specification_of(container, key)
     if form.kind != LAZY or not _is_even(container):
         return form
@@ -154,7 +164,7 @@ def _dense_form(container: Contract, key: Path) -> Specification:
 
 
 def _is_even(stack: Any) -> bool:
-    """Whether the members of a stack have the same keys, with dense tensors of the same shapes."""
+    """Return True if the members of a stack have the same keys, and dense tensors of the same shapes."""
     names = stack._structure()
     if any(member._structure().keys() != names.keys() for member in stack._members()):
         return False
@@ -176,7 +186,7 @@ def _is_lazy(node: Contract) -> bool:
 
 
 class Level:
-    """What a state dict says about one container: tensors, further levels and other values by name, and metadata."""
+    """The part of a state dict for one container: tensors, nested levels and other values by name, and its metadata."""
 
     __slots__ = ("entries", "meta")
 
@@ -186,45 +196,45 @@ class Level:
 
     @property
     def kind(self) -> Any:
-        """The class that the metadata names."""
+        """The name of the class in the metadata."""
         return VALUE_STACK if LISTS in self.meta else self.meta.get(TYPE)
 
     @property
     def is_value(self) -> bool:
-        """Whether this is a value that is no tensor."""
+        """True for a non-tensor value."""
         return LISTS in self.meta or (self.kind in ("NonTensorData", "MetaData") and VALUES in self.meta)
 
     @property
     def value(self) -> Any:
-        """The value; that of a stack of values is nested lists."""
+        """The non-tensor value; nested lists for a stack of values."""
         return self.meta[LISTS] if LISTS in self.meta else self.meta[VALUES].get(OWN)
 
 
-# The names under which older releases have the batch size and the device of a container among its entries.
+# Older releases of the reference wrote the batch size and the device of a container as entries of these names.
 _OLDER = {"__batch_size": SIZE, "__device": DEVICE}
-# What the state of a tensorclass consists of there.
+# They wrote a tensorclass as a mapping of these two names.
 _OLDER_TENSORS, _OLDER_VALUES = "_tensordict", "_non_tensordict"
 
 
-def levels_of(state: Mapping[str, Any], target: object, from_flatten: bool | None) -> Level:
-    """The tree of levels in a state dict.
+def parse_state(state: Mapping[str, Any], target: object, from_flatten: bool | None) -> Level:
+    """Parse a state dict into a tree of levels.
 
     Args:
         state: the state dict, flat or nested.
-        target: the container that it is for: its keys tell where a name ends, where no metadata does.
-        from_flatten: whether it is flat; `None` to see for oneself.
+        target: the container to load into. Without metadata, its keys tell how a name with separators is divided.
+        from_flatten: True for a flat state dict; `None` detects it.
     """
     if from_flatten is None:
         from_flatten = not any(
             isinstance(value, Mapping) and name.split(SEPARATOR)[-1] != _OLDER_VALUES for name, value in state.items()
         )
     metadata = getattr(state, "_metadata", None)
-    return _unflattened(state, metadata, target) if from_flatten else _nested(state, metadata)
+    return _parse_flat(state, metadata, target) if from_flatten else _parse_nested(state, metadata)
 
 
-def _of_older(state: Mapping[str, Any]) -> Level:
-    """The level of a tensorclass or a value in the layout of older releases: its container, and the values beside."""
-    level = _nested(state[_OLDER_TENSORS], getattr(state[_OLDER_TENSORS], "_metadata", None))
+def _parse_older(state: Mapping[str, Any]) -> Level:
+    """Parse a tensorclass or a value in the layout of older releases: its container, and its values beside it."""
+    level = _parse_nested(state[_OLDER_TENSORS], getattr(state[_OLDER_TENSORS], "_metadata", None))
     values = dict(state[_OLDER_VALUES])
     level.meta[VALUES] = values
     if "_is_non_tensor" in values:
@@ -232,10 +242,11 @@ def _of_older(state: Mapping[str, Any]) -> Level:
     return level
 
 
-def _of_older_flat(state: Mapping[str, Any], given: Mapping[str, Any]) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
-    """A flat state and its metadata, once the parts that older releases make of a tensorclass are one container again.
+def _convert_older(state: Mapping[str, Any], given: Mapping[str, Any]) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+    """Convert a flat state dict of older releases, and its metadata, to the present layout.
 
-    They are the names of its tensors below `_tensordict`, and its values below `_non_tensordict` or as a mapping there.
+    Older releases divide a tensorclass into its tensors, with names below `_tensordict`, and its values, with names
+    below `_non_tensordict` or in a mapping of that name.
     """
     split = {name: name.split(SEPARATOR) for name in state}
     if not any(_OLDER_VALUES in parts for parts in split.values()):
@@ -257,63 +268,63 @@ def _of_older_flat(state: Mapping[str, Any], given: Mapping[str, Any]) -> tuple[
     return found, metadata
 
 
-def _nested(state: Mapping[str, Any], metadata: object) -> Level:
+def _parse_nested(state: Mapping[str, Any], metadata: object) -> Level:
     if state.keys() == {_OLDER_TENSORS, _OLDER_VALUES} and all(isinstance(part, Mapping) for part in state.values()):
-        return _of_older(state)
+        return _parse_older(state)
     level = Level(metadata.get("") if isinstance(metadata, Mapping) else None)
     for name, value in state.items():
         if name in _OLDER:
             level.meta[_OLDER[name]] = value
         else:
-            level.entries[name] = _entry(value)
+            level.entries[name] = _parse_entry(value)
     return level
 
 
-def _entry(value: object) -> Any:
-    """What a level has for a value of a state dict."""
+def _parse_entry(value: object) -> Any:
+    """Parse one item of a state dict: a mapping becomes a level, and a stack of values leaves its tuple."""
     if type(value) is tuple and len(value) == 1 and isinstance(value[0], Contract):
         return value[0]
     if isinstance(value, Mapping) and not isinstance(value, Contract):
-        return _nested(value, getattr(value, "_metadata", None))
+        return _parse_nested(value, getattr(value, "_metadata", None))
     return value
 
 
-def _unflattened(state: Mapping[str, Any], metadata: object, target: object) -> Level:
+def _parse_flat(state: Mapping[str, Any], metadata: object, target: object) -> Level:
     given = metadata if isinstance(metadata, Mapping) else {}
-    # The metadata of this package and of the reference has all containers: what is left of a name is that of a leaf.
-    known = any(isinstance(meta, Mapping) and SIZE in meta for meta in given.values())
-    if not known:
-        state, given = _of_older_flat(state, given)
+    # This package and the reference describe all containers in the metadata. The rest of a name is the name of a leaf.
+    describes_all = any(isinstance(meta, Mapping) and SIZE in meta for meta in given.values())
+    if not describes_all:
+        state, given = _convert_older(state, given)
     levels = {place: Level(meta) for place, meta in given.items() if isinstance(meta, Mapping)}
     root = levels.setdefault("", Level())
     for full, value in state.items():
-        value = _entry(value)
-        place, name = _place(full, levels)
-        level = _attached(place, levels)
-        if not known:
-            level, name = _descended(level, name, target, place)
+        value = _parse_entry(value)
+        place, name = _split_name(full, levels)
+        level = _attach(place, levels)
+        if not describes_all:
+            level, name = _descend(level, name, target, place)
         if name in _OLDER:
             level.meta[_OLDER[name]] = value
         else:
             level.entries[name] = value
-    # Last those without tensors, which no name has led to.
+    # Containers without tensors come last, because the names of tensors have not led to them.
     for place in given:
         if place in levels:
-            _attached(place, levels)
+            _attach(place, levels)
     return root
 
 
-def _attached(place: str, levels: Mapping[str, Level]) -> Level:
-    """The level of a place, once it is an entry of the one that it is in."""
+def _attach(place: str, levels: Mapping[str, Level]) -> Level:
+    """Make a level an entry of the level around it, up to the root, and return it."""
     level = levels[place]
     if place:
-        outer, name = _place(place, levels)
-        _attached(outer, levels).entries.setdefault(name, level)
+        outer, name = _split_name(place, levels)
+        _attach(outer, levels).entries.setdefault(name, level)
     return level
 
 
-def _place(full: str, levels: Mapping[str, Level]) -> tuple[str, str]:
-    """The place of the innermost container that a name is in, and the rest of the name."""
+def _split_name(full: str, levels: Mapping[str, Level]) -> tuple[str, str]:
+    """Split a name into the name of the innermost known container and the rest."""
     end = full.rfind(SEPARATOR)
     while end >= 0:
         if full[:end] in levels:
@@ -322,8 +333,11 @@ def _place(full: str, levels: Mapping[str, Level]) -> tuple[str, str]:
     return "", full
 
 
-def _descended(level: Level, name: str, target: Any, place: str) -> tuple[Level, str]:
-    """The level that a name without metadata leads to, and the name there: the keys of the target have precedence."""
+def _descend(level: Level, name: str, target: Any, place: str) -> tuple[Level, str]:
+    """Follow a name without metadata from a level down, and return the last level and the name in it.
+
+    The name is divided at its separators as the keys of the target are, and else at every separator.
+    """
     node = target
     for part in place.split(SEPARATOR) if place else ():
         node = _child(node, part)
@@ -346,39 +360,39 @@ def _child(node: Any, name: str) -> Any:
     return None if inner is None or isinstance(inner, Tensor) or inner._is_non_tensor else inner
 
 
-def member_levels(level: Level, count: int, dim: int, key: Path, misfits: list[str]) -> list[Level]:
-    """The levels of the members of a lazy stack; what cannot be split is added to `misfits`."""
+def split_members(level: Level, count: int, dim: int, key: Path, misfits: list[str]) -> list[Level]:
+    """Split a level into the levels of the members of a lazy stack. A part that cannot be split adds to `misfits`."""
     if level.kind == LAZY:
-        return _listed_members(level, count, key, misfits)
+        return _take_members(level, count, key, misfits)
     meta = dict(level.meta)
     if SIZE in meta:
         size = tuple(meta[SIZE])
         if len(size) <= dim or size[dim] != count:
             misfits.append(
-                f"{entry_of(key)}its batch size {list(size)} is not that of a stack of {count} along dim {dim}"
+                f"{entry_of(key)}its batch size {list(size)} does not fit a stack of {count} along dim {dim}"
             )
             return []
         meta[SIZE] = torch.Size(size[:dim] + size[dim + 1 :])
     if isinstance(meta.get(NAMES), list):
         meta[NAMES] = meta[NAMES][:dim] + meta[NAMES][dim + 1 :]
-    stacked = meta.pop(STACK_DIM, None)
+    stack_dim = meta.pop(STACK_DIM, None)
     if LISTS in meta:
-        return _listed_values(level, meta, count, dim, key, misfits)
-    if type(stacked) is int and stacked != dim:
-        meta[STACK_DIM] = stacked - (stacked > dim)
+        return _split_values(level, meta, count, dim, key, misfits)
+    if type(stack_dim) is int and stack_dim != dim:
+        meta[STACK_DIM] = stack_dim - (stack_dim > dim)
     found = [Level(meta) for _ in range(count)]
     unbatched = meta.get(UNBATCHED_NAMES, ())
     for name, value in level.entries.items():
         if name in unbatched:
             parts: list[Any] = [value] * count
         else:
-            parts = _parts(value, count, dim, (*key, name), misfits) or [UNFIT] * count
+            parts = _split_entry(value, count, dim, (*key, name), misfits) or [UNFIT] * count
         for member, part in zip(found, parts, strict=True):
             member.entries[name] = part
     return found
 
 
-def _listed_members(level: Level, count: int, key: Path, misfits: list[str]) -> list[Level]:
+def _take_members(level: Level, count: int, key: Path, misfits: list[str]) -> list[Level]:
     members = [level.entries.get(str(position)) for position in range(len(level.entries))]
     found = [member for member in members if isinstance(member, Level)]
     if len(found) != len(members) or len(found) != count:
@@ -387,13 +401,13 @@ def _listed_members(level: Level, count: int, key: Path, misfits: list[str]) -> 
     return found
 
 
-def _listed_values(
+def _split_values(
     level: Level, meta: dict[str, Any], count: int, dim: int, key: Path, misfits: list[str]
 ) -> list[Level]:
     try:
-        lists = [_taken(level.value, dim, position) for position in range(count)]
+        lists = [_take_value(level.value, dim, position) for position in range(count)]
     except (IndexError, TypeError):
-        misfits.append(f"{entry_of(key)}its values do not lie in lists along dim {dim} of {count}")
+        misfits.append(f"{entry_of(key)}its values do not have {count} lists along dim {dim}")
         return []
     found = []
     for part in lists:
@@ -407,9 +421,9 @@ def _listed_values(
     return found
 
 
-def _parts(value: Any, count: int, dim: int, key: Path, misfits: list[str]) -> list[Any]:
+def _split_entry(value: Any, count: int, dim: int, key: Path, misfits: list[str]) -> list[Any]:
     if isinstance(value, Level):
-        return member_levels(value, count, dim, key, misfits)
+        return split_members(value, count, dim, key, misfits)
     if not isinstance(value, Tensor):
         size = value._batch_size if isinstance(value, Contract) else ()
         return list(value.unbind(dim)) if size[dim : dim + 1] == (count,) else [value] * count
@@ -422,7 +436,7 @@ def _parts(value: Any, count: int, dim: int, key: Path, misfits: list[str]) -> l
     return list(value.unbind(dim))
 
 
-def _taken(lists: object, dim: int, position: int) -> Any:
+def _take_value(lists: object, dim: int, position: int) -> Any:
     if type(lists) is not list:
         raise TypeError
-    return lists[position] if dim == 0 else [_taken(part, dim - 1, position) for part in lists]
+    return lists[position] if dim == 0 else [_take_value(part, dim - 1, position) for part in lists]

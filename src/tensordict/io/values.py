@@ -1,8 +1,7 @@
-"""Values that are no tensors as JSON, and the tensors in them beside it.
+"""The encoding of non-tensor values as JSON, which every format uses.
 
-`encode` gives a form in JSON and the list of the tensors, which the form calls by their numbers; `restored` takes both.
-A value of another class (`NotJson`) can be kept by pickle only, which nothing is written or read with unless the caller
-agrees.
+`encode` returns a form in JSON and the list of the tensors in the value, which the form references by number. `decode`
+takes both. Values of other classes raise `NotJson`. Only pickle can store them, and only if the caller allows pickle.
 """
 
 from __future__ import annotations
@@ -20,17 +19,17 @@ from tensordict.memory.mapped import MemoryMappedTensor
 from tensordict.memory.storable import check_storable
 from tensordict.memory.stored_tensors import StoredTensor
 
-# Larger ints are read by Python's own reader, but not by that of the reference.
+# The JSON reader of the reference cannot read larger ints.
 _INT_BITS = 64
 _TUPLE, _FLOAT, _DICT, _ITEMS, _ORDERED = "%tuple", "%float", "%dict", "%items", "%ordered"
 _TENSOR, _ARRAY, _SCALAR = "%tensor", "%array", "%scalar"
-# Values of torch, which state dicts of containers have in them.
+# Values of torch, which the state dicts of containers contain.
 _SIZE, _DTYPE, _DEVICE = "%size", "%dtype", "%device"
 _DEEP = "a value that is nested too deeply has no form in JSON"
 _ODD_FLOATS = {"nan", "inf", "-inf"}
-# The types of the keys of a dict, and tuples of them.
+# The supported types of the keys of a dict. Tuples of them are supported too.
 _KEYS = {str, int, float, bool, type(None)}
-# Parameters come back as tensors.
+# The supported types of tensors. Parameters are decoded as plain tensors.
 _TENSORS = {Tensor, torch.nn.Parameter, MemoryMappedTensor}
 _SCALARS = {
     name: np.dtype(name).newbyteorder("<")
@@ -39,34 +38,34 @@ _SCALARS = {
         *("float16", "float32", "float64", "complex64", "complex128"),
     )
 }
-# `Module.state_dict()` keeps the versions of the modules in this attribute of its OrderedDict.
+# `Module.state_dict()` stores the versions of the modules in this attribute of its OrderedDict.
 _VERSIONS = "_metadata"
 
 
 class NotJson(TypeError):
-    """A value that JSON cannot hold so that it is the same when read again."""
+    """A value that cannot be restored exactly from JSON."""
 
 
-class Encoded(NamedTuple):
-    """The form of a value in JSON, and the tensors that it calls by their numbers."""
+class EncodedValue(NamedTuple):
+    """The form of a value in JSON, and the tensors that the form references by number."""
 
     form: Any
     tensors: list[Tensor]
 
 
-def encode(value: object) -> Encoded:
-    """Give the form of a value of which `restored` makes the same value, in type and content.
+def encode(value: object) -> EncodedValue:
+    """Encode a value so that `decode` restores it with the same types and content.
 
-    A list or dict that is in the value twice is two when it is read again. A tensor stays one.
+    A list or dict that occurs twice in the value becomes two. A tensor that occurs twice stays one.
 
     Raises:
-        NotJson: the value, or one inside it, has no form; the message names its type and where it is.
+        NotJson: the value, or a value in it, cannot be encoded; names its type and its position.
     """
     return _encode(value)
 
 
-def exact(value: object) -> Any:
-    """Give the form of `encode` where there is no place for tensors.
+def encode_without_tensors(value: object) -> Any:
+    """Return the form of `encode` for files that cannot store tensors beside it.
 
     Raises:
         NotJson: as `encode`, and for a tensor.
@@ -74,23 +73,23 @@ def exact(value: object) -> Any:
     return _encode(value, tensors=False).form
 
 
-def plain(value: object) -> Any:
-    """The value as any reader understands it: a tuple is a list, and a float that is not finite is `null`.
+def encode_plainly(value: object) -> Any:
+    """Return a value as plain JSON for other programs: tuples become lists, and NaN and infinity become `null`.
 
     Raises:
-        NotJson: when not even that is possible; its message names the type and where it is.
+        NotJson: the value, or a value in it, has no plain form; names its type and its position.
     """
     return _encode(value, tensors=False, is_plain=True).form
 
 
-def restored(form: object, tensors: Sequence[Tensor] = ()) -> Any:
-    """The value of what `encode` gave.
+def decode(form: object, tensors: Sequence[Tensor] = ()) -> Any:
+    """Restore the value that `encode` encoded.
 
     Raises:
-        ValueError: the form is none that `encode` gives.
+        ValueError: `encode` does not write such a form.
     """
     try:
-        return _Decoder(tensors).value(form)
+        return _Decoder(tensors).decode(form)
     except RecursionError:
         raise ValueError(_DEEP) from None
 
@@ -98,23 +97,23 @@ def restored(form: object, tensors: Sequence[Tensor] = ()) -> Any:
 # --- to JSON ----------------------------------------------------------------------------------------------------------
 
 
-def _encode(value: object, tensors: bool = True, is_plain: bool = False) -> Encoded:
+def _encode(value: object, tensors: bool = True, is_plain: bool = False) -> EncodedValue:
     if type(value) is str and value.isascii():
-        # Most values are such texts; an encoder would take 1 us.
-        return Encoded(value, [])
+        # Most values are ASCII texts. Creating an encoder for them would take 1 us.
+        return EncodedValue(value, [])
     encoder = _Encoder(tensors, is_plain)
     try:
-        return Encoded(encoder.form(value), encoder.tensors)
+        return EncodedValue(encoder.encode(value), encoder.tensors)
     except RecursionError:
         raise NotJson(_DEEP) from None
 
 
 class _Encoder:
-    """Makes forms of values and collects the tensors.
+    """Encodes values and collects their tensors.
 
     Args:
-        tensors: whether there is a place for tensors.
-        is_plain: make the forms of `plain`.
+        tensors: allow tensors in the value.
+        is_plain: return the forms of `encode_plainly`.
     """
 
     __slots__ = ("_above", "_is_plain", "_numbers", "_path", "_takes_tensors", "tensors")
@@ -124,18 +123,18 @@ class _Encoder:
         self.tensors: list[Tensor] = []
         # The numbers of tensors and arrays by their ids, so that each is stored once.
         self._numbers: dict[int, int] = {}
-        # The keys and positions that lead to a value, and the ids of the lists and dicts on the way.
+        # The keys and positions that lead to the current value, and the ids of the lists and dicts around it.
         self._path: list[object] = []
         self._above: set[int] = set()
 
-    def form(self, value: Any) -> Any:
-        """The form of a value, or of one inside it."""
+    def encode(self, value: Any) -> Any:
+        """Return the form of a value, or of a value in it."""
         kind = type(value)
         if value is None or kind is bool:
             return value
         if kind is str:
             if not (value.isascii() or _is_unicode(value)):
-                raise NotJson(f"a str with lone surrogates{self._where()} is no text that a file can hold")
+                raise NotJson(f"a str with lone surrogates{self._where()} cannot be written to a file as text")
             return value
         if kind is int:
             if value.bit_length() >= _INT_BITS:
@@ -145,28 +144,28 @@ class _Encoder:
         if kind is float:
             return value if math.isfinite(value) else None if self._is_plain else {_FLOAT: repr(value)}
         if kind is list or kind is tuple or kind is torch.Size:
-            forms = self._forms(value, enumerate(value))
+            forms = self._encode_items(value, enumerate(value))
             return forms if kind is list or self._is_plain else {_TUPLE if kind is tuple else _SIZE: forms}
         if kind is dict or kind is OrderedDict:
-            return self._mapping(value, self._forms(value, value.items()))
+            return self._encode_dict(value, self._encode_items(value, value.items()))
         if self._is_plain:
             self._refuse(value)
-        return self._number_or_tensor(value)
+        return self._encode_number_or_tensor(value)
 
-    def _forms(self, value: object, items: Iterable[tuple[object, Any]]) -> list[Any]:
-        """The forms of the values in a list or a dict."""
+    def _encode_items(self, value: object, items: Iterable[tuple[object, Any]]) -> list[Any]:
+        """Return the forms of the values in a list or a dict."""
         if id(value) in self._above:
             raise NotJson(f"a {type(value).__name__}{self._where()} is nested in itself and has no form in JSON")
         found: list[Any] = []
         self._above.add(id(value))
         self._path.append(None)
         for self._path[-1], item in items:
-            found.append(self.form(item))
+            found.append(self.encode(item))
         self._path.pop()
         self._above.remove(id(value))
         return found
 
-    def _mapping(self, value: dict[Any, Any], forms: list[Any]) -> Any:
+    def _encode_dict(self, value: dict[Any, Any], forms: list[Any]) -> Any:
         is_ordered, are_texts, is_odd = type(value) is OrderedDict, True, False
         for key in value:
             if type(key) is not str or not (key.isascii() or _is_unicode(key)):
@@ -176,22 +175,24 @@ class _Encoder:
         if are_texts and (self._is_plain or not is_ordered):
             by_name = dict(zip(value, forms, strict=True))
             return {_DICT: by_name} if is_odd and not self._is_plain else by_name
-        pairs = [[self._key(key), form] for key, form in zip(value, forms, strict=True)]
+        pairs = [[self._encode_key(key), form] for key, form in zip(value, forms, strict=True)]
         if not is_ordered:
             return {_ITEMS: pairs}
-        kept = vars(value)
-        if not kept:
+        attributes = vars(value)
+        if not attributes:
             return {_ORDERED: pairs}
-        if kept.keys() != {_VERSIONS}:
-            raise NotJson(f"an OrderedDict with attributes ({', '.join(kept)}){self._where()} has no form in JSON")
-        return {_ORDERED: pairs, _VERSIONS: self.form(kept[_VERSIONS])}
+        if attributes.keys() != {_VERSIONS}:
+            raise NotJson(
+                f"an OrderedDict with attributes ({', '.join(attributes)}){self._where()} has no form in JSON"
+            )
+        return {_ORDERED: pairs, _VERSIONS: self.encode(attributes[_VERSIONS])}
 
-    def _key(self, key: object) -> Any:
+    def _encode_key(self, key: object) -> Any:
         if self._is_plain or not _is_key(key):
-            raise NotJson(f"a dict with the key {key!r:.40}{self._where()}, which is no text, has no form in JSON")
-        return self.form(key)
+            raise NotJson(f"a dict with the key {key!r:.40}{self._where()}, which is not a text, has no form in JSON")
+        return self.encode(key)
 
-    def _number_or_tensor(self, value: Any) -> Any:
+    def _encode_number_or_tensor(self, value: Any) -> Any:
         kind = type(value)
         if isinstance(value, np.generic) and value.dtype.name in _SCALARS:
             dtype = _SCALARS[value.dtype.name]
@@ -204,10 +205,10 @@ class _Encoder:
             self._refuse(value)
         if id(value) not in self._numbers:
             self._numbers[id(value)] = len(self.tensors)
-            self.tensors.append(self._tensor_of(value))
+            self.tensors.append(self._to_tensor(value))
         return {_ARRAY if kind is np.ndarray else _TENSOR: self._numbers[id(value)]}
 
-    def _tensor_of(self, value: Any) -> Tensor:
+    def _to_tensor(self, value: Any) -> Tensor:
         try:
             if isinstance(value, Tensor):
                 check_storable(value)
@@ -235,7 +236,7 @@ def _is_unicode(text: str) -> bool:
 
 
 def _is_key(key: object) -> bool:
-    """Whether `key` is one that a dict has in a form."""
+    """Return True for a key of a dict that can be encoded."""
     return all(map(_is_key, key)) if type(key) is tuple else type(key) in _KEYS
 
 
@@ -243,70 +244,70 @@ def _is_key(key: object) -> bool:
 
 
 class _Decoder:
-    """Makes values of forms, which a file may have from anybody."""
+    """Decodes forms, which may come from an untrusted file."""
 
     __slots__ = ("_tensors",)
 
     def __init__(self, tensors: Sequence[Tensor]) -> None:
         self._tensors = tensors
 
-    def value(self, form: Any) -> Any:
-        """The value of a form."""
+    def decode(self, form: Any) -> Any:
+        """Return the value of a form."""
         if type(form) is list:
-            return [self.value(item) for item in form]
+            return [self.decode(item) for item in form]
         if type(form) is not dict:
             return form
         tags = [key for key in form if key[:1] == "%"]
         if not tags:
-            return {key: self.value(item) for key, item in form.items()}
+            return {key: self.decode(item) for key, item in form.items()}
         tag = tags[0]
         content = form[tag]
         if tag == _ORDERED and type(content) is list and form.keys() <= {_ORDERED, _VERSIONS}:
-            ordered = OrderedDict(self._items(content))
+            ordered = OrderedDict(self._decode_pairs(content))
             if _VERSIONS in form:
-                vars(ordered)[_VERSIONS] = self.value(form[_VERSIONS])
+                vars(ordered)[_VERSIONS] = self.decode(form[_VERSIONS])
             return ordered
         if len(form) == 1:
             if tag == _TUPLE and type(content) is list:
-                return tuple([self.value(item) for item in content])
+                return tuple([self.decode(item) for item in content])
             if tag == _DICT and type(content) is dict:
-                return {key: self.value(item) for key, item in content.items()}
+                return {key: self.decode(item) for key, item in content.items()}
             if tag == _ITEMS and type(content) is list:
-                return self._items(content)
+                return self._decode_pairs(content)
             if tag == _FLOAT and type(content) is str and content in _ODD_FLOATS:
                 return float(content)
             if tag == _SCALAR:
-                return _scalar(content)
+                return _decode_scalar(content)
             if tag in (_SIZE, _DTYPE, _DEVICE):
-                return _of_torch(tag, content)
+                return _decode_torch_value(tag, content)
             if tag in (_TENSOR, _ARRAY) and type(content) is int and 0 <= content < len(self._tensors):
                 tensor = self._tensors[content]
-                return tensor if tag == _TENSOR else _array(tensor)
-        raise _unknown(form)
+                return tensor if tag == _TENSOR else _to_array(tensor)
+        raise _form_error(form)
 
-    def _items(self, pairs: list[Any]) -> dict[Any, Any]:
+    def _decode_pairs(self, pairs: list[Any]) -> dict[Any, Any]:
         found: dict[Any, Any] = {}
         for pair in pairs:
             if type(pair) is not list or len(pair) != 2:
-                raise _unknown(pair)
-            key = self.value(pair[0])
+                raise _form_error(pair)
+            key = self.decode(pair[0])
             if not _is_key(key) or key in found:
                 raise ValueError(f"{pair[0]!r:.80} is no key of a dict, or is there twice")
-            found[key] = self.value(pair[1])
+            found[key] = self.decode(pair[1])
         return found
 
 
-def _scalar(content: Any) -> Any:
-    """The NumPy scalar of a pair of a dtype and hexadecimal bytes."""
+def _decode_scalar(content: Any) -> Any:
+    """Return a NumPy scalar from a pair of a dtype and hexadecimal bytes."""
     if type(content) is list and len(content) == 2 and all(type(part) is str for part in content):
         name, digits = content
         if name in _SCALARS and len(digits) == 2 * _SCALARS[name].itemsize:
             return np.frombuffer(bytes.fromhex(digits), _SCALARS[name]).astype(name)[0]
-    raise _unknown(content)
+    raise _form_error(content)
 
 
-def _of_torch(tag: str, content: Any) -> Any:
-    """Give the size, dtype or device of a form."""
+def _decode_torch_value(tag: str, content: Any) -> Any:
+    """Return a size, a dtype or a device from its form."""
     if tag == _SIZE and type(content) is list and all(type(size) is int for size in content):
         return torch.Size(content)
     if tag == _DTYPE and type(content) is str:
@@ -318,18 +319,18 @@ def _of_torch(tag: str, content: Any) -> Any:
             return torch.device(content)
         except RuntimeError as error:
             raise ValueError(f"{content!r:.80} is no device: {error}") from None
-    raise _unknown(content)
+    raise _form_error(content)
 
 
-def _array(tensor: Any) -> Any:
+def _to_array(tensor: Any) -> Any:
     if not isinstance(tensor, Tensor) or isinstance(tensor, StoredTensor) or tensor.is_meta:
-        # The save is looked at, or its structure is wanted: nothing is read, and NumPy has no such arrays.
+        # The caller inspects the save without reading it, so a tensor without content stands for the array.
         return tensor
     try:
         return tensor.numpy(force=True)
     except (TypeError, RuntimeError) as error:
-        raise ValueError(f"an array of {tensor.dtype} on {tensor.device} cannot be: {error}") from None
+        raise ValueError(f"NumPy has no array of {tensor.dtype} on {tensor.device}: {error}") from None
 
 
-def _unknown(form: object) -> ValueError:
+def _form_error(form: object) -> ValueError:
     return ValueError(f"{form!r:.80} is no form of a value")

@@ -17,9 +17,9 @@ from tensordict.core.keys import Path
 from tensordict.io.formats.opening import describe_save
 from tensordict.io.remote.remote_saves import remote_bytes
 from tensordict.io.remote.urls import is_url
-from tensordict.io.saving.comparing import Difference, Tolerance, differences
-from tensordict.io.saving.progress import Progress, Wanted, bytes_allocated, bytes_on_disk, progress_bar, quiet
-from tensordict.io.specification import Broken, LeafSpec, Specification, Unread, broken, walk
+from tensordict.io.saving.comparing import Difference, Tolerance, find_differences
+from tensordict.io.saving.progress import Progress, ShowBar, count_bytes, count_disk_usage, hide_bars, progress_bar
+from tensordict.io.specification import BrokenValue, DeferredValue, LeafSpec, Specification, replace_broken, walk
 from tensordict.looking.markup import (
     STYLE,
     count_text,
@@ -43,7 +43,7 @@ _MOST_LEAVES, _MOST_POSITIONS, _MOST_CELLS, _MOST_TEXT = 300, 20, 12, 200
 _COLOURS = ("#3b7dd8", "#e0872b")
 # A placeholder for the text color: Matplotlib draws in it, and the page replaces it by `currentColor`.
 _INK = "#010203"
-# The first bytes of every report, by which the CLI recognizes a report that it may replace.
+# The first bytes of every report. The CLI replaces only files that begin with them.
 MARK = "<!doctype html>\n<!-- a report of tensordict -->\n"
 
 
@@ -71,7 +71,7 @@ class _ReportedSave:
 
         def complain(error: OSError) -> Specification:
             problems.append(str(error))
-            return broken(error)
+            return replace_broken(error)
 
         place = without_scheme(path)
         format, root = describe_save(place, complain)
@@ -94,7 +94,7 @@ class Page(NamedTuple):
     problems: list[str]
 
 
-def report(path: PathLike, other: PathLike | None = None, *, limit: int = 0, progress: Wanted = None) -> Page:
+def report(path: PathLike, other: PathLike | None = None, *, limit: int = 0, progress: ShowBar = None) -> Page:
     """Build a page of HTML on the content of a save, or on the differences of two.
 
     The page needs no other file and runs no script. It shows the structure, sizes, a histogram and figures of each
@@ -127,7 +127,7 @@ def report(path: PathLike, other: PathLike | None = None, *, limit: int = 0, pro
         (True, False)
     """
     require("matplotlib", "report")
-    with quiet(progress):
+    with hide_bars(progress):
         saves = [_ReportedSave.at(place) for place in (path, other) if place is not None]
     with progress_bar(progress, "reading", None if limit else sum(save.nbytes for save in saves)) as bar:
         for save in saves:
@@ -146,14 +146,14 @@ def _iter_differences(
     one: Specification, other: Specification, elements: bool, bar: Progress | None
 ) -> Iterator[Difference]:
     """Yield the differences in structure, then the differences in values and elements."""
-    yield from differences(one, other, None)
+    yield from find_differences(one, other, None)
     others = dict(walk(other))
     for key, node in walk(one):
         theirs = others.get(key)
         leaves = isinstance(node, LeafSpec) and isinstance(theirs, LeafSpec)
         values = isinstance(node, Specification) and isinstance(theirs, Specification) and node.is_value
         if theirs is not None and ((leaves and elements) or (values and getattr(theirs, "is_value", False))):
-            found = differences(node, theirs, Tolerance(equal_nan=True), key)
+            found = find_differences(node, theirs, Tolerance(equal_nan=True), key)
             yield from (item for item in found if item.what in ("elements", "value"))
             if bar is not None and isinstance(node, LeafSpec):
                 bar.add(node.nbytes)
@@ -223,7 +223,7 @@ def _save_letter(saves: Sequence[_ReportedSave], number: int) -> list[str]:
 def _headline_html(saves: Sequence[_ReportedSave], number: int) -> str:
     save = saves[number]
     values = sum(map(len, save.values.values()))
-    on_disk = remote_bytes(save.path) if is_url(save.path) else bytes_on_disk(without_scheme(save.path))
+    on_disk = remote_bytes(save.path) if is_url(save.path) else count_bytes(without_scheme(save.path))
     facts = [
         save.format,
         f"{save.root.kind} of batch size {list(save.root.batch_size)}",
@@ -231,7 +231,7 @@ def _headline_html(saves: Sequence[_ReportedSave], number: int) -> str:
         *([count_text(values, "value")] if values else []),
         f"{size_text(save.nbytes)} of tensors",
         *([f"{size_text(on_disk)} of files"] if on_disk is not None else []),
-        *([] if is_url(save.path) else [f"{size_text(bytes_allocated(without_scheme(save.path)))} on disk"]),
+        *([] if is_url(save.path) else [f"{size_text(count_disk_usage(without_scheme(save.path)))} on disk"]),
     ]
     letter = "".join(f"{text}: " for text in _save_letter(saves, number))
     return span("note", f"{letter}{', '.join(facts)}")
@@ -445,7 +445,7 @@ def _values_html(saves: Sequence[_ReportedSave]) -> Iterator[str]:
 
 
 def _format_saved_value(value: Any) -> str:
-    if isinstance(value, Broken):
+    if isinstance(value, BrokenValue):
         return f"broken: {value.why}"
     if isinstance(value, list) and len(value) > ROWS:
         return f"{_format_value(value[:ROWS])[:-1]}, …], {len(value):,} in all"
@@ -461,8 +461,8 @@ def _first_rows_html(saves: Sequence[_ReportedSave]) -> Iterator[str]:
                 columns[_key_text(key)] = found.rows
         for key, nodes in save.values.items():
             value, rows_of = nodes[0].value, nodes[0].batch_size[:1]
-            if len(nodes) == 1 and size and rows_of == size[:1] and isinstance(value, (list, Unread)):
-                first = value.read(ROWS) if isinstance(value, Unread) else value
+            if len(nodes) == 1 and size and rows_of == size[:1] and isinstance(value, (list, DeferredValue)):
+                first = value.read(ROWS) if isinstance(value, DeferredValue) else value
                 columns[_key_text(key)] = [_format_value(item) for item in first[:ROWS]]
         if columns and size[0]:
             shown = dict(islice(columns.items(), _MOST_CELLS))

@@ -11,10 +11,10 @@ import numpy as np
 from torch import Tensor
 
 from tensordict.core.keys import Path
-from tensordict.io.formats.stack_columns import taken
-from tensordict.io.saving.comparing import pieces, read_piece, source_of
+from tensordict.io.formats.stack_columns import split_ragged
+from tensordict.io.saving.comparing import cut_pieces, open_source, read_piece
 from tensordict.io.saving.progress import Progress
-from tensordict.io.specification import LAZY, WRAPPED, LeafSpec, Specification, specified
+from tensordict.io.specification import LAZY, WRAPPED, LeafSpec, Specification, specify
 from tensordict.looking.images import find_image_form, first_images
 from tensordict.looking.markup import number_text
 from tensordict.looking.plots import select_finite
@@ -90,7 +90,7 @@ def collect_groups(root: Specification) -> tuple[dict[Path, LeafGroup], dict[Pat
 def _collect(
     node: Specification, key: Path, leaves: dict[Path, LeafGroup], values: dict[Path, list[Specification]]
 ) -> None:
-    inner = specified(node.entries[WRAPPED]) if node.is_tensorclass else node
+    inner = specify(node.entries[WRAPPED]) if node.is_tensorclass else node
     if inner.is_tensorclass:
         _collect(inner, key, leaves, values)
         return
@@ -188,12 +188,12 @@ def _measure(found: LeafFigures, every: int, bar: Progress | None) -> None:
     if group.has_columns:
         found.columns = ColumnFigures(group.shape[1:])
     for spec in group.specs:
-        source = source_of(spec)
-        elements = taken(source)[0] if spec.ragged else source
+        source = open_source(spec)
+        elements = split_ragged(source)[0] if spec.ragged else source
         # Opening a ragged leaf tells its number of elements, which the specification does not know.
         found.total += elements.numel() - spec.nbytes // spec.dtype.itemsize
         _read_display(found, spec, elements)
-        for index in islice(pieces(tuple(elements.shape), elements.dtype.itemsize), 0, None, every):
+        for index in islice(cut_pieces(tuple(elements.shape), elements.dtype.itemsize), 0, None, every):
             piece = read_piece(elements, index)
             numbers = to_numbers(piece)
             found.tally.add(numbers)

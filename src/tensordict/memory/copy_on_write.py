@@ -1,12 +1,10 @@
-"""Read-only buffers as tensors: their memory is mapped once more, for this process alone, and copied when written to.
+"""Writable tensors over read-only buffers, for unpickling objects out of shared stores such as Ray's.
 
-An object store, such as Ray's, hands out what it holds as read-only buffers over memory that many processes see. Torch
-has no tensors that cannot be written to: one over such a buffer would change the object of everybody, or crash. So the
-file behind the memory is opened again and mapped privately (MAP_PRIVATE in mmap(2)): nothing is copied until it is
-written to, then by the system, page by page, and nobody else sees it.
+Torch has no read-only tensors. A tensor over a buffer of the store would change the object for all processes, or crash.
+So this module opens the file behind the memory again and maps it privately (MAP_PRIVATE in mmap(2)): the system copies
+a page when this process first writes to it, and no other process sees the change.
 
-The file is found and opened by `memory/kernel.py`. Where there is none, this process may not open it, or the kernel is
-not to be asked, the bytes are copied.
+`memory/kernel.py` finds and opens the file. If that fails or is switched off, this module copies the bytes.
 """
 
 from __future__ import annotations
@@ -23,27 +21,27 @@ import torch
 from torch import Tensor
 
 from tensordict.memory import kernel, system
-from tensordict.memory.flat_buffers import fresh
+from tensordict.memory.flat_buffers import new_bytes
 from tensordict.memory.kernel import Region
 
-# What a tensor of any dtype may begin at.
+# Alignment that suffices for tensors of every dtype.
 _ALIGN = 16
-# Copying less than this takes no longer than looking for what is behind the memory, some 0.7 ms.
-_WORTH = 4 << 20
+# Finding the file behind the memory takes 0.7 ms; copying fewer bytes than this is no slower.
+_MIN_MAPPED = 4 << 20
 
-# What numpy makes of a buffer.
+# A NumPy array of bytes.
 _Bytes = Any
 
 
-def writable(buffers: Sequence[Any]) -> list[Tensor]:
-    """A tensor of the bytes of each buffer, which may be written to.
+def as_writable_tensors(buffers: Sequence[Any]) -> list[Tensor]:
+    """Return a writable tensor of the bytes of each buffer.
 
     Args:
         buffers: objects with the buffer protocol.
 
     Returns:
-        1-dimensional uint8 tensors. That of a buffer that may be written to is over its memory; that of any other has
-        its content, and changes neither the buffer nor with it.
+        1-dimensional uint8 tensors. A tensor shares the memory of a writable buffer. For a read-only buffer, it has
+        the same content but is independent of it.
     """
     arrays = [numpy.frombuffer(buffer, dtype=numpy.uint8) for buffer in buffers]
     found = {
@@ -52,17 +50,17 @@ def writable(buffers: Sequence[Any]) -> list[Tensor]:
         if array.flags.writeable and _address(array) % _ALIGN == 0
     }
     rest = {number: array for number, array in enumerate(arrays) if number not in found}
-    if sum(array.size for array in rest.values()) >= _WORTH:
-        found.update(_mapped_again(rest))
-    return [_copied(array) if number not in found else found[number] for number, array in enumerate(arrays)]
+    if sum(array.size for array in rest.values()) >= _MIN_MAPPED:
+        found.update(_map_again(rest))
+    return [_copy(array) if number not in found else found[number] for number, array in enumerate(arrays)]
 
 
 def _address(array: _Bytes) -> int:
     return int(array.ctypes.data)
 
 
-def _copied(array: _Bytes) -> Tensor:
-    storage = fresh(array.size)
+def _copy(array: _Bytes) -> Tensor:
+    storage = new_bytes(array.size)
     ctypes.memmove(storage.data_ptr(), _address(array), array.size)
     return storage
 
@@ -71,14 +69,17 @@ def _copied(array: _Bytes) -> Tensor:
 
 
 class _PrivateMap(mmap.mmap):
-    """A private map, which keeps alive what is mapped: a store may use the memory for something else afterwards."""
+    """A private map that keeps the mapped buffers alive. Without them, a store could reuse the memory."""
 
     __slots__ = ("origin",)
     origin: list[_Bytes]
 
 
-def _mapped_again(arrays: dict[int, _Bytes]) -> dict[int, Tensor]:
-    """The arrays whose memory can be mapped again, by number; those over one file are mapped together."""
+def _map_again(arrays: dict[int, _Bytes]) -> dict[int, Tensor]:
+    """Map the memory of arrays again, with one map for each file. Return the tensors by the numbers of the arrays.
+
+    Arrays that cannot be mapped again are missing in the result.
+    """
     regions = kernel.shared_regions()
     starts = [region.start for region in regions]
     within: dict[Region, list[int]] = {}
@@ -89,7 +90,7 @@ def _mapped_again(arrays: dict[int, _Bytes]) -> dict[int, Tensor]:
             within.setdefault(regions[at], []).append(number)
     found: dict[int, Tensor] = {}
     for region, numbers in within.items():
-        fd = kernel.opened(region)
+        fd = kernel.open_region(region)
         if fd is None:
             continue
         firsts = [_address(arrays[number]) for number in numbers]
@@ -98,7 +99,7 @@ def _mapped_again(arrays: dict[int, _Bytes]) -> dict[int, Tensor]:
         try:
             again = system.map_privately(fd, nbytes, region.offset + start - region.start, kind=_PrivateMap)
         except OSError:
-            # A file system with larger pages, or more maps than a process may have: there is the copy.
+            # The file system has larger pages, or the process has too many maps. The caller copies instead.
             continue
         finally:
             os.close(fd)

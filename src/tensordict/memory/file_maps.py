@@ -1,8 +1,8 @@
-"""Files mapped in one piece, and how a container over such a map goes to another process: as a descriptor of the file.
+"""Maps of whole files, and their way to other processes: as a descriptor of the file, without copying.
 
-A shared map is the same memory on both sides. A private map is sent as a fork would leave it: the receiver maps the
-file privately too and finds what the sender had, and what either of them writes from then on stays with them. So the
-pages that the sender has written to go along; the kernel knows which these are.
+A shared map is the same memory on both sides. A private map arrives as a fork would leave it: the receiver maps the
+file privately and finds the content that the sender had, and later writes stay in the process that makes them. So the
+sender adds the pages that it has written to, which the kernel knows.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tensordict.core import torch_internals as internals
 from tensordict.core.exceptions import SaveError
 from tensordict.memory import kernel, rows, system
 
-# Bytes of a map: the first one, and their content.
+# Bytes of a map: the position of the first one, and the content.
 Piece = tuple[int, bytes]
 
 
@@ -32,15 +32,15 @@ _known: dict[int, FileMap] = {}
 
 
 class FileMap:
-    """The first bytes of a file, mapped in this process. It does not keep the map alive.
+    """A map of the first bytes of a file in this process. This object does not keep the map alive.
 
     Args:
         start: the address at which the map begins.
         nbytes: its size.
         path: the absolute path of the file.
-        status: that of the file.
-        storage: the storage of torch's that the map is; `None` for one of Python's.
-        fd: a descriptor of the file, which is taken over. A map without one asks for the path when it needs one.
+        status: the status of the file.
+        storage: the torch storage over the map; `None` for an `mmap` of Python's.
+        fd: a descriptor of the file, which this object takes over. Without one, the file is opened when needed.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class FileMap:
         self.start, self.nbytes, self.path = start, nbytes, path
         self.shared = storage is not None or fd is not None
         self._file = (status.st_dev, status.st_ino)
-        # An address alone would not do: torch may unmap the memory of a storage before it drops the storage.
+        # The address alone does not suffice: torch may unmap the memory of a storage before it drops the storage.
         self._storage_id = None if storage is None else internals.storage_id(storage)
         self._storage = None if storage is None else weakref.ref(storage)
         self._fd: int | None = None
@@ -64,27 +64,27 @@ class FileMap:
         _known[start] = self
 
     def _keep(self, fd: int) -> None:
-        # Until the map is gone: a process that is spawned inherits it later than it is asked for.
+        # Keep the descriptor until the map is gone, because a spawned process inherits it late.
         self._fd = fd
         weakref.finalize(self, os.close, fd)
 
     @property
     def storage(self) -> torch.UntypedStorage | None:
-        """The storage of torch's; `None` for a map of Python's."""
+        """The torch storage over the map; `None` for an `mmap` of Python's."""
         return None if self._storage is None else self._storage()
 
     def has(self, storage: torch.UntypedStorage) -> bool:
-        """Whether a storage, which begins within the map, is over it."""
+        """Return True if a storage that begins within the map is part of it."""
         return self._storage_id is None or self._storage_id == internals.storage_id(storage)
 
     def forget(self, known: dict[int, FileMap] = _known) -> None:
-        """The map is about to end."""
-        # Bound when it was defined: a map that outlives this module, as Python exits, finds no names in it any more.
+        """Remove this map from the known ones; called before it is unmapped."""
+        # `known` is bound at definition: when Python exits, the globals of this module may be gone before the map.
         if known.get(self.start) is self:
             del known[self.start]
 
     def descriptor(self) -> int | None:
-        """A descriptor of the file, which stays ours; `None` if the file is not to be had any more.
+        """Return a descriptor of the file, which this object keeps; `None` if the file is gone.
 
         Raises:
             SaveError: the file has become shorter than the map.
@@ -104,24 +104,24 @@ class FileMap:
         try:
             fd = os.open(self.path, os.O_RDONLY | system.NONBLOCK | system.CLOEXEC)
         except OSError:
-            # Deleted, or not ours any more: what is mapped is still there.
+            # The file was deleted, or this process lost the right to read it. The map still works.
             return
         status = os.fstat(fd)
-        # While it is mapped, no other file can have its number.
+        # No other file can get this inode number while the file is mapped.
         if (status.st_dev, status.st_ino) == self._file:
             self._keep(fd)
         else:
             os.close(fd)
 
     def pieces(self) -> list[Piece]:
-        """The pages that were written to; all in one where the kernel does not tell."""
-        written = kernel.written_pages(self.start, self.nbytes)
+        """Return the pages that were written to; everything, as one piece, if that is unknown."""
+        written = kernel.find_written_pages(self.start, self.nbytes)
         if written is None:
             return self.whole()
         return [(first, self._content(first, stop)) for first, stop in written]
 
     def whole(self) -> list[Piece]:
-        """All of it, as one piece."""
+        """Return the whole content as one piece."""
         return [(0, self._content(0, self.nbytes))]
 
     def _content(self, first: int, stop: int) -> bytes:
@@ -129,7 +129,7 @@ class FileMap:
 
 
 class Finder:
-    """The maps that there are at the moment, to look tensors up in. It is falsy when there are none."""
+    """Finds the map that a tensor lies in, among the maps of this moment. Falsy without maps."""
 
     def __init__(self) -> None:
         found = sorted(_known.copy().items())
@@ -140,7 +140,7 @@ class Finder:
         return bool(self._maps)
 
     def of(self, tensor: Tensor) -> FileMap | None:
-        """The map that a strided CPU tensor lies in."""
+        """Return the map that a strided CPU tensor lies in; `None` if it lies in none."""
         storage = tensor.untyped_storage()
         start = storage.data_ptr()
         at = bisect.bisect_right(self._starts, start) - 1
@@ -150,25 +150,25 @@ class Finder:
 
 
 class Map(mmap.mmap):
-    """A map of Python's that is a `FileMap`."""
+    """An `mmap` of Python's with its `FileMap`."""
 
     __slots__ = ("file_map",)
     file_map: FileMap
 
     def __del__(self) -> None:
-        # Before it is unmapped, and not after, as the callback of a weak reference would be.
+        # This runs before the memory is unmapped; the callback of a weak reference would run after.
         if hasattr(self, "file_map"):
             self.file_map.forget()
 
 
-def mapped(fd: int, nbytes: int, path: str, writable: bool = False) -> Map:
+def map_file(fd: int, nbytes: int, path: str, writable: bool = False) -> Map:
     """Map the first bytes of a file, which must be that long.
 
     Args:
         fd: a descriptor of the file, which stays open.
-        nbytes: how many; at least 1.
+        nbytes: the number of bytes, at least 1.
         path: the absolute path of the file.
-        writable: have what is written to the map be written to the file; otherwise it stays in this process.
+        writable: writes to the map reach the file; otherwise they stay in this process.
     """
     content = Map(fd, nbytes) if writable else system.map_privately(fd, nbytes, kind=Map)
     start = ctypes.addressof(ctypes.c_char.from_buffer(content))
@@ -177,29 +177,29 @@ def mapped(fd: int, nbytes: int, path: str, writable: bool = False) -> Map:
     return content
 
 
-def bytes_of(fd: int, nbytes: int, path: str) -> Tensor:
-    """The first bytes of a file as a tensor over a private map; arguments as for `mapped`."""
+def map_bytes(fd: int, nbytes: int, path: str) -> Tensor:
+    """Return the first bytes of a file as a tensor over a private map. Arguments as for `map_file`."""
     if not nbytes:
         return torch.empty(0, dtype=torch.uint8, device="cpu")
-    return torch.frombuffer(mapped(fd, nbytes, path), dtype=torch.uint8)
+    return torch.frombuffer(map_file(fd, nbytes, path), dtype=torch.uint8)
 
 
-def shared_bytes_of(fd: int, nbytes: int, path: str) -> Tensor:
-    """The first bytes of a file as a tensor over a shared map; arguments as for `mapped`.
+def map_shared_bytes(fd: int, nbytes: int, path: str) -> Tensor:
+    """Return the first bytes of a file as a tensor over a shared map. Arguments as for `map_file`.
 
-    Torch takes it for shared memory, and hands it over to other processes by itself.
+    Torch treats the result as shared memory and sends it to other processes by itself.
     """
     if not nbytes:
         return torch.empty(0, dtype=torch.uint8, device="cpu")
     try:
-        # It has a descriptor of its own.
+        # The storage duplicates the descriptor.
         storage = internals.new_shared_storage_over(fd, nbytes)
     except RuntimeError as error:
         raise SaveError(f"cannot map the file {path!r}: {error}") from error
-    return _over(storage, path, os.fstat(fd))
+    return _view_storage(storage, path, os.fstat(fd))
 
 
-def _over(storage: torch.UntypedStorage, path: str, status: os.stat_result) -> Tensor:
+def _view_storage(storage: torch.UntypedStorage, path: str, status: os.stat_result) -> Tensor:
     start, nbytes = storage.data_ptr(), storage.nbytes()
     known = _known.get(start)
     if known is None or not known.has(storage):
@@ -213,28 +213,28 @@ def _over(storage: torch.UntypedStorage, path: str, status: os.stat_result) -> T
 
 
 def _reduce(file_map: FileMap) -> tuple[Callable[..., Tensor], tuple[object, ...]]:
-    """How `multiprocessing` sends a map; what arrives are its bytes, as a tensor."""
+    """Describe a map for `multiprocessing`. The receiver gets its bytes as a tensor."""
     fd = file_map.descriptor()
     if fd is None:
-        return _copied, (file_map.whole(),)
+        return _copy_pieces, (file_map.whole(),)
     if not file_map.shared:
-        return _received, (system.sent(fd), file_map.nbytes, file_map.path, file_map.pieces())
+        return _receive_private, (system.send_descriptor(fd), file_map.nbytes, file_map.path, file_map.pieces())
     if file_map.storage is not None:
-        # As torch does, so that what comes back from there is known. It does so with its "file_descriptor" strategy
-        # only; with the other one it would move the bytes out of the file.
+        # Torch does this, too, so that it recognizes the storage if it comes back. It does so only with its
+        # "file_descriptor" strategy; the other strategy would move the bytes out of the file.
         known = reductions.StorageWeakRef(file_map.storage)  # type: ignore[no-untyped-call]
         reductions.shared_cache[reductions.fd_id(fd)] = known  # type: ignore[no-untyped-call]
-    return _received_shared, (system.sent(fd), file_map.nbytes, file_map.path)
+    return _receive_shared_map, (system.send_descriptor(fd), file_map.nbytes, file_map.path)
 
 
-def _copied(pieces: list[Piece]) -> Tensor:
+def _copy_pieces(pieces: list[Piece]) -> Tensor:
     return torch.frombuffer(bytearray(pieces[0][1]), dtype=torch.uint8)
 
 
-def _received(descriptor: system.Descriptor, nbytes: int, path: str, pieces: list[Piece]) -> Tensor:
+def _receive_private(descriptor: system.Descriptor, nbytes: int, path: str, pieces: list[Piece]) -> Tensor:
     fd = descriptor.detach()
     try:
-        storage = bytes_of(fd, nbytes, path)
+        storage = map_bytes(fd, nbytes, path)
     finally:
         os.close(fd)
     for start, content in pieces:
@@ -242,9 +242,9 @@ def _received(descriptor: system.Descriptor, nbytes: int, path: str, pieces: lis
     return storage
 
 
-def _received_shared(descriptor: object, nbytes: int, path: str) -> Tensor:
+def _receive_shared_map(descriptor: object, nbytes: int, path: str) -> Tensor:
     storage = reductions.rebuild_storage_fd(torch.UntypedStorage, descriptor, nbytes)  # type: ignore[no-untyped-call]
-    return _over(storage, path, os.fstat(internals.share_descriptor(storage)[0]))
+    return _view_storage(storage, path, os.fstat(internals.share_descriptor(storage)[0]))
 
 
 ForkingPickler.register(FileMap, _reduce)

@@ -1,4 +1,4 @@
-"""The file that a tensor maps, and its identity, which another file at its path lacks."""
+"""`FileSource`: the file behind a mapped tensor, and the identity that tells it from a later file at the same path."""
 
 from __future__ import annotations
 
@@ -9,19 +9,22 @@ from typing import ClassVar
 from tensordict.core.exceptions import SaveError
 from tensordict.memory import system
 
-# Stands for the time of birth of a file that has lost its path.
+# Identity time of a file whose path another file has taken.
 _REPLACED = -1
 
 
 @dataclass(eq=False, slots=True)
 class FileSource:
-    """The file that a tensor maps: its absolute path, and what tells whether that path still is the same file.
+    """The file that a tensor maps.
 
-    `shared` says whether what is written to the tensor goes to the file; `sparse`, whether the disk may still lack room
-    for what is written there.
+    Args:
+        path: its absolute path.
+        device, inode: identify the file, so that another file at the same path is noticed.
+        shared: writes to the tensor reach the file.
+        sparse: the disk may lack room for writes to the tensor.
     """
 
-    # Whether this process has mapped a sparse file: writes to other tensors look at nothing else.
+    # True once this process has mapped a sparse file. Until then, writes skip all checks for room on the disk.
     any_sparse: ClassVar[bool] = False
 
     path: str
@@ -32,43 +35,43 @@ class FileSource:
 
     @classmethod
     def of(cls, path: str, status: os.stat_result, shared: bool) -> FileSource:
-        """Describe the file of a status."""
+        """Describe the file at a path, whose status the caller has read."""
         sparse = shared and is_sparse(status)
         if sparse:
             cls.any_sparse = True
         return cls(path, status.st_dev, status.st_ino, shared, sparse)
 
     def is_file(self, status: os.stat_result) -> bool:
-        """Whether `status` describes the mapped file."""
+        """Return True if a status belongs to the mapped file."""
         return status.st_ino == self.inode and status.st_dev == self.device
 
     def identify(self) -> tuple[int, int]:
-        """Give the identity of the mapped file for another process, as `system.identity_of` does.
+        """Return the identity of the mapped file, for another process to check. See `system.identity_of`.
 
-        The time is `_REPLACED` when another file has the path already.
+        The time is `_REPLACED` if another file has taken the path.
         """
         try:
             found = system.identity_of(self.path)
         except OSError:
             return self.inode, _REPLACED
-        # While it is mapped, no other file has its number.
+        # No other file can get this inode number while the file is mapped.
         return found if found[0] == self.inode else (self.inode, _REPLACED)
 
 
 def is_sparse(status: os.stat_result) -> bool:
-    """Tell whether a file has fewer blocks than bytes; file systems that compress may say so of whole files."""
+    """Return True if a file has fewer blocks than bytes. Compressing file systems may report that for whole files."""
     return bool(getattr(status, "st_blocks", status.st_size) * 512 < status.st_size)
 
 
 def check_identity(path: str, identity: tuple[int, int]) -> None:
-    """Refuse a file that took the path of the one that a pickle is of.
+    """Refuse to unpickle a tensor whose file has been replaced by another one at the same path.
 
     Raises:
-        SaveError: it is another file.
+        SaveError: the file at the path has another identity.
     """
-    (inode, made), (found, found_made) = identity, system.identity_of(path)
-    # Systems that do not tell the time give 0.
-    if made == _REPLACED or inode != found or (made and found_made and made != found_made):
+    (inode, birth), (found, found_birth) = identity, system.identity_of(path)
+    # The time of birth is 0 on systems that do not report it.
+    if birth == _REPLACED or inode != found or (birth and found_birth and birth != found_birth):
         raise SaveError(
             f"the file {path!r} is not the one that was pickled: another save has its path, or it was copied there (a "
             "pickle of a mapped tensor leads to its file, on one machine). Load what is there with load_memmap, or "

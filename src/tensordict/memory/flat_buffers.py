@@ -1,8 +1,9 @@
-"""Blocks: tensors side by side in one piece of memory, as consolidated containers have them."""
+"""Blocks: many tensors in one buffer, for consolidated containers, pickles and messages."""
 
 from __future__ import annotations
 
 import ctypes
+import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -18,21 +19,21 @@ from tensordict.core.keys import joined
 from tensordict.memory import files
 from tensordict.memory.storable import SHARDED, is_sharded
 
-# Every tensor begins at a multiple of this, or of the size of its elements if that is more.
+# Tensors begin at multiples of this, or of the size of their elements if that is larger.
 ALIGN = 8
-# Tensors of up to this many bytes are moved by `memmove`: 0.6 us for 1 KiB, where a copy by torch needs 2.5.
+# Tensors of up to this many bytes are moved by `memmove`: 0.6 us for 1 KiB; torch takes 2.5 us.
 _SMALL = 64 << 10
-# What one job of a thread moves, about.
+# Approximate number of bytes that one job of a thread copies.
 _JOB = 4 << 20
-# The storage of a consolidated container as bytes, and how many leaves lie in it.
+# The storage of a consolidated container as bytes, and the number of leaves in it.
 Consolidated = tuple[Tensor, int]
 
 
-def fresh(nbytes: int, device: torch.device | str = "cpu") -> Tensor:
-    """Memory that has not been written to, as bytes.
+def new_bytes(nbytes: int, device: torch.device | str = "cpu") -> Tensor:
+    """Return uninitialized memory as a tensor of bytes.
 
-    Most of what copying large tensors takes is the system finding pages for this. Asking it for huge ones (madvise) is
-    2.7 times as fast where it has them ready, and up to three times as slow where it has to make or fetch them.
+    Copies of large tensors spend most of their time waiting for the system to find pages for this memory. Huge pages
+    (madvise) are 2.7 times as fast if the system has them ready, and up to three times as slow if not.
     """
     return torch.empty(nbytes, dtype=torch.uint8, device=device)
 
@@ -55,8 +56,15 @@ class Block:
     def tensor(
         self, dtype: torch.dtype, shape: Sequence[int], start: int, strides: Sequence[int] | None = None
     ) -> Tensor:
-        """The tensor that begins at byte `start`: not a view of another tensor to autograd, so that writing to it
-        concerns nobody else; C-contiguous without `strides`."""
+        """Return the tensor that begins at byte `start`; C-contiguous without `strides`.
+
+        Autograd does not see the result as a view, so writing to it does not bump the version of other tensors.
+        """
+        if torch.compiler.is_compiling():
+            # Dynamo cannot trace `set_`, so compiled code has views of the block.
+            nbytes = math.prod(shape) * dtype.itemsize if strides is None else self.storage.numel() - start
+            rest = self.storage[start : start + nbytes // dtype.itemsize * dtype.itemsize].view(dtype)
+            return rest.view(torch.Size(shape)) if strides is None else rest.as_strided(shape, strides)
         empty = self._empty.get(dtype)
         if empty is None:
             empty = self._empty[dtype] = torch.empty(0, dtype=dtype, device=self.storage.device)
@@ -67,18 +75,18 @@ class Block:
 
 
 class Layout:
-    """Where tensors go in a block. The same tensor has one place, however often it is added."""
+    """The places of tensors in a block. A tensor that is added twice has one place."""
 
     def __init__(self) -> None:
         self.tensors: list[Tensor] = []
         self.starts: list[int] = []
         self.nbytes = 0
         self._known: dict[int, int] = {}
-        # First and last byte of what lies between tensors.
+        # First and last byte of each gap between tensors.
         self._gaps: list[tuple[int, int]] = []
 
     def add(self, tensor: Tensor) -> int:
-        """Find a place for a tensor: the byte at which it begins."""
+        """Find a place for a tensor. Return the byte at which it begins."""
         start = self._known.get(id(tensor))
         if start is None:
             itemsize = tensor.itemsize
@@ -92,7 +100,11 @@ class Layout:
         return start
 
     def finish(self) -> None:
-        """Let the block end where elements do, for `torch.save` takes a storage for one of the dtype it meets first."""
+        """Pad the block to a multiple of `ALIGN`.
+
+        `torch.save` gives the storage the dtype of the first tensor over it, so the length must be a multiple of the
+        size of any element.
+        """
         stop = -(-self.nbytes // ALIGN) * ALIGN
         if stop != self.nbytes:
             self._gaps.append((self.nbytes, stop))
@@ -101,7 +113,7 @@ class Layout:
     def fill(self, block: Block, num_threads: int = 0, non_blocking: bool = False) -> None:
         """Copy the tensors to their places, by `num_threads` threads if that is more than one."""
         storage = block.storage
-        # What was in this memory before is nobody's business.
+        # Zero the gaps, so that earlier content of this memory does not leak into files.
         if self._gaps:
             positions = [at for first, stop in self._gaps for at in range(first, stop)]
             storage[torch.tensor(positions, device=storage.device)] = 0
@@ -123,7 +135,7 @@ class Layout:
             foreach.copy_(views, [tensor for tensor, _ in rest], non_blocking)
 
     def _jobs(self, storage: Tensor, rest: list[tuple[Tensor, int]]) -> list[Callable[[], None]]:
-        """Copies of about the same size; what takes more than a copy of memory goes to `rest`."""
+        """Split the copies into jobs of about equal size. Tensors that `memmove` cannot copy go to `rest`."""
         base = storage.data_ptr()
         jobs: list[Callable[[], None]] = []
         batch: list[tuple[int, int, int]] = []
@@ -154,8 +166,8 @@ class Copies:
     """The leaves of a container, to be copied into a block.
 
     Args:
-        container: its leaves must have content that can be copied.
-        content: whether there must be any; the meta device has none.
+        container: the container.
+        content: refuse leaves on the meta device, which have no content.
 
     Raises:
         SaveError: a leaf is on the meta device.
@@ -168,21 +180,21 @@ class Copies:
         for position, leaf in enumerate(self.leaves):
             if type(leaf) is Tensor and leaf.layout is torch.strided and not (leaf.is_meta or leaf.is_quantized):
                 continue
-            if problem := _problem(leaf, content):
+            if problem := _describe_problem(leaf, content):
                 path, _ = list(container._walk())[position]
                 raise (SaveError if leaf.is_meta else UnsupportedEntryError)(f"entry {joined(path)!r} {problem}")
         add = self.layout.add
-        self._places = [self._ragged(leaf) if leaf.is_nested else add(leaf) for leaf in self.leaves]
+        self._places = [self._add_ragged_leaf(leaf) if leaf.is_nested else add(leaf) for leaf in self.leaves]
         self.layout.finish()
 
-    def _ragged(self, leaf: Tensor) -> list[tuple[Tensor, int] | None] | None:
+    def _add_ragged_leaf(self, leaf: Tensor) -> list[tuple[Tensor, int] | None] | None:
         if leaf.layout is not torch.jagged:
             return None
-        # What leaves of the same offsets share stays shared, or they could not be computed with each other.
+        # Torch computes only with jagged tensors that share one offsets tensor, so the layout keeps it shared.
         return [None if part is None else (part, self.layout.add(part)) for part in ragged.jagged_parts(leaf)]
 
     def over(self, block: Block) -> list[Tensor]:
-        """The leaves over a block; what was one tensor under two keys stays one."""
+        """Return the leaves over a block. One tensor under two keys stays one tensor."""
         made: dict[int, Tensor] = {}
         found: list[Tensor] = []
         for leaf, place in zip(self.leaves, self._places, strict=True):
@@ -191,16 +203,16 @@ class Copies:
                 if isinstance(place, int):
                     copied = block.tensor(leaf.dtype, leaf.shape, place)
                 else:
-                    copied = self._ragged_over(leaf, place, block, made)
+                    copied = self._copy_ragged_leaf(leaf, place, block, made)
                 made[id(leaf)] = copied
             found.append(copied)
         return found
 
-    def _ragged_over(
+    def _copy_ragged_leaf(
         self, leaf: Tensor, place: list[tuple[Tensor, int] | None] | None, block: Block, made: dict[int, Tensor]
     ) -> Tensor:
         if place is None:
-            # Torch has no such tensor over a part of a storage: it copies what it is given.
+            # Torch cannot make a nested tensor of the strided layout over a part of a storage: it copies its input.
             return ragged.deep_copy(leaf).requires_grad_(False).to(block.storage.device)
         parts: list[Any] = []
         for placed in place:
@@ -211,8 +223,8 @@ class Copies:
         return ragged.from_jagged(parts[0], parts[1], ragged.jagged_dim(leaf), parts[2])
 
 
-def _problem(leaf: Tensor, content: bool) -> str:
-    """Why a leaf cannot be copied into a block; empty if it can."""
+def _describe_problem(leaf: Tensor, content: bool) -> str:
+    """Return the reason why a leaf cannot be copied into a block; empty if it can."""
     if leaf.is_meta and content:
         return "is on the meta device and has no content"
     if leaf.layout not in (torch.strided, torch.jagged):
@@ -227,14 +239,14 @@ def _problem(leaf: Tensor, content: bool) -> str:
     return ""
 
 
-def is_whole(leaves: Sequence[Tensor], held: Consolidated | None) -> bool:
-    """Whether these are the leaves that a block was made for: as many, and all of them in it.
+def is_whole(leaves: Sequence[Tensor], consolidated: Consolidated | None) -> bool:
+    """Return True if a block holds exactly these leaves: their number is unchanged, and all lie in its storage.
 
-    Ragged ones of the strided layout count as if they were.
+    Nested tensors of the strided layout are not checked, since they lie outside the block.
     """
-    if held is None or len(leaves) != held[1]:
+    if consolidated is None or len(leaves) != consolidated[1]:
         return False
     plain = [leaf for leaf in leaves if not leaf.is_nested or leaf.layout is torch.jagged]
     parts = [leaf.values() if leaf.is_nested else leaf for leaf in plain]
-    own = internals.storage_id(held[0].untyped_storage())
+    own = internals.storage_id(consolidated[0].untyped_storage())
     return [internals.storage_id(part.untyped_storage()) for part in parts].count(own) == len(parts)

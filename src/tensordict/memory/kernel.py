@@ -1,9 +1,9 @@
-"""What is asked of the kernel about memory: an accelerator, which `set_kernel_memory_info(False)` turns off.
+"""Questions to the kernel about memory, which save time or memory and which `set_kernel_memory_info(False)` turns off.
 
-Which file a part of the address space is, and a descriptor of that file; which pages of a private map were written to;
-which pages of a file are in memory, and that some will be needed. All of it saves time or memory and changes no result:
-whoever asks here has another way for the answer that nothing is known, which is also what a kernel without these calls,
-and one that does not allow them, leads to. docs/security.md says what this means for security.
+The kernel can tell which file lies behind a part of the address space and open it, which pages of a private map were
+written to, and which pages of a file are in memory; and it can read pages ahead. No result depends on the answers. Each
+function has an answer for "unknown", which callers handle by a slower way. A kernel that lacks or forbids a call leads
+to the same answer. docs/security.md describes the consequences for security.
 """
 
 from __future__ import annotations
@@ -31,22 +31,22 @@ _libc = system.libc
 
 
 class Region(NamedTuple):
-    """A part of the address space that is a shared map of a file: see /proc/pid/maps in proc(5)."""
+    """A part of the address space that maps a file and is shared; see /proc/pid/maps in proc(5)."""
 
     start: int
     stop: int
     offset: int
     device: int
     inode: int
-    # As /proc has it: with " (deleted)" behind it when the file has no name any more.
+    # As /proc shows it: " (deleted)" follows the path of a file that was removed.
     path: str
 
 
 def shared_regions() -> list[Region]:
-    """The shared maps of this process, in the order of their addresses; none where the kernel does not tell."""
+    """Return the shared maps of this process, in the order of their addresses; an empty list if unknown."""
     found: list[Region] = []
     for line in _maps() or ():
-        # What is private already may have been written to.
+        # Skip private maps: this process may have written to them.
         if line[line.index(" ") + 4] != "s":
             continue
         span, _, offset, device, inode, *path = line.rstrip("\n").split(maxsplit=5)
@@ -59,13 +59,13 @@ def shared_regions() -> list[Region]:
 
 
 def file_spans() -> list[tuple[int, int]] | None:
-    """Where the parts of the address space begin and end that are files on a disk, in order; `None` if nobody knows.
+    """Return the start and end of each map of a file on a disk, in the order of the addresses; `None` if unknown.
 
-    Files under /dev, such as those of shared memory, are in memory.
+    Files under /dev, such as shared memory, are not on a disk.
     """
     if (lines := _maps()) is None:
         return None
-    # The sixth field is the path, and the only one that may begin so.
+    # Only the sixth field, the path, can begin like this.
     on_disk = [line for line in lines if " /" in line and " /dev/" not in line and " /memfd:" not in line]
     return [
         (int(start, 16), int(stop, 16)) for start, _, stop in (line.split(" ")[0].partition("-") for line in on_disk)
@@ -73,7 +73,7 @@ def file_spans() -> list[tuple[int, int]] | None:
 
 
 def _maps() -> list[str] | None:
-    """The lines of /proc/self/maps, one for each part of the address space; `None` where the kernel does not tell."""
+    """Return the lines of /proc/self/maps, one for each part of the address space; `None` if unknown."""
     if not kernel_memory_info():
         return None
     try:
@@ -84,10 +84,10 @@ def _maps() -> list[str] | None:
 
 
 class ReadOnly:
-    """The memory of this process that cannot be written to, as it is now: maps of files opened for reading."""
+    """The maps of this process that are read-only at the moment, because their files were opened for reading."""
 
     def __init__(self) -> None:
-        # Where each begins and ends, and whether what would be written stays in this process; `None` if nobody knows.
+        # Start and end of each map, and True if the map is private; `None` if unknown.
         self._spans: list[tuple[int, int, bool]] | None = None
         if _libc is None or (lines := _maps()) is None:
             return
@@ -96,7 +96,7 @@ class ReadOnly:
         self._spans = [(int(start, 16), int(stop, 16), rights[3] == "p") for (start, _, stop), rights in spans]
 
     def lift(self, start: int, nbytes: int) -> bool:
-        """Whether memory can be written to, with what is written staying in this process; it is made so if need be."""
+        """Make memory writable if it lies in private maps. Return True if it is writable in the end."""
         if self._spans is None or _libc is None:
             return False
         stop = start + nbytes
@@ -108,11 +108,11 @@ class ReadOnly:
         return all(touched) and not _libc.mprotect(ctypes.c_void_p(first), ctypes.c_size_t(last - first), rights)
 
 
-def opened(region: Region) -> int | None:
-    """A descriptor of the file of a region, for reading only; `None` when this process cannot have one.
+def open_region(region: Region) -> int | None:
+    """Open the file of a region for reading. Return `None` if this process may not.
 
-    The kernel opens a file without a name, as Ray's store is, for processes with the capability CAP_CHECKPOINT_RESTORE.
-    Device and inode are compared: it is the file that is mapped here already, and no other.
+    Ray's store is a file without a name; the kernel opens it for processes with the capability CAP_CHECKPOINT_RESTORE.
+    Device and inode must match, so that the result is the file that is mapped already.
     """
     if not kernel_memory_info():
         return None
@@ -132,31 +132,36 @@ def opened(region: Region) -> int | None:
 # --- pages of private maps --------------------------------------------------------------------------------------------
 
 _PAGEMAP = "/proc/self/pagemap"
-# An entry of a pagemap: the page is in memory or swapped out; and it is one of the file, as it is there.
+# Bits of an entry of a pagemap: the page is in memory or swapped out; the page belongs to the file and is unchanged.
 _HAS_PAGE, _OF_FILE = numpy.uint64(3 << 62), numpy.uint64(1 << 61)
 _ENTRY = 8
-# Of so many pages the entries are read at a time.
+# The number of entries that are read at a time.
 _PAGES = 1 << 18
 
 
-def written_pages(start: int, nbytes: int) -> list[tuple[int, int]] | None:
-    """Where runs of pages begin and end, from `start` on, that are no longer those of the file mapped there.
+def find_written_pages(start: int, nbytes: int) -> list[tuple[int, int]] | None:
+    """Find the pages of a private map that this process has written to. See /proc/pid/pagemap in proc(5).
 
-    `None` where the kernel does not tell; see /proc/pid/pagemap in proc(5).
+    Args:
+        start: the address of the map.
+        nbytes: its length.
+
+    Returns:
+        first and last byte of each run of such pages, counted from `start`; `None` if unknown.
     """
     if not kernel_memory_info():
         return None
     try:
         fd = os.open(_PAGEMAP, os.O_RDONLY | system.CLOEXEC)
         try:
-            return list(_written(fd, start, nbytes))
+            return list(_find_written(fd, start, nbytes))
         finally:
             os.close(fd)
     except OSError:
         return None
 
 
-def _written(pagemap: int, start: int, nbytes: int) -> Iterator[tuple[int, int]]:
+def _find_written(pagemap: int, start: int, nbytes: int) -> Iterator[tuple[int, int]]:
     count = -(-nbytes // _PAGE)
     for at in range(0, count, _PAGES):
         pages = min(_PAGES, count - at)
@@ -179,9 +184,9 @@ _HUGE: int | None = getattr(mmap, "MADV_HUGEPAGE", None)
 
 
 def are_in_memory(addresses: Iterable[int]) -> bool:
-    """Whether the pages at these addresses are; `True` where the kernel does not tell.
+    """Return True if the pages at these addresses are in memory, or if this is unknown.
 
-    It says so of every page of a file that the process could not write to.
+    The kernel reports every page of a file as present if the process has no right to write to the file.
     """
     if not hasattr(_libc, "mincore") or not kernel_memory_info():
         return True
@@ -193,10 +198,10 @@ def are_in_memory(addresses: Iterable[int]) -> bool:
     return True
 
 
-def will_need(begin: Tensor, size: int) -> None:
-    """Tell the kernel that the `size` bytes at each of these addresses will be read.
+def announce_reads(begin: Tensor, size: int) -> None:
+    """Advise the kernel that the `size` bytes at each of these addresses will be read soon.
 
-    It is advice: where the kernel does not take it, they are read as they are touched.
+    If the kernel ignores the advice, it reads pages when they are touched.
     """
     if not kernel_memory_info():
         return
@@ -220,7 +225,7 @@ def will_need(begin: Tensor, size: int) -> None:
 
 
 def prefer_large_pages(start: int, nbytes: int) -> None:
-    """Ask for pages of 2 MiB in new memory. It is advice: a kernel that has none refuses it."""
+    """Advise the kernel to use pages of 2 MiB for new memory."""
     if _HUGE is None or _libc is None or not kernel_memory_info():
         return
     first = -(-start // _PAGE) * _PAGE

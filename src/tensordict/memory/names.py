@@ -1,4 +1,4 @@
-"""The file names of entries: percent-encoding of what the file system or the layout cannot hold as it is."""
+"""File names of entries, with percent-encoding of unsafe characters, and local paths out of `file:` URLs."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ _PathT = TypeVar("_PathT")
 META = "meta.json"
 LEAF_SUFFIX = ".memmap"
 TABLE_SUFFIX = ".shape.memmap"
-# What every row of a data set is, in its folder.
+# The file of a data set that describes its rows.
 SCHEMA = "schema.json"
-# The folders of a data set: manifests, and shards.
+# The folders of a data set: one for manifests, one for shards.
 DATASET_FOLDERS = ("writers", "shards")
 
-# How a URL begins: a scheme of two letters or more, as one letter is a drive.
+# A URL begins with a scheme of two letters or more. A single letter is a drive.
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)://")
-# What `pathlib.Path` makes of one has a single slash, and could be a local name but for these.
+# `pathlib.Path` turns `s3://x` into `s3:/x`, which looks like a local path. These schemes mark it as a broken URL.
 _SCHEMES = "file|https?|ftp|s3|gs|gcs|az|abfss?|adl|hdfs|webhdfs|hf|dbfs|memory|oss|r2"
 _COLLAPSED = re.compile(f"({_SCHEMES}):/", re.IGNORECASE)
 
@@ -32,22 +32,22 @@ _WHOLE = {"": "%", ".": "%2E", "..": "%2E%2E"}
 
 
 def scheme_of(path: object) -> str:
-    """The scheme of a URL; empty for a path, and for what is neither."""
+    """Return the scheme of a URL, or an empty string for anything else."""
     given = os.fspath(path) if isinstance(path, (str, os.PathLike)) else None
     found = _URL.match(given) if isinstance(given, str) else None
     return "" if found is None else found[1].lower()
 
 
 def without_scheme(path: _PathT) -> _PathT | str:
-    """A path, or that of a URL `file:///...`; other URLs stay as they are."""
+    """Turn a URL `file:///...` into a path. Return paths and other URLs unchanged."""
     return local_path(path) if scheme_of(path) == "file" else path  # type: ignore[arg-type]
 
 
 def local_path(path: str | os.PathLike[str]) -> str:
-    """The absolute path of a local file or folder, which a URL `file:///...` names, too.
+    """Return the absolute path of a local file or folder, given as a path or as a URL `file:///...`.
 
     Raises:
-        SaveError: it is another URL, which is named: nothing is written to a folder of that name.
+        SaveError: the argument is another URL. A local folder of that name would surprise the user.
     """
     given = os.fspath(path)
     found = _URL.match(given) or _COLLAPSED.match(given)
@@ -65,14 +65,16 @@ def local_path(path: str | os.PathLike[str]) -> str:
 
 
 def file_name(name: str, robust: bool) -> str:
-    """The name under which the entry `name` stands on disk, without suffix.
+    """Return the file name of the entry `name`, without suffix.
 
-    With `robust`, control characters, space and `"%*/:<>?\\|` are percent-encoded, and so are the names `.` and `..`;
-    the empty name becomes `%`, which no other name is encoded to. Without, `name` itself, which must then be one
-    path component.
+    Args:
+        name: the name of the entry.
+        robust: percent-encode control characters, space, `"%*/:<>?\\|` and the names `.` and `..`. The empty name
+            becomes `%`, which no other name is encoded to. With `False`, the name is used unchanged and must be a
+            single path component.
 
     Raises:
-        SaveError: when the name cannot be written (lone surrogates), or would leave its folder without encoding.
+        SaveError: the name has no UTF-8 form (lone surrogates), or would leave its folder without encoding.
     """
     if robust:
         encoded = _WHOLE.get(name)
@@ -94,10 +96,10 @@ def file_name(name: str, robust: bool) -> str:
 
 
 def folder_name(name: str, robust: bool, leaf_files: Container[str]) -> str:
-    """The name of the folder of the nested container `name`, whose sibling leaves are stored as `leaf_files`.
+    """Return the folder name of the nested container `name`, whose sibling leaves are stored as `leaf_files`.
 
-    As `file_name`, except where that name is taken by `meta.json` or by the file of a sibling leaf: its last dot is
-    then encoded too.
+    Usually `file_name` gives the name. If `meta.json` or the file of a sibling leaf has this name already, the last dot
+    is encoded, too.
     """
     encoded = file_name(name, robust)
     if not robust and encoded in {"", ".", ".."}:
@@ -109,7 +111,7 @@ def folder_name(name: str, robust: bool, leaf_files: Container[str]) -> str:
 
 
 def is_component(name: str) -> bool:
-    """Whether `name` with a suffix behind it is a single component of a path."""
+    """Return True if `name` plus a suffix is a single component of a path."""
     return "/" not in name and "\0" not in name
 
 

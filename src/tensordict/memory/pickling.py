@@ -1,16 +1,15 @@
-"""Pickling: containers as one buffer of what their tensors hold, beside a description of the rest.
+"""Pickles containers: the bytes of all their tensors in a few buffers, beside a description of the tree.
 
-Torch pickles a tensor by way of `torch.save`, some 80 us each. So the plain CPU tensors of a tree are gathered here and
-are pickled together: small storages one behind the other in one buffer, each larger one as a buffer of its own, which
-protocol 5 takes out of band without a copy. Unpickled, every storage is one of its own again.
+Torch pickles each tensor with `torch.save`, which takes some 80 us. So this module collects the plain CPU tensors of a
+tree and pickles them together: small storages in one common buffer, each larger storage in a buffer of its own, which
+protocol 5 moves out of band without a copy. After unpickling, every storage is separate again.
 
-- What is one tensor, one storage or one nested container under two keys of the tree is so again, where torch would
-  pickle the storage of two views twice. Only the part of a storage that the tree reaches is kept. What the pickle holds
-  besides the tree is pickled apart from it.
-- Tensors that require grad, subclasses other than parameters, and what is not on the CPU are pickled by torch. So are
-  all tensors in `torch.save`, which pickles with protocol 2 and stores storages in its own way, and by
-  `multiprocessing`, whose pickler hands over shared memory.
-- Of a consolidated container, the storage is the one buffer. Where tensors are torch's business, it is the one tensor.
+- A tensor, storage or nested container under two keys stays one object; torch would pickle the storage of two views
+  twice. Only the part of a storage that the tree uses is kept. Sharing with objects outside the tree is lost.
+- Torch pickles tensors that require grad, subclasses other than parameters, and tensors that are not on the CPU. It
+  pickles all tensors in `torch.save`, which uses protocol 2 and stores storages in its own way, and in
+  `multiprocessing`, whose pickler shares memory.
+- The storage of a consolidated container is one buffer, or one tensor if torch pickles the tensors.
 """
 
 from __future__ import annotations
@@ -32,75 +31,78 @@ from tensordict.core.contract import Contract
 from tensordict.core.exceptions import SaveError
 from tensordict.memory import copy_on_write
 from tensordict.memory.file_maps import FileMap, Finder
-from tensordict.memory.flat_buffers import Block, fresh, is_whole
+from tensordict.memory.flat_buffers import Block, is_whole, new_bytes
 
-# Storages of at least this many bytes are buffers of their own.
+# Storages of at least this many bytes get a buffer of their own.
 _LARGE = 64 << 10
-# Where a storage may begin in a buffer: the size of the largest element.
+# Storages begin at multiples of this in a buffer: the size of the largest element.
 _ALIGN = 16
-# The oldest protocol that knows bytes; older ones are those of `torch.save`.
+# The oldest protocol that can pickle bytes. `torch.save` uses an older one.
 _FIRST_PROTOCOL = 3
+# The first protocol with out-of-band buffers.
 _BUFFERS = 5
-# What a leaf is made of, that is no tensor over a storage.
+# Kinds of leaves that are built from other tensors.
 _UNBATCHED, _JAGGED, _STRIDED, _PARAMETER = "UnbatchedTensor", "jagged", "strided", "Parameter"
 
-# What `__reduce_ex__` gives: a function and its arguments, or what pickle makes of the object by itself.
+# The result of `__reduce_ex__`: a function and its arguments, or a name.
 Reduced = str | tuple[Any, ...]
-# The number of a leaf, a negative one of a container, what a leaf is made of, or the value itself; see `_Packed`.
+# An entry in a packed node; see `_Packer`.
 _Slot = object
 
 
-def reduced(
+def reduce(
     container: Contract,
     protocol: int,
     apart: Callable[[Tensor], bool] | None = None,
     maps: Finder | None = None,
 ) -> Reduced:
-    """What `__reduce_ex__` gives for a container.
+    """Return the result of `__reduce_ex__` for a container.
 
     Args:
         container: the container.
-        protocol: that of the pickler.
-        apart: says which plain tensors the pickler has a way of its own for.
-        maps: the mapped files that the pickler has a way of its own for.
+        protocol: the protocol of the pickler.
+        apart: returns True for plain tensors that the pickler reduces by itself.
+        maps: the mapped files that the pickler reduces by itself.
     """
     plain = protocol >= _FIRST_PROTOCOL
     if not _is_tree(container) or not (plain or _is_consolidated(container) or (maps and _lies_in(container, maps))):
         return object.__reduce_ex__(container, protocol)
-    packed = _Packed(container, plain, apart, maps)
-    return unpacked, (packed.nodes, packed.layouts, packed.columns, *packed.memory(protocol))
+    packed = _Packer(container, plain, apart, maps)
+    return unpack, (packed.nodes, packed.layouts, packed.columns, *packed.memory(protocol))
 
 
-def for_process(container: Contract) -> Reduced:
-    """What `multiprocessing` sends: tensors in its own way, those of a consolidated container as one, and of those that
-    lie in mapped files the descriptors of these."""
-    return reduced(container, _FIRST_PROTOCOL - 1, maps=Finder())
+def reduce_for_process(container: Contract) -> Reduced:
+    """Return the reduction of a container for `multiprocessing`, which pickles tensors by itself.
+
+    The leaves of a consolidated container go as one tensor. Leaves in mapped files go as the descriptor of the file.
+    """
+    return reduce(container, _FIRST_PROTOCOL - 1, maps=Finder())
 
 
-def for_torch(container: Any) -> Reduced | None:
-    """What `__reduce_ex__` gives for a consolidated container in a file of `torch.save`; `None` for any other.
+def reduce_for_torch(container: Any) -> Reduced | None:
+    """Return the reduction of a consolidated container for `torch.save`; `None` for any other container.
 
-    Torch refuses to save tensors of several dtypes over one storage. So the storage is saved, and the structure over
-    tensors without content.
+    Torch refuses to save tensors of several dtypes over one storage. So this saves the storage, and the container with
+    leaves on the meta device.
     """
     if not _is_consolidated(container):
         return None
     leaves = container._leaves()
     if not all(leaf.is_contiguous() and not leaf.is_nested for leaf in leaves):
-        # What has no such form is saved as the same container is that is not consolidated.
+        # Other layouts cannot be rebuilt from their start alone: save a copy that is not consolidated.
         return container.clone().__reduce_ex__(_FIRST_PROTOCOL - 1)  # type: ignore[no-any-return]
     template = container._rebuilt(
-        _as(leaf, torch.empty(leaf.shape, dtype=leaf.dtype, device="meta")) for leaf in leaves
+        _wrap_like(leaf, torch.empty(leaf.shape, dtype=leaf.dtype, device="meta")) for leaf in leaves
     )
     starts = [leaf.storage_offset() * leaf.itemsize for leaf in leaves]
     return over_storage, (template, container._consolidated[0], starts, bool(container._locked))
 
 
 def over_storage(template: Any, storage: object, starts: object, locked: object) -> Any:
-    """The container of the arguments that `for_torch` gave; they may be anything.
+    """Rebuild a container from the arguments that `reduce_for_torch` returned. A file may contain anything.
 
     Raises:
-        SaveError: they do not add up.
+        SaveError: the arguments do not fit together.
     """
     leaves = template._leaves() if isinstance(template, Contract) else None
     if (
@@ -116,7 +118,7 @@ def over_storage(template: Any, storage: object, starts: object, locked: object)
         nbytes = leaf.numel() * leaf.itemsize
         if type(start) is not int or start < 0 or start % leaf.itemsize or start + nbytes > storage.numel():
             raise SaveError(f"a tensor that was saved is said to be at byte {start!r:.30} of {storage.numel()}")
-        made.append(_as(leaf, block.tensor(leaf.dtype, leaf.shape, start)))
+        made.append(_wrap_like(leaf, block.tensor(leaf.dtype, leaf.shape, start)))
     container: Any = template._rebuilt(iter(made))
     container._consolidated = (storage, len(made))
     if locked is True:
@@ -124,22 +126,22 @@ def over_storage(template: Any, storage: object, starts: object, locked: object)
     return container
 
 
-def _as(leaf: object, content: Tensor) -> Tensor:
-    """A tensor that is a parameter if the leaf is."""
+def _wrap_like(leaf: object, content: Tensor) -> Tensor:
+    """Return a parameter over `content` if the leaf is a parameter; else `content`."""
     return torch.nn.Parameter(content, leaf.requires_grad) if type(leaf) is torch.nn.Parameter else content
 
 
-# Harmless whatever it is called with: `torch.load(weights_only=True)` may.
+# `torch.load(weights_only=True)` may call this function, which is harmless with any arguments.
 torch.serialization.add_safe_globals([over_storage])
 
 
 def is_ours(kind: Any) -> bool:
-    """Whether containers of a class are pickled in the way of this package, and not in one of the program."""
-    return kind.__reduce_ex__ is _way_of_ours() and kind.__reduce__ is object.__reduce__
+    """Return True if a class of containers uses the pickling of this package and not its own."""
+    return kind.__reduce_ex__ is _own_reduce_ex() and kind.__reduce__ is object.__reduce__
 
 
 @functools.cache
-def _way_of_ours() -> Any:
+def _own_reduce_ex() -> Any:
     return registry.lookup("TensorDict").__reduce_ex__
 
 
@@ -152,7 +154,7 @@ def _unbatched_class() -> Any:
 
 
 def _is_tree(value: Contract) -> bool:
-    """Whether a container holds nothing but its entries, its members or the container that it wraps."""
+    """Return True if a container consists of its entries, its members or the container that it wraps."""
     if isinstance(value, Tensor):
         return False
     if value._wrapped_container() is not value:
@@ -169,7 +171,7 @@ def _is_consolidated(container: Contract) -> bool:
 
 
 def _lies_in(container: Contract, maps: Finder) -> bool:
-    """Whether a leaf lies in one of the maps."""
+    """Return True if a leaf lies in one of the maps."""
     leaves = container._leaves()
     for leaf in leaves:
         if leaf.layout is torch.jagged:
@@ -182,7 +184,7 @@ def _lies_in(container: Contract, maps: Finder) -> bool:
 
 
 def is_plain(tensor: Tensor) -> bool:
-    """Whether a `torch.Tensor` is nothing but dtype, shape and strides over a storage on the CPU."""
+    """Return True if dtype, shape, strides and a CPU storage describe a `torch.Tensor` completely."""
     return (
         tensor.is_cpu
         and tensor.layout is torch.strided
@@ -192,13 +194,14 @@ def is_plain(tensor: Tensor) -> bool:
     )
 
 
-class _Packed:
-    """A tree of containers, taken apart.
+class _Packer:
+    """Takes a tree of containers apart.
 
-    nodes: class, state, names and slots of every container, nested ones first. A slot is the number of a leaf, a
-        negative one that of a container (from -1 down), a tuple what a leaf is made of, and any other object itself.
-    layouts: dtype, shape and strides (`None` when contiguous) of leaves.
-    columns: for every leaf the number of its layout, that of its storage, and the byte at which it begins there.
+    nodes: class, state, names and slots of every container, nested ones first. A slot that is an int is the number of
+        a leaf if it is not negative, and else of a container (the first one is -1). A tuple holds the parts of a leaf.
+        Any other object stands for itself.
+    layouts: dtype, shape and strides (`None` if contiguous) of leaves.
+    columns: for every leaf, the number of its layout, the number of its storage, and its first byte in the storage.
     """
 
     def __init__(
@@ -209,18 +212,18 @@ class _Packed:
         self.columns: tuple[list[int], list[int], list[int]] = ([], [], [])
         self._plain, self._apart, self._maps = plain, apart, maps
         self._known: dict[int, int] = {}
-        self._composed: dict[int, _Slot] = {}
-        # Tensors made on the way: no other may get the id of one of these.
+        self._slot_of: dict[int, _Slot] = {}
+        # Temporary tensors, kept alive so that their ids stay unique.
         self._kept: list[Any] = []
         self._layout_of: dict[tuple[Any, ...], int] = {}
         self._home_of: dict[int, int] = {}
-        # Storage, first byte and last byte that are reached; or a map, of which all is kept.
+        # The used range of bytes in each storage; maps are always kept whole.
         self._spans: list[tuple[Any, int, int]] = []
-        # The storages of consolidated containers, all of whose leaves lie in them, whatever device they are on.
+        # The storages of consolidated containers, on any device.
         self._wholes: dict[int, Tensor] = {}
-        self._node(root)
+        self._add_node(root)
 
-    def _node(self, container: Any) -> int:
+    def _add_node(self, container: Any) -> int:
         number = self._known.get(id(container))
         if number is not None:
             return number
@@ -228,7 +231,7 @@ class _Packed:
         held = state.pop("_consolidated", None)
         if held is not None and _is_consolidated(container):
             self._wholes[internals.storage_id(held[0].untyped_storage())] = held[0]
-            state["_consolidated"] = (self._slot(held[0]), held[1])
+            state["_consolidated"] = (self._add(held[0]), held[1])
         inner = container._wrapped_container()
         names: Any = None
         if inner is not container:
@@ -240,42 +243,42 @@ class _Packed:
         else:
             state["_entries"] = copy.copy(state["_entries"])
             children, state["_entries"].containers = state["_entries"].containers, []
-        slots = list(map(self._slot, children))
+        slots = list(map(self._add, children))
         self.nodes.append((type(container), state, names, slots))
         number = self._known[id(container)] = -len(self.nodes)
         return number
 
-    def _slot(self, value: object) -> _Slot:
+    def _add(self, value: object) -> _Slot:
         if type(value) is not Tensor and isinstance(value, Contract):
             if not isinstance(value, Tensor):
-                return self._node(value) if is_ours(type(value)) and _is_tree(value) else value
+                return self._add_node(value) if is_ours(type(value)) and _is_tree(value) else value
             if not _is_unbatched(value) or value.requires_grad:
                 return value
-            return self._made_of(value, _UNBATCHED, [value.as_subclass(Tensor)], value._batch_size)
+            return self._add_parts(value, _UNBATCHED, [value.as_subclass(Tensor)], value._batch_size)
         if type(value) is Tensor and not value.is_nested:
-            return self._leaf(value) if self._is_packed(value) else value
-        if type(value) is torch.nn.Parameter and not value.__dict__ and self._is_packed(value.data):
-            return self._made_of(value, _PARAMETER, [value.data], value.requires_grad)
-        return self._ragged(value) if ragged.is_ragged(value) and not value.requires_grad else value
+            return self._add_leaf(value) if self._can_pack(value) else value
+        if type(value) is torch.nn.Parameter and not value.__dict__ and self._can_pack(value.data):
+            return self._add_parts(value, _PARAMETER, [value.data], value.requires_grad)
+        return self._add_ragged_leaf(value) if ragged.is_ragged(value) and not value.requires_grad else value
 
-    def _ragged(self, value: Tensor) -> _Slot:
+    def _add_ragged_leaf(self, value: Tensor) -> _Slot:
         if value.layout is torch.jagged:
-            return self._made_of(value, _JAGGED, list(ragged.jagged_parts(value)), ragged.jagged_dim(value))
-        return self._made_of(value, _STRIDED, [ragged.in_row_order(value), ragged.row_sizes(value)], None)
+            return self._add_parts(value, _JAGGED, list(ragged.jagged_parts(value)), ragged.jagged_dim(value))
+        return self._add_parts(value, _STRIDED, [ragged.in_row_order(value), ragged.row_sizes(value)], None)
 
-    def _made_of(self, value: object, kind: str, parts: Sequence[Tensor | None], rest: object) -> _Slot:
-        """The slot of a leaf that is made of other tensors."""
-        slot = self._composed.get(id(value))
+    def _add_parts(self, value: object, kind: str, parts: Sequence[Tensor | None], rest: object) -> _Slot:
+        """Return the slot of a leaf that is built from other tensors."""
+        slot = self._slot_of.get(id(value))
         if slot is None:
             self._kept += parts
-            slot = self._composed[id(value)] = (
+            slot = self._slot_of[id(value)] = (
                 kind,
-                [None if part is None else self._slot(part) for part in parts],
+                [None if part is None else self._add(part) for part in parts],
                 rest,
             )
         return slot
 
-    def _is_packed(self, tensor: Tensor) -> bool:
+    def _can_pack(self, tensor: Tensor) -> bool:
         if self._apart is not None and self._apart(tensor):
             return False
         if self._wholes and internals.storage_id(tensor.untyped_storage()) in self._wholes:
@@ -285,14 +288,14 @@ class _Packed:
     def _map_of(self, tensor: Tensor) -> FileMap | None:
         return self._maps.of(tensor) if self._maps else None
 
-    def _leaf(self, tensor: Tensor) -> int:
+    def _add_leaf(self, tensor: Tensor) -> int:
         number = self._known.get(id(tensor))
         if number is not None:
             return number
         which, homes, starts = self.columns
         number = self._known[id(tensor)] = len(starts)
         itemsize, shape = tensor.itemsize, tuple(tensor.shape)
-        # Without elements it lies nowhere: its offset may be beyond the end of its storage.
+        # The offset of a tensor without elements may be beyond the end of its storage.
         start = stop = int(tensor.storage_offset()) * itemsize if tensor.numel() else 0
         strides = None if tensor.is_contiguous() else tensor.stride()
         if strides is None:
@@ -309,22 +312,22 @@ class _Packed:
         file_map = self._map_of(tensor)
         if file_map is None:
             starts.append(start)
-            homes.append(self._reached(tensor.untyped_storage(), start, stop))
+            homes.append(self._number_storage(tensor.untyped_storage(), start, stop))
         else:
             starts.append(start + tensor.untyped_storage().data_ptr() - file_map.start)
-            homes.append(self._mapped(file_map))
+            homes.append(self._number_map(file_map))
         return number
 
-    def _mapped(self, file_map: FileMap) -> int:
-        """The number of a map."""
+    def _number_map(self, file_map: FileMap) -> int:
+        """Return the number of a map."""
         home = self._home_of.get(-file_map.start)
         if home is None:
             home = self._home_of[-file_map.start] = len(self._spans)
             self._spans.append((file_map, 0, 0))
         return home
 
-    def _reached(self, storage: torch.UntypedStorage, start: int, stop: int) -> int:
-        """The number of a storage, of which these bytes are reached (at least)."""
+    def _number_storage(self, storage: torch.UntypedStorage, start: int, stop: int) -> int:
+        """Return the number of a storage, after extending its used range to these bytes."""
         home = self._home_of.get(internals.storage_id(storage))
         start -= start % _ALIGN
         if home is None:
@@ -337,10 +340,10 @@ class _Packed:
         return home
 
     def memory(self, protocol: int) -> tuple[pickle.PickleBuffer | bytes | None, list[Any]]:
-        """The buffer of the small storages, and for every storage its size in there, a buffer of its own, or a tensor;
-        for a map, itself.
+        """Return the common buffer of the small storages, and a list with an item for every storage.
 
-        From here on, `columns` counts from the first byte of a storage that is kept.
+        An item is the size of the storage in the common buffer, a buffer of its own, a tensor, or a map. This call also
+        changes `columns`, whose bytes count from the first kept byte of each storage afterwards.
         """
         _, homes, starts = self.columns
         kept: list[Any] = []
@@ -356,7 +359,7 @@ class _Packed:
                 kept.append(stop - first)
                 total += -(-(stop - first) // _ALIGN) * _ALIGN
             else:
-                # Through NumPy, which keeps the memory alive as long as the buffer.
+                # A NumPy array keeps the memory alive as long as the buffer.
                 empty = torch.empty(0, dtype=torch.uint8, device="cpu")
                 content = empty.set_(storage, first, (stop - first,)).numpy()  # type: ignore[call-overload]
                 kept.append(pickle.PickleBuffer(content) if protocol >= _BUFFERS else content.tobytes())
@@ -369,22 +372,22 @@ class _Packed:
                 position += -(-content // _ALIGN) * _ALIGN
         for number, home in enumerate(homes):
             if not isinstance(kept[home], Tensor):
-                # None of a map: its first byte is 0.
+                # The first byte of a map is 0.
                 starts[number] -= self._spans[home][1]
         if not total:
             return None, kept
         return pickle.PickleBuffer(small) if protocol >= _BUFFERS else bytes(small), kept
 
 
-def unpacked(
+def unpack(
     nodes: Sequence[tuple[Any, ...]],
     layouts: Sequence[tuple[Any, ...]],
     columns: tuple[Sequence[int], Sequence[int], Sequence[int]],
     small: object,
     kept: Sequence[Any],
 ) -> Any:
-    """The container that `reduced` took apart; see `_Packed` for the arguments."""
-    blocks = _blocks(small, kept)
+    """Rebuild the container that `reduce` took apart; see `_Packer` for the arguments."""
+    blocks = _build_blocks(small, kept)
     leaves: list[Tensor] = []
     for which, home, start in zip(*columns, strict=True):
         dtype, shape, strides = layouts[which]
@@ -398,7 +401,7 @@ def unpacked(
         if type(slot) is not tuple:
             return slot
         if id(slot) not in composed:
-            composed[id(slot)] = _composed(slot, leaves)
+            composed[id(slot)] = _build_leaf(slot, leaves)
         return composed[id(slot)]
 
     for cls, state, names, slots in nodes:
@@ -418,7 +421,7 @@ def unpacked(
     return made[-1]
 
 
-def _composed(slot: tuple[str, list[Any], Any], leaves: list[Tensor]) -> Any:
+def _build_leaf(slot: tuple[str, list[Any], Any], leaves: list[Tensor]) -> Any:
     kind, numbers, rest = slot
     parts: list[Any] = [leaves[number] if type(number) is int else number for number in numbers]
     if kind == _JAGGED:
@@ -430,12 +433,12 @@ def _composed(slot: tuple[str, list[Any], Any], leaves: list[Tensor]) -> Any:
     return _unbatched_class()._over(parts[0], rest)
 
 
-def _blocks(small: Any, kept: Sequence[Any]) -> list[Block]:
-    """The storages."""
+def _build_blocks(small: Any, kept: Sequence[Any]) -> list[Block]:
+    """Return the storages as blocks."""
     found: list[Block] = []
     empty: dict[torch.dtype, Tensor] = {}
     source = None if small is None else numpy.frombuffer(small, dtype=numpy.uint8)
-    own = iter(copy_on_write.writable([content for content in kept if _is_buffer(content)]))
+    own = iter(copy_on_write.as_writable_tensors([content for content in kept if _is_buffer(content)]))
     position = 0
     for content in kept:
         if isinstance(content, Tensor):
@@ -443,7 +446,7 @@ def _blocks(small: Any, kept: Sequence[Any]) -> list[Block]:
         elif _is_buffer(content):
             found.append(Block(next(own), empty))
         else:
-            storage = fresh(content)
+            storage = new_bytes(content)
             if content:
                 if source is None or position + content > len(source):
                     raise pickle.UnpicklingError("the buffer of a container is shorter than its tensors")

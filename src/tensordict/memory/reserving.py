@@ -1,4 +1,4 @@
-"""Whether the disk keeps room for new files that have no content yet."""
+"""Decides whether new files without content reserve room on the disk or become sparse."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ import shutil
 import warnings
 from typing import Literal
 
-# `True` reserves, `False` makes sparse files; "auto" reserves where a tenth of the free space is left.
+# `True` reserves room, `False` makes sparse files. "auto" reserves if a tenth of the free space remains.
 Preallocate = bool | Literal["auto"]
 _LEFT = 10
 
 
 def check_preallocate(preallocate: object) -> Preallocate:
-    """Check the argument of a user.
+    """Check the argument `preallocate` of a user.
 
     Raises:
-        ValueError: it is something else.
+        ValueError: the argument is neither a bool nor "auto".
     """
     if isinstance(preallocate, bool):
         return preallocate
@@ -26,19 +26,19 @@ def check_preallocate(preallocate: object) -> Preallocate:
 
 
 def reserves(preallocate: Preallocate, folder: str, nbytes: int, path: str) -> bool:
-    """Tell whether the disk is to keep room for new files.
+    """Return True if new files should reserve room on the disk.
 
     Args:
-        preallocate: what the user said.
-        folder: where the files are made.
-        nbytes: how long they are together.
+        preallocate: the argument of the user.
+        folder: the folder of the new files.
+        nbytes: their total length.
         path: the file or folder that messages name.
 
     Raises:
-        OSError: with `True`, the disk has less room.
+        OSError: `preallocate` is `True` and the disk has too little room.
 
     Warns:
-        UserWarning: with `"auto"`, it has less room, so that the files become sparse.
+        UserWarning: `preallocate` is `"auto"` and the disk has too little room, so the files become sparse.
     """
     if not preallocate or not nbytes:
         return False

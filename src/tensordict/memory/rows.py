@@ -1,8 +1,8 @@
-"""Reading scattered rows of tensors that lie in mapped files, as random mini-batches are.
+"""Reads scattered rows of tensors in mapped files, for random mini-batches.
 
-A page that is missing makes the kernel read far around it, megabytes for a row of some bytes, one page after the other.
-So it is told beforehand which pages are wanted, all at once. Measured with rows of 12 KiB in files of three times the
-memory: 14,000 rows a second instead of 100.
+When a page is missing, the kernel reads megabytes around it, one page after the other. So this module announces all
+needed pages first. Measured with rows of 12 KiB in files of three times the memory: 14,000 rows a second instead of
+100.
 """
 
 from __future__ import annotations
@@ -22,24 +22,25 @@ from torch import Tensor
 from tensordict.core import torch_internals as internals
 from tensordict.memory import files, kernel, system
 
-# Smaller files are in memory after a few of the kernel's readings anyway.
+# Smaller files are in memory after a few reads anyway.
 _LARGE = 32 << 20
-# At most this much is asked for before it is copied: more might be dropped again before it is used.
+# The most bytes that are announced before they are copied; the kernel might drop more before they are used.
 _AHEAD = 64 << 20
 _MANY_PAGES = 8 << 20
-# Of how many rows the kernel is asked whether they are in memory, and for how many batches not, after it was wrong.
+# `_SAMPLE` rows of a batch are checked for being in memory. If the kernel was wrong about them, the next `_DISTRUST`
+# batches are announced without a check.
 _SAMPLE = 16
 _DISTRUST = 256
 _mistaken: dict[int, int] = {}
 _INTEGERS = (torch.int64, torch.int32)
 
-# From so many elements on, torch's threads share the copy of one row.
+# Torch's threads share the copy of one row of at least so many elements.
 _GRAIN = 32768
-# Rows of so many bytes are copied without the lock of the interpreter.
+# Rows of at least so many bytes are copied without the GIL.
 _LONG = 8 << 10
-# Several threads copy long rows of so many bytes in all.
-_SHARED = 4 << 20
-# With fewer rows of each tensor on average, rows are copied one by one.
+# Several threads copy long rows if all together have at least so many bytes.
+_MIN_THREADED = 4 << 20
+# With fewer rows for each tensor on average, rows are copied one by one.
 _MANY = 8
 
 # Rows as `records` gives them, or numbers of rows.
@@ -47,40 +48,46 @@ Values = np.ndarray[Any, np.dtype[Any]]
 # The number of a tensor, and the number of a row in it.
 Place = tuple[int, int]
 
-# The large maps that are no part of a `MemoryMappedTensor`, which knows by itself: where they begin and end.
+# Start and end of each large map that plain tensors lie in. A `MemoryMappedTensor` knows its file without this table.
 maps: dict[int, int] = {}
 
-_reading = threading.local()
+_this_thread = threading.local()
 
 
 @contextlib.contextmanager
 def into_shared_memory() -> Iterator[None]:
-    """Have the rows that this thread reads lie in shared memory: another process gets them without one more copy."""
-    _reading.shared = True
+    """Read rows into shared memory in this thread, so that sending them to another process needs no copy."""
+    _this_thread.shared = True
     try:
         yield
     finally:
-        _reading.shared = False
+        _this_thread.shared = False
 
 
-def fresh(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-    """Memory for the rows that are read."""
+def new_rows(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+    """Return uninitialized memory for rows; shared memory inside `into_shared_memory`."""
     nbytes = math.prod(shape) * dtype.itemsize
-    if not nbytes or not getattr(_reading, "shared", False):
+    if not nbytes or not getattr(_this_thread, "shared", False):
         return torch.empty(shape, dtype=dtype, device="cpu")
     storage = internals.new_shared_storage(nbytes)
     return torch.empty(0, dtype=dtype, device="cpu").set_(storage).view(shape)
 
 
 def remember(owner: object, start: int, nbytes: int) -> None:
-    """Have rows of tensors over a map, which lives as long as its owner, be read as those of a `MemoryMappedTensor`."""
+    """Register a map, so that rows of plain tensors over it are announced before they are read.
+
+    Args:
+        owner: the map ends when this object dies.
+        start: the address of the map.
+        nbytes: its size.
+    """
     if nbytes >= _LARGE:
         maps[start] = start + nbytes
         weakref.finalize(owner, maps.pop, start, None)
 
 
 def reader(at: Any) -> Callable[[Any], Any]:
-    """What gives `leaf[at]`, fast for leaves in `maps`; `at` is an output of `leaf_index`."""
+    """Return a function that reads `leaf[at]`, fast for leaves in `maps`; `at` is an output of `leaf_index`."""
 
     def read(leaf: Any) -> Any:
         if type(leaf) is Tensor and type(at) is Tensor and _lies_in_map(leaf) and picks_rows(leaf, at):
@@ -91,7 +98,7 @@ def reader(at: Any) -> Callable[[Any], Any]:
 
 
 def picks_rows(leaf: Tensor, at: Tensor) -> bool:
-    """Whether `at` picks rows of a large leaf, each in one piece, and nothing looks at how this is done."""
+    """Return True if `rows_of` can read `leaf[at]`: rows of a large contiguous leaf, outside autograd and compilers."""
     return (
         at.dtype in _INTEGERS
         and at.ndim > 0
@@ -108,7 +115,7 @@ def picks_rows(leaf: Tensor, at: Tensor) -> bool:
 
 
 def rows_of(leaf: Tensor, at: Tensor) -> Tensor:
-    """The same as `leaf[at]`, where `leaf` lies in a mapped file and `picks_rows(leaf, at)`."""
+    """Return `leaf[at]` of a leaf in a mapped file, provided that `picks_rows(leaf, at)`."""
     count = leaf.shape[0]
     low, high = (int(bound) for bound in at.aminmax())
     if not -count <= low <= high < count:
@@ -117,16 +124,16 @@ def rows_of(leaf: Tensor, at: Tensor) -> Tensor:
     if low < 0:
         positions = torch.where(positions < 0, positions + count, positions)
     shape = (*at.shape, *leaf.shape[1:])
-    out = fresh((len(positions), *leaf.shape[1:]), leaf.dtype)
+    out = new_rows((len(positions), *leaf.shape[1:]), leaf.dtype)
     if out.nbytes >= _MANY_PAGES:
-        # In pages of 4 KiB, making 38 MiB of memory takes as long again as copying them.
+        # With pages of 4 KiB, allocating 38 MiB takes as long as copying them.
         kernel.prefer_large_pages(out.data_ptr(), out.nbytes)
     row = leaf.stride(0) * leaf.itemsize
     for start in range(0, len(positions), step := max(1, _AHEAD // row)):
         part = positions[start : start + step]
         asked = not _seem_in_memory(leaf.data_ptr(), row, part)
         if asked:
-            _ask_for(leaf.data_ptr(), row, part)
+            _announce_rows(leaf.data_ptr(), row, part)
         faults = 0 if asked else system.major_faults()
         _copy(leaf, part, out[start : start + step])
         if not asked and system.major_faults() - faults > len(part) // _SAMPLE:
@@ -137,10 +144,10 @@ def rows_of(leaf: Tensor, at: Tensor) -> Tensor:
 def _copy(leaf: Tensor, positions: Tensor, out: Tensor) -> None:
     """Copy the rows at these positions, which are not negative; `leaf` and `out` are contiguous."""
     if leaf.stride(0) < _GRAIN:
-        # Several times faster than `leaf[positions]`, which goes element by element.
+        # Several times faster than `leaf[positions]`, which copies element by element.
         torch.index_select(leaf, 0, positions, out=out)
     else:
-        # Torch would have all threads meet at every row, which on busy cores takes ten times as long as the copy.
+        # Torch would synchronize its threads at every row; on busy cores that takes ten times as long as the copy.
         _copy_long([records(leaf)], [(0, position) for position in positions.tolist()], records(out))
 
 
@@ -168,7 +175,7 @@ class Picks:
 
     def __init__(self, numbers: Values, local: Values, count: int) -> None:
         self.local = local
-        # NumPy sorts integers of two bytes several times as fast as those of eight.
+        # NumPy sorts 2-byte integers several times as fast as 8-byte ones.
         self.order = numbers.astype(np.min_scalar_type(count)).argsort(kind="stable")
         ordered = numbers[self.order]
         first = np.flatnonzero(np.diff(ordered, prepend=-1))
@@ -177,7 +184,7 @@ class Picks:
 
     @functools.cached_property
     def which(self) -> Values:
-        """For each row, the place of its tensor in `hit`."""
+        """For each row, the position of its tensor in `hit`."""
         which = np.empty_like(self.order)
         which[self.order] = np.repeat(np.arange(len(self.hit)), np.diff(self.cuts))
         return which
@@ -191,17 +198,17 @@ class Picks:
 def gather(sources: Sequence[Values], picks: Picks, out: Tensor, missed: int = 0) -> int:
     """Copy rows of many tensors to the rows of one.
 
-    To ask the kernel of rows in many files whether they are in memory takes as long as copying them, so it is told that
-    they are needed for some time after many were not.
+    Checking whether rows of many files are in memory takes as long as copying them. So there is no check; after a call
+    with many page faults, the next `_DISTRUST` calls announce their rows.
 
     Args:
         sources: the rows of each tensor in `picks.hit`, as `records` gives them.
         picks: the rows.
         out: contiguous and on the CPU; its rows have at least a byte.
-        missed: the result of the call before for rows of the same files.
+        missed: the result of the previous call for the same files.
 
     Returns:
-        for how many more calls the kernel is told.
+        the number of further calls that announce their rows.
 
     Raises:
         IndexError: a tensor has no such row.
@@ -211,11 +218,11 @@ def gather(sources: Sequence[Values], picks: Picks, out: Tensor, missed: int = 0
     faults = 0 if missed else system.major_faults()
     if missed:
         begin = np.array([source.__array_interface__["data"][0] for source in sources])
-        kernel.will_need(torch.from_numpy(begin[picks.which] + picks.local * size), size)
+        kernel.announce_reads(torch.from_numpy(begin[picks.which] + picks.local * size), size)
     if size >= _LONG:
         _copy_long(sources, picks.places, target)
     elif len(target) < _MANY * len(sources):
-        # One by one takes 0.17 us a row, all rows of one tensor at once 2 us.
+        # A single row takes 0.17 us; all rows of one tensor together take 2 us.
         for at, (which, local) in enumerate(picks.places):
             target[at] = sources[which][local]
     else:
@@ -235,7 +242,7 @@ def _copy_long(sources: Sequence[Values], places: Sequence[Place], target: Value
         for row, (which, local) in zip(taken[start:], places[start : start + step], strict=False):
             row[:] = given[which][local]
 
-    num_threads = torch.get_num_threads() if target.nbytes >= _SHARED else 1
+    num_threads = torch.get_num_threads() if target.nbytes >= _MIN_THREADED else 1
     step = -(-len(places) // num_threads)
     files.run_all([functools.partial(copy, start) for start in range(0, len(places), step)], num_threads)
 
@@ -252,9 +259,9 @@ def _lies_in_map(leaf: Tensor) -> bool:
 
 
 def _seem_in_memory(start: int, size: int, positions: Tensor) -> bool:
-    """Whether a sample of the rows is in memory: asking for 256 rows takes 500 us, copying them 150.
+    """Return True if a sample of the rows is in memory. Announcing 256 rows takes 500 us; copying them takes 150.
 
-    Where the kernel turns out to be wrong, it is not believed for some time.
+    After the kernel was wrong about a tensor, this returns False for some batches.
     """
     left = _mistaken.pop(start, 0)
     if left:
@@ -264,6 +271,6 @@ def _seem_in_memory(start: int, size: int, positions: Tensor) -> bool:
     return kernel.are_in_memory(start + position * size for position in sample)
 
 
-def _ask_for(start: int, size: int, positions: Tensor) -> None:
-    """Tell the kernel that the rows of `size` bytes at these positions will be needed."""
-    kernel.will_need(positions * size + start, size)
+def _announce_rows(start: int, size: int, positions: Tensor) -> None:
+    """Announce the rows of `size` bytes at these positions to the kernel."""
+    kernel.announce_reads(positions * size + start, size)

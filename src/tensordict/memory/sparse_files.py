@@ -1,7 +1,7 @@
-"""Room on the disk for what is written to mapped sparse files, made before the first write.
+"""Reserves room on the disk before operations write to mapped sparse files.
 
-A program that writes into a map cannot be told that the disk is full: the system ends it (SIGBUS). So whoever writes
-to the leaves of a container calls `make_room` first, where `FileSource.any_sparse`.
+If the disk is full, the system kills a process that writes into a map (SIGBUS); there is no error to catch. So every
+operation that writes to leaves calls `make_room` first if `FileSource.any_sparse` is set.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ from tensordict.memory import files, system
 from tensordict.memory.file_source import FileSource, is_sparse
 from tensordict.memory.mapped import MemoryMappedTensor
 
-# Bytes of a file: the first one, and the one behind the last.
+# A range of bytes of a file: the first one, and the one behind the last.
 Span = tuple[int, int]
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 def make_room(written: Iterable[tuple[Tensor, Any]], container: Contract | None) -> None:
-    """Have the disk keep room for what is about to be written, where it goes to sparse files.
+    """Reserve room on the disk for the next write to tensors over sparse files.
 
-    Only a `MemoryMappedTensor` tells that it is over such a file: that is a leaf that was mapped, or what indexing it
-    gives. Where room cannot be kept, there must be as much free space.
+    Only a `MemoryMappedTensor` (a mapped leaf, or a view of one) knows its file; other tensors are skipped. If the file
+    system cannot reserve room, this checks that there is enough free space.
 
     Args:
-        written: tensors, each with the index of the part that is written to; `None` stands for all of it.
+        written: tensors, each with the index of the part that will be written; `None` stands for the whole tensor.
         container: names the entry in the error.
 
     Raises:
-        OSError: the disk is full; nothing has been written. It names the entry, the file, and the sizes.
+        OSError: the disk is full; nothing has been written. The error names the entry, the file and the sizes.
     """
     if torch.compiler.is_compiling():
         return
@@ -72,7 +72,7 @@ def _make_room(source: FileSource, spans: list[Span], container: Contract | None
 
 
 def _open(source: FileSource) -> int | None:
-    """A descriptor of the file; `None` if it cannot be had, as when another save has replaced it."""
+    """Open the file for writing. Return `None` if that fails, or if another save has replaced the file."""
     try:
         fd = os.open(source.path, os.O_RDWR | system.NONBLOCK | system.CLOEXEC)
     except OSError:
@@ -84,7 +84,7 @@ def _open(source: FileSource) -> int | None:
 
 
 def _free_space(source: FileSource) -> int | None:
-    """The free bytes of the disk; `None` if the folder of the file is gone."""
+    """Return the free bytes of the disk, or `None` if the folder of the file is gone."""
     try:
         return shutil.disk_usage(os.path.dirname(source.path)).free
     except FileNotFoundError:
@@ -99,7 +99,7 @@ def _full(source: FileSource, nbytes: int, container: Contract | None, code: int
 
 
 def _key_of(source: FileSource, container: Contract | None) -> Path:
-    """The nested key of the leaf over a file; empty if there is none."""
+    """Return the nested key of the leaf over a file; empty if there is no such leaf."""
     for path, leaf in () if container is None else container._walk():
         if isinstance(leaf, MemoryMappedTensor) and leaf._source is source:
             return path
@@ -107,7 +107,7 @@ def _key_of(source: FileSource, container: Contract | None) -> Path:
 
 
 def _spans(tensor: MemoryMappedTensor, at: Any) -> Iterator[Span]:
-    """Where in its file a tensor, or the part at an index, lies; what lies between its elements is in it.
+    """Yield the spans of its file that a tensor, or the part at an index, covers, gaps between elements included.
 
     An index tensor of the first dim gives a span for each run of rows.
     """
@@ -127,8 +127,8 @@ def _spans(tensor: MemoryMappedTensor, at: Any) -> Iterator[Span]:
 
 
 def _runs(rows: Tensor, count: int) -> list[Span]:
-    """The first and the last row of each run in an index tensor."""
-    # An index that is out of bounds is refused by torch later.
+    """Return the first and the last row of each run in an index tensor."""
+    # Torch refuses indices that are out of bounds later.
     known = torch.unique(torch.where(rows < 0, rows + count, rows).clamp(0, count - 1))
     ends = known.diff() != 1
     true = torch.ones(1, dtype=torch.bool)
@@ -137,7 +137,7 @@ def _runs(rows: Tensor, count: int) -> list[Span]:
 
 
 def _extent(tensor: Tensor) -> Span:
-    """The bytes from the first element of a tensor to behind the last one."""
+    """Return the bytes from the first element of a tensor to behind the last one."""
     first = int(tensor.storage_offset())
     steps = [(size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)]
     last = first + sum(steps) + 1 if tensor.numel() else first

@@ -1,4 +1,4 @@
-"""Which tensors have elements in plain memory, so that their bytes can be stored."""
+"""Checks that a tensor has its elements in plain memory, for everything that stores or copies the bytes of leaves."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ SHARDED = (
 
 
 def is_sharded(leaf: object) -> bool:
-    """Whether a leaf is a `DTensor`, one part of a tensor that is spread over ranks."""
-    # Asking for the class would import torch.distributed.tensor, which takes a second.
+    """Return True for a `DTensor`: one part of a tensor that is spread over ranks."""
+    # `isinstance` would need torch.distributed.tensor, whose import takes a second.
     return type(leaf) is not Tensor and hasattr(leaf, "full_tensor")
 
 
@@ -28,7 +28,7 @@ def refuse_sharded(container: Contract) -> None:
     """Refuse sharded leaves before a save begins, so that all ranks raise the same error.
 
     Raises:
-        UnsupportedEntryError: naming the first one.
+        UnsupportedEntryError: a leaf is sharded; the error names the first one.
     """
     for key, leaf in container._walk():
         if is_sharded(leaf):
@@ -36,10 +36,10 @@ def refuse_sharded(container: Contract) -> None:
 
 
 def check_storable(tensor: Tensor) -> None:
-    """Refuse what has no elements in plain memory: sparse, nested, quantized, sharded and wrapper tensors.
+    """Refuse tensors without elements in plain memory: sparse, nested, quantized, sharded and wrapper tensors.
 
     Raises:
-        UnsupportedEntryError: naming the type.
+        UnsupportedEntryError: the tensor is of such a type, which the error names.
     """
     kind = type(tensor)
     if kind is Tensor and tensor.layout is torch.strided and not tensor.is_quantized and not tensor.is_nested:

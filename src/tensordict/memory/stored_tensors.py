@@ -1,4 +1,4 @@
-"""StoredTensor: a tensor in an array of a store (an HDF5 file), of which only what is used is read or written."""
+"""`StoredTensor`: a tensor in an array of a store, such as an HDF5 file, that reads and writes only the parts used."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from tensordict.core.keys import Path, joined
 aten = torch.ops.aten
 T = TypeVar("T")
 
-# What is read or written in one piece where more would have to be held in memory.
+# Large tensors are read and written in pieces of this many bytes, to save memory.
 SLAB = 16 << 20
-# Rows that lie this much apart, on average, are read one by one; nearer ones with what is between them.
+# If a range has at most this many times as many rows as needed, all its rows are read at once.
 SPREAD = 4
-# The dtypes that NumPy has not are stored as unsigned integers of the same bits, with their name in an attribute.
+# Dtypes that NumPy lacks are stored as unsigned integers of the same bits, with their name in an attribute.
 _BITS: dict[int, np.dtype[Any]] = {1: np.dtype(np.uint8), 2: np.dtype(np.uint16), 4: np.dtype(np.uint32)}
 _INTEGERS = {1: torch.uint8, 2: torch.uint16, 4: torch.uint32}
 _UNKNOWN_TO_NUMPY: dict[str, torch.dtype] = {
@@ -45,10 +45,10 @@ _TORCH = {numpy: dtype for dtype, numpy in _NUMPY.items()}
 
 
 def stored_dtype(dtype: torch.dtype) -> tuple[np.dtype[Any], str | None]:
-    """The NumPy dtype of the array for a tensor, and the name to note when it only has the same bits.
+    """Return the NumPy dtype of the array for a tensor, and the name to store beside it if only the bits are the same.
 
     Raises:
-        UnsupportedEntryError: there is none.
+        UnsupportedEntryError: no NumPy dtype can hold such tensors.
     """
     if dtype in _NUMPY:
         return _NUMPY[dtype], None
@@ -59,10 +59,14 @@ def stored_dtype(dtype: torch.dtype) -> tuple[np.dtype[Any], str | None]:
 
 
 def tensor_dtype(dtype: np.dtype[Any], noted: str | None) -> torch.dtype | None:
-    """The dtype of the tensor in an array of a NumPy dtype, and of the name that is noted on it; `None` for no tensor.
+    """Return the dtype of the tensor in an array, or `None` if the array holds no tensor.
+
+    Args:
+        dtype: the NumPy dtype of the array.
+        noted: the name that `stored_dtype` returned, if the array has one.
 
     Raises:
-        ValueError: the dtype that is noted is not that of the elements.
+        ValueError: the name does not fit the elements.
     """
     if dtype.kind not in "biufc" or dtype.subdtype is not None:
         return None
@@ -74,73 +78,73 @@ def tensor_dtype(dtype: np.dtype[Any], noted: str | None) -> torch.dtype | None:
     return found
 
 
-# What is taken of an array: for each dim one position, a slice with a positive step, or, of one dim, an array of
-# positions that rise.
+# A selection of an array: for each dim a position or a slice with a positive step. One dim may have an array of rising
+# positions instead.
 Selection = tuple[Any, ...]
 # Elements in memory.
 Values = np.ndarray[Any, np.dtype[Any]]
 
 
 class Array(Protocol):
-    """An array of a store: what a `StoredTensor` asks of it. Errors of the store name the path and the key."""
+    """An array of a store, as a `StoredTensor` needs it. Errors of the store name the path and the key."""
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Its shape."""
+        """The shape of the array."""
 
     @property
     def spread(self) -> int:
-        """How far apart rows may lie, on average, that are read with what is between; 1 for no more than asked for."""
+        """How many times as many rows as needed a read may cover; 1 for exactly the needed rows. See `SPREAD`."""
 
     @property
     def rows_together(self) -> int:
-        """How many rows along the first dim are best written at once, since they are kept as one piece."""
+        """The number of rows along the first dim that the store keeps as one piece, best written at once."""
 
     def check(self) -> None:
-        """Raise a `SaveError` when the store was closed."""
+        """Raise a `SaveError` if the store was closed."""
 
     def read(self, selection: Selection, dtype: np.dtype[Any]) -> Values | Tensor:
-        """The selected elements as a NumPy array of this dtype, or as the tensor itself, on any device."""
+        """Return the selected elements as a NumPy array of this dtype, or as a tensor on any device."""
 
     def write(self, selection: Selection, values: Values) -> None:
-        """Write an array to the selection; a `SaveError` when the store cannot be written to."""
+        """Write an array to the selection; a `SaveError` if the store is read-only."""
 
 
 class StoredTensor(Tensor):
-    """A tensor in an array of a store, or a part of one, in the place of what is read from it.
+    """A tensor in an array of a store, or a part of one, that is read when it is used.
 
-    It knows its shape, dtype and device; an index of integers, slices and `None` gives a smaller part without reading.
-    Any other operation reads it, and gives tensors that are in memory. What is written into it is written to the store.
+    Shape, dtype and device are known without reading, and so is the part at an index of integers, slices and `None`.
+    Any other operation reads the elements and returns tensors in memory. Writes go to the store.
 
     Attributes:
-        array: where it is.
-        key: what `repr` tells.
-        picks: what is taken of each dim of the array: one position, a range of them, or an array of some that rise.
-        dims: the dim of the array that each dim runs over, `None` for one of size 1 that was added.
+        array: the array.
+        key: the key of the entry, for `repr`.
+        picks: for each dim of the array, the selected positions: one int, a range, or an array of rising positions.
+        dims: for each dim of this tensor, the dim of the array; `None` for an added dim of size 1.
     """
 
     array: Array
     key: Path
     picks: list[Any]
     dims: list[int | None]
-    # In the place of torch's, which go through `__torch_function__`: some microseconds each.
+    # Plain attributes: torch's properties would go through `__torch_function__`, some microseconds each.
     shape: torch.Size = torch.Size(())
     dtype: torch.dtype = torch.float32
     device: torch.device = torch.device("cpu")
     is_nested: bool = False
 
-    # Nothing is done before autograd; see `__torch_dispatch__`.
+    # Operations run in `__torch_dispatch__`, below autograd.
     @classmethod
     def __torch_function__(cls, func: Any, types: object, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func is Tensor.copy_ and type(args[0]) is StoredTensor and type(args[1]) is Tensor:
-            # What `__torch_dispatch__` comes to, by a shorter way.
+            # A shortcut to the same call in `__torch_dispatch__`.
             args[0].write(args[1])
             return args[0]
         if func in _MEMORY:
             raise UnsupportedEntryError(f"{args[0]!r} is in a file and has no memory of its own; read it first")
         if torch.is_grad_enabled() and not _writes(func) and _any_requires_grad((args, kwargs)):
-            # Autograd keeps what it needs for the backward pass, by which time the file may hold something else.
+            # Autograd saves its inputs for the backward pass, and the file may change before that: read it first.
             args, kwargs = internals.tree_map(in_memory, (args, kwargs))
             return func(*args, **kwargs)
         with internals.as_plain():
@@ -148,7 +152,7 @@ class StoredTensor(Tensor):
 
     @classmethod
     def of(cls, array: Array, dtype: torch.dtype, device: torch.device | None, key: Path) -> StoredTensor:
-        """All of an array."""
+        """Return the tensor of a whole array."""
         shape = array.shape
         return cls._part(array, dtype, [range(n) for n in shape], list(range(len(shape))), device, key)
 
@@ -169,8 +173,8 @@ class StoredTensor(Tensor):
         self.shape, self.dtype, self.device = shape, dtype, device
         return self
 
-    def _on(self, device: torch.device) -> StoredTensor:
-        """The same part, which is sent to that device when it is read."""
+    def _to_device(self, device: torch.device) -> StoredTensor:
+        """Return the same part, which moves to that device when it is read."""
         return self._part(self.array, self.dtype, self.picks, self.dims, device, self.key)
 
     def __repr__(self, *, tensor_contents: object = None) -> str:  # type: ignore[override]
@@ -182,7 +186,7 @@ class StoredTensor(Tensor):
     def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: object, args: Any = (), kwargs: Any = None
     ) -> Any:
-        """What copies all of it is a read or a write; any other function gets what was read, see `_on_loaded`."""
+        """Turn copies of the whole part into reads and writes of the store. Run any other operation in memory."""
         first = args[0]
         if isinstance(first, StoredTensor):
             if func is aten.copy_.default:
@@ -192,12 +196,12 @@ class StoredTensor(Tensor):
                 first.write(torch.full((), *args[1:] or (0,), dtype=first.dtype, device=_CPU))
                 return first
             if func in (aten.alias.default, aten.detach.default):
-                return first._on(first.device)
+                return first._to_device(first.device)
             if func is aten.clone.default and not kwargs:
                 return first.read()
             if func is internals.aten_to_copy and kwargs and kwargs.keys() <= {"device", "non_blocking"}:
-                return first._on(kwargs["device"])
-        return _on_loaded(func, args, kwargs or {})
+                return first._to_device(kwargs["device"])
+        return _call_in_memory(func, args, kwargs or {})
 
     # --- all of it ----------------------------------------------------------------------------------------------------
 
@@ -205,31 +209,31 @@ class StoredTensor(Tensor):
         return [slice(pick.start, pick.stop, pick.step) if isinstance(pick, range) else pick for pick in self.picks]
 
     def is_whole(self) -> bool:
-        """Whether this is all of the array, in its own form."""
+        """Return True if this is the whole array, with its dims in their order."""
         shape = self.array.shape
         return len(self.dims) == len(shape) and self.picks == [range(n) for n in shape]
 
     def read(self) -> Tensor:
-        """The elements, in memory."""
+        """Read the elements into memory."""
         return self._read(tuple(self._selection()), self.shape)
 
     def _read(self, selection: Selection, shape: Sequence[int], order: Values | None = None) -> Tensor:
-        """What is selected, in a shape; `order` takes rows of it along the first dim."""
+        """Read a selection as a tensor of a shape; `order` then picks rows along the first dim."""
         self.array.check()
         dtype, device = self.dtype, self.device
         if 0 in shape:
             return torch.empty(tuple(shape), dtype=dtype, device=device)
-        # Out of inference mode: a tensor that knows of no versions would not tell whether it was written into.
-        with torch.inference_mode(False) if torch.is_inference_mode_enabled() else _AS_IT_IS:
+        # Inference tensors have no version counters, which tell whether a tensor was written to.
+        with torch.inference_mode(False) if torch.is_inference_mode_enabled() else _NO_CONTEXT:
             array = self.array.read(selection, _NUMPY.get(dtype) or _BITS[dtype.itemsize])
             if order is not None:
-                # By NumPy: threads of torch's would cost more than they bring for a few rows.
+                # For a few rows, NumPy is faster than torch's threads.
                 array = array[order] if isinstance(array, np.ndarray) else array[torch.from_numpy(order)]
-            tensor = tensor_of(array, dtype).reshape(tuple(shape))
+            tensor = as_tensor(array, dtype).reshape(tuple(shape))
             return tensor if device == _CPU else tensor.to(device)
 
     def write(self, value: Tensor, watch: Callable[[int], None] | None = None) -> None:
-        """Write a tensor that broadcasts to this shape; `watch` is told how many bytes have been written each time."""
+        """Write a tensor that broadcasts to this shape; `watch` receives the number of bytes of each write."""
         if value.shape != self.shape:
             value = value.expand(self.shape)
         if None in self.dims:
@@ -240,7 +244,7 @@ class StoredTensor(Tensor):
             if watch is not None:
                 watch(value.nbytes)
             return
-        # Along the first dim that is taken in part or whole, so that no second copy of all exists.
+        # Write slab by slab along the first dim with a slice, so that no second copy of the whole tensor exists.
         along = next(i for i, pick in enumerate(selection) if type(pick) is slice)
         pick = range(*selection[along].indices(self.array.shape[along]))
         for start, stop in slabs(value, self.array.rows_together if along == 0 else 1):
@@ -253,35 +257,35 @@ class StoredTensor(Tensor):
     # --- parts --------------------------------------------------------------------------------------------------------
 
     def __getitem__(self, index: Any) -> Tensor:
-        found = self._indexed(index)
+        found = self._parse_index(index)
         if found is None:
             return self.read()[index]
         part, tensors = found
-        if not _is_advanced(tensors):
+        if not _has_tensors(tensors):
             return part
-        part, tensors = part._rows(tensors, self.array.spread)
+        part, tensors = part._narrow_rows(tensors, self.array.spread)
         return part.read()[_as_index(tensors)]
 
     def __setitem__(self, index: Any, value: object) -> None:
         value = in_memory(torch.as_tensor(value))
-        found = self._indexed(index)
+        found = self._parse_index(index)
         if found is None:
             content = self.read()
             content[index] = value
             self.write(content)
             return
         part, tensors = found
-        if not _is_advanced(tensors):
+        if not _has_tensors(tensors):
             while value.ndim > part.ndim and value.shape[0] == 1:
                 value = value[0]
             part.write(value)
             return
-        part, tensors = part._rows(tensors, 1)
+        part, tensors = part._narrow_rows(tensors, 1)
         given = [(dim, tensor) for dim, tensor in enumerate(tensors) if tensor is not None]
         (dim, first), *others = given
         if not others and torch.unique(first).numel() == part.shape[dim]:
             if dim == 0 and first.ndim == 1:
-                # Of equal positions the last one is written, which torch does not promise.
+                # The last one of equal positions wins, which torch does not promise.
                 last = np.empty(part.shape[0], np.int64)
                 last[first.numpy(force=True)] = np.arange(len(first))
                 whole = value.expand((len(first), *part.shape[1:]))
@@ -294,22 +298,22 @@ class StoredTensor(Tensor):
         content[at] = value.to(_CPU, self.dtype)
         part.write(content)
 
-    def _indexed(self, index: object) -> tuple[StoredTensor, list[Tensor | None]] | None:
-        """The part that the integers, slices and `None` in an index take, and the index tensors for its dims.
+    def _parse_index(self, index: object) -> tuple[StoredTensor, list[Tensor | None]] | None:
+        """Split an index into the part that its integers, slices and `None` select, and index tensors for that part.
 
-        `None` for an index with something else in it, or one that torch refuses.
+        Returns `None` if the index has other items, or if torch refuses it.
         """
         items: list[Any] = [_plain(item) for item in (index if isinstance(index, tuple) else (index,))]
         if not all(item is None or item is Ellipsis or type(item) in (int, slice, Tensor) for item in items):
             return None
-        rest = len(self.dims) - sum([_consumed(item) for item in items])
+        rest = len(self.dims) - sum([_count_dims(item) for item in items])
         ellipses = sum(item is Ellipsis for item in items)
         if rest < 0 or ellipses > 1:
             return None
         picks, dims, tensors = list(self.picks), list[int | None](), list[Tensor | None]()
         at = 0
         for item in items if ellipses else (*items, Ellipsis):
-            count = rest if item is Ellipsis else _consumed(item)
+            count = rest if item is Ellipsis else _count_dims(item)
             over = self.dims[at : at + count]
             if item is None:
                 over = [None]
@@ -333,10 +337,10 @@ class StoredTensor(Tensor):
             at += count
         return self._part(self.array, self.dtype, picks, dims, self.device, self.key), tensors
 
-    def _rows(self, tensors: list[Tensor | None], spread: int) -> tuple[StoredTensor, list[Tensor | None]]:
-        """A part with all rows that index tensors take of the first dim that they index, and the index tensors for it.
+    def _narrow_rows(self, tensors: list[Tensor | None], spread: int) -> tuple[StoredTensor, list[Tensor | None]]:
+        """Narrow this part to the rows that the first index tensor needs. Return it and the index tensors for it.
 
-        Where there are few other rows between them, at most `spread` times as many in all, the part has these too.
+        If the rows lie close together, the part also has the rows between them: at most `spread` times as many in all.
         """
         dim, index = next((at, tensor) for at, tensor in enumerate(tensors) if tensor is not None)
         own = self.dims[dim]
@@ -351,18 +355,18 @@ class StoredTensor(Tensor):
         return part, [*tensors[:dim], order, *tensors[dim + 1 :]]
 
     def read_rows(self, rows: Rows) -> Tensor:
-        """Rows along the first dim of all of an array; for many arrays that have the same rows read."""
+        """Read rows of a whole array along the first dim. Many arrays can share one `Rows`."""
         return self._read((rows.at,), (*rows.shape, *self.array.shape[1:]), rows.order)
 
 
-class RowsOf:
-    """Rows of a tensor as an `Array`: they are read from the tensor, and written into it.
+class RowsArray:
+    """Rows of a tensor as an `Array`: reads and writes go to the tensor.
 
     Args:
         leaf: the tensor, a `StoredTensor` or one in memory.
-        read: reads the rows of a tensor; its attribute `index` takes them.
-        check: raises an error when the tensor can no longer be read.
-        shape: that of the rows.
+        read: reads the rows of a tensor; its attribute `index` is the index of the rows.
+        check: raises an error if the tensor can no longer be read.
+        shape: the shape of the rows.
     """
 
     spread = SPREAD
@@ -370,7 +374,7 @@ class RowsOf:
     def __init__(self, leaf: Any, read: Any, check: Callable[[], None] | None, shape: torch.Size) -> None:
         self.leaf, self.rows, self.shape = leaf, read, shape
         self._check = check
-        # All of them are written at once.
+        # All rows are written at once.
         self.rows_together = max(1, shape[0]) if shape else 1
 
     def check(self) -> None:
@@ -382,9 +386,9 @@ class RowsOf:
         return found[_torch_index(selection)]
 
     def write(self, selection: Selection, values: Values) -> None:
-        content = tensor_of(values, self.leaf.dtype)
+        content = as_tensor(values, self.leaf.dtype)
         if content.shape != self.shape:
-            # A part of the rows: they are written with the others as they are.
+            # Only whole rows can be assigned: read them, change a part, and write them back.
             whole = in_memory(self.rows(self.leaf)).to(_CPU, copy=True)
             whole[_torch_index(selection)] = content
             content = whole
@@ -398,11 +402,11 @@ def _torch_index(selection: Selection) -> tuple[Any, ...]:
 
 @dataclass(slots=True)
 class Rows:
-    """Rows along a dim as they are best read.
+    """The fastest way to read rows along a dim: a selection of the array, and the order of the rows in the result.
 
-    at: what is read: a position, a slice, or positions that rise.
-    shape: what takes the place of the dim in what is given.
-    order: where in what is read each row lies, as an array of integers; `None` where it is given as it is.
+    at: the selection: a position, a slice, or rising positions.
+    shape: replaces the dim in the shape of the result.
+    order: for each row, its position among the rows that were read; `None` if they have the right order.
     """
 
     at: int | slice | Values
@@ -411,7 +415,10 @@ class Rows:
 
     @classmethod
     def of_index(cls, index: object, size: int, spread: int) -> Rows | None:
-        """The rows of an integer, a slice or a row of integers; `None` for any other index; `spread` as in `of`."""
+        """Return the rows of an int, a slice or a 1-dimensional index tensor; `None` for any other index.
+
+        See `of` for `spread`.
+        """
         if type(index) is int:
             return cls(index % size, ()) if -size <= index < size else None
         if type(index) is slice:
@@ -425,13 +432,13 @@ class Rows:
 
     @classmethod
     def of(cls, index: Tensor, size: int, spread: int, dim: int = 0) -> Rows:
-        """The rows at the positions in an index tensor, along a dim of this size.
+        """Return the rows at the positions in an index tensor, along a dim of this size.
 
-        Of several equal positions one is read. Where there are few others between them, at most `spread` times as many
-        in all, these are read too, since one piece is read faster than many.
+        Equal positions are read once. If the rows lie close together, the rows between them are read, too, because one
+        piece is faster than many: at most `spread` times as many rows in all.
 
         Raises:
-            IndexError: a position is out of bounds, or the index has no integers.
+            IndexError: a position is out of bounds, or the index does not hold integers.
         """
         if index.dtype not in _INDICES:
             raise IndexError(f"an index tensor holds integers or booleans, got {index.dtype}")
@@ -453,7 +460,7 @@ class Rows:
 
 
 _CPU = torch.device("cpu")
-_AS_IT_IS = nullcontext()
+_NO_CONTEXT = nullcontext()
 _MEMORY = (Tensor.data_ptr, Tensor.untyped_storage, Tensor.storage, Tensor.numpy)
 _INDICES = (torch.int64, torch.int32, torch.int16, torch.int8)
 _MASKS = (torch.bool, torch.uint8)
@@ -464,12 +471,12 @@ def in_memory(value: Tensor) -> Tensor: ...
 @overload
 def in_memory(value: T) -> T: ...
 def in_memory(value: object) -> object:
-    """What is read of a `StoredTensor`; anything else itself."""
+    """Read a `StoredTensor` into memory. Return any other value unchanged."""
     return value.read() if isinstance(value, StoredTensor) else value
 
 
 def as_array(value: Tensor, dtype: torch.dtype) -> Values:
-    """A tensor as the array that is written to a dataset for tensors of this dtype; without a copy where possible."""
+    """Convert a tensor to the array that a store keeps for tensors of this dtype; without a copy if possible."""
     if (
         type(value) is Tensor
         and _is_direct(value, dtype)
@@ -483,8 +490,8 @@ def as_array(value: Tensor, dtype: torch.dtype) -> Values:
     return value.numpy()
 
 
-def tensor_of(values: Values | Tensor, dtype: torch.dtype) -> Tensor:
-    """The tensor of this dtype over an array as `as_array` gives it; a tensor is one already."""
+def as_tensor(values: Values | Tensor, dtype: torch.dtype) -> Tensor:
+    """Convert the result of `as_array` back to a tensor of this dtype. Return a tensor unchanged."""
     if isinstance(values, Tensor):
         return values
     tensor = torch.from_numpy(np.asarray(values))
@@ -492,9 +499,9 @@ def tensor_of(values: Values | Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def slabs(value: Tensor, together: int = 1) -> Iterator[tuple[int, int]]:
-    """The rows along the first dim that are read or written together, so that they take no more than `SLAB` bytes.
+    """Yield first and last row of each slab of at most `SLAB` bytes along the first dim.
 
-    Their number is a multiple of `together`, and more bytes where so many rows take more.
+    The number of rows in a slab is a multiple of `together`, even if so many rows have more bytes.
     """
     rows = value.shape[0]
     step = max(together, SLAB * rows // max(value.nbytes, 1) // together * together)
@@ -507,7 +514,10 @@ def _is_direct(value: Tensor, dtype: torch.dtype) -> bool:
 
 
 def _plain(item: object) -> object:
-    """An item of an index, as an integer where torch takes it for one; what is left to torch is `NotImplemented`."""
+    """Convert an index tensor without dims to an int if it holds one, else to `NotImplemented`.
+
+    Return any other item unchanged.
+    """
     if not isinstance(item, Tensor):
         return item
     if item.ndim:
@@ -515,14 +525,14 @@ def _plain(item: object) -> object:
     return int(item) if item.dtype in _INDICES else NotImplemented
 
 
-def _consumed(item: object) -> int:
-    """How many dims an item of an index takes."""
+def _count_dims(item: object) -> int:
+    """Return the number of dims that an item of an index consumes."""
     if isinstance(item, Tensor):
         return item.ndim if item.dtype in _MASKS else 1
     return int(type(item) in (int, slice))
 
 
-def _is_advanced(tensors: Sequence[Tensor | None]) -> bool:
+def _has_tensors(tensors: Sequence[Tensor | None]) -> bool:
     return any(tensor is not None for tensor in tensors)
 
 
@@ -530,8 +540,8 @@ def _as_index(tensors: Sequence[Tensor | None]) -> tuple[slice | Tensor, ...]:
     return tuple(slice(None) if tensor is None else tensor for tensor in tensors)
 
 
-def _on_loaded(func: Any, args: Any, kwargs: Any) -> Any:
-    """Call a function on what is read, and write back what it has written into."""
+def _call_in_memory(func: Any, args: Any, kwargs: Any) -> Any:
+    """Read all arguments, call the function, and write the arguments back that it has changed."""
     read: dict[int, tuple[StoredTensor, Tensor]] = {}
 
     def load(value: object) -> object:
@@ -550,7 +560,7 @@ def _on_loaded(func: Any, args: Any, kwargs: Any) -> Any:
         for target in given if isinstance(given, (list, tuple)) else [given]:
             if isinstance(target, StoredTensor):
                 target.write(read[id(target)][1])
-    # What writes into its argument gives that argument.
+    # An in-place function returns its argument: return the stored one.
     targets = {id(loaded): stored for stored, loaded in read.values()}
     return internals.tree_map(
         lambda value: targets.get(id(value), value) if isinstance(value, Tensor) else value, result

@@ -1,7 +1,8 @@
-"""What is not the same on every operating system: Linux has all of what saving uses, and stand-ins take the rest.
+"""Calls that differ between operating systems, with substitutes where a system lacks one.
 
-What there is decides, not the name of the system: without locks, saving goes on as on a file system that has none;
-without reserved space, files are sparse; without positioned reads and writes, the position is moved under a lock.
+Linux has everything that saving uses. On other systems this module tests for each call and not for the name of the
+system: without locks, saving works as on a file system without locks; without reserved space, files are sparse; without
+positioned reads and writes, the position moves under a lock.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ try:
 except ImportError:
     resource = None  # type: ignore[assignment]
 
-# How files are opened; 0 is what a system knows nothing of. Where there is text, files are opened as bytes.
+# Flags for opening files; 0 if the system lacks the flag. Windows needs O_BINARY to open files as bytes.
 CLOEXEC: int = getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NOINHERIT", 0) | getattr(os, "O_BINARY", 0)
 NONBLOCK: int = getattr(os, "O_NONBLOCK", 0)
 NOFOLLOW: int = getattr(os, "O_NOFOLLOW", 0)
@@ -36,17 +37,17 @@ MapT = TypeVar("MapT", bound=mmap.mmap)
 
 
 class Descriptor(Protocol):
-    """What a file descriptor is taken from: one of this process, or a `DupFd` of multiprocessing's in a message."""
+    """A file descriptor on its way: one of this process, or a `DupFd` of multiprocessing's in a message."""
 
     def detach(self) -> int:
-        """The descriptor, in this process; whoever calls this closes it."""
+        """Return the descriptor in this process; the caller closes it."""
 
 
 HAS_LOCKS = fcntl is not None
 
 
 def has_folder_descriptors() -> bool:
-    """Tell whether this system has users, and opens files through the descriptor of their folder."""
+    """Return True if this system has users and can open files through the descriptor of their folder."""
     calls = {os.open, os.stat, os.unlink, os.rename}
     return calls <= os.supports_dir_fd and bool(DIRECTORY and NOFOLLOW) and hasattr(os, "geteuid")
 
@@ -55,7 +56,7 @@ _position = threading.Lock()
 
 
 def explain_shared_memory(error: RuntimeError) -> RuntimeError:
-    """Torch's error that it got no shared memory, with what to do where the system has no place for it."""
+    """Add advice to torch's error about shared memory if the system has no /dev/shm."""
     if os.name != "posix" or os.path.isdir("/dev/shm") or os.path.isdir("/System"):
         return error
     return RuntimeError(f"{error}. This system has no /dev/shm: mount one, or use memmap_(), which does without")
@@ -68,24 +69,24 @@ def _own_library() -> Any:
         return None
 
 
-# The C library, whose functions may be missing; `None` where a program is not linked to one.
+# The C library, some of whose functions may be missing; `None` in a program that is not linked to one.
 libc: Any = _own_library()
 
 
-# Offsets in the answer of `statx`: flags of what it knows are at 0, then come the inode number and the time of birth.
+# Offsets in the result of `statx`: the mask of filled fields is at 0; inode number and time of birth follow.
 _STATX_SIZE, _STATX_INODE, _STATX_BIRTH = 256, 32, 80
 _AT_FDCWD, _ASK_INODE, _ASK_BIRTH = -100, 0x100, 0x800
 
 
 def identity_of(path: str) -> tuple[int, int]:
-    """Tell a file from any other one that has its path earlier or later, whatever is written into either.
+    """Return an identity that tells the file from earlier or later files at the same path.
 
     Returns:
-        the number of the inode, and the time at which the file was made in ns, as a file system gives the number to
-        another file when this one is removed. The time is 0 where the system does not tell it.
+        the number of the inode, and the time of birth in ns, because a file system gives the number of a removed file
+        to another one. The time is 0 if the system does not report it.
 
     Raises:
-        OSError: there is no such file.
+        OSError: the file does not exist.
     """
     call = getattr(libc, "statx", None)
     if call is not None:
@@ -99,7 +100,7 @@ def identity_of(path: str) -> tuple[int, int]:
 
 
 def lock(fd: int) -> None:
-    """Lock an open file or folder; `BlockingIOError` when somebody else has. Needs `HAS_LOCKS`."""
+    """Lock an open file or folder; `BlockingIOError` if another process has locked it. Needs `HAS_LOCKS`."""
     fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
@@ -109,7 +110,7 @@ def unlock(fd: int) -> None:
 
 
 def major_faults() -> int:
-    """How many pages this process had to wait for; 0 where the system does not count."""
+    """Return the number of pages that this process had to wait for; 0 on systems that do not count them."""
     return 0 if resource is None else resource.getrusage(resource.RUSAGE_SELF).ru_majflt  # type: ignore[redundant-expr]
 
 
@@ -132,7 +133,7 @@ def pwrite(fd: int, content: bytes | memoryview | ctypes.Array[ctypes.c_char], o
 
 
 def pwritev(fd: int, contents: Sequence[ctypes.Array[ctypes.c_char]], offset: int) -> int:
-    """Write several buffers at a position, as `os.pwritev`, which may write a part."""
+    """Write several buffers at a position, as `os.pwritev`. Return the number of bytes, which may be fewer."""
     if hasattr(os, "pwritev"):
         return os.pwritev(fd, contents, offset)
     done = 0
@@ -151,18 +152,18 @@ _RESERVES_NOTHING = (errno.EOPNOTSUPP, errno.ENOTSUP, errno.EINVAL, errno.ENOSYS
 
 
 def reserve(fd: int, start: int, size: int, keep_size: bool = False) -> bool:
-    """Have the disk keep room for a part of a file, and change nothing in it.
+    """Reserve room on the disk for a part of a file, without changing the content.
 
-    The C library's `posix_fallocate` would write where the file system cannot reserve; this writes nothing.
+    On file systems that cannot reserve, the C library's `posix_fallocate` would write zeros; this writes nothing.
 
     Args:
         fd: a descriptor of the file.
         start: the byte at which the part begins.
         size: its length; at least 1.
-        keep_size: leave the length of a file that ends before the part does.
+        keep_size: leave the length of the file unchanged if it ends before the part does.
 
     Returns:
-        `False` if the system or the file system cannot reserve: nothing has been done then.
+        `False` if the system or the file system cannot reserve room; nothing has changed then.
 
     Raises:
         OSError: the disk has no room for the part.
@@ -180,7 +181,10 @@ def reserve(fd: int, start: int, size: int, keep_size: bool = False) -> bool:
 
 
 def new_memory(nbytes: int) -> int:
-    """The descriptor of new memory of zeros, which other processes can map: on disk where the system has no other."""
+    """Return a descriptor of new, zeroed memory that other processes can map.
+
+    Systems without `memfd_create` use a temporary file.
+    """
     if hasattr(os, "memfd_create"):
         fd = os.memfd_create("tensordict", os.MFD_CLOEXEC)
     else:
@@ -191,26 +195,30 @@ def new_memory(nbytes: int) -> int:
 
 
 def map_privately(fd: int, nbytes: int, offset: int = 0, *, kind: type[MapT]) -> MapT:
-    """Map a part of a file, from a multiple of the page size on, so that what is written to it stays in this process.
+    """Map a part of a file privately, so that writes stay in this process.
 
-    `kind` is the class of the map.
+    Args:
+        fd: a descriptor of the file.
+        nbytes: the length of the part.
+        offset: where the part begins, a multiple of the page size.
+        kind: the class of the map.
     """
     if not hasattr(mmap, "MAP_PRIVATE"):
         return kind(fd, nbytes, access=mmap.ACCESS_COPY, offset=offset)
-    # Not counted as memory that may be needed: nobody writes to all of it.
+    # The system need not set aside memory for the whole map, because nobody writes to all of it.
     flags = mmap.MAP_PRIVATE | getattr(mmap, "MAP_NORESERVE", _NO_RESERVE)
     return kind(fd, nbytes, flags, mmap.PROT_READ | mmap.PROT_WRITE, offset=offset)
 
 
-# That of Linux, which Python's module does not always know.
+# The value on Linux, for Pythons whose `mmap` lacks the name.
 _NO_RESERVE = 0x4000 if hasattr(os, "memfd_create") else 0
 
 
-def sent(fd: int) -> Descriptor:
-    """How `multiprocessing` sends a descriptor to another process.
+def send_descriptor(fd: int) -> Descriptor:
+    """Wrap a descriptor in an object that `multiprocessing` can send to another process.
 
     Raises:
-        OSError: it cannot, on this system.
+        OSError: this system cannot send descriptors.
     """
     send = getattr(reduction, "DupFd", None)
     if send is None:
@@ -222,6 +230,6 @@ def sent(fd: int) -> Descriptor:
 
 
 def give_back_memory() -> None:
-    """Have memory that was freed go back to the system, where the C library does so when it is asked (glibc)."""
+    """Return freed memory to the system, if the C library can (glibc)."""
     if hasattr(libc, "malloc_trim"):
         libc.malloc_trim(ctypes.c_size_t(0))

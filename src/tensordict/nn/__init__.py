@@ -15,7 +15,7 @@ from tensordict.nn.distributions import (
 )
 from tensordict.nn.ensemble import EnsembleModule
 from tensordict.nn.functional_modules import get_functional, is_functional, make_functional, repopulate_module
-from tensordict.nn.interaction import InteractionType, set_interaction_type
+from tensordict.nn.interaction import InteractionType, interaction_type, set_interaction_type
 from tensordict.nn.module import (
     TensorDictModule,
     TensorDictModuleBase,
@@ -55,6 +55,7 @@ __all__ = [
     "composite_lp_aggregate",
     "dispatch",
     "get_functional",
+    "interaction_type",
     "inv_softplus",
     "is_functional",
     "make_functional",

@@ -10,7 +10,7 @@ import torch
 
 from tensordict.core.keys import Key, is_nested_key, unravel_key
 from tensordict.ops.collection import TensorCollection
-from tensordict.ops.dims.indexing import given
+from tensordict.ops.dims.indexing import unwrap_value
 
 Source: TypeAlias = "torch.Generator | int | Key | None"
 
@@ -39,7 +39,7 @@ def resolve(
     if source is None or isinstance(source, torch.Generator):
         return source, None
     entry = tensordict.get(source, None)
-    value = given(entry)
+    value = unwrap_value(entry)
     if value is None or isinstance(value, torch.Generator):
         return value, None
     seed = int(value)

@@ -21,7 +21,7 @@ from tensordict.nn import pickled_modules
 from tensordict.nn.dispatch import entries_as_container
 from tensordict.nn.skipping import must_skip
 from tensordict.ops.collection import TensorCollection
-from tensordict.ops.dims.indexing import given
+from tensordict.ops.dims.indexing import unwrap_value
 from tensordict.ops.entries.atomic_updates import set_all
 
 if TYPE_CHECKING:
@@ -235,17 +235,17 @@ class TensorDictModuleBase(nn.Module):
             warnings.warn(f"no module below {type(module).__name__} has reset_parameters", stacklevel=3)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        state, selecting = pickled_modules.as_ours(state)
+        state, selecting = pickled_modules.convert_state(state)
         super().__setstate__(state)  # type: ignore[no-untyped-call]
         if selecting:
             self._selecting = self.register_forward_hook(_drop_unselected)
 
-    def _shown(self) -> dict[str, object]:
+    def _repr_fields(self) -> dict[str, object]:
         """Return the fields for `repr`."""
         return {**self._modules, "in_keys": self.in_keys, "out_keys": self.out_keys}
 
     def __repr__(self) -> str:
-        return repr_of_fields(self, self._shown())
+        return repr_of_fields(self, self._repr_fields())
 
 
 def repr_of_fields(module: object, fields: Mapping[str, object]) -> str:
@@ -404,7 +404,7 @@ class TensorDictModule(TensorDictModuleBase):
             else:
                 value = entries.get(key) if type(key) is str else tensordict.get(key, None)
             if type(value) is not Tensor:
-                value = given(value)
+                value = unwrap_value(value)
                 if value is None and self.strict:
                     raise self._missing(tensordict)
             arguments.append(value)
@@ -420,7 +420,7 @@ class TensorDictModule(TensorDictModuleBase):
             if any(argument is None for argument in arguments):
                 raise self._missing(tensordict) from error
             shapes = [list(item.shape) if isinstance(item, Tensor) else type(item).__name__ for item in arguments]
-            add_note(error, f"raised in {self._described()}, given {', '.join(map(str, shapes))}")
+            add_note(error, f"raised in {self._describe()}, given {', '.join(map(str, shapes))}")
             raise
         if tensordict_out is None:
             inplace = self.inplace
@@ -467,11 +467,11 @@ class TensorDictModule(TensorDictModuleBase):
     def _missing(self, tensordict: TensorCollection) -> KeyError:
         missing = [key for key in self.in_keys if tensordict.get(key, None) is None]
         return KeyError(
-            f"{self._described()} reads {', '.join(map(repr, missing))}, not found in the container, which has the "
+            f"{self._describe()} reads {', '.join(map(repr, missing))}, not found in the container, which has the "
             f"keys {list(tensordict.keys(True, True))}"
         )
 
-    def _described(self) -> str:
+    def _describe(self) -> str:
         """Describe the module for an error message."""
         module = self.module
         name = getattr(module, "__name__", type(module).__name__)
@@ -484,20 +484,20 @@ class TensorDictModule(TensorDictModuleBase):
             if type(results) is tuple or (isinstance(results, (tuple, list)) and len(keys) > 1):
                 if len(results) == len(keys):
                     return results
-                raise self._miscounted(f"{len(results)} values")
-            if isinstance(results, (dict, TensorDictBase)) and (found := _found(results, keys)) is not None:
+                raise self._make_count_error(f"{len(results)} values")
+            if isinstance(results, (dict, TensorDictBase)) and (found := _find_results(results, keys)) is not None:
                 return found
             if results is None:
                 if not keys:
                     return ()
-                raise self._miscounted("None")
+                raise self._make_count_error("None")
         if len(keys) != 1:
-            raise self._miscounted(f"one {type(results).__name__}")
+            raise self._make_count_error(f"one {type(results).__name__}")
         return (results,)
 
-    def _miscounted(self, returned: str) -> RuntimeError:
+    def _make_count_error(self, returned: str) -> RuntimeError:
         return RuntimeError(
-            f"{self._described()} returned {returned} for {len(self._out_keys)} out_keys: it must return one value for "
+            f"{self._describe()} returned {returned} for {len(self._out_keys)} out_keys: it must return one value for "
             "each; write what is not needed to '_'"
         )
 
@@ -541,7 +541,7 @@ class TensorDictModule(TensorDictModuleBase):
                 raise
             return getattr(self.module, name)
 
-    def _shown(self) -> dict[str, object]:
+    def _repr_fields(self) -> dict[str, object]:
         return {"module": self.module, "in_keys": self.in_keys, "out_keys": self.out_keys}
 
     def __getstate__(self) -> dict[str, Any]:
@@ -560,7 +560,7 @@ class TensorDictModule(TensorDictModuleBase):
             own["_callable"] = own["_callable"].function
 
 
-def _found(results: Any, keys: Sequence[Key]) -> list[Any] | None:
+def _find_results(results: Any, keys: Sequence[Key]) -> list[Any] | None:
     """Return the results at the keys of a dict (of dicts) or container; `None` unless it has all of them."""
     found = []
     for key in keys:

@@ -18,7 +18,7 @@ from tensordict.core.exceptions import ContainerExpected, ModuleError, SaveError
 from tensordict.core.keys import Path, entry_of, is_nested_key, path_of
 from tensordict.core.uninitialized import uninitialized_like
 from tensordict.io.formats import pickled_containers
-from tensordict.io.specification import is_typed
+from tensordict.io.specification import is_stored_as_class
 from tensordict.memory.mapped import MemoryMappedTensor
 from tensordict.ops.entries.copying import TRANSIENT
 from tensordict.ops.entries.write_plans import Update, Write
@@ -40,7 +40,7 @@ _CHOICES = ("auto", "parameter", "buffer")
 
 
 class _Registered(MutableMapping[str, Any]):  # guarded: `_path` goes through all names
-    """The parameters or the other leaves of a container, in the form in which a module registers them.
+    """The parameters or the other leaves of a container, as the dict of parameters or buffers of a module.
 
     This is a live view: every leaf written to the container is registered at once. Nested keys are joined by dots.
     """
@@ -64,7 +64,7 @@ class _Registered(MutableMapping[str, Any]):  # guarded: `_path` goes through al
         return self._container.get(self._path(name))
 
     def __setitem__(self, name: str, value: Any) -> None:
-        node, last = self._container._holder(self._path(name))
+        node, last = self._container._find_parent(self._path(name))
         node._entries[last] = value
 
     def __delitem__(self, name: str) -> None:
@@ -174,7 +174,7 @@ class TensorDictParams(Wrapper, GivesTensorDicts, nn.Module):  # type: ignore[mi
                 f"TensorDictParams wraps a container or a dict of parameters, got {type(parameters).__name__}"
             )
         _check_holds_leaves(parameters, ())
-        kind = type(parameters) if is_typed(parameters) else getattr(parameters, "_kind", None)
+        kind = type(parameters) if is_stored_as_class(parameters) else getattr(parameters, "_kind", None)
         if parameters._locked:
             # Copy the structure: locked containers must not change. Containers mapped from files are locked, too.
             parameters = parameters._wrapped_container().copy()
@@ -253,7 +253,7 @@ class TensorDictParams(Wrapper, GivesTensorDicts, nn.Module):  # type: ignore[mi
         self._tensordict._write_name(name, item, non_blocking, path)
 
     def _admit_item(self, item: Any, path: Path, non_blocking: bool) -> Any:
-        """Convert an item to the form in which it is stored at `path`."""
+        """Convert an item for storage at `path`."""
         if not isinstance(item, (Tensor, Contract)):
             item = self._tensordict._admit(item, path, non_blocking)
         return self._convert_item(item)
@@ -612,7 +612,7 @@ def _convert_state(state: dict[str, Any]) -> dict[str, Any]:
     own = set(vars(nn.Module())) - {"_parameters", "_buffers", "_modules"}
     kept = {name: value for name, value in state.items() if name in own}
     container: Any = state[pickled_containers.PARAMS]
-    kind = type(container) if is_typed(container) else None
+    kind = type(container) if is_stored_as_class(container) else None
     ours = {
         "_modules": {},
         "_convert": convert,

@@ -19,7 +19,7 @@ class _OutKeysSelect:
     """Unpickles the hook that the reference registers in `select_out_keys`. Only its presence matters."""
 
 
-def as_ours(state: dict[str, Any]) -> tuple[dict[str, Any], bool]:
+def convert_state(state: dict[str, Any]) -> tuple[dict[str, Any], bool]:
     """Convert a pickled state of a module of the reference. A state that this package pickled stays unchanged.
 
     Returns:

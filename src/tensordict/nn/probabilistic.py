@@ -379,9 +379,9 @@ class ProbabilisticTensorDictModule(TensorDictModuleBase):
         with _use_generator(generator):
             return take_value(dist, kind, self.num_samples, self.n_empirical_estimate)
 
-    def _shown(self) -> dict[str, object]:
+    def _repr_fields(self) -> dict[str, object]:
         return {
-            **super()._shown(),
+            **super()._repr_fields(),
             "distribution_class": self.distribution_class,
             "distribution_kwargs": self.distribution_kwargs,
             "default_interaction_type": str(self.default_interaction_type),
@@ -459,7 +459,7 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
     ) -> None:
         if not modules:
             raise ValueError("a ProbabilisticTensorDictSequential is made of modules, the last one a probabilistic one")
-        # A class of TorchRL overrides the base's `__init__` with fewer arguments, so pass only the ones that are set.
+        # A class of TorchRL overrides the base's `__init__` with fewer arguments, so pass no argument that is `None`.
         options: dict[str, Any] = {} if inplace is None else {"inplace": inplace}
         super().__init__(*modules, partial_tolerant=partial_tolerant, **options)
         ends_in_one = len(self) > 0 and isinstance(self._last_module, _PROBABILISTIC)

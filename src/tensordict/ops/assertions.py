@@ -1,4 +1,4 @@
-"""Assertions on containers, for tests."""
+"""`assert_close`, an assertion on two containers for tests."""
 
 from __future__ import annotations
 
@@ -22,38 +22,38 @@ def assert_close(
     msg: str = "",
     prefix: object = (),
 ) -> bool:
-    """Check that two containers have the same keys and, up to a tolerance, the same values.
+    """Assert that two containers have the same keys and, up to a tolerance, the same values.
 
-    Batch sizes, names and containers' devices are not compared; the dtypes, shapes and devices of leaves are.
-
-    Args:
-        actual: a container.
-        expected: a container.
-        rtol: the relative tolerance; by default that of :func:`torch.testing.assert_close` for the dtype.
-        atol: the absolute tolerance; as `rtol`. One that is given alone makes the other zero.
-        equal_nan: whether NaNs are equal to each other.
-        intersection: compare only the keys that both have.
-        msg: put at the end of the error.
-        prefix: a nested key, put in front of the keys that the error names.
-
-    Returns:
-        `True`.
-
-    Raises:
-        AssertionError: leaves differ; every one of them is named.
-        KeyError: the containers do not have the same keys; the odd ones are named.
-        TypeError: an argument is not a container.
+    It compares the dtypes, shapes and devices of leaves, but not the batch sizes, names and devices of containers.
 
     Example:
         >>> import torch
         >>> from tensordict import TensorDict, assert_close
         >>> assert_close(TensorDict(a=torch.ones(2)), TensorDict(a=torch.ones(2) + 1e-7))
         True
+
+    Args:
+        actual: a container.
+        expected: a container.
+        rtol: the relative tolerance. The default depends on the dtype; see :func:`torch.testing.assert_close`.
+        atol: the absolute tolerance, likewise. If only one of the two is given, the other one is zero.
+        equal_nan: treat NaNs as equal.
+        intersection: compare only the keys that both containers have.
+        msg: appended to the error message.
+        prefix: a nested key to put in front of the keys in the error message.
+
+    Returns:
+        `True`.
+
+    Raises:
+        AssertionError: leaves differ. The error names all of them.
+        KeyError: the keys differ. The error names the keys that only one container has.
+        TypeError: an argument is not a container.
     """
     if not isinstance(actual, Contract) or not isinstance(expected, Contract):
         raise TypeError(
             f"assert_close compares two containers, got {type(actual).__name__} and {type(expected).__name__}; "
-            "for tensors there is torch.testing.assert_close"
+            "for tensors, use torch.testing.assert_close"
         )
     if rtol is not None or atol is not None:
         rtol, atol = rtol or 0.0, atol or 0.0
@@ -93,12 +93,12 @@ def _compare(
         if is_node(left) and is_node(right) and left._is_non_tensor is not right._is_non_tensor:
             differences.append(f"key {joined(path)!r} does not match: only one side is a value that is no tensor")
         elif is_node(left) and is_node(right) and left._is_non_tensor:
-            if left._batch_size != right._batch_size or not left._compared_with_container(right, torch.eq).all():
+            if left._batch_size != right._batch_size or not left._compare_with_container(right, torch.eq).all():
                 differences.append(f"key {joined(path)!r} does not match: the values are {left} and {right}")
         elif is_node(left) and is_node(right):
             _compare(left, right, options, intersection, path, differences)
         elif isinstance(left, Tensor) and isinstance(right, Tensor):
-            difference = _difference(left, right, options)
+            difference = _describe_difference(left, right, options)
             if difference:
                 differences.append(f"key {joined(path)!r} does not match: {difference}")
         elif isinstance(left, (Contract, Tensor)) or isinstance(right, (Contract, Tensor)) or left != right:
@@ -106,20 +106,20 @@ def _compare(
             differences.append(f"key {joined(path)!r} does not match: the entries are a {kinds}")
 
 
-def _rows(leaf: Tensor) -> list[list[int]] | None:
-    """The sizes of the rows of a ragged leaf; `None` for a dense one."""
+def _row_sizes(leaf: Tensor) -> list[list[int]] | None:
+    """Return the sizes of the rows of a ragged leaf; `None` for a dense leaf."""
     return ragged.row_sizes(leaf).tolist() if leaf.is_nested else None
 
 
-def _difference(actual: Tensor, expected: Tensor, options: dict[str, Any]) -> str:
-    """How two leaves differ, on one line; empty when they do not."""
+def _describe_difference(actual: Tensor, expected: Tensor, options: dict[str, Any]) -> str:
+    """Describe the difference of two leaves in one line. Returns an empty string if they are close."""
     if actual.is_nested or expected.is_nested:
-        ours, theirs = _rows(actual), _rows(expected)
+        ours, theirs = _row_sizes(actual), _row_sizes(expected)
         if ours != theirs:
             return f"the rows have the sizes {ours} and {theirs}"
         actual, expected = ragged.in_row_order(actual), ragged.in_row_order(expected)
     try:
-        # Subclasses that only say where the memory is, such as memory-mapped tensors, compare by value.
+        # Compare plain tensors, so that a memory-mapped tensor can equal a tensor in memory.
         torch.testing.assert_close(
             actual.detach().as_subclass(Tensor), expected.detach().as_subclass(Tensor), **options
         )

@@ -1,4 +1,4 @@
-"""Private members of containers that client programs reach."""
+"""Private methods of containers that client programs such as TorchRL call."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from tensordict.core.indices import is_basic, leaf_index
 from tensordict.core.key_views import IsLeaf, is_leaf_nontensor
 from tensordict.core.keys import path_of
 from tensordict.core.shapes import as_dim, as_size
-from tensordict.ops.applying import Applying, _Call, _size
+from tensordict.ops.applying import Applying, _as_size, _Call
 from tensordict.ops.dims.indexing import Indexing
 from tensordict.ops.dims.naming import Naming
 from tensordict.ops.dims.stacking import stack_containers
 from tensordict.ops.entries.locking import raise_locked
 from tensordict.ops.entries.reading import NO_DEFAULT
 from tensordict.ops.entries.write_plans import WritePlan
-from tensordict.ops.linked_parts import part_of
+from tensordict.ops.linked_parts import link_part
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
 
 class ClientMembers(Indexing, Applying, Naming):
-    """What programs call on containers although it is private; each says which do.
+    """Private methods that client programs call. Each docstring names the programs.
 
-    TorchRL takes most of it, for speed: checks are left out where the caller has made them.
+    TorchRL calls most of them for speed: they skip checks that the caller has made already.
     """
 
     # --- making containers ------------------------------------------------------------------------------------------
@@ -46,16 +46,16 @@ class ClientMembers(Indexing, Applying, Naming):
         lock: bool = False,
         **kwargs: object,
     ) -> Any:
-        """A container of entries that fit, which is not checked; other values than tensors and containers are.
+        """Make a container without checking that tensors and containers fit. Other values are checked.
 
         TorchRL: the steps of Gym, Brax and MuJoCo environments, `Composite.encode`, the target parameters of SAC.
 
         Raises:
-            ValueError: entries were given in both ways.
+            ValueError: both `source` and keyword arguments contain entries.
         """
         if kwargs and source is not None:
             raise ValueError(f"entries come from a mapping or from keywords, not from both: got {list(kwargs)}")
-        # Containers that live elsewhere than in a dict have no unchecked constructor.
+        # Containers in a file or store lack an unchecked constructor.
         make = getattr(cls, "_make", None) or makers.dense
         out = make({}, as_size(batch_size), None if device is None else as_device(device), None)
         entries = out._entries
@@ -74,22 +74,22 @@ class ClientMembers(Indexing, Applying, Naming):
     def _from_tensordict(
         cls, tensordict: object, non_tensordict: Mapping[str, object] | None = None, safe: bool = True
     ) -> Self:
-        """`from_tensordict` of a tensorclass. TorchRL: the histories, texts and tokens of language models."""
+        """Call `from_tensordict` of a tensorclass. TorchRL: the histories, texts and tokens of language models."""
         return cls.from_tensordict(tensordict, non_tensordict, safe)  # type: ignore[attr-defined,no-any-return]
 
     # --- reading and writing one entry ------------------------------------------------------------------------------
 
     def _get_str(self, key: str, default: object = NO_DEFAULT, **kwargs: object) -> Any:
-        """The entry of this level at a name. TorchRL: `step_mdp`, `any_done`.
+        """Return the entry of a name at this level. TorchRL: `step_mdp`, `any_done`.
 
         Raises:
-            KeyError: there is no such entry, and no default.
+            KeyError: the container lacks the entry, and `default` is not given.
         """
         if kwargs:
             return self._wrapped_container().get(key, default, **kwargs)
         value = self._entries.get(key)
         if value is None and default is NO_DEFAULT:
-            raise self._missing(key)
+            raise self._make_missing_error(key)
         return default if value is None else value
 
     def _set_str(
@@ -102,17 +102,17 @@ class ClientMembers(Indexing, Applying, Naming):
         ignore_lock: bool = False,
         non_blocking: bool = False,
     ) -> Self:
-        """Write an entry of this level; with `validated`, a tensor or container is stored as it is.
+        """Write an entry of this level. With `validated`, a tensor or container is stored without checks.
 
         TorchRL: `step_mdp`, `any_done`.
 
         Raises:
             RuntimeError: the container is locked.
-            KeyError: with `inplace`, there is no such entry.
+            KeyError: with `inplace`, the container lacks the entry.
         """
         if inplace:
             return self.set_(key, value, non_blocking=non_blocking)
-        # A wrapper makes of a value what it holds: `TensorDictParams` a parameter, for one.
+        # A wrapper may convert values: `TensorDictParams`, for example, makes parameters of them.
         trusted = validated and type(key) is str and type(self)._wrapped_container is Contract._wrapped_container
         if not trusted or (type(value) is not Tensor and not isinstance(value, (Tensor, Contract))):
             return self.set(key, value, non_blocking=non_blocking)
@@ -141,18 +141,18 @@ class ClientMembers(Indexing, Applying, Naming):
         out: object = None,
         checked: bool = True,
     ) -> Any:
-        """:meth:`apply` that keeps empty containers and, being `checked` by the caller, does not look at shapes.
+        """Call :meth:`apply`, but keep empty containers, and do not check shapes if the caller has `checked` them.
 
         TorchRL: batched environments, transforms and collectors.
         """
         call = _Call(
-            fn, named, nested_keys, default, filter_empty, call_on_nested, _size(batch_size), device, names,
+            fn, named, nested_keys, default, filter_empty, call_on_nested, _as_size(batch_size), device, names,
             WritePlan() if inplace else None, is_leaf, checked,
         )  # fmt: skip
-        return self._applied(call, others, propagate_lock, out)
+        return self._run_apply(call, others, propagate_lock, out)
 
     def _apply_nest(self, fn: Callable[..., Any], *others: Any, checked: bool = False, **kwargs: Any) -> Any:
-        """:meth:`apply`. TorchRL: the expanded parameters of losses, the OpenX data sets."""
+        """Call :meth:`apply`. TorchRL: the expanded parameters of losses, the OpenX data sets."""
         if checked:
             return self._fast_apply(fn, *others, **{"filter_empty": None, **kwargs})
         return self.apply(fn, *others, **kwargs)
@@ -160,12 +160,12 @@ class ClientMembers(Indexing, Applying, Naming):
     # --- parts of the batch -----------------------------------------------------------------------------------------
 
     def _stack_onto_(self, list_item: Sequence[Any], dim: int) -> Self:
-        """Write the stack of containers into the entries of this one; other entries than its own are left out.
+        """Write the stack of containers into the entries of this one. Entries that this one lacks are skipped.
 
-        TorchRL: what a storage of tensors takes from lazy stacks.
+        TorchRL: writing lazy stacks to a storage of tensors.
 
         Raises:
-            IndexError: there is no such dim.
+            IndexError: the dim is out of range.
             RuntimeError: the shapes do not fit.
         """
         own = set(self.keys(True, True, is_leaf_nontensor))
@@ -175,19 +175,19 @@ class ClientMembers(Indexing, Applying, Naming):
         return self
 
     def _get_sub_tensordict(self, idx: object) -> Any:
-        """The part of the batch at an index of integers and slices; what is written into it is written here.
+        """Return the part of the batch at an index of integers and slices. Writing into the part writes into `self`.
 
         TorchRL: the VD4RL data sets, which add entries to a part; checkpoints of replay buffers, its tests.
 
         Raises:
-            IndexError: the part would be a copy, and what is written into it would be lost.
+            IndexError: the part would be a copy, so that writes into it would be lost.
         """
         source = self._wrapped_container()
         at = leaf_index(idx, self._batch_size)
         if is_basic(at) and type(source._entries) is dict:
-            return self._rewrap(part_of(source, at))
+            return self._rewrap(link_part(source, at))
         if is_basic(at) and hasattr(source._entries, "containers"):
-            # The members of a lazy stack, or views of them.
+            # Indexing a lazy stack returns its members, or views of them.
             return self._index(idx)
         raise IndexError(
             f"the part at {idx!r} of a {type(self).__name__} would be a copy: read it with td[index], and write with "
@@ -196,17 +196,17 @@ class ClientMembers(Indexing, Applying, Naming):
 
     @property
     def _has_exclusive_keys(self) -> bool:
-        """Whether members of a lazy stack have entries that others lack. TorchRL: `ParallelEnv`, collectors."""
+        """True if members of a lazy stack have entries that others lack. TorchRL: `ParallelEnv`, collectors."""
         members = getattr(self._wrapped_container()._entries, "containers", ())
         keys = [set(member.keys(True)) for member in members]
         return any(other != keys[0] for other in keys) or any(member._has_exclusive_keys for member in members)
 
     def _transform_keys(self, key_transform: Callable[[Any], Any]) -> Any:
-        """A new container of the same leaves under other keys; entries whose new key is `None` are left out.
+        """Return a new container of the same leaves under other keys.
 
         Args:
-            key_transform: makes the new key of an entry, which may be a nested one, of its name. It is called at every
-                level.
+            key_transform: takes the name of an entry, at every level. Returns the new (nested) key, or `None` to drop
+                the entry.
         """
         source = self._wrapped_container()
         if (members := source._members(or_template=True)) is not None:
@@ -222,7 +222,7 @@ class ClientMembers(Indexing, Applying, Naming):
     # --- names and state --------------------------------------------------------------------------------------------
 
     def _has_names(self) -> bool:
-        """Whether a dim has a name. TorchRL: the time dim of advantage estimators."""
+        """Return whether any dim has a name. TorchRL: the time dim of advantage estimators."""
         return self._names is not None
 
     def _erase_names(self) -> None:
@@ -230,10 +230,10 @@ class ClientMembers(Indexing, Applying, Naming):
         self.names = None
 
     def _sync_all(self) -> None:
-        """Wait for what was queued on the devices of the leaves. verl puts a function of its own in its place."""
+        """Wait for queued operations on the devices of the leaves. verl replaces this method by its own function."""
         leaves = self._leaves()
         wait_for({leaf.device for leaf in leaves})
 
     def clear_refs_for_compile_(self) -> Self:
-        """The container itself: what is locked can be returned by compiled code as it is. TorchRL: the losses."""
+        """Return this container: compiled code can return locked containers unchanged. TorchRL: the losses."""
         return self

@@ -1,4 +1,4 @@
-"""TensorCollection: the root of all containers, assembled from the families of operations in `ops/`."""
+"""`TensorCollection`, the base class of all containers, which combines the mixins of operations in `ops/`."""
 
 from __future__ import annotations
 
@@ -79,37 +79,37 @@ class TensorCollection(
     Printing,
     BlockContext,
 ):
-    """A container of tensors that behaves as one tensor along its batch dimensions.
+    """A container of tensors that behaves like one tensor along its batch dims.
 
-    Every public method comes from one of the families above and is written once, on the primitives of
-    `Contract` (`core/contract.py`), which a container supplies.
+    Every public method comes from one of the mixins above. It is implemented once, on the primitives of `Contract`
+    (`core/contract.py`), which each container supplies.
     """
 
     @classmethod
     def __torch_function__(
         cls, func: Callable[..., Any], types: Iterable[type], args: tuple[Any, ...] = (), kwargs: object = None
     ) -> Any:
-        """Torch's own functions on containers; see `ops/math/torch_functions.py` for the table."""
+        """Run a function of torch on containers; see `ops/math/torch_functions.py` for the table."""
         return torch_functions.call(func, types, args, kwargs)
 
 
-# What a class has of its own.
-_OF_THE_CLASS = frozenset(
+# Attributes that every class has itself and that must not be copied to another class.
+_OWN_ATTRIBUTES = frozenset(
     ("__module__", "__dict__", "__weakref__", "__doc__", "__annotations__", "__firstlineno__", "__static_attributes__")
 )
 
 
-def _flattened(cls: type) -> None:
-    """Have a class itself hold what it inherits.
+def _flatten_mro(cls: type) -> None:
+    """Copy all inherited attributes into the namespace of a class.
 
-    Compiled code checks, at every call, that no class which comes before the one that has a method has got a method of
-    that name: with thirty families, that was a third of the guards of `td * 2 + 1`.
+    At each call of a method, compiled code checks all classes of the MRO before the class that defines it. With thirty
+    mixins, these checks were a third of the guards of `td * 2 + 1`.
     """
     for family in cls.__mro__[1:-1]:
         for name, value in vars(family).items():
-            if name not in _OF_THE_CLASS and name not in vars(cls):
+            if name not in _OWN_ATTRIBUTES and name not in vars(cls):
                 setattr(cls, name, value)
 
 
-_flattened(TensorCollection)
+_flatten_mro(TensorCollection)
 registry.speak_for(TensorCollection, TensorCollection.__mro__[1:-1])

@@ -1,4 +1,4 @@
-"""Containers from one rank of a `torch.distributed` process group to another, and over all of them."""
+"""The mixin of `send`, `recv`, `broadcast`, `all_reduce` and their kin, on top of `torch.distributed`."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ if TYPE_CHECKING:
 class Communicating(Leaves):
     """`send`, `recv`, `broadcast`, `all_reduce` and their kin.
 
-    The engine is torch's own. A container travels as one description and a few messages of bytes: all small tensors in
-    one, each large one in its own, straight from its memory and into that of the receiver. Wherever a `group` is taken,
-    it may be a process group, a device mesh of one dim, or `None` for the default group.
+    A container is sent through torch's process groups, as one description and a few messages of bytes. All small
+    tensors share one message. Each large tensor has a message of its own, without intermediate copies on either side.
+    The argument `group` is a process group, a device mesh of one dim, or `None` for the default group.
     """
 
     # --- from one rank to another -----------------------------------------------------------------------------------
@@ -54,20 +54,6 @@ class Communicating(Leaves):
     ) -> None:
         """Send this container to another rank, which calls :meth:`recv` or :meth:`from_remote_init`.
 
-        Args:
-            dst: the global rank it goes to, or
-            group: the process group, and
-            group_dst: the rank in it.
-            init_tag: the tag of the messages, the same on both sides.
-            pseudo_rand: spread the tags of different callers; the same on both sides.
-            consolidated: accepted for compatibility: small tensors go in one message anyway.
-            allow_pickle: pickle the values that JSON cannot hold; the receiver has to agree too.
-
-        Raises:
-            TransferError: the receiver did not take it, with the reason and the key; or the connection broke, or the
-                timeout of the process group passed. A `RuntimeError`.
-            SaveError: an entry cannot be sent; both sides raise. A `RuntimeError` too.
-
         Example:
             Called by every rank of a group of two:
 
@@ -77,6 +63,20 @@ class Communicating(Leaves):
             ...     td = TensorDict(a=torch.full((3,), float(rank)))
             ...     td.send(1) if rank == 0 else td.recv(0)
             ...     return td
+
+        Args:
+            dst: the global rank of the receiver.
+            group: the process group.
+            group_dst: the rank of the receiver in the group, instead of `dst`.
+            init_tag: the tag of the messages, the same on both sides.
+            pseudo_rand: use different tags for different callers; the same on both sides.
+            consolidated: accepted for compatibility. Small tensors always share one message.
+            allow_pickle: pickle the values that JSON cannot hold. The receiver must allow it too.
+
+        Raises:
+            TransferError: the receiver rejected the container (the error says why, and names the key), the connection
+                broke, or the timeout of the process group passed. A `RuntimeError`.
+            SaveError: an entry cannot be sent. Both sides raise an error. A `RuntimeError` too.
         """
         channel = Channel.of(group, dst, group_dst, init_tag, pseudo_rand, "dst")
         Sending(channel, self, allow_pickle).wait()
@@ -92,29 +92,29 @@ class Communicating(Leaves):
         consolidated: bool = False,
         allow_pickle: bool = False,
     ) -> int:
-        """Receive what another rank sends with :meth:`send`, in place: the tensors of this container are written to.
-
-        They may lie in memory, in shared memory or in files. Keys, shapes and dtypes must be those of what is sent; the
-        order of keys, the names of dims, and the kinds of containers may differ (a lazy stack into a dense container).
-        A container that is refused changes nothing; one whose connection breaks on the way may have been written to in
-        part. Values that are no tensors become those that were sent.
+        """Receive a container from another rank, which calls :meth:`send`, and write it into the tensors of this one.
 
         Args:
-            src: the global rank it comes from, or
-            group: the process group, and
-            group_src: the rank in it.
+            src: the global rank of the sender.
+            group: the process group.
+            group_src: the rank of the sender in the group, instead of `src`.
             init_tag: the tag of the messages, the same on both sides.
-            pseudo_rand: as the sender has it.
+            pseudo_rand: the same as on the sender.
             consolidated: accepted for compatibility.
-            allow_pickle: load values that were sent pickled, which may run any code.
+            allow_pickle: unpickle values that were sent pickled. Unpickling can run any code.
 
         Returns:
-            the tag that the last tensor would have if each had one: the next free one is one more.
+            the tag of the last tensor, as if each tensor had its own; the next free tag is one higher.
 
         Raises:
-            TransferError: it does not fit, or cannot be written to (the keys are named), the sender could not send it,
-                the connection broke, or the timeout of the process group passed; the sender raises too. A
-                `RuntimeError`.
+            TransferError: the container does not fit or this one cannot be written to (the error names the keys), the
+                sender could not send it, the connection broke, or the timeout of the process group passed. The sender
+                raises an error too. A `RuntimeError`.
+
+        The tensors of this container may be in memory, in shared memory or in files. Keys, shapes and dtypes must
+        match. The order of keys, the names of dims and the kinds of containers may differ: a dense container can
+        receive a lazy stack. If the container does not fit, nothing changes. If the connection breaks, a part may have
+        been written. Non-tensor values are replaced by the received ones.
         """
         channel = Channel.of(group, src, group_src, init_tag, pseudo_rand, "src")
         receiving = Receiving(channel, self, allow_pickle=allow_pickle)
@@ -136,27 +136,27 @@ class Communicating(Leaves):
         return_early: bool = False,
         allow_pickle: bool = False,
     ) -> int | list[Sending]:
-        """As :meth:`send`, which waits until the receiver has it; with `return_early`, without waiting.
+        """Send this container to another rank, like :meth:`send`, and with `return_early` do not wait for the receiver.
 
         Args:
-            dst: as for :meth:`send`, like what is not listed here.
-            return_early: return what can be waited for. The tensors must not change until it has been.
+            dst: as for :meth:`send`, like the other arguments.
+            return_early: return at once. The tensors must not change until the transfer has ended.
 
         Returns:
-            with `return_early`, a list of objects whose `wait()` ends the transfer, and raises what :meth:`send` does.
-            Otherwise the tag that the last tensor would have.
-
-            A transfer that nobody waits for goes on, and the program ends only when it is done. What goes wrong with
-            it is raised by the next call that sends to that rank, or receives from it; when the program ends, it is
-            written to standard error.
+            with `return_early`, a list of objects. Their `wait()` waits for the end of the transfer, and raises the
+            errors of :meth:`send`. Otherwise the tag of the last tensor, as from :meth:`recv`.
 
         Raises:
-            TransferError: as :meth:`send`.
+            TransferError: as for :meth:`send`.
+
+        If you never call `wait()`, the transfer still completes, and the program ends only afterwards. The next call
+        that sends to that rank, or receives from it, raises its errors. At the end of the program, errors are written
+        to standard error.
         """
         channel = Channel.of(group, dst, group_dst, init_tag, pseudo_rand, "dst")
         sending = Sending(channel, self, allow_pickle=allow_pickle)
         if return_early:
-            return [transfers.held(sending)]
+            return [transfers.finish_at_exit(sending)]
         sending.wait()
         return channel.last_tag(sending.count)
 
@@ -179,65 +179,65 @@ class Communicating(Leaves):
         pseudo_rand: bool = False,
         allow_pickle: bool = False,
     ) -> list[Future[Self]] | None:
-        """As :meth:`recv`; with `return_premature` a thread of its own receives, and there is a future to wait for.
+        """Receive a container from another rank, like :meth:`recv`, and with `return_premature` in another thread.
 
         Args:
-            src: as for :meth:`recv`, like what is not listed here.
-            return_premature: return the futures at once. This container must not be used until they are done.
+            src: as for :meth:`recv`, like the other arguments.
+            return_premature: return at once. This container must not be used until the futures are done.
 
         Returns:
-            with `return_premature`, a list of futures, whose `wait()` gives this container, or raises what :meth:`recv`
-            does; otherwise `None`.
+            with `return_premature`, a list of futures, whose `wait()` returns this container or raises the errors of
+            :meth:`recv`; otherwise `None`.
         """
         channel = Channel.of(group, src, group_src, init_tag, pseudo_rand, "src")
         receiving = Receiving(channel, self, allow_pickle=allow_pickle)
         if return_premature:
-            return [transfers.received_apart(receiving)]
+            return [transfers.receive_in_thread(receiving)]
         receiving.run()
         return None
 
     async def asend(self, dst: int, *, group: object = None, init_tag: int = 0, allow_pickle: bool = False) -> None:
-        """As :meth:`send`, for programs with an event loop, which goes on meanwhile.
-
-        After a cancelled call the container still arrives.
+        """Send this container to another rank, like :meth:`send`, without blocking the event loop.
 
         Args:
-            dst: the global rank it goes to. The pipes of UCXX that the reference takes are not supported.
+            dst: the global rank of the receiver. The reference also takes UCXX pipes, which are not supported here.
             group: the process group.
             init_tag: the tag of the messages.
             allow_pickle: pickle the values that JSON cannot hold.
 
         Raises:
-            TransferError: as :meth:`send`.
+            TransferError: as for :meth:`send`.
+
+        If the call is cancelled, the container still arrives.
         """
         channel = Channel.of(group, dst, None, init_tag, False, "dst")
-        await transfers.sent(Sending(channel, self, allow_pickle=allow_pickle))
+        await transfers.wait_async(Sending(channel, self, allow_pickle=allow_pickle))
 
     async def arecv(
         self, src: int, *, device: object = None, group: object = None, init_tag: int = 0, allow_pickle: bool = False
     ) -> Self:
-        """As :meth:`recv`, for programs with an event loop, which goes on meanwhile.
-
-        Torch cannot take back what it was told to receive: after a cancelled call, what comes next under its tag is
-        still written to this container.
+        """Receive a container from another rank, like :meth:`recv`, without blocking the event loop.
 
         Args:
-            src: the global rank it comes from.
-            device: where a new container goes.
+            src: the global rank of the sender.
+            device: the device of a new container.
             group: the process group.
             init_tag: the tag of the messages.
-            allow_pickle: load values that were sent pickled, which may run any code.
+            allow_pickle: unpickle values that were sent pickled. Unpickling can run any code.
 
         Returns:
-            this container, written in place; a new one if this one has no entries.
+            this container, written in place; a new container if this one is empty.
 
         Raises:
-            TransferError: as :meth:`recv`.
+            TransferError: as for :meth:`recv`.
+
+        Torch cannot cancel a receive. After a cancelled call, the next message with this tag is still written into this
+        container.
         """
         channel = Channel.of(group, src, None, init_tag, False, "src")
         target = self if self._structure() else None
         place = None if device is None else as_device(device)
-        return await transfers.received(Receiving(channel, target, place, allow_pickle))  # type: ignore[no-any-return]
+        return await transfers.receive_async(Receiving(channel, target, place, allow_pickle))  # type: ignore[no-any-return]
 
     def init_remote(
         self,
@@ -249,18 +249,18 @@ class Communicating(Leaves):
         *,
         allow_pickle: bool = False,
     ) -> None:
-        """Send this container to a rank that has none like it, and calls :meth:`from_remote_init`.
+        """Send this container to a rank that calls :meth:`from_remote_init`, which makes a new container.
 
         Args:
-            dst: the global rank it goes to; ignored with `use_broadcast`.
+            dst: the global rank of the receiver; ignored with `use_broadcast`.
             group: the process group.
-            device: send from this device.
+            device: move the container to this device before sending.
             use_broadcast: send it to all ranks of the group, which call `from_remote_init(..., use_broadcast=True)`.
             _tensorclass_type: accepted for compatibility.
-            allow_pickle: pickle the values that JSON cannot hold; the receiver has to agree too.
+            allow_pickle: pickle the values that JSON cannot hold. The receiver must allow it too.
 
         Raises:
-            TransferError: as :meth:`send`; with `use_broadcast` as :meth:`broadcast`.
+            TransferError: as for :meth:`send`, or with `use_broadcast` as for :meth:`broadcast`.
         """
         container = self if device is None else self.to(as_device(device))
         if use_broadcast:
@@ -278,21 +278,7 @@ class Communicating(Leaves):
         *,
         allow_pickle: bool = False,
     ) -> Self:
-        """The container that rank `src` sends with :meth:`init_remote` or :meth:`send`.
-
-        Args:
-            src: the global rank it comes from.
-            group: the process group.
-            device: the device of the result.
-            use_broadcast: as the sender has it.
-            allow_pickle: load values that were sent pickled, which may run any code.
-
-        Returns:
-            a new container of the kind that was sent, with all tensors in one storage (:meth:`is_consolidated`).
-
-        Raises:
-            TransferError: it cannot be loaded here, such as a tensorclass that this program has not imported; the
-                sender raises too. Or the connection broke, or the timeout of the process group passed.
+        """Receive a new container from rank `src`, which calls :meth:`init_remote` or :meth:`send`.
 
         Example:
             Called by every rank of a group of two:
@@ -300,6 +286,20 @@ class Communicating(Leaves):
             >>> def exchange(rank, td=None):
             ...     from tensordict import TensorDict
             ...     return td.init_remote(dst=1) if rank == 0 else TensorDict.from_remote_init(src=0)
+
+        Args:
+            src: the global rank of the sender.
+            group: the process group.
+            device: the device of the result.
+            use_broadcast: the same as on the sender.
+            allow_pickle: unpickle values that were sent pickled. Unpickling can run any code.
+
+        Returns:
+            a new container of the same kind, with all tensors in one storage (:meth:`is_consolidated`).
+
+        Raises:
+            TransferError: this program cannot load it, for example a tensorclass that it has not imported (the sender
+                raises an error too); the connection broke; or the timeout of the process group passed.
         """
         place = None if device is None else as_device(device)
         if use_broadcast:
@@ -317,41 +317,41 @@ class Communicating(Leaves):
         _tensorclass_type: str | None = None,
         allow_pickle: bool = False,
     ) -> Self:
-        """Bring the container of rank `src` to all ranks of a group; on the others, this one only lends its method.
+        """Send the container of rank `src` to all ranks of a group. On other ranks use the return value.
 
         Args:
-            src: the global rank that has it.
+            src: the global rank of the sender.
             group: the process group.
             device: the device of the result on the other ranks.
             _tensorclass_type: accepted for compatibility.
-            allow_pickle: pickle the values that JSON cannot hold, and load them; the same on all ranks.
+            allow_pickle: pickle the values that JSON cannot hold, and unpickle them; the same on all ranks.
 
         Returns:
-            on the other ranks a new container of the kind that was sent, all in one storage; on `src` the very
-            container.
+            on `src` this container; on other ranks a new container of the same kind, with all tensors in one storage.
+            There, `self` is not changed.
 
         Raises:
-            TransferError: it cannot be sent, or a rank cannot take it (no memory, a tensorclass that it does not know,
-                a pickled value that it may not load): all ranks raise, with the key or the rank. Or the connection
-                broke or timed out.
-            ValueError: `src` is none of the ranks of the group, or this rank is not in it.
+            TransferError: the container cannot be sent, or a rank cannot load it (out of memory, an unknown
+                tensorclass, a pickled value without `allow_pickle`). All ranks raise it; it names the key or the rank.
+                Or the connection broke or timed out.
+            ValueError: `src`, or this rank, is not in the group.
         """
         place = None if device is None else as_device(device)
         return collectives.broadcast(self, src, as_group(group), place, allow_pickle)  # type: ignore[no-any-return]
 
     def all_gather(self, *, group: object = None, allow_pickle: bool = False) -> list[Self]:
-        """The containers of all ranks of a group; they may differ in keys, shapes and kinds.
+        """Collect the containers of all ranks of a group on every rank. They may differ in keys, shapes and kinds.
 
         Args:
             group: the process group.
-            allow_pickle: pickle the values that JSON cannot hold, and load them; the same on all ranks.
+            allow_pickle: pickle the values that JSON cannot hold, and unpickle them; the same on all ranks.
 
         Returns:
-            one container per rank, in their order, each in memory of its own.
+            one container per rank, in the order of the ranks. Each has its own memory.
 
         Raises:
-            TransferError: one of them cannot be sent, or a rank cannot take it, which all ranks raise, with the key or
-                the rank; or the connection broke or timed out.
+            TransferError: a container cannot be sent, or a rank cannot load it. All ranks raise it; it names the key or
+                the rank. Or the connection broke or timed out.
         """
         return collectives.all_gather(self, as_group(group), allow_pickle)
 
@@ -364,25 +364,7 @@ class Communicating(Leaves):
         device: object = None,
         allow_pickle: bool = False,
     ) -> Self:
-        """Hand one container to every rank of a process group, from the list that rank `src` has.
-
-        Args:
-            src: the global rank that has the containers.
-            tensordicts: on that rank, one container per rank of the group, in their order; ignored on the others.
-                They may differ in keys, shapes and kinds.
-            group: the process group.
-            device: the device of the results on the other ranks.
-            allow_pickle: pickle the values that JSON cannot hold, and load them; the same on all ranks.
-
-        Returns:
-            the container of this rank: a new one of the kind that was sent, all in one storage; on `src` the very
-            container of the list.
-
-        Raises:
-            ValueError: on `src`, there is not one container per rank. None is sent; the others raise `TransferError`.
-            TypeError: on `src`, something else is in the list; likewise.
-            TransferError: a container could not be sent or was not taken, which its rank and `src` raise; the others
-                have theirs. Or the connection broke or timed out.
+        """Send one container to every rank of a process group, from a list on rank `src`.
 
         Example:
             Called by every rank of a group of two:
@@ -390,23 +372,42 @@ class Communicating(Leaves):
             >>> def exchange(rank, parts=None):
             ...     from tensordict import TensorDict
             ...     return TensorDict().scatter(0, parts if rank == 0 else None)
+
+        Args:
+            src: the global rank of the sender.
+            tensordicts: on `src`, one container per rank of the group, in the order of the ranks. They may differ in
+                keys, shapes and kinds. Ignored on other ranks.
+            group: the process group.
+            device: the device of the results on the other ranks.
+            allow_pickle: pickle the values that JSON cannot hold, and unpickle them; the same on all ranks.
+
+        Returns:
+            the container of this rank. On `src` it is the element of the list; on other ranks it is a new container of
+            the same kind, with all tensors in one storage.
+
+        Raises:
+            ValueError: on `src`, the list does not have one container per rank. Nothing is sent, and other ranks raise
+                `TransferError`.
+            TypeError: on `src`, the list has elements that are not containers; likewise.
+            TransferError: a container could not be sent or loaded. Its rank and `src` raise it; other ranks receive
+                their containers. Or the connection broke or timed out.
         """
         place = None if device is None else as_device(device)
         return collectives.scatter(tensordicts, src, as_group(group), place, allow_pickle)  # type: ignore[no-any-return]
 
     def gather_and_stack(self, dst: int, group: object = None, *, allow_pickle: bool = False) -> Self | None:
-        """Write the containers of all other ranks into the rows of that of rank `dst`, in the order of their ranks.
+        """Write the containers of all other ranks into the rows of the container on rank `dst`, in the order of ranks.
 
         Args:
-            dst: the global rank; its container has one row less than the group has ranks.
+            dst: the global rank of the receiver. Its container has one row for each other rank.
             group: the process group.
-            allow_pickle: pickle the values that JSON cannot hold, and load them; the same on all ranks.
+            allow_pickle: pickle the values that JSON cannot hold, and unpickle them; the same on all ranks.
 
         Returns:
-            on `dst` this container, written in place; `None` on the others.
+            on `dst` this container, written in place; `None` on other ranks.
 
         Raises:
-            TransferError: a container does not fit its row or did not come, which its rank raises too; the other rows
+            TransferError: a container does not fit its row or did not arrive. Its rank raises it too. The other rows
                 are written.
         """
         return collectives.gather_and_stack(self, dst, group, allow_pickle)  # type: ignore[no-any-return]
@@ -417,19 +418,20 @@ class Communicating(Leaves):
         """Combine the tensors of all ranks of a group, in place on rank `dst`.
 
         Args:
-            dst: the global rank that gets the result; the tensors of the others stay as they are.
+            dst: the global rank that gets the result. On other ranks, the tensors do not change.
             op: a `torch.distributed.ReduceOp`; the sum by default.
-            async_op: needed for `return_premature`; the tensors are reduced at the same time anyway.
-            return_premature: with `async_op`, return what can be waited for.
+            async_op: needed for `return_premature`. All tensors are reduced concurrently in any case.
+            return_premature: with `async_op`, return before the reduction ends.
             group: the process group.
 
         Returns:
-            with `async_op` and `return_premature`, a list of objects whose `wait()` ends the call; otherwise `None`.
+            with `async_op` and `return_premature`, a list of objects whose `wait()` waits for the end; otherwise
+            `None`.
 
         Raises:
-            TransferError: the containers of the ranks differ in keys, shapes or dtypes, `op` does not take a dtype, or
-                the ranks call with different arguments; all ranks raise, and nothing has changed. Or the connection
-                broke or timed out.
+            TransferError: the containers of the ranks differ in keys, shapes or dtypes, `op` does not support a dtype,
+                or the ranks pass different arguments. All ranks raise it, and nothing changes. Or the connection broke
+                or timed out.
         """
         group = as_group(group)
         rank_in(group, dst, "dst")
@@ -445,25 +447,25 @@ class Communicating(Leaves):
     ) -> list[collectives.PendingReduction] | None:
         """Combine the tensors of all ranks of a group, in place on all of them.
 
-        Args:
-            op: a `torch.distributed.ReduceOp`; the sum by default.
-            group: the process group.
-            async_op: return what can be waited for; the tensors must not be used until then.
-
-        Returns:
-            with `async_op`, a list of objects whose `wait()` ends the call; otherwise `None`.
-
-        Raises:
-            TransferError: the containers of the ranks differ in keys, shapes or dtypes, `op` does not take a dtype, or
-                the ranks call with different arguments; all ranks raise, and nothing has changed. Or the connection
-                broke or timed out.
-
         Example:
             Called by every rank:
 
             >>> def average(gradients, world_size):
             ...     gradients.all_reduce()
             ...     return gradients.div_(world_size)
+
+        Args:
+            op: a `torch.distributed.ReduceOp`; the sum by default.
+            group: the process group.
+            async_op: return before the reduction ends. The tensors must not be used until then.
+
+        Returns:
+            with `async_op`, a list of objects whose `wait()` waits for the end; otherwise `None`.
+
+        Raises:
+            TransferError: the containers of the ranks differ in keys, shapes or dtypes, `op` does not support a dtype,
+                or the ranks pass different arguments. All ranks raise it, and nothing changes. Or the connection broke
+                or timed out.
         """
         found = collectives.reduce(self, None, op, as_group(group))
         if async_op:
@@ -473,12 +475,9 @@ class Communicating(Leaves):
         return None
 
     def full_tensor(self) -> Self:
-        """This container with the whole tensors in the place of `DTensor` leaves, as those of sharded modules are.
+        """Gather each `DTensor` leaf, for example of a sharded module, to a whole tensor.
 
-        All ranks of the meshes that the tensors are on have to call it.
-
-        Returns:
-            a new container; leaves that are no `DTensor` are shared.
+        All ranks of the meshes of the tensors must call it.
 
         Example:
             >>> import torch
@@ -486,5 +485,8 @@ class Communicating(Leaves):
             >>> td = TensorDict(a=torch.zeros(2))
             >>> td.full_tensor()["a"] is td["a"]
             True
+
+        Returns:
+            a new container that shares all other leaves.
         """
         return gather_leaves(self)

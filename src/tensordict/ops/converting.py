@@ -1,4 +1,4 @@
-"""Converting: to and from dicts, lists and numpy arrays."""
+"""The mixin of `to_dict`, `from_dict`, `numpy`, `tolist` and their kin."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from tensordict.convert.dataclasses import from_dataclass
 from tensordict.convert.mappings import refuse_exclusive
-from tensordict.convert.python_structures import opened
+from tensordict.convert.python_structures import open_structure
 from tensordict.core import makers, registry
 from tensordict.core.contract import Contract, EntryStore, named_error
 from tensordict.core.keys import path_of
@@ -26,22 +26,12 @@ ConvertTensors = bool | Literal["numpy"]
 
 
 class Converting(Contract):
-    """Plain Python structures out of containers, and containers out of them."""
+    """Conversion to and from plain Python structures."""
 
     def to_dict(
         self, *, retain_none: bool = True, convert_tensors: ConvertTensors = False, tolist_first: bool = False
     ) -> dict[str, Any]:
-        """A nested dict of the entries.
-
-        Args:
-            retain_none: keep entries that are `None`.
-            convert_tensors: `False` keeps the tensors themselves, `True` turns them into (nested) lists of
-                numbers, `"numpy"` into arrays, which share memory with CPU tensors; a ragged leaf becomes a list or
-                a tuple of its rows.
-            tolist_first: turn nested containers with batch dims into lists of dicts; see :meth:`tolist`.
-
-        Raises:
-            RuntimeError: of a lazy stack, when only some members have an entry, or the entries cannot be stacked.
+        """Convert the container to a nested dict.
 
         Example:
             >>> import torch
@@ -49,6 +39,15 @@ class Converting(Contract):
             >>> td = TensorDict({"a": torch.arange(2), "b": {"c": torch.tensor(1.0)}})
             >>> td.to_dict(convert_tensors=True)
             {'a': [0, 1], 'b': {'c': 1.0}}
+
+        Args:
+            retain_none: keep entries that are `None`.
+            convert_tensors: `False` keeps the tensors. `True` converts them to (nested) lists of numbers, and `"numpy"`
+                to arrays, which share memory with CPU tensors. A ragged leaf becomes a list or tuple of its rows.
+            tolist_first: convert nested containers with batch dims to lists of dicts; see :meth:`tolist`.
+
+        Raises:
+            RuntimeError: only some members of a lazy stack have an entry, or its entries cannot be stacked.
         """
         if convert_tensors is not False and convert_tensors not in (True, False, "numpy"):
             raise ValueError(f"convert_tensors is True, False or 'numpy', got {convert_tensors!r}")
@@ -59,7 +58,7 @@ class Converting(Contract):
         for name, value in plain.items():
             if type(value) is Tensor:
                 if convert_tensors:
-                    plain[name] = _plain(name, value, convert_tensors)
+                    plain[name] = _to_plain(name, value, convert_tensors)
             elif isinstance(value, Converting):
                 if tolist_first and value._batch_size:
                     plain[name] = value.tolist(convert_tensors=convert_tensors, tolist_first=True)
@@ -68,7 +67,7 @@ class Converting(Contract):
                         retain_none=retain_none, convert_tensors=convert_tensors, tolist_first=tolist_first
                     )
             elif convert_tensors and isinstance(value, Tensor):
-                plain[name] = _plain(name, value, convert_tensors)
+                plain[name] = _to_plain(name, value, convert_tensors)
         if not retain_none:
             return {name: value for name, value in plain.items() if value is not None}
         if self._optional:
@@ -76,21 +75,21 @@ class Converting(Contract):
         return plain
 
     def to_tensordict(self, *, retain_none: bool | None = None) -> TensorDict:
-        """A deep copy in which every container, of whatever kind, is a `TensorDict`; not locked.
+        """Make an unlocked deep copy, and convert every container in it to a `TensorDict`.
 
         Args:
-            retain_none: `False` leaves out entries that are `None`; `True` gives fields of a tensorclass that are
-                `None` an entry.
+            retain_none: `False` drops entries that are `None`. `True` adds entries for fields of a tensorclass that are
+                `None`.
 
         Raises:
-            RuntimeError: an entry of a lazy stack cannot be stacked; see :meth:`densify`. Those that not all members
-                have are left out.
+            RuntimeError: an entry of a lazy stack cannot be stacked; see :meth:`densify`. Entries that only some
+                members have are dropped.
         """
         if self._is_non_tensor:
             return self.clone()  # type: ignore[no-any-return]
-        # Its state is read from it at once, and not by way of a wrapper.
+        # Read the state from the inner container: through a wrapper it takes longer.
         container: Any = self._wrapped_container() if self._is_over_another else self
-        # What is in a file is copied by reading it, and not once more.
+        # Reading entries from a file copies them; `_unread` entries avoid a second copy.
         stored = container._unread._entries if container._is_in_file else container._entries
         if isinstance(stored, EntryStore) and (block := stored.together(Tensor.clone)) is not None:
             with block:
@@ -111,16 +110,18 @@ class Converting(Contract):
         return makers.dense(entries, *state)
 
     def numpy(self) -> dict[str, Any]:
-        """A nested dict of numpy arrays; those of CPU tensors share their memory. A ragged leaf is a tuple of its rows.
+        """Convert the container to a nested dict of NumPy arrays, which share memory with CPU tensors.
 
-        Raises:
-            TypeError: numpy has no such dtype; the entry is named.
+        A ragged leaf becomes a tuple of its rows.
 
         Example:
             >>> import torch
             >>> from tensordict import TensorDict
             >>> TensorDict(a=torch.arange(3)).numpy()
             {'a': array([0, 1, 2])}
+
+        Raises:
+            TypeError: NumPy does not support a dtype. The error names the entry.
         """
         return self.to_dict(convert_tensors="numpy")
 
@@ -132,21 +133,21 @@ class Converting(Contract):
         tolist_first: bool = False,
         as_linked_list: bool = False,
     ) -> Any:
-        """Nested lists along the batch dims, with a dict for every item; the dict itself without batch dims.
+        """Convert the container to nested lists along the batch dims, with a dict for every item.
 
-        Args:
-            convert_nodes: `False` keeps the items as containers.
-            convert_tensors: as for :meth:`to_dict`.
-            tolist_first: turn nested containers into lists along the batch dims that they have more than
-                this one.
-            as_linked_list: the lists write through: assigning to one of their items assigns to this
-                container.
+        A container without batch dims becomes a dict.
 
         Example:
             >>> import torch
             >>> from tensordict import TensorDict
             >>> TensorDict({"a": torch.arange(2)}, [2]).tolist(convert_tensors=True)
             [{'a': 0}, {'a': 1}]
+
+        Args:
+            convert_nodes: with `False`, the items are containers.
+            convert_tensors: as for :meth:`to_dict`.
+            tolist_first: convert nested containers to lists along the batch dims that only they have.
+            as_linked_list: return lists that write through: assigning to an item assigns to this container.
         """
         if not self._batch_size:
             if not convert_nodes:
@@ -174,22 +175,7 @@ class Converting(Contract):
         batch_dims: int | None = None,
         names: object = None,
     ) -> Self:
-        """A container made from a (nested) dict, or from another container.
-
-        Args:
-            input_dict: what to read; keys may be nested. Values are as for `TensorDict`, and structures as for
-                :meth:`from_any`. It is not changed.
-            auto_batch_size: without a `batch_size`, give every level the longest batch size that its entries
-                share.
-            batch_size: the batch size; none by default.
-            device: where the entries are moved.
-            batch_dims: without a `batch_size`, find it as `auto_batch_size` does, but with at most this many
-                dims.
-            names: one name per batch dim.
-
-        Raises:
-            ValueError: both `batch_size` and `batch_dims` are given, or two keys lead to the same entry.
-            RuntimeError: an entry does not fit the batch size.
+        """Make a container from a (nested) dict, or from another container.
 
         Example:
             >>> import torch
@@ -197,6 +183,19 @@ class Converting(Contract):
             >>> data = {"a": torch.zeros(3, 4), "b": {"c": torch.zeros(3, 5)}}
             >>> TensorDict.from_dict(data, auto_batch_size=True).batch_size
             torch.Size([3])
+
+        Args:
+            input_dict: the dict. Its keys may be nested keys, and its values any values of a `TensorDict`, or
+                structures that :meth:`from_any` converts. The dict is not changed.
+            auto_batch_size: without `batch_size`, give every level the longest batch size that its entries share.
+            batch_size: the batch size; by default empty.
+            device: the device to move the entries to.
+            batch_dims: like `auto_batch_size`, but with at most this many batch dims.
+            names: one name per batch dim.
+
+        Raises:
+            ValueError: both `batch_size` and `batch_dims` are given, or two keys lead to the same entry.
+            RuntimeError: an entry does not fit the batch size.
         """
         if batch_size is not None and batch_dims is not None:
             raise ValueError("from_dict takes batch_size or batch_dims, not both: batch_dims is for finding the size")
@@ -206,13 +205,13 @@ class Converting(Contract):
             if type(input_dict) is not dict and not isinstance(input_dict, Mapping):
                 if not hasattr(input_dict, "items"):
                     raise TypeError(f"from_dict reads a mapping or a container, got {type(input_dict).__name__}")
-                input_dict = dict(input_dict.items())  # as a series of pandas
-            tree = opened(input_dict)
+                input_dict = dict(input_dict.items())  # for example a pandas Series
+            tree = open_structure(input_dict)
         if batch_size is not None or not (auto_batch_size or batch_dims is not None):
             return make(tree, batch_size, device, names)  # type: ignore[no-any-return]
         result = make(tree, None, device)
         if tree is not input_dict or type(tree) is not dict:
-            # The copy keeps containers that are nested in the input from being given another batch size.
+            # Copy, so that setting the batch size does not change containers that are nested in the input.
             result = result.copy()
         result.auto_batch_size_(batch_dims)
         if names is not None:
@@ -229,25 +228,25 @@ class Converting(Contract):
         batch_dims: int | None = None,
         names: object = None,
     ) -> Self:
-        """A container made from a dict, in which nested containers are of the kinds that this one has there.
+        """Make a container from a dict. Nested containers get the classes that they have in this container.
 
         Args:
-            input_dict: what to read, for instance the result of :meth:`to_dict`.
+            input_dict: a dict, for instance the result of :meth:`to_dict`.
             others: accepted for compatibility with the public signature; must be empty.
-            auto_batch_size: as for :meth:`from_dict`, and so are the rest.
+            auto_batch_size: as for :meth:`from_dict`, like the remaining arguments.
         """
         if others:
-            raise TypeError("from_dict_instance reads one mapping")
+            raise TypeError("from_dict_instance reads one mapping; pass the other arguments by keyword")
         entries = {}
         for key, value in input_dict.items():
             known = self._peek(path_of(key))
             if isinstance(known, Converting) and isinstance(value, Mapping):
                 value = known.from_dict_instance(value)
             elif getattr(self, "_is_tensorclass", False) and hasattr(known, "_value") and isinstance(value, Number):
-                # A field that holds a value, such as one that is cast to `int`, goes on to hold one.
+                # Keep the number a non-tensor value, for example in a field that casts to `int`.
                 value = makers.value(value, as_size(()))
             entries[key] = value
-        # What is made lies in memory, whatever this container is over.
+        # `_build` returns the class of the result in memory, also if this container is over a file.
         kind: Any = type(self._build({}, as_size(()), None, None))
         return kind.from_dict(  # type: ignore[no-any-return]
             entries,
@@ -270,19 +269,7 @@ class Converting(Contract):
         device: Any = None,
         batch_size: Any = None,
     ) -> Self:
-        """A container of the fields of an instance of a dataclass; nested dataclasses become nested containers.
-
-        Args:
-            dataclass: the instance; fields are converted as by :meth:`from_any`, `None` is a value.
-            dest_cls: with `as_tensorclass`, the tensorclass of the result.
-            auto_batch_size: give every level the longest batch size that its entries share.
-            batch_dims: with `auto_batch_size`, at most this many dims.
-            as_tensorclass: give a tensorclass instead, as :func:`tensordict.from_dataclass` does.
-            device: where the entries are moved.
-            batch_size: the batch size of the result.
-
-        Raises:
-            TypeError: it is no instance of a dataclass.
+        """Make a container of the fields of a dataclass instance. Nested dataclasses become nested containers.
 
         Example:
             >>> from dataclasses import dataclass
@@ -293,6 +280,18 @@ class Converting(Contract):
             ...     x: torch.Tensor
             >>> TensorDict.from_dataclass(Point(torch.zeros(3)), auto_batch_size=True).batch_size
             torch.Size([3])
+
+        Args:
+            dataclass: the instance. Its fields are converted like in :meth:`from_any`; `None` becomes a value.
+            dest_cls: with `as_tensorclass`, the tensorclass of the result.
+            auto_batch_size: give every level the longest batch size that its entries share.
+            batch_dims: with `auto_batch_size`, the largest number of batch dims.
+            as_tensorclass: return a tensorclass instead, like :func:`tensordict.from_dataclass`.
+            device: the device to move the entries to.
+            batch_size: the batch size of the result.
+
+        Raises:
+            TypeError: `dataclass` is not an instance of a dataclass.
         """
         if as_tensorclass or (isinstance(dataclass, type) and dataclasses.is_dataclass(dataclass)):
             return from_dataclass(  # type: ignore[no-any-return]
@@ -306,7 +305,7 @@ class Converting(Contract):
         if not dataclasses.is_dataclass(dataclass):
             raise TypeError(f"from_dataclass reads an instance of a dataclass, got {type(dataclass).__name__}")
         return cls.from_dict(
-            opened(dataclass),
+            open_structure(dataclass),
             auto_batch_size=auto_batch_size,
             batch_size=batch_size,
             device=device,
@@ -315,7 +314,7 @@ class Converting(Contract):
 
     @classmethod
     def fromkeys(cls, keys: Iterable[Any], value: object = 0) -> Self:
-        """A container without batch dims that has the same value under every (nested) key.
+        """Make a container without batch dims that has the same value under every (nested) key.
 
         Example:
             >>> from tensordict import TensorDict
@@ -326,9 +325,9 @@ class Converting(Contract):
 
 
 class LinkedList(list[Any]):
-    """A list of the items of a container along its first batch dim; assigning to an item writes to the container.
+    """A list of the items of a container along its first batch dim. Assigning to an item writes to the container.
 
-    Its length is that of the batch dim and cannot change.
+    Its length cannot change, because it is the length of the batch dim.
     """
 
     def __init__(self, items: Iterable[object], container: Any) -> None:
@@ -348,19 +347,21 @@ class LinkedList(list[Any]):
         super().__setitem__(index, value)
 
     def __reduce__(self) -> Any:
-        # Elsewhere there is no container to write to: a pickle, or a copy, is a plain list.
+        # A pickle or a copy is a plain list, because it lacks the container to write to.
         return list, (list(self),)
 
     def _refuse(self, *args: object, **kwargs: object) -> NoReturn:
-        raise TypeError("the length of this list is a batch dim of a container and cannot change")
+        raise TypeError(
+            "the length of this list is a batch dim of a container and cannot change: copy it first with list(...)"
+        )
 
     append = extend = insert = pop = remove = clear = __delitem__ = __iadd__ = __imul__ = _refuse
 
 
-def _plain(name: str, value: Tensor, convert: ConvertTensors) -> Any:
+def _to_plain(name: str, value: Tensor, convert: ConvertTensors) -> Any:
     try:
         if value.is_nested:
-            rows = [_plain(name, row, convert) for row in value.unbind()]
+            rows = [_to_plain(name, row, convert) for row in value.unbind()]
             return tuple(rows) if convert == "numpy" else rows
         return value.numpy(force=True) if convert == "numpy" else value.tolist()
     except (TypeError, RuntimeError) as error:

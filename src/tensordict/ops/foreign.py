@@ -1,4 +1,4 @@
-"""Foreign structures: containers from any Python structure, pytrees and structured arrays, and back."""
+"""The mixin of `from_any`, `from_pytree`, `to_struct_array` and their kin, which convert foreign structures."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from torch import Tensor
 
 from tensordict.convert import numpy as arrays
 from tensordict.convert import pytrees
-from tensordict.convert.python_structures import is_h5, is_zarr, opened
+from tensordict.convert.python_structures import is_h5, is_zarr, open_structure
 from tensordict.core.contract import Contract
 from tensordict.core.exceptions import ShapeError
 from tensordict.core.keys import joined, path_of
 from tensordict.core.shapes import as_size
 from tensordict.ops.converting import Converting
-from tensordict.ops.entries.numbers import stored
+from tensordict.ops.entries.numbers import make_entry
 
 if TYPE_CHECKING:
     from typing_extensions import Self, TypedDict, Unpack
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 class Foreign(Converting):
-    """`from_any` and its kin, and their opposites."""
+    """`from_any` and its kin, and the opposite conversions."""
 
     @overload
     @classmethod
@@ -50,28 +50,7 @@ class Foreign(Converting):
         device: Any = None,
         batch_size: object = None,
     ) -> Any:
-        """A container made from any structure, at every level of it.
-
-        Mappings, dataclasses, named tuples and tuples become containers (tuples with the keys `"0"`, `"1"`, ...), and
-        structured arrays, DLPack objects and writable buffers are taken over without copying their memory. Open HDF5
-        files and groups become containers over the file, see :meth:`from_h5`; data frames of pandas, containers of
-        their columns with one element a row. Rows of numbers of unequal lengths become stacks of values.
-
-        Args:
-            obj: what to convert; it is not changed. A container is given back as it is, or, when any of the following
-                is given, as a shallow copy with it.
-            auto_batch_size: give every level the longest batch size that its entries share.
-            batch_dims: find the batch size as `auto_batch_size` does, but with at most this many dims.
-            device: where the entries are moved.
-            batch_size: the batch size; none by default, the shape for structured arrays.
-
-        Returns:
-            a container; a tensor, or a stack of values, for a list; anything that has no parts, as it is.
-
-        Raises:
-            TypeError: a key is no (nested) string.
-            ValueError: `batch_size` and `batch_dims` are both given, or two keys lead to the same entry.
-            RuntimeError: an entry does not fit the batch size.
+        """Convert any structure to a container, including nested structures.
 
         Example:
             >>> import torch
@@ -83,6 +62,27 @@ class Foreign(Converting):
             >>> td = TensorDict.from_any({"point": Point(torch.zeros(3)), "pair": (1, "b")})
             >>> td["point", "x"].shape, td["pair", "1"]
             (torch.Size([3]), 'b')
+
+        Args:
+            obj: the structure, which is not changed. A container is returned unchanged, or as a shallow copy if any of
+                the other arguments are given.
+            auto_batch_size: give every level the longest batch size that its entries share.
+            batch_dims: like `auto_batch_size`, but with at most this many batch dims.
+            device: the device to move the entries to.
+            batch_size: the batch size. The default is empty; for structured arrays, it is their shape.
+
+        Returns:
+            a container; a tensor or a stack of values for a list; any object without parts unchanged.
+
+        Raises:
+            TypeError: a key is not a (nested) string.
+            ValueError: `batch_size` and `batch_dims` are both given, or two keys lead to the same entry.
+            RuntimeError: an entry does not fit the batch size.
+
+        Mappings, dataclasses, named tuples and tuples become containers; the keys of a tuple are `"0"`, `"1"`, ...
+        Structured arrays, DLPack objects and writable buffers share their memory with the result. Open HDF5 files and
+        groups become containers over the file; see :meth:`from_h5`. A pandas data frame becomes a container of its
+        columns, with one element per row. Rows of numbers of unequal lengths become stacks of values.
         """
         if type(obj) is dict:
             return cls.from_dict(
@@ -96,16 +96,16 @@ class Foreign(Converting):
             return cls.from_h5(obj, **given)  # type: ignore[attr-defined]
         if is_zarr(obj):
             return cls.from_zarr(obj, **given)  # type: ignore[attr-defined]
-        tree = opened(obj)
+        tree = open_structure(obj)
         if type(tree) is list:
-            return stored(tree, ("obj",), torch.Size(()), device)
+            return make_entry(tree, ("obj",), torch.Size(()), device)
         if isinstance(tree, dict):
             return cls.from_dict(tree, **given)
         if not isinstance(tree, Contract) or isinstance(tree, Tensor):
             return tree
         if not isinstance(tree, cls) and not tree._is_non_tensor and hasattr(cls, "from_tensordict"):
             tree = cls.from_tensordict(tree)
-        return adjusted(tree, **given)
+        return apply_options(tree, **given)
 
     @classmethod
     def from_tuple(
@@ -117,18 +117,18 @@ class Foreign(Converting):
         device: object = None,
         batch_size: object = None,
     ) -> Self:
-        """A container of the elements of a tuple, or of a list, under the keys `"0"`, `"1"`, ...
-
-        Args:
-            obj: the tuple; its elements are converted as by :meth:`from_any`. Arguments as there.
-
-        Raises:
-            TypeError: it is neither a tuple nor a list.
+        """Make a container of the elements of a tuple or list, under the keys `"0"`, `"1"`, ...
 
         Example:
             >>> from tensordict import TensorDict
             >>> TensorDict.from_tuple((1, 2, (3, "a"))).to_dict(convert_tensors=True)
             {'0': 1, '1': 2, '2': {'0': 3, '1': 'a'}}
+
+        Args:
+            obj: the tuple. Its elements are converted like in :meth:`from_any`, which has the same other arguments.
+
+        Raises:
+            TypeError: `obj` is neither a tuple nor a list.
         """
         if not isinstance(obj, (tuple, list)):
             raise TypeError(f"from_tuple reads a tuple or a list, got {type(obj).__name__}: from_any reads anything")
@@ -147,13 +147,7 @@ class Foreign(Converting):
         device: object = None,
         batch_size: object = None,
     ) -> Self:
-        """A container of the fields of a named tuple, nested ones included.
-
-        Args:
-            named_tuple: the instance; its fields are converted as by :meth:`from_any`. Arguments as there.
-
-        Raises:
-            TypeError: it is no named tuple.
+        """Make a container of the fields of a named tuple. Nested named tuples become nested containers.
 
         Example:
             >>> import torch
@@ -162,6 +156,13 @@ class Foreign(Converting):
             >>> again = TensorDict.from_namedtuple(data.to_namedtuple(), auto_batch_size=True)
             >>> again.batch_size, again["nested", "c"]
             (torch.Size([3]), 'zero!')
+
+        Args:
+            named_tuple: the instance. Its fields are converted like in :meth:`from_any`, which has the same other
+                arguments.
+
+        Raises:
+            TypeError: `named_tuple` is not a named tuple.
         """
         if not isinstance(named_tuple, tuple) or not hasattr(named_tuple, "_fields"):
             what = type(named_tuple).__name__
@@ -183,37 +184,37 @@ class Foreign(Converting):
         names: object = None,
         lazy: bool | None = None,
     ) -> Self:
-        """The stack of the containers that are made of the items of a list, as :meth:`tolist` gives it.
-
-        Args:
-            input: mappings, containers, dataclasses or named tuples; nested lists of them are further batch dims.
-            auto_batch_size: give each item, and nested containers, the longest batch size that their entries share, of
-                as many dims as that of every item; -1 stands for a dim of unequal sizes.
-            batch_size: the batch size of the result, which begins with the lengths of the lists.
-            device: where the entries are moved.
-            batch_dims: as `auto_batch_size`, with at most this many dims.
-            names: one name per batch dim.
-            lazy: `True` gives lazy stacks, `False` dense ones; without it, what has unequal keys or shapes is lazy.
-
-        Raises:
-            TypeError: an item is none of these, or the items are of both kinds; the position is named.
-            ValueError: the list is empty, nested lists are of different lengths, or the lengths are not those of
-                `batch_size`.
-            RuntimeError: with `lazy=False`, items have unequal keys or shapes.
+        """Convert the items of a list to containers and stack them. The inverse of :meth:`tolist`.
 
         Example:
             >>> from tensordict import TensorDict
             >>> TensorDict.from_list([{"a": 1, "b": "x"}, {"a": 2, "b": "y"}])["b"]
             ['x', 'y']
+
+        Args:
+            input: a list of mappings, containers, dataclasses or named tuples. Nested lists add batch dims.
+            auto_batch_size: give each item, and its nested containers, the longest batch size that their entries share.
+                All items get the same number of batch dims. The size -1 marks a dim whose length differs.
+            batch_size: the batch size of the result, which begins with the lengths of the lists.
+            device: the device to move the entries to.
+            batch_dims: like `auto_batch_size`, but with at most this many batch dims.
+            names: one name per batch dim.
+            lazy: `True` makes lazy stacks, `False` dense ones. By default, items of unequal keys or shapes make a lazy
+                stack.
+
+        Raises:
+            TypeError: an item has another type, or only some items are lists. The error names the position.
+            ValueError: a list is empty, nested lists differ in length, or `batch_size` does not begin with the lengths.
+            RuntimeError: with `lazy=False`, items have unequal keys or shapes.
         """
         if batch_size is not None and batch_dims is not None:
             raise ValueError("from_list takes batch_size or batch_dims, not both: batch_dims is for finding the size")
-        lengths = _lengths(input, ())
+        lengths = _check_lengths(input, ())
         size = None if batch_size is None else as_size(batch_size)
         if size is not None and size[: len(lengths)] != lengths[: len(size)]:
-            raise ShapeError(f"the lists have the lengths {list(lengths)}, the batch size asked for is {list(size)}")
+            raise ShapeError(f"the lists have the lengths {list(lengths)}, but batch_size is {list(size)}")
         auto = auto_batch_size or batch_dims is not None
-        result = _stacked(cls, input, device, lazy, auto and size is None, batch_dims)
+        result = _convert_and_stack(cls, input, device, lazy, auto and size is None, batch_dims)
         if size is not None:
             result.batch_size = size
         elif batch_dims is not None and batch_dims < len(lengths):
@@ -241,25 +242,7 @@ class Foreign(Converting):
     def from_pytree(
         cls, pytree: object, *, batch_size: object = None, auto_batch_size: bool = False, batch_dims: int | None = None
     ) -> Any:
-        """A container that stands for a pytree, and remembers what each of its levels was.
-
-        An entry `"_pytree_type"` per level keeps its type, so that :meth:`to_pytree` gives the pytree back. Lists,
-        tuples, named tuples and dicts are levels, as is whatever was registered with torch's pytrees; keys of dicts
-        that are no strings are kept beside their values. Numbers and arrays of them become tensors, and stay tensors;
-        any other leaf is kept as it is.
-
-        Args:
-            pytree: what to convert.
-            batch_size: the batch size; none by default.
-            auto_batch_size: give every level the longest batch size that its entries share.
-            batch_dims: as `auto_batch_size`, with at most this many dims.
-
-        Returns:
-            a container; the tensor or the holder of a pytree that is a leaf. An instance of a tensorclass has no entry
-            for the type of the uppermost level.
-
-        Raises:
-            RuntimeError: an entry does not fit the batch size.
+        """Convert a pytree to a container. Its method :meth:`to_pytree` restores the pytree.
 
         Example:
             >>> import torch
@@ -267,6 +250,23 @@ class Foreign(Converting):
             >>> td = TensorDict.from_pytree(([torch.zeros(2), 1], {("a", 0): "text"}))
             >>> td.to_pytree()
             ([tensor([0., 0.]), tensor(1)], {('a', 0): 'text'})
+
+        Args:
+            pytree: the pytree.
+            batch_size: the batch size; by default empty.
+            auto_batch_size: give every level the longest batch size that its entries share.
+            batch_dims: like `auto_batch_size`, but with at most this many batch dims.
+
+        Returns:
+            a container; a tensor or a holder for a pytree that is a leaf.
+
+        Raises:
+            RuntimeError: an entry does not fit the batch size.
+
+        Each level has an entry `"_pytree_type"` with its type, except the top level of a tensorclass. Levels are lists,
+        tuples, named tuples, dicts, and the types that are registered with torch's pytrees. Keys of dicts that are not
+        strings are stored with their values. Numbers and arrays of numbers become tensors, and `to_pytree` returns them
+        as tensors. Other leaves do not change.
         """
         tree = pytrees.tree_of(pytree)
         if not isinstance(tree, dict):
@@ -285,24 +285,10 @@ class Foreign(Converting):
         device: object = None,
         batch_size: object = None,
     ) -> Self:
-        """A container over the memory of a structured array: what is written into one shows in the other.
+        """Make a container that shares the memory of a structured array.
 
-        Fields of numbers become tensors, nested structures containers. Text, bytes and times, which torch has not, are
-        copied into stacks of values.
-
-        Args:
-            struct_array: the array.
-            auto_batch_size: give every level the longest batch size that its entries share.
-            batch_dims: as `auto_batch_size`, with at most this many dims.
-            device: where the entries are moved; any other device than the CPU means a copy.
-            batch_size: the batch size; the shape of the array by default.
-
-        Raises:
-            TypeError: it has no named fields, or a field has a dtype that has no counterpart, such as objects; the
-                field is named.
-            ValueError: torch cannot have the memory of a field, because its byte order is foreign or its elements lie
-                apart by no multiple of their size.
-            RuntimeError: the fields do not fit the batch size.
+        Fields of numbers become tensors, and nested structures become containers. Text, bytes and times, which torch
+        does not support, are copied to stacks of values.
 
         Example:
             >>> import numpy as np
@@ -312,6 +298,20 @@ class Foreign(Converting):
             >>> dogs["age"] += 1
             >>> td["age"], td["name"]
             (tensor([10,  4], dtype=torch.int32), ['Rex', 'Fido'])
+
+        Args:
+            struct_array: the array.
+            auto_batch_size: give every level the longest batch size that its entries share.
+            batch_dims: like `auto_batch_size`, but with at most this many batch dims.
+            device: the device to move the entries to. Devices other than the CPU get a copy.
+            batch_size: the batch size; by default the shape of the array.
+
+        Raises:
+            TypeError: the array lacks named fields, or torch lacks the dtype of a field, such as objects. The error
+                names the field.
+            ValueError: torch cannot share the memory of a field, because its byte order is not native or its stride is
+                not a multiple of the element size.
+            RuntimeError: the fields do not fit the batch size.
         """
         entries, shape = arrays.entries_of(struct_array)
         if batch_size is None and batch_dims is None and not auto_batch_size:
@@ -327,68 +327,58 @@ class Foreign(Converting):
     @overload
     def to_namedtuple(self, dest_cls: None = ...) -> Any: ...
     def to_namedtuple(self, dest_cls: object = None) -> Any:
-        """The entries as a named tuple, nested containers as nested ones.
-
-        Args:
-            dest_cls: the class to make, whose fields are the entries; a new one called `GenericDict` by default.
-
-        Raises:
-            ValueError: the name of an entry can be no field.
-            TypeError: the entries are not the fields of `dest_cls`.
+        """Convert the container to a named tuple. Nested containers become nested named tuples.
 
         Example:
             >>> import torch
             >>> from tensordict import TensorDict
             >>> TensorDict({"a": torch.zeros(2), "b": {"c": "text"}}).to_namedtuple()
             GenericDict(a=tensor([0., 0.]), b=GenericDict(c='text'))
+
+        Args:
+            dest_cls: the class of the result, whose fields must be the entries. By default, a new class `GenericDict`.
+
+        Raises:
+            ValueError: the name of an entry is not a valid field name.
+            TypeError: the entries are not the fields of `dest_cls`.
         """
         return pytrees.namedtuple_of(self, dest_cls)
 
     def to_pytree(self) -> Any:
-        """The pytree that :meth:`from_pytree` made this container of; the container itself when it did not.
-
-        Raises:
-            ValueError: entries of one of its levels have been added, deleted or renamed.
+        """Restore the pytree that :meth:`from_pytree` has converted. Any other container is returned itself.
 
         Example:
             >>> import torch
             >>> from tensordict import TensorDict
             >>> TensorDict.from_pytree([torch.zeros(2), (1, 2)]).to_pytree()
             [tensor([0., 0.]), (tensor(1), tensor(2))]
+
+        Raises:
+            ValueError: entries have been added, deleted or renamed.
         """
         return pytrees.pytree_of(self)
 
     def to_struct_array(self) -> np.ndarray[Any, np.dtype[np.void]]:
-        """The entries as a structured NumPy array of the shape of the batch, into which they are copied.
+        """Copy the entries to a structured NumPy array of the shape of the batch.
 
-        Nested containers become nested structures; the dims of an entry after the batch dims are those of its field;
-        strings become text that is as long as the longest.
-
-        Raises:
-            TypeError: an entry has a dtype or holds a value for which NumPy has none; the entry is named.
+        Nested containers become nested structures. The feature dims of an entry become the dims of its field. The text
+        dtype for strings has the length of the longest string.
 
         Example:
             >>> import torch
             >>> from tensordict import TensorDict
             >>> TensorDict({"a": torch.arange(2), "name": ["x", "y"]}, [2]).to_struct_array()
             array([(0, 'x'), (1, 'y')], dtype=[('a', '<i8'), ('name', '<U10')])
+
+        Raises:
+            TypeError: NumPy does not support a dtype or a value. The error names the entry.
         """
         return arrays.array_of(self)
 
     def stack_from_tensordict(
         self, dim: int = 0, *, sorted: bool | Sequence[object] | None = None, out: Tensor | None = None
     ) -> Tensor:
-        """The tensors of all entries, nested ones included, stacked along a new dim of theirs.
-
-        Args:
-            dim: where the new dim goes, among those of the tensors; negative values count from the end.
-            sorted: `True` takes the entries in the order of their keys, a list of keys in that order; as they come
-                by default.
-            out: the tensor to write to.
-
-        Raises:
-            ValueError: there is no tensor, or `sorted` are not the keys.
-            RuntimeError: the shapes of the tensors differ; they are named.
+        """Stack the tensors of all entries, including nested ones, along a new dim.
 
         Example:
             >>> import torch
@@ -396,42 +386,54 @@ class Foreign(Converting):
             >>> TensorDict(b=torch.zeros(3), a=torch.ones(3)).stack_from_tensordict(sorted=True)
             tensor([[1., 1., 1.],
                     [0., 0., 0.]])
+
+        Args:
+            dim: the position of the new dim in the shape of the result; negative values count from the end.
+            sorted: `True` sorts the entries by key. A list of all keys gives another order. By default, entries are in
+                the order of insertion.
+            out: the tensor to write to.
+
+        Raises:
+            ValueError: the container lacks tensors, or `sorted` does not list all keys.
+            RuntimeError: the shapes of the tensors differ. The error lists them.
         """
-        keys, leaves = _leaves(self, sorted)
+        keys, leaves = _list_leaves(self, sorted)
         try:
             return torch.stack(leaves, dim) if out is None else torch.stack(leaves, dim, out=out)
         except RuntimeError as error:
-            raise ShapeError(f"the entries cannot be stacked ({error}): {_shapes(keys, leaves)}") from error
+            raise ShapeError(f"the entries cannot be stacked ({error}): {_describe_shapes(keys, leaves)}") from error
 
     def cat_from_tensordict(
         self, dim: int = 0, *, sorted: bool | Sequence[object] | None = None, out: Tensor | None = None
     ) -> Tensor:
-        """The tensors of all entries, nested ones included, concatenated along a dim of theirs.
-
-        Args:
-            dim: the dim, among those of the tensors; negative values count from the end.
-            sorted: as for :meth:`stack_from_tensordict`.
-            out: the tensor to write to.
-
-        Raises:
-            ValueError: there is no tensor, or `sorted` are not the keys.
-            RuntimeError: the shapes of the tensors do not fit; they are named.
+        """Concatenate the tensors of all entries, including nested ones, along one of their dims.
 
         Example:
             >>> import torch
             >>> from tensordict import TensorDict
             >>> TensorDict(a=torch.zeros(2), b={"c": torch.ones(1)}).cat_from_tensordict()
             tensor([0., 0., 1.])
+
+        Args:
+            dim: the dim of the tensors; negative values count from the end.
+            sorted: as for :meth:`stack_from_tensordict`.
+            out: the tensor to write to.
+
+        Raises:
+            ValueError: the container lacks tensors, or `sorted` does not list all keys.
+            RuntimeError: the shapes of the tensors do not fit. The error lists them.
         """
-        keys, leaves = _leaves(self, sorted)
+        keys, leaves = _list_leaves(self, sorted)
         try:
             return torch.cat(leaves, dim) if out is None else torch.cat(leaves, dim, out=out)
         except RuntimeError as error:
-            raise ShapeError(f"the entries cannot be concatenated ({error}): {_shapes(keys, leaves)}") from error
+            raise ShapeError(
+                f"the entries cannot be concatenated ({error}): {_describe_shapes(keys, leaves)}"
+            ) from error
 
 
-def _leaves(node: Any, order: bool | Sequence[object] | None) -> tuple[list[Any], list[Any]]:
-    """The keys and the tensors of all entries, in the order that is asked for; values that are no tensors left out."""
+def _list_leaves(node: Any, order: bool | Sequence[object] | None) -> tuple[list[Any], list[Any]]:
+    """Return the keys and the tensors of all entries in the requested order, without non-tensor values."""
     found = dict(node.items(include_nested=True, leaves_only=True))
     if order is True:
         keys = sorted(found, key=path_of)
@@ -442,16 +444,16 @@ def _leaves(node: Any, order: bool | Sequence[object] | None) -> tuple[list[Any]
         if sorted(keys, key=path_of) != sorted(found, key=path_of):
             raise ValueError(f"sorted= names each entry once: it has {keys}, and the entries are {list(found)}")
     if not keys:
-        raise ValueError("there is no tensor among the entries")
+        raise ValueError("the container has no tensors to join")
     return keys, [found[key] for key in keys]
 
 
-def _shapes(keys: list[Any], leaves: list[Any]) -> str:
+def _describe_shapes(keys: list[Any], leaves: list[Any]) -> str:
     return ", ".join(f"{key!r}: {list(leaf.shape)}" for key, leaf in zip(keys, leaves, strict=True))
 
 
-def adjusted(container: Any, auto_batch_size: bool, batch_dims: int | None, device: Any, batch_size: Any) -> Any:
-    """A container with what was asked for; itself when that is nothing, a shallow copy otherwise."""
+def apply_options(container: Any, auto_batch_size: bool, batch_dims: int | None, device: Any, batch_size: Any) -> Any:
+    """Apply the options of `from_any` to a container. Returns a shallow copy; the container itself without options."""
     if batch_size is not None and batch_dims is not None:
         raise ValueError("from_any takes batch_size or batch_dims, not both: batch_dims is for finding the size")
     if device is not None and container.device != torch.device(device):
@@ -464,24 +466,24 @@ def adjusted(container: Any, auto_batch_size: bool, batch_dims: int | None, devi
     return container
 
 
-def _lengths(items: object, position: tuple[int, ...]) -> torch.Size:
-    """The lengths of lists within lists, which are the batch dims of their stack.
+def _check_lengths(items: object, position: tuple[int, ...]) -> torch.Size:
+    """Return the lengths of nested lists, which are the batch dims of their stack.
 
     Raises:
-        TypeError: an item is not what it should be.
-        ValueError: a list is empty or of another length than its neighbours.
+        TypeError: an item has a type that `from_list` does not support.
+        ValueError: a list is empty, or lists of the same level differ in length.
     """
     if not isinstance(items, (list, tuple)) or hasattr(items, "_fields"):
         raise TypeError(f"from_list reads a list, got {type(items).__name__}: from_any reads anything")
     where = "".join(f"[{number}]" for number in position)
     if not items:
-        raise ShapeError(f"from_list cannot stack the empty list input{where}: there is nothing to tell the keys from")
+        raise ShapeError(f"from_list cannot stack the empty list input{where}: it needs an item to know the keys")
     nested = [type(item) in (list, tuple) for item in items]
     if any(nested) and not all(nested):
         first, second = nested.index(False), nested.index(True)
         raise TypeError(
-            f"input{where}[{first}] is of type {type(items[first]).__name__} and input{where}[{second}] a list: items "
-            "are either all lists or none is"
+            f"input{where}[{first}] is of type {type(items[first]).__name__}, but input{where}[{second}] is a list: "
+            "either all items must be lists, or none"
         )
     if not any(nested):
         for number, item in enumerate(items):
@@ -491,7 +493,7 @@ def _lengths(items: object, position: tuple[int, ...]) -> torch.Size:
                     "dataclasses and named tuples"
                 )
         return torch.Size((len(items),))
-    inner = [_lengths(item, (*position, number)) for number, item in enumerate(items)]
+    inner = [_check_lengths(item, (*position, number)) for number, item in enumerate(items)]
     for number, lengths in enumerate(inner):
         if lengths != inner[0]:
             raise ShapeError(
@@ -502,27 +504,27 @@ def _lengths(items: object, position: tuple[int, ...]) -> torch.Size:
 
 
 def _has_fields(item: object) -> bool:
-    """Whether this is an instance of a dataclass or a named tuple."""
+    """Return whether an item is an instance of a dataclass or a named tuple."""
     return not isinstance(item, type) and (
         hasattr(type(item), "__dataclass_fields__") or (isinstance(item, tuple) and hasattr(item, "_fields"))
     )
 
 
-def _stacked(
+def _convert_and_stack(
     cls: Any, items: Sequence[Any], device: Any, lazy: bool | None, auto: bool | None, limit: int | None
 ) -> Any:
-    """The stack of checked items; with `auto`, of as many batch dims as all have, `limit` at most."""
+    """Convert and stack checked items. With `auto`, find batch dims that all items share, `limit` at most."""
     inner = None if limit is None else max(limit - 1, 0)
 
-    def one(item: Any, inner: int | None) -> Any:
+    def convert(item: Any, inner: int | None) -> Any:
         if type(item) in (list, tuple):
-            return _stacked(cls, item, device, lazy, auto, inner)
+            return _convert_and_stack(cls, item, device, lazy, auto, inner)
         return cls.from_any(item, device=device, auto_batch_size=auto, batch_dims=inner if auto else None)
 
-    members = [one(item, inner) for item in items]
+    members = [convert(item, inner) for item in items]
     shared = min(member.batch_dims for member in members)
     if auto and any(member.batch_dims > shared for member in members):
-        members = [one(item, shared) for item in items]
+        members = [convert(item, shared) for item in items]
     make = type(members[0])
     if lazy is None:
         return make.maybe_dense_stack(members, 0)

@@ -1,4 +1,4 @@
-"""A part of the batch whose new entries appear in the container that it is part of."""
+"""Views of a part of the batch that also add new entries to the source; used by `_get_sub_tensordict`."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from tensordict.core import makers
 from tensordict.core.contract import is_node
 
 
-def part_of(container: Any, at: Any) -> Any:
-    """The part of a container over a dict at a basic index, an output of `leaf_index`.
+def link_part(container: Any, at: Any) -> Any:
+    """Return the part of a container at a basic index, the result of `leaf_index`. Its entries must be in a dict.
 
-    Its tensors are views. What is written under a key that it has is copied into the tensor there; a new entry becomes
-    one of the container, with zeros where the part is not.
+    The tensors of the part are views. Writing to an existing key copies into the view. A new entry is added to the
+    container, with zeros outside the part.
     """
     view = container._index(at)
-    entries = _Linked(container, at)
+    entries = _LinkedEntries(container, at)
     for name, part in view._entries.items():
-        entries.show(name, part)
+        entries.store_view(name, part)
     return makers.dense(entries, view._batch_size, view._device, view._names)
 
 
-class _Linked(dict[str, Any]):
-    """The entries of a part: views, each of which is what it is in the container."""
+class _LinkedEntries(dict[str, Any]):
+    """The entries of a part: views of the entries of `source` at the index `at`."""
 
     def __init__(self, source: Any, at: object) -> None:
         super().__init__()
@@ -34,18 +34,18 @@ class _Linked(dict[str, Any]):
 
     def __setitem__(self, name: str, value: Any) -> None:
         self.source[self.at] = {name: value}
-        self.show(name, self.source._entries[name][self.at])
+        self.store_view(name, self.source._entries[name][self.at])
 
     def update(self, entries: Mapping[str, Any]) -> None:  # type: ignore[override]
         for name, value in entries.items():
             self[name] = value
 
-    def show(self, name: str, part: Any) -> None:
-        """Have the entry be this part of the container's, or one that is linked to a nested container."""
+    def store_view(self, name: str, part: Any) -> None:
+        """Store a view as the entry. The view of a nested container is linked to it in the same way."""
         if type(part) is not Tensor and is_node(part) and type(part._wrapped_container()._entries) is dict:
-            part = part._rewrap(part_of(self.source._entries[name]._wrapped_container(), self.at))
+            part = part._rewrap(link_part(self.source._entries[name]._wrapped_container(), self.at))
         super().__setitem__(name, part)
 
     def __reduce__(self) -> Any:
-        # Elsewhere there is no container to write to.
+        # Another process lacks the source, so a pickle contains a plain dict.
         return dict, (dict(self),)

@@ -1,4 +1,4 @@
-"""Mapping: a function over chunks of a container, by worker processes."""
+"""The mixin of `map` and `map_iter`, which call a function on chunks of a container in worker processes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, TypeVar
 import torch
 
 from tensordict.ops.storing.leaves import Leaves
-from tensordict.parallel.chunking import Mapped, Options, check_shuffle
+from tensordict.parallel.chunking import ChunkedMap, MapOptions, check_shuffle
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -38,50 +38,7 @@ class Mapping(Leaves):
         mp_start_method: str | None = None,
         timeout: float | None = None,
     ) -> _Result:
-        """Call a function with chunks of this container in worker processes, and join the results.
-
-        The leaves are moved to shared memory, unless they are there or in a file already: processes see this memory,
-        and what `fn` writes into a chunk in place is written into this container. Leaves of a file that was opened to
-        be read only (an archive, a consolidated or safetensors file) stay there, and such writes stay in the worker.
-        Results come back through memory that both processes see; what lies in shared memory or in a file is not copied
-        on the way.
-
-        Args:
-            fn: takes a container, a part of this one, that is not locked; gives a container, a tensor or `None`. With
-                the start method `"spawn"`, or a `pool`, it has to be importable by the workers.
-            dim: the batch dim along which chunks are cut and results are joined.
-            num_workers: how many processes are started, at most one per chunk; the number of processors by default.
-            out: a container that the results are written into, with as many elements along the dim as this one. One
-                that is shared or memory-mapped is written to by the workers, and nothing comes back. Entries that only
-                `out`, or only a result, has are left alone.
-            chunksize: how many elements a chunk has; the last may have fewer. 0 takes single elements out of the dim,
-                and stacks the results.
-            num_chunks: how many chunks there are, in the place of `chunksize`; one per worker by default.
-            pool: a `multiprocessing.Pool` that is used in the place of new processes. Those it has decide on the number
-                of workers, their seeds, threads and start method. A `ThreadPool` does the work in this process.
-            generator: what the seeds are drawn from: worker `i` gets the drawn number plus `i`.
-            max_tasks_per_child: after so many chunks, a new process takes the place of a worker.
-            worker_threads: the number of torch's threads in each worker.
-            index_with_generator: accepted for compatibility: each chunk is cut when its turn comes.
-            pbar: show a progress bar (needs tqdm).
-            progress: the same, as the methods that save call it; by default on terminals and in notebooks, after a
-                second.
-            mp_start_method: `"fork"`, `"spawn"` or `"forkserver"`; that of the system by default.
-            timeout: how many seconds a worker may take for one chunk; `None` for any number. The time counts from the
-                moment at which the worker begins the chunk: its start does not count, nor does the time for which a
-                result waits to be taken. The worker that takes longer is told to end (SIGTERM), and killed 5 seconds
-                later; processes that `fn` has started itself are left alone. Exclusive with `pool`, whose workers
-                belong to the caller.
-
-        Returns:
-            `out`; otherwise the results that are not `None`, joined in the order of the chunks, or `None`.
-
-        Raises:
-            Exception: what `fn` raised, with the chunk named.
-            WorkerTimeoutError: a chunk took longer than `timeout`; it is named. This is a `TimeoutError`, too. All
-                workers are ended, and what they have written into this container or into `out` stays.
-            WorkerError: a worker was killed, or ended otherwise; or this process is a worker itself.
-            TypeError, ValueError, IndexError: an argument, or a result, cannot be used.
+        """Call a function on chunks of this container in worker processes, and join the results.
 
         Example:
             >>> import torch
@@ -91,8 +48,49 @@ class Mapping(Leaves):
             >>> td = TensorDict(x=torch.arange(6), batch_size=[6])
             >>> td.map(doubled, num_workers=2, mp_start_method="fork")["y"]
             tensor([ 0,  2,  4,  6,  8, 10])
+
+        Args:
+            fn: takes an unlocked container, a part of this one. Returns a container, a tensor or `None`. With the start
+                method `"spawn"`, or with `pool`, the workers must be able to import it.
+            dim: the batch dim along which to split this container and to join the results.
+            num_workers: the number of processes, at most one per chunk. The default is the number of processors.
+            out: a container to write the results into, with as many elements along the dim as this one. Entries that
+                only `out`, or only a result, has are ignored. If `out` is shared or memory-mapped, the workers write to
+                it directly.
+            chunksize: the number of elements per chunk; the last chunk may have fewer. With 0, `fn` gets single
+                elements without the dim, and the results are stacked.
+            num_chunks: the number of chunks, instead of `chunksize`. The default is one per worker.
+            pool: a `multiprocessing.Pool` to use instead of new processes. It determines the number of workers, their
+                seeds, threads and start method. A `ThreadPool` runs `fn` in this process.
+            generator: draws the seed. Worker `i` gets the seed plus `i`.
+            max_tasks_per_child: replace a worker by a new process after this many chunks.
+            worker_threads: the number of torch's threads in each worker.
+            index_with_generator: accepted for compatibility. Chunks are always indexed on demand.
+            pbar: show a progress bar (needs tqdm).
+            progress: the same as `pbar`, under the name that the saving methods use. By default, terminals and
+                notebooks show a bar after one second.
+            mp_start_method: `"fork"`, `"spawn"` or `"forkserver"`. The default is the one of the system.
+            timeout: the number of seconds that a worker may take for one chunk; `None` for no limit. The time for
+                starting the worker, and for waiting until a result is fetched, does not count. A worker that takes
+                longer gets SIGTERM, and SIGKILL 5 seconds later. Processes that `fn` has started itself go on. Excludes
+                `pool`, whose workers belong to the caller.
+
+        Returns:
+            `out`, if given. Otherwise the results except `None`, joined in the order of the chunks; `None` if all are.
+
+        Raises:
+            Exception: `fn` raised it. The error names the chunk.
+            WorkerTimeoutError: a chunk took longer than `timeout`. The error names the chunk, and is a `TimeoutError`
+                too. All workers are terminated. Their writes into this container or into `out` remain.
+            WorkerError: a worker was killed or exited; or this process is itself a worker.
+            TypeError, ValueError, IndexError: an argument, or a result, cannot be used.
+
+        The leaves are moved to shared memory, unless they are in shared memory or in a file already. Writes of `fn`
+        into a chunk therefore change this container. Leaves of a file that is open for reading only (an archive, a
+        consolidated or safetensors file) are not moved, and writes to them stay in the worker. Results return through
+        shared memory. Results that are in shared memory or in a file already are not copied.
         """
-        options = Options(
+        options = MapOptions(
             dim=dim,
             num_workers=num_workers,
             chunksize=chunksize,
@@ -106,7 +104,7 @@ class Mapping(Leaves):
             timeout=timeout,
             out=out,
         )
-        return Mapped(fn, self, options).joined()  # type: ignore[no-any-return]
+        return ChunkedMap(fn, self, options).join()  # type: ignore[no-any-return]
 
     def map_iter(
         self,
@@ -128,35 +126,10 @@ class Mapping(Leaves):
         ordered: bool = True,
         timeout: float | None = None,
     ) -> Iterator[_Result]:
-        """The results of a function for chunks of this container, one by one; as :meth:`map` but for what is said here.
+        """Call a function on chunks of this container in worker processes, and iterate over the results.
 
-        Workers are ahead of the caller by two chunks each at most. They end with the iterator: when it is exhausted,
+        Each worker computes at most two chunks ahead of the caller. The workers end when the iterator is exhausted,
         closed or deleted.
-
-        Args:
-            fn: as for `map`; its results may be anything that can be pickled.
-            dim: as for `map`.
-            num_workers: as for `map`.
-            shuffle: let every chunk have elements from anywhere, in random order, copied for it.
-            chunksize: as for `map`; 0 gives the results of single elements.
-            num_chunks: as for `map`.
-            pool: as for `map`.
-            generator: draws the order of a shuffle, too.
-            max_tasks_per_child: as for `map`.
-            worker_threads: as for `map`.
-            index_with_generator: has to be `True` for a shuffle.
-            pbar, progress: as for `map`.
-            mp_start_method: as for `map`.
-            ordered: give the results in the order of the chunks; otherwise as they come.
-            timeout: as for `map`. A worker that takes longer is noticed when the next result is asked for.
-
-        Returns:
-            an iterator over what `fn` gives, `None` too. Tensors that `fn` gives in shared memory or in a file stay
-            there, so that a part of this container comes back as one; all others are over memory of their own.
-
-        Raises:
-            Exception: as :meth:`map`; arguments are checked by the call, and what goes wrong later is raised by the
-                iterator.
 
         Example:
             >>> import torch
@@ -166,9 +139,33 @@ class Mapping(Leaves):
             ...     return int(chunk["x"].sum())
             >>> list(td.map_iter(total, num_workers=2, chunksize=2, mp_start_method="fork"))
             [1, 5, 4]
+
+        Args:
+            fn: as for :meth:`map`, but it may return any object that can be pickled.
+            dim: as for `map`.
+            num_workers: as for `map`.
+            shuffle: give every chunk copies of random elements.
+            chunksize: as for `map`; with 0, each result belongs to a single element.
+            num_chunks: as for `map`.
+            pool: as for `map`.
+            generator: also draws the order of a shuffle.
+            max_tasks_per_child: as for `map`.
+            worker_threads: as for `map`.
+            index_with_generator: must be `True` for a shuffle.
+            pbar, progress: as for `map`.
+            mp_start_method: as for `map`.
+            ordered: return the results in the order of the chunks; with `False`, as soon as each arrives.
+            timeout: as for `map`. The error is raised when you ask for the next result.
+
+        Returns:
+            an iterator over the results of `fn`, including `None`. Result tensors in shared memory or in a file stay
+            there, so that a returned part of this container is still a part of it. All others get their own memory.
+
+        Raises:
+            Exception: as for :meth:`map`. The call checks the arguments; the iterator raises all other errors.
         """
         check_shuffle(shuffle, index_with_generator)
-        options = Options(
+        options = MapOptions(
             dim=dim,
             num_workers=num_workers,
             chunksize=chunksize,
@@ -183,4 +180,4 @@ class Mapping(Leaves):
             shuffle=shuffle,
             ordered=ordered,
         )
-        return Mapped(fn, self, options).one_by_one()
+        return ChunkedMap(fn, self, options).iterate()

@@ -1,4 +1,4 @@
-"""The parameters and buffers of modules as containers: taking them out, and putting others in."""
+"""The mixin of `from_module`, `from_modules` and `to_module`, which exchange parameters and buffers with modules."""
 
 from __future__ import annotations
 
@@ -72,21 +72,7 @@ class Modules(Contract):
         use_state_dict: bool = False,
         filter_empty: bool = True,
     ) -> Any:
-        """The parameters and buffers of a module in a container with the tree structure of the module.
-
-        Nothing is copied: the entries are the very parameters and buffers, also those that are tied. A module that
-        occurs in several places is one nested container.
-
-        Args:
-            module: the module.
-            as_module: give a :class:`~tensordict.TensorDictParams`, which can be part of another module.
-            lock: lock the result.
-            use_state_dict: take the content of `module.state_dict()`, as its hooks make it, rather than the parameters
-                and buffers themselves: detached tensors on the same memory, without buffers that are not persistent.
-            filter_empty: leave out submodules that have neither parameters nor buffers.
-
-        Returns:
-            a container without batch dims.
+        """Collect the parameters and buffers of a module in a container with the tree structure of the module.
 
         Example:
             >>> from torch import nn
@@ -95,6 +81,18 @@ class Modules(Contract):
             >>> params = TensorDict.from_module(net)
             >>> params["0", "weight"] is net[0].weight, sorted(params.keys())
             (True, ['0', '2'])
+
+        Args:
+            module: the module.
+            as_module: return a :class:`~tensordict.TensorDictParams`, which can be part of another module.
+            lock: lock the result.
+            use_state_dict: collect the result of `module.state_dict()` and its hooks instead. It contains detached
+                tensors on the same memory, and lacks non-persistent buffers.
+            filter_empty: skip submodules that have neither parameters nor buffers.
+
+        Returns:
+            a container without batch dims. Its entries are the parameters and buffers themselves, including tied ones.
+            A module that occurs several times is a single nested container.
         """
         make = makers.dense
         if use_state_dict:
@@ -102,7 +100,7 @@ class Modules(Contract):
             for key, value in module.state_dict().items():
                 result.set(tuple(key.split(".")), value)
         else:
-            result = _taken_out(module, filter_empty, {}, make)
+            result = _collect_entries(module, filter_empty, {}, make)
         if as_module:
             return _as_module(result, lock)
         return result.lock_() if lock else result
@@ -127,31 +125,7 @@ class Modules(Contract):
         lazy_stack: bool = False,
         expand_identical: bool = False,
     ) -> Any:
-        """The parameters of several modules of the same structure, stacked: those of an ensemble.
-
-        Parameters and buffers of lazy modules, such as `nn.LazyLinear`, are stacked without a size. The first call
-        within `torch.vmap` gives the stack its size and first values, in place: the parameters that an optimizer has
-        already are the ones that it trains. The values are drawn as for one parameter of shape
-        `[len(modules), *shape]`, whatever the `randomness` of `torch.vmap` is.
-
-        Args:
-            *modules: the modules.
-            as_module: give a :class:`~tensordict.TensorDictParams`; not with `lazy_stack`.
-            lock: lock the result.
-            use_state_dict: as for :meth:`from_module`.
-            lazy_stack: give a lazy stack of the parameters themselves, so that gradients reach the modules; they are
-                stacked whenever they are read, and the modules may differ in structure. Without it, the stacked
-                parameters are new ones, and it is those that an optimizer has to be given.
-            expand_identical: where all the modules share a tensor, give an expanded view of it instead of a stack of
-                copies; not with `lazy_stack`.
-
-        Returns:
-            a container of batch size `[len(modules)]`.
-
-        Raises:
-            KeyError: the modules have different parameters, and `lazy_stack` is not set.
-            RuntimeError: some of the modules are lazy and others have their sizes.
-            ValueError: no modules, or options that exclude one another.
+        """Stack the parameters and buffers of several modules of the same structure, for an ensemble.
 
         Example:
             >>> import torch
@@ -160,12 +134,39 @@ class Modules(Contract):
             >>> params = TensorDict.from_modules(*[nn.Linear(3, 4) for _ in range(5)])
             >>> params["weight"].shape
             torch.Size([5, 4, 3])
+
+        Args:
+            *modules: the modules.
+            as_module: return a :class:`~tensordict.TensorDictParams`. Excludes `lazy_stack`.
+            lock: lock the result.
+            use_state_dict: as for :meth:`from_module`.
+            lazy_stack: return a lazy stack of the parameters themselves, so that gradients reach the modules. They are
+                stacked at each read, and the modules may differ in structure. By default, the stacked parameters are
+                new parameters, which you pass to the optimizer.
+            expand_identical: if all modules share a tensor, return an expanded view of it instead of a stack of copies.
+                Excludes `lazy_stack`.
+
+        Returns:
+            a container of batch size `[len(modules)]`.
+
+        Raises:
+            KeyError: the modules have different parameters, and `lazy_stack` is not set.
+            RuntimeError: only some of the modules are lazy.
+            ValueError: `modules` is empty, or options exclude each other.
+
+        Run the ensemble with `torch.vmap`:
+
             >>> empty = nn.Linear(3, 4, device="meta")
             >>> def run(params, x):
             ...     with params.to_module(empty):
             ...         return empty(x)
             >>> torch.vmap(run, (0, None))(params, torch.ones(3)).shape
             torch.Size([5, 4])
+
+        Parameters and buffers of lazy modules, such as `nn.LazyLinear`, are stacked without a size. The first call
+        within `torch.vmap` sets the size and the initial values of the stack in place, so that an optimizer can hold
+        the parameters before. The values are drawn like one parameter of shape `[len(modules), *shape]`, for any
+        `randomness` of `torch.vmap`.
         """
         if not modules:
             raise ValueError("from_modules needs at least one module")
@@ -175,7 +176,7 @@ class Modules(Contract):
         if lazy_stack:
             stack = makers.lazy_stack(*members)
             return stack.lock_() if lock else stack
-        fn = partial(_stacked, expand_identical=expand_identical)
+        fn = partial(_stack_leaves, expand_identical=expand_identical)
         try:
             result: Any = members[0]._merge(members, fn, torch.Size((len(members),)), 0, None)
         except KeyMismatchError as error:
@@ -204,36 +205,7 @@ class Modules(Contract):
         preserve_module_state: bool | None = True,
         memo: dict[int, Any] | None = None,
     ) -> Self | None:
-        """Put the entries in the place of the parameters and buffers of a module; as a context manager, for a block.
-
-        `with params.to_module(net):` puts back what was there at the end of the block, also when it raised. What the
-        module assigned anew in the block (a buffer, say) is then found in this container, unless it is locked.
-
-        The container may have fewer entries than the module; the others stay. Everything is checked before the first
-        entry changes.
-
-        Args:
-            module: the module.
-            inplace: copy into the tensors of the module rather than replace them.
-            return_swap: give what was in the module; without it `None`.
-            swap_dest: a container that is updated with what was in the module, and returned.
-            use_state_dict: load through `module.load_state_dict`, with its hooks.
-            non_blocking: of copies between devices; with `inplace`.
-            preserve_module_state: what takes the place of a parameter becomes one, with the `requires_grad` of the old
-                one; tensors that require gradients or are mapped by `torch.vmap` are put in as they are. Without it,
-                a plain tensor takes the place of a parameter as a plain attribute. A parameter that takes the place of
-                such an attribute is registered as a parameter of the module. In compiled code, a tensor that
-                is put in for a block requires gradients like the old parameter, and is no `nn.Parameter`. Functions of
-                `torch.func` that are compiled, and `torch.export`, put it in as it is.
-            memo: the modules that were visited, by `id`; several calls that share one visit each module once.
-
-        Returns:
-            the entries that were in the module, in a container of the same structure.
-
-        Raises:
-            KeyError: the module has no parameter, buffer or submodule of a name; missing and unexpected keys are
-                listed.
-            RuntimeError: (with `inplace`) shapes differ.
+        """Replace the parameters and buffers of a module by the entries; in a `with` statement, only for the block.
 
         Example:
             >>> import torch
@@ -245,6 +217,34 @@ class Modules(Contract):
             ...     y = net(torch.ones(3))
             >>> y.sum().item(), bool((net.weight == 0).all())
             (0.0, False)
+
+        Args:
+            module: the module. Parameters that the container lacks do not change.
+            inplace: copy into the tensors of the module instead of replacing them.
+            return_swap: return the old entries of the module; with `False`, return `None`.
+            swap_dest: a container to update with the old entries of the module, and to return.
+            use_state_dict: load through `module.load_state_dict`, with its hooks.
+            non_blocking: for copies between devices, with `inplace`.
+            preserve_module_state: convert tensors that replace parameters to parameters; see below.
+            memo: the visited modules by `id`. Several calls that share a dict visit each module once.
+
+        Returns:
+            a container of the same structure with the old entries of the module.
+
+        Raises:
+            KeyError: the module lacks a parameter, buffer or submodule. The error lists missing and unexpected keys.
+            RuntimeError: (with `inplace`) shapes differ.
+
+        All checks come before the first change. At the end of a block `with params.to_module(net):`, the old entries
+        are restored, also after an exception. Tensors that the module has assigned in the block, such as a buffer, are
+        then in this container, unless it is locked.
+
+        With `preserve_module_state`, a tensor that replaces a parameter becomes a parameter with the same
+        `requires_grad`. Tensors that require gradients, or are mapped by `torch.vmap`, are not converted. In compiled
+        code, a tensor that replaces a parameter for a block requires gradients like that parameter, but does not become
+        an `nn.Parameter`. In compiled functions of `torch.func`, and in `torch.export`, it is not converted at all.
+        Without `preserve_module_state`, a plain tensor replaces a parameter as a plain attribute. A parameter that
+        replaces such an attribute is registered again.
         """
         container: Any = self._wrapped_container()
         if use_state_dict:
@@ -255,7 +255,7 @@ class Modules(Contract):
             visited: dict[int, Any] = {} if memo is None else memo
             preserve = bool(preserve_module_state)
             swap = _plan(container, module, slots, firsts, visited, preserve, not return_swap)
-            undo = _fill_in(slots, firsts, container, bool(inplace), non_blocking)
+            undo = _put_in(slots, firsts, container, bool(inplace), non_blocking)
         if not return_swap:
             return None
         if swap_dest is not None:
@@ -266,7 +266,7 @@ class Modules(Contract):
 
 
 def is_parameter(value: object) -> bool:
-    """Whether a value is a parameter; 25 ns for most, where torch's own check is written in Python and takes 300."""
+    """Return whether a value is a parameter, in 25 ns for most values. Torch's own check, in Python, takes 300 ns."""
     kind = type(value)
     return kind is nn.Parameter or (kind is not Tensor and isinstance(value, nn.Parameter))
 
@@ -278,14 +278,16 @@ def _as_module(container: Any, lock: bool) -> Any:
     return registry.lookup("TensorDictParams")(container, no_convert="buffer", lock=lock)
 
 
-def _taken_out(module: nn.Module, filter_empty: bool, memo: dict[nn.Module, Any], make: Callable[..., Any]) -> Any:
+def _collect_entries(
+    module: nn.Module, filter_empty: bool, memo: dict[nn.Module, Any], make: Callable[..., Any]
+) -> Any:
     if isinstance(module, Contract):
         return module
     found = memo.get(module)
     if found is not None:
         return found
     entries: dict[str, Any] = {}
-    # Before the submodules, for a module that is below itself.
+    # Add to `memo` before visiting the submodules, in case the module contains itself.
     container = memo[module] = make(entries, _NO_BATCH, None, None)
     state = module.__dict__
     for table in (state["_parameters"], state["_buffers"]):
@@ -294,22 +296,22 @@ def _taken_out(module: nn.Module, filter_empty: bool, memo: dict[nn.Module, Any]
                 entries[name] = value
     for name, child in state["_modules"].items():
         if child is not None:
-            inner = _taken_out(child, filter_empty, memo, make)
+            inner = _collect_entries(child, filter_empty, memo, make)
             if not filter_empty or inner._entries:
                 entries[name] = inner
     return container
 
 
-def _stacked(leaves: list[Any], expand_identical: bool) -> Any:
-    """One leaf of an ensemble."""
+def _stack_leaves(leaves: list[Any], expand_identical: bool) -> Any:
+    """Stack the same leaf of all modules of an ensemble."""
     first = leaves[0]
     kinds = {is_parameter(leaf) for leaf in leaves}
     grads = {leaf.requires_grad for leaf in leaves}
     lazy = sum(map(is_lazy, leaves))
     if 0 < lazy < len(leaves):
-        raise RuntimeError(f"of {lazy} of the {len(leaves)} modules, {_NO_SIZE}")
+        raise RuntimeError(f"in {lazy} of the {len(leaves)} modules, {_NO_SIZE}")
     if len(kinds) > 1 or len(grads) > 1:
-        raise RuntimeError("it is a parameter, or requires gradients, in some of the modules only")
+        raise RuntimeError("it is a parameter, or requires gradients, in some of the modules only: make them alike")
     if lazy:
         return stack_lazy_leaves(leaves)
     if expand_identical and all(leaf is first for leaf in leaves):
@@ -325,20 +327,20 @@ def _stacked(leaves: list[Any], expand_identical: bool) -> Any:
 
 
 class _Slot(NamedTuple):
-    """A place in a module, and what goes there."""
+    """An entry of a module to replace, and its replacement."""
 
     table: dict[str, Any]
     name: str
     old: Any
     new: Any
-    # The container that the new tensor comes from, and that which keeps the old one.
+    # The entries of the container with the new tensor, and of the container that receives the old one.
     source: Any
     kept: dict[str, Any]
-    # The table that the new tensor goes to, if another: a parameter becomes a plain attribute, or the reverse.
+    # The table for the new tensor if it differs: a parameter becomes a plain attribute, or the reverse.
     target: dict[str, Any] | None = None
 
 
-# Lazy modules whose next call gives stacks their sizes, with the places of these.
+# Lazy modules whose next call determines the sizes of stacks, with the slots of these stacks.
 _Firsts = list[tuple[nn.Module, list[_Slot]]]
 
 
@@ -351,7 +353,17 @@ def _plan(
     preserve: bool,
     lasting: bool,
 ) -> Any:
-    """Note what goes where, and give the container of what is there."""
+    """Append the slots of all entries, and return the container that receives the old entries.
+
+    Args:
+        container: the new entries.
+        module: the module to change.
+        slots: receives the slots.
+        firsts: receives the lazy modules.
+        memo: the results for visited modules, by `id`.
+        preserve: see `preserve_module_state` of :meth:`Modules.to_module`.
+        lasting: True if the change outlasts the call, so that it cannot be in a `with` statement.
+    """
     done = memo.get(id(module))
     if done is not None:
         return done
@@ -375,25 +387,25 @@ def _plan(
         elif (child := modules.get(name)) is not None and isinstance(value, Contract):
             kept[name] = _plan(value._wrapped_container(), child, slots, firsts, memo, preserve, lasting)
         elif isinstance(old := state.get(name), Tensor) and not isinstance(value, Contract):
-            # A plain attribute, as a swap without `preserve_module_state` leaves it. A parameter is registered again.
+            # A plain attribute, left by a call without `preserve_module_state`. A parameter is registered again.
             slots.append(_Slot(state, name, old, value, entries, kept, parameters if is_parameter(value) else None))
         else:
-            raise _unfit(container, module, name)
-    # Lazy modules have this hook until their first call.
+            raise _unfit_error(container, module, name)
+    # Lazy modules keep this hook until their first call.
     if "_initialize_hook" in state and (own := [s for s in slots if is_element(s.new) and s.source is entries]):
         firsts.append((module, own))
     return result
 
 
 def _plan_container(container: Any, module: Any, slots: list[_Slot], memo: dict[int, Any]) -> Any:
-    """As `_plan`, for a module that is a container: its entries are exchanged."""
+    """Run `_plan` for a module that is a container, whose entries are replaced."""
     kept: dict[str, Any] = {}
     result = memo[id(module)] = makers.dense(kept, module._batch_size, None, None)
     theirs, entries = module._wrapped_container()._entries, container._entries
     for name, value in entries.items():
         old = theirs.get(name)
         if old is None or isinstance(old, Contract) is not isinstance(value, Contract):
-            raise _unfit(container, module, name)
+            raise _unfit_error(container, module, name)
         if isinstance(old, Contract):
             kept[name] = _plan_container(value._wrapped_container(), old, slots, memo)
         else:
@@ -402,11 +414,11 @@ def _plan_container(container: Any, module: Any, slots: list[_Slot], memo: dict[
 
 
 class _RequireGrad(torch.autograd.Function):
-    """A tensor on the memory of another, which requires gradients if a parameter does, and keeps none."""
+    """Returns a tensor on the same memory that requires gradients if a parameter does, and does not pass them on."""
 
     @staticmethod
     def forward(ctx: object, value: Tensor, parameter: nn.Parameter) -> Tensor:
-        # A view would refuse to be changed in place.
+        # Not a view: autograd would forbid changing it in place.
         return value.detach()
 
     @staticmethod
@@ -415,13 +427,13 @@ class _RequireGrad(torch.autograd.Function):
 
 
 def _as_parameter(value: Tensor, old: nn.Parameter, lasting: bool) -> Tensor:
-    """What takes the place of a parameter; a tensor that gradients or a map go through stays itself."""
+    """Convert a tensor to a parameter like `old`. A tensor that requires gradients or is mapped does not change."""
     if value.requires_grad:
         return value
     if torch.compiler.is_compiling():
-        if internals.transforms_active() or torch.compiler.is_exporting():
+        if internals.transforms_active() or internals.is_exporting():
             return value
-        # Dynamo makes parameters of what the graph is given, not of what is computed in it.
+        # Dynamo can make parameters only of inputs of the graph, not of tensors that the graph computes.
         if not lasting:
             return _RequireGrad.apply(value, old) if old.requires_grad else value  # type: ignore[no-untyped-call]
     elif internals.is_transformed(value):
@@ -429,7 +441,7 @@ def _as_parameter(value: Tensor, old: nn.Parameter, lasting: bool) -> Tensor:
     return nn.Parameter(value, requires_grad=old.requires_grad)
 
 
-def _fill_in(
+def _put_in(
     slots: list[_Slot], firsts: _Firsts, container: Contract, inplace: bool, non_blocking: bool
 ) -> Callable[[Any], object]:
     if inplace:
@@ -444,7 +456,7 @@ def _fill_in(
             target[name] = new
     stops = []
     for module, own in firsts:
-        # The function that is mapped may put its container into the module again.
+        # The function under `torch.vmap` may call `to_module` again, so the stack may be in both places.
         places = [([slot.target or slot.table, slot.source], slot.name, slot.new) for slot in own]
         stops.append(initialize_with_first_call(module, places))
     return partial(_put_back, slots, orders, stops, container._locked)
@@ -453,7 +465,7 @@ def _fill_in(
 def _put_back(
     slots: list[_Slot], orders: list[tuple[dict[str, Any], list[str]]], stops: list[Any], locked: bool, swap: object
 ) -> Any:
-    """Undo `_fill_in`, whatever has become of the module meanwhile."""
+    """Undo `_put_in`, even if the module has changed since."""
     for stop in stops:
         stop()
     for table, name, old, new, source, _, target in slots:
@@ -462,7 +474,7 @@ def _put_back(
         if current is not new and current is not None and not locked:
             source[name] = current
     for table, order in orders:
-        # What was taken out and put back stands last; optimizers go by the order.
+        # Entries that were removed and restored are now last. Restore the order, which optimizers rely on.
         for name in order:
             table[name] = table.pop(name)
     return swap
@@ -475,8 +487,8 @@ def _copy_in(slots: list[_Slot], non_blocking: bool) -> Callable[[Any], Any]:
             raise ModuleError(f"{slot.name!r}: {_NO_SIZE}")
         if slot.old.shape != slot.new.shape:
             raise ModuleError(
-                f"{slot.name!r} has shape {list(slot.new.shape)} and cannot be copied into the module's, which has "
-                f"{list(slot.old.shape)}"
+                f"{slot.name!r} has shape {list(slot.new.shape)} and cannot be copied into the tensor of the module, "
+                f"which has shape {list(slot.old.shape)}; inplace=False replaces it"
             )
     targets = [slot.old.detach() for slot in slots]
     for slot, target in zip(slots, targets, strict=True):
@@ -495,7 +507,7 @@ def _copy_in(slots: list[_Slot], non_blocking: bool) -> Callable[[Any], Any]:
 
 
 def _load_state(container: Contract, module: nn.Module, inplace: bool) -> tuple[Any, Callable[[Any], Any]]:
-    """Go through the state dict of a module, and its hooks."""
+    """Load the entries with `load_state_dict`. Returns the container of old entries, and a function that undoes it."""
     before = module.state_dict(keep_vars=not inplace)
     if inplace:
         before = {name: value.clone() for name, value in before.items()}
@@ -517,8 +529,8 @@ def _load_state(container: Contract, module: nn.Module, inplace: bool) -> tuple[
     return swap, load_back
 
 
-def _unfit(container: Contract, module: object, name: str) -> ModuleError:
-    """The error about entries that have no place in a module."""
+def _unfit_error(container: Contract, module: object, name: str) -> ModuleError:
+    """Return the error about entries that do not fit a module."""
     if isinstance(module, Contract):
         places = set(module._entries)
     else:

@@ -1,4 +1,4 @@
-"""`plot`: a quick look at the leaves."""
+"""The mixin of `plot`, which draws the leaves with Matplotlib."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Plotting(Naming):
-    """A figure of the leaves."""
+    """`plot`."""
 
     def plot(
         self,
@@ -28,32 +28,7 @@ class Plotting(Naming):
         ax: Axes | Sequence[Axes] | None = None,
         figsize: tuple[float, float] | None = None,
     ) -> Figure:
-        """A quick look at the leaves: a histogram of each, or lines along a batch dim.
-
-        Values that are no tensors are left out, and leaves that are complex, sparse or without elements, as ragged ones
-        are with `dim`; NaN and infinite
-        elements are left out of histograms, which say how many there are. Of leaves with more than 1,048,576 elements,
-        rows at equal steps are read, and of lines no more than 2,000 points; the plots say so. What is in a file or at
-        a URL is read no further than that.
-
-        Args:
-            keys: which leaves, or containers of leaves: a key, or a list of keys; all of them by default.
-            dim: the batch dim, or its name, that runs from left to right; histograms by default. Of up to 8 elements
-                in the other dims, each is a line; of more, there is their mean, and the range from the least to the
-                greatest.
-            bins: how many bars a histogram has, at most; integers with a smaller range have one each.
-            most: how many leaves to show, at most; the figure says how many are left out.
-            ax: where to plot: the axes of a figure of yours, one for each leaf.
-            figsize: the width and the height of the new figure, in inches.
-
-        Returns:
-            the figure: a new one, which notebooks show and `figure.savefig("leaves.png")` saves, or that of `ax`.
-
-        Raises:
-            ModuleNotFoundError: Matplotlib is not installed: the extra `report` has it.
-            KeyError: there is no such key.
-            ValueError: there is nothing to plot, or there are too few axes.
-            IndexError: there is no such batch dim.
+        """Plot the leaves: a histogram of each, or lines along a batch dim.
 
         Example:
             >>> import torch
@@ -65,6 +40,29 @@ class Plotting(Naming):
             ['reward', 'done']
             >>> td.plot("reward", dim="time").axes[0].get_xlabel()
             'time'
+
+        Args:
+            keys: a key or a list of keys of leaves or nested containers. By default, plot all leaves.
+            dim: plot lines along this batch dim, given by number or by name. Up to 8 elements of the other dims are a
+                line each; for more, the plot shows their mean and their range. By default, plot histograms.
+            bins: the largest number of bars of a histogram. Integers with a smaller range have one bar per value.
+            most: the largest number of leaves to plot. The figure says how many more there are.
+            ax: the axes to plot into, one for each leaf. By default, make a new figure.
+            figsize: the width and the height of the new figure, in inches.
+
+        Returns:
+            the figure. Notebooks show it, and `figure.savefig("leaves.png")` saves it.
+
+        Raises:
+            ModuleNotFoundError: Matplotlib is not installed. The extra `report` contains it.
+            KeyError: the container lacks a key.
+            ValueError: none of the leaves can be plotted, or `ax` has too few axes.
+            IndexError: the batch dim is out of range, or its name is unknown.
+
+        Non-tensor values are skipped, and so are complex, sparse and empty leaves, and ragged leaves with `dim`.
+        Histograms skip NaN and infinite elements and show their number. For speed, at most 1,048,576 elements of a leaf
+        are read, in rows at equal steps, and a line has at most 2,000 points; the plot says so. Only these are read
+        from a file or a URL.
         """
         if bins < 1 or most < 1:
             raise ValueError(f"plot: bins and most are 1 or more, got bins={bins} and most={most}")

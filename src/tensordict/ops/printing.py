@@ -1,4 +1,4 @@
-"""How containers are shown as text: `repr` and its options."""
+"""The mixin of `repr`, and the print options of containers."""
 
 from __future__ import annotations
 
@@ -30,31 +30,17 @@ _DEFAULTS: dict[str, Any] = {
     "plain": False,
     "sort_keys": "alphabetical",
 }
-# What `verbose=False` hides.
+# The options that `verbose=False` turns off.
 _DETAILS = ("show_device", "show_is_shared", "show_field_device", "show_dtype", "show_field_is_shared")
 
 _options = dict(_DEFAULTS)
 
 
-class set_printoptions(internals.Decorator):  # a function to its callers, as in torch
-    """Choose what `repr` shows of a container, for a `with` block or a decorated function.
+class set_printoptions(internals.Decorator):  # callers use it like a function, so its name is lower case
+    """Set the options of `repr` for a `with` block or a decorated function.
 
-    `set_printoptions(...).set()` makes the choice for the rest of the program. Options that are not given
-    keep their values; :func:`get_printoptions` shows them.
-
-    Args:
-        verbose: `False` hides devices, dtypes and `is_shared`, unless an option asks for them.
-        show_batch_size, show_device, show_is_shared: lines about each container.
-        show_shape, show_field_device, show_dtype, show_field_is_shared, show_grad, show_is_contiguous,
-        show_is_view,
-            show_storage_size: facts about each leaf.
-        plain: show the range of integer leaves, and the mean and standard deviation of floating point ones.
-        sort_keys: `"alphabetical"`, `"insertion"` (also `None`), or a function as the `key` of `sorted`, which is given
-            the line of an entry, a text that begins with its key.
-
-    Raises:
-        TypeError: there is no such option.
-        ValueError: `sort_keys` has another value.
+    `set_printoptions(...).set()` sets them for the rest of the program. Omitted options keep their values;
+    :func:`get_printoptions` returns the current ones.
 
     Example:
         >>> import torch
@@ -65,6 +51,19 @@ class set_printoptions(internals.Decorator):  # a function to its callers, as in
             fields={
                 a: Tensor(shape=torch.Size([2]))},
             batch_size=torch.Size([]))
+
+    Args:
+        verbose: with `False`, hide devices, dtypes and `is_shared`, except for options that are set.
+        show_batch_size, show_device, show_is_shared: lines about each container.
+        show_shape, show_field_device, show_dtype, show_field_is_shared, show_grad, show_is_contiguous, show_is_view,
+            show_storage_size: facts about each leaf.
+        plain: show the range of integer leaves, and the mean and standard deviation of floating point leaves.
+        sort_keys: `"alphabetical"`, `"insertion"` (or `None`), or a function like the `key` of `sorted`. It takes the
+            line of an entry, which begins with the key of the entry.
+
+    Raises:
+        TypeError: an option is unknown.
+        ValueError: `sort_keys` has another value.
     """
 
     def __init__(self, *, verbose: bool = True, **kwargs: object) -> None:
@@ -80,13 +79,13 @@ class set_printoptions(internals.Decorator):  # a function to its callers, as in
         self._before: list[dict[str, Any]] = []
 
     def set(self) -> None:
-        """Make the choice for the rest of the program."""
+        """Set the options for the rest of the program."""
         if not self._verbose:
             _options.update(dict.fromkeys(_DETAILS, False))
         _options.update(self._given)
 
     def clone(self) -> set_printoptions:
-        """The same choice again, as the decorator needs it for every call."""
+        """Return a copy. The decorator needs one for every call."""
         return type(self)(verbose=self._verbose, **self._given)
 
     def __enter__(self) -> None:
@@ -100,7 +99,7 @@ class set_printoptions(internals.Decorator):  # a function to its callers, as in
 
 
 def get_printoptions() -> dict[str, Any]:
-    """The current options of `repr`, as a new dict.
+    """Return the current options of `repr` in a new dict.
 
     Example:
         >>> from tensordict import get_printoptions
@@ -111,18 +110,18 @@ def get_printoptions() -> dict[str, Any]:
 
 
 class Printing(Contract):
-    """`repr`, and what notebooks show."""
+    """`repr`, and the display in notebooks."""
 
     def __repr__(self) -> str:
-        """The class, the entries sorted by key with their shapes and dtypes, the batch size and the device."""
-        return container_repr(type(self).__name__, {"fields": list_entries(self)}, self._facts())
+        """Describe the container: class, entries sorted by key with shapes and dtypes, batch size and device."""
+        return format_container(type(self).__name__, {"fields": list_entries(self)}, self._facts())
 
     def _repr_html_(self) -> str:
-        """What notebooks show: a tree that folds, with what is in the leaves; see docs/guides/looking-at-data.md."""
-        return tree_html(self, in_order)
+        """Return a foldable tree of the entries for notebooks; see docs/guides/looking-at-data.md."""
+        return tree_html(self, sort_lines)
 
     def _facts(self) -> list[str]:
-        """The closing lines of `repr`, those that the options ask for."""
+        """Return the closing lines of `repr` that the options select."""
         facts = []
         if _options["show_batch_size"]:
             facts.append(f"batch_size={self._batch_size}")
@@ -133,20 +132,20 @@ class Printing(Contract):
         return facts
 
 
-def container_repr(name: str, groups: dict[str, Any], facts: Iterable[str]) -> str:
-    """The `repr` of a container.
+def format_container(name: str, groups: dict[str, Any], facts: Iterable[str]) -> str:
+    """Return the `repr` of a container.
 
     Args:
         name: the class name.
-        groups: what `fields={...}` and its like are called, each with what :func:`list_entries` gives.
-        facts: the closing lines, as `"device=cpu"`.
+        groups: the names of groups of entries, such as `fields`, each with the result of :func:`list_entries`.
+        facts: the closing lines, such as `"device=cpu"`.
     """
-    sections = [f"{group}={{{fields_text(entries)}}}" for group, entries in groups.items()]
+    sections = [f"{group}={{{format_fields(entries)}}}" for group, entries in groups.items()]
     return f"{name}(\n    " + ",\n    ".join([*sections, *facts]) + ")"
 
 
-def leaf_repr(leaf: ShownLeaf) -> str:
-    """One leaf in the `repr` of a container: the class, shape, device and dtype of a tensor, else the object."""
+def format_leaf(leaf: ShownLeaf) -> str:
+    """Describe one leaf in the `repr` of a container: class, shape, device and dtype of a tensor; `repr` of a value."""
     tensor = leaf.tensor
     if not isinstance(tensor, Tensor):
         return repr(tensor)
@@ -159,7 +158,7 @@ def leaf_repr(leaf: ShownLeaf) -> str:
     if _options["show_dtype"]:
         facts.append(f"dtype={leaf.dtype}")
     if _options["show_field_is_shared"]:
-        facts.append(f"is_shared={not made and _is_shared(tensor)}")
+        facts.append(f"is_shared={not made and _in_shared_memory(tensor)}")
     if _options["show_grad"]:
         facts.append(f"requires_grad={any(part.requires_grad for part in leaf.parts or [tensor])}")
     if _options["show_is_contiguous"]:
@@ -170,39 +169,38 @@ def leaf_repr(leaf: ShownLeaf) -> str:
         size = math.prod(leaf.shape) * leaf.dtype.itemsize if made else tensor.untyped_storage().nbytes()  # type: ignore[arg-type]
         facts.append(f"storage_size={size}")
     if _options["plain"]:
-        facts += _statistics(leaf)
+        facts += _summarize_values(leaf)
     return f"{leaf.kind}({', '.join(facts)})"
 
 
-def fields_text(entries: Mapping[str, Any]) -> str:
-    """The entries of one group as :func:`list_entries` gives them, a line each."""
-    lines = in_order(f"{name}: {entry_text(value, '        ')}" for name, value in entries.items())
+def format_fields(entries: Mapping[str, Any]) -> str:
+    """Return the lines of the entries of one group, the result of :func:`list_entries`."""
+    lines = sort_lines(f"{name}: {format_entry(value, '        ')}" for name, value in entries.items())
     return "\n        " + ",\n        ".join(lines) if lines else "\n    "
 
 
-def entry_text(value: object, indent: str) -> str:
-    """The text of one of the entries that :func:`list_entries` gives, `indent` before all lines of it but the first."""
-    return leaf_repr(value) if isinstance(value, ShownLeaf) else repr(value).replace("\n", f"\n{indent}")
+def format_entry(value: object, indent: str) -> str:
+    """Return the text of one entry from :func:`list_entries`. All lines except the first begin with `indent`."""
+    return format_leaf(value) if isinstance(value, ShownLeaf) else repr(value).replace("\n", f"\n{indent}")
 
 
-def in_order(lines: Iterable[str]) -> list[str]:
-    """The lines of entries in the order that `sort_keys` asks for."""
+def sort_lines(lines: Iterable[str]) -> list[str]:
+    """Sort the lines of entries as the option `sort_keys` says."""
     order = _options["sort_keys"]
     if callable(order):
         return sorted(lines, key=order)
     return sorted(lines) if order == "alphabetical" else list(lines)
 
 
-def _is_shared(leaf: Tensor) -> bool:
+def _in_shared_memory(leaf: Tensor) -> bool:
     try:
         return bool(leaf.is_shared())  # type: ignore[no-untyped-call]
     except (NotImplementedError, RuntimeError, ValueError):
-        # Sparse tensors, the wrappers of function transforms and the parameters of lazy modules (a ValueError) have no
-        # storage, so none that could be shared.
+        # Sparse tensors, tensors of function transforms and parameters of lazy modules (a ValueError) lack a storage.
         return False
 
 
-def _statistics(leaf: ShownLeaf) -> list[str]:
+def _summarize_values(leaf: ShownLeaf) -> list[str]:
     parts = [part.detach() for part in leaf.parts or [leaf.tensor]]
     if any(part.layout != torch.strided or part.is_nested or part.device.type == "meta" for part in parts):
         return []
@@ -211,10 +209,10 @@ def _statistics(leaf: ShownLeaf) -> list[str]:
         return []
     if numbers.is_floating_point() or numbers.is_complex():
         values = numbers.to(torch.complex128 if numbers.is_complex() else torch.float64)
-        # Of one number there is none, which torch would say with a warning.
+        # Torch warns about the standard deviation of one number.
         spread = values.std().item() if numbers.numel() > 1 else math.nan
         return [f"mean={values.mean().item():.4g}", f"std={spread:.4g}"]
-    # Torch has no `min` for the wider unsigned dtypes.
+    # Torch does not implement `min` for these dtypes.
     if numbers.dtype in (torch.uint16, torch.uint32, torch.uint64):
         array: Any = numbers.cpu().numpy()
         return [f"min={array.min().item()}", f"max={array.max().item()}"]

@@ -1,4 +1,4 @@
-"""Process groups as transfers see them: who the peer is, which tags are used, and what memory messages can be in."""
+"""Channels: process groups, peers, tags and the devices of messages, for transfers and collectives."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from tensordict.core.exceptions import TransferError
-from tensordict.memory.flat_buffers import fresh
+from tensordict.memory.flat_buffers import new_bytes
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -20,30 +20,32 @@ if TYPE_CHECKING:
 # `ProcessGroup.send` and `recv`: take the message, the rank of the peer and the tag.
 _Post = Callable[[list[Tensor], int, int], "dist.Work"]
 
-# What says that a container has been taken goes the other way under a tag of its own.
+# This bit marks the tags of verdicts, which travel from the receiver to the sender.
 _ANSWER = 1 << 30
-# Tags that are pseudo-random have this bit, and never are those of a caller who counts from 0.
+# This bit marks pseudo-random tags, so that they differ from the tags of callers who count from 0.
 _RANDOM = 1 << 29
 
 
 def as_group(group: object) -> dist.ProcessGroup:
-    """The process group that a caller means: the default one for `None`, and that of a mesh of one dim.
+    """Return the process group for an argument: the default group for `None`, or the group of a mesh of one dim.
 
     Raises:
-        ValueError: a mesh of several dims, a group or mesh that this rank is not in, or there is no default group.
-        TypeError: it is no group.
+        ValueError: a mesh has several dims, this rank is not in the group or mesh, or a default group does not exist.
+        TypeError: `group` is neither a group, a mesh nor `None`.
         RuntimeError: this torch was built without `torch.distributed`.
     """
     if not dist.is_available():
         raise RuntimeError("this torch was built without torch.distributed; install a torch that has it")
     if group is None:
         if (world := dist.group.WORLD) is None:
-            raise ValueError("there is no default process group: call torch.distributed.init_process_group() first")
+            raise ValueError("no default process group exists: call torch.distributed.init_process_group() first")
         return world
     if hasattr(group, "mesh_dim_names"):
         mesh = cast("DeviceMesh", group)
         if mesh.ndim != 1:
-            raise ValueError(f"a device mesh of {mesh.ndim} dims is no process group: pass mesh[name], one dim of it")
+            raise ValueError(
+                f"a device mesh of {mesh.ndim} dims is not a process group: pass mesh[name], one dim of it"
+            )
         if mesh.get_coordinate() is None:
             raise ValueError("this rank is not in the device mesh, and only the ranks in it take part")
         return mesh.get_group()
@@ -55,11 +57,11 @@ def as_group(group: object) -> dist.ProcessGroup:
 
 
 def rank_in(group: dist.ProcessGroup, rank: object, word: str) -> int:
-    """The rank in a group of a global rank, which a caller calls `word`.
+    """Return the rank in a group for a global rank. `word` is the name of the argument, for errors.
 
     Raises:
-        TypeError: the rank is no int.
-        ValueError: it is none of those of the group.
+        TypeError: the rank is not an int.
+        ValueError: the group does not have this rank.
     """
     if type(rank) is not int:
         raise TypeError(
@@ -67,54 +69,54 @@ def rank_in(group: dist.ProcessGroup, rank: object, word: str) -> int:
         )
     ranks = dist.get_process_group_ranks(group)
     if rank not in ranks:
-        raise ValueError(f"{word} is the global rank {rank}, and those of the group are {ranks}")
+        raise ValueError(f"{word} is the global rank {rank}, but the group has the ranks {ranks}")
     return ranks.index(rank)
 
 
 class MessageDevices:
-    """The devices that the messages of a process group can be in; the bytes of others are copied to them."""
+    """The devices that a process group can send from. Messages on other devices are copied to one of them."""
 
     def __init__(self, group: dist.ProcessGroup) -> None:
         try:
             config = dist.get_backend_config(group)
         except (ValueError, TypeError, RuntimeError, KeyError, AttributeError):
-            # A group that torch has not registered.
+            # Torch has not registered this group.
             config = group.name()
         pairs = [part.partition(":")[::2] for part in config.split(",")]
         if ":" not in config:
             pairs = [("cuda" if config == "nccl" else "cpu", config)]
-        # Gloo and MPI take tensors on the CPU only in calls between two ranks.
+        # Between two ranks, Gloo and MPI send only CPU tensors.
         self._native = {device for device, backend in pairs if device == "cpu" or backend == "nccl"}
         self.main = "cpu" if "cpu" in self._native else "cuda"
-        # A thread of its own starts with the first device, whatever the one is that began it.
+        # Remember the current device, because a new thread starts with the first one.
         self._cuda = torch.device("cuda", torch.cuda.current_device()) if "cuda" in self._native else None
 
     def kind(self, device: str) -> str:
-        """The type of the device that tensors of a type of device are sent from."""
+        """Return the type of device that tensors on this type of device are sent from."""
         return device if device in self._native else self.main
 
     def place(self, device: str) -> torch.device:
-        """The device that messages for this type of device are in."""
+        """Return the device that tensors on this type of device are sent from."""
         return self._cuda if self._cuda is not None and self.kind(device) == "cuda" else torch.device("cpu")
 
     @property
     def main_device(self) -> torch.device:
-        """The device that messages without tensors are in."""
+        """The device for messages without tensors."""
         return self.place(self.main)
 
     def guard(self) -> AbstractContextManager[object]:
-        """In which messages are sent and received, by any thread."""
+        """Return a block that makes the device of the messages current. Any thread sends and receives inside it."""
         return nullcontext() if self._cuda is None else torch.cuda.device(self._cuda)
 
 
 class Channel(NamedTuple):
-    """One direction between this rank and another one.
+    """One direction of messages between this rank and a peer.
 
     group: the process group.
-    peer: the rank of the other one in the group.
-    name: what errors call it.
+    peer: the rank of the peer in the group.
+    name: the name of the peer in errors.
     tag: the tag of all messages in this direction.
-    devices: the devices that messages are in.
+    devices: the devices to send from and receive on.
     """
 
     group: dist.ProcessGroup
@@ -125,19 +127,19 @@ class Channel(NamedTuple):
 
     @staticmethod
     def of(group: object, rank: int | None, group_rank: int | None, tag: int, pseudo_rand: bool, word: str) -> Channel:
-        """The channel that the arguments of a public method ask for.
+        """Make the channel for the arguments of a public method.
 
         Args:
             group: a process group, a device mesh of one dim, or `None`.
             rank: the global rank of the peer, or
             group_rank: its rank in the group.
-            tag: the tag that the caller counts by.
-            pseudo_rand: whether to spread the tags, so that those of different callers do not collide.
+            tag: the tag of the caller.
+            pseudo_rand: replace the tag by a pseudo-random one, so that tags of different callers rarely collide.
             word: `"src"` or `"dst"`, for errors.
 
         Raises:
-            ValueError: not exactly one of the ranks is given, it is not in the group, or the peer is this very rank.
-            TypeError: the group is none, or a rank or the tag is no int.
+            ValueError: not exactly one of the ranks is given, it is not in the group, or it is this rank.
+            TypeError: `group` is not a group, or a rank or the tag is not an int.
         """
         if (rank is None) == (group_rank is None):
             raise ValueError(f"give either {word}, a global rank, or group_{word}, a rank of the group")
@@ -166,25 +168,25 @@ class Channel(NamedTuple):
         )
 
     def send(self, message: Tensor, answer: bool = False) -> dist.Work:
-        """Begin to send a message, or the answer to what was received."""
-        return self._posted(self.group.send, message, answer)
+        """Begin to send a message, or (with `answer`) the verdict on a received container."""
+        return self._post(self.group.send, message, answer)
 
     def recv(self, buffer: Tensor, answer: bool = False) -> dist.Work:
-        """Begin to receive a message, or the answer to what was sent."""
-        return self._posted(self.group.recv, buffer, answer)
+        """Begin to receive a message, or (with `answer`) the verdict on a container that was sent."""
+        return self._post(self.group.recv, buffer, answer)
 
-    def _posted(self, call: _Post, message: Tensor, answer: bool) -> dist.Work:
+    def _post(self, call: _Post, message: Tensor, answer: bool) -> dist.Work:
         try:
             return call([message], self.peer, self.tag | _ANSWER if answer else self.tag)
         except RuntimeError as error:
             raise TransferError(f"no connection to {self.name}: {error}") from error
 
     def buffer(self, nbytes: int) -> Tensor:
-        """Memory for a message without tensors."""
-        return fresh(nbytes, self.devices.main_device)
+        """Allocate memory for a message without tensors."""
+        return new_bytes(nbytes, self.devices.main_device)
 
     def last_tag(self, tensors: int) -> int:
-        """What the calls return: the tag that the last tensor would have if each had one."""
+        """Return the tag that the last tensor would have if each had its own tag. `send` and `recv` return it."""
         return self.tag + max(tensors, 1) - 1
 
     def wait(self, work: dist.Work, what: str) -> None:
@@ -209,13 +211,13 @@ def wait_for(works: Iterable[dist.Work], call: str) -> None:
             raise TransferError(f"{call}: {error}") from error
 
 
-def from_all(message: Tensor, group: dist.ProcessGroup, call: str) -> list[Tensor]:
-    """The messages of all ranks, which are of one length, this one among them."""
+def gather_messages(message: Tensor, group: dist.ProcessGroup, call: str) -> list[Tensor]:
+    """Return the messages of all ranks, which must have the same length. The own message is one of them."""
     found = [torch.empty_like(message) for _ in range(group.size())]
     wait_for([dist.all_gather(found, message, group=group, async_op=True)], call)
     return found
 
 
 def broadcast_all(messages: Iterable[Tensor], src: int, group: dist.ProcessGroup) -> None:
-    """Bring messages from a global rank to all ranks."""
+    """Broadcast messages from a global rank to all ranks."""
     wait_for([dist.broadcast(message, src=src, group=group, async_op=True) for message in messages], "broadcast")

@@ -1,10 +1,11 @@
-"""Mapping a function over the chunks of a container: how these are cut, and what the results are joined to."""
+"""`TensorDict.map` and `map_iter`: cut a container into chunks, have a pool call a function, and join the results."""
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,13 +18,13 @@ from tensordict.core.exceptions import DimError, OptionError, WorkerError
 from tensordict.core.shapes import as_dim
 from tensordict.io.saving.progress import progress_bar
 from tensordict.parallel import shared_memory
-from tensordict.parallel.jobs import Chunk, Job, fitting, name_chunk, raise_failure
+from tensordict.parallel.jobs import Chunk, Job, name_chunk, raise_failure, select_entries_of
 from tensordict.parallel.workers import CallersPool, WorkerPool
 
 
 @dataclass(frozen=True)
-class Options:
-    """The options of `map` and `map_iter`; see there."""
+class MapOptions:
+    """The arguments of `TensorDict.map` and `map_iter`."""
 
     dim: Any
     num_workers: int | None
@@ -41,17 +42,17 @@ class Options:
     out: Any = None
 
 
-class Mapped:
-    """A function over the chunks of a container, ready to run; nothing has been started or changed yet.
+class ChunkedMap:
+    """One call of `map` or `map_iter` with checked arguments. `results`, `iterate` and `join` start it.
 
     Raises:
-        TypeError, ValueError: an argument is of another type or value than it can be.
-        IndexError: there is no such dim.
+        TypeError, ValueError: an argument has a wrong type or value.
+        IndexError: the container does not have this dim.
     """
 
-    def __init__(self, fn: Callable[[Any], Any], container: Any, options: Options) -> None:
+    def __init__(self, fn: Callable[[Any], Any], container: Any, options: MapOptions) -> None:
         if not callable(fn):
-            raise TypeError(f"what is mapped is a function of a container, got {type(fn).__name__}")
+            raise TypeError(f"fn is a function of a container, got {type(fn).__name__}")
         self._options = options
         self.dim = as_dim(options.dim, len(container._batch_size))
         self._length = int(container._batch_size[self.dim])
@@ -62,11 +63,11 @@ class Mapped:
         _check_timeout(options.timeout)
         if options.timeout is not None and options.pool is not None:
             raise OptionError(
-                "timeout= ends the worker that takes too long, and the workers of a pool are not those of this call: "
-                "pass num_workers= in place of pool=, or no timeout"
+                "timeout= ends a worker that takes too long, and the workers of a pool belong to its owner: "
+                "pass num_workers= instead of pool=, or no timeout"
             )
         if options.chunksize is not None and options.num_chunks is not None:
-            raise ValueError("chunksize and num_chunks both say how the container is cut: pass one of them")
+            raise ValueError("chunksize and num_chunks both set the size of chunks: pass one of them")
         if options.pool is None and mp.current_process().daemon:
             raise WorkerError(
                 "this process is itself a worker, of map, a Pool or a DataLoader, and may not start processes: call "
@@ -75,7 +76,7 @@ class Mapped:
         self._writes_here = False
         if options.out is not None:
             self._check_out(container)
-            self._writes_here = not shared_memory.reaches(options.out)
+            self._writes_here = not shared_memory.shares_all(options.out)
         order = torch.randperm(self._length, generator=options.generator) if options.shuffle else None
         self._job = Job(fn, container, self.dim, order, None if self._writes_here else options.out)
 
@@ -90,29 +91,29 @@ class Mapped:
             )
 
     @property
-    def takes_out(self) -> bool:
-        """Whether chunks are single elements, without the dim."""
+    def has_single_elements(self) -> bool:
+        """True if each chunk is a single element, without the dim (`chunksize=0`)."""
         return self._options.chunksize == 0
 
-    def _chunks(self, workers: int) -> list[Chunk]:
-        if self.takes_out:
+    def _make_chunks(self, workers: int) -> list[Chunk]:
+        if self.has_single_elements:
             return [Chunk(at, at, None) for at in range(self._length)]
         size = self._options.chunksize
         if size is None:
             size = max(1, math.ceil(self._length / (self._options.num_chunks or workers)))
-        # A container without elements is one chunk without elements, so that results are of the right form.
+        # An empty container gives one empty chunk, so that the result has the entries that the function returns.
         starts = range(0, max(self._length, 1), size)
         return [Chunk(number, at, min(at + size, self._length)) for number, at in enumerate(starts)]
 
-    def _started(self) -> tuple[WorkerPool | CallersPool, list[Chunk]]:
+    def _make_pool(self) -> tuple[WorkerPool | CallersPool, list[Chunk]]:
         options = self._options
         if options.pool is not None:
             pool = CallersPool(options.pool, self._job)
-            return pool, self._chunks(pool.count)
-        count = options.num_workers or _processors()
-        chunks = self._chunks(count)
-        # What is written into a chunk is to be seen here, as it is when torch sends a tensor to a process. But files
-        # that are mapped privately are not copied for that: what is written to them stays where it is written.
+            return pool, self._make_chunks(pool.count)
+        count = options.num_workers or _count_processors()
+        chunks = self._make_chunks(count)
+        # Writes to a chunk in a worker must be visible here, as for a tensor that torch sends to a process. So move the
+        # leaves to shared memory. Privately mapped files are not copied for this: writes to them stay in the worker.
         shared_memory.share(self._job.container, private_maps=False)
         base = int(torch.empty((), dtype=torch.int64, device="cpu").random_(generator=options.generator))
         workers = max(1, min(count, len(chunks)))
@@ -121,13 +122,14 @@ class Mapped:
             self._context, self._job, workers, base, options.worker_threads, limit, len(chunks), timeout
         ), chunks
 
-    def results(self, bounded: bool = False) -> Iterator[tuple[Chunk, Any]]:
-        """The results with their chunks, in their order or as they come.
+    def results(self, bounded: bool = False) -> Generator[tuple[Chunk, Any], None, None]:
+        """Run the function over all chunks and iterate over (chunk, result) pairs, in order or as they arrive.
 
         Args:
-            bounded: stop when there are two chunks for every worker whose results the caller has not asked for yet.
+            bounded: start new chunks only while there are fewer than two for each worker whose results the caller has
+                not taken.
         """
-        pool, chunks = self._started()
+        pool, chunks = self._make_pool()
         ahead = 2 * pool.count if bounded else len(chunks)
         waiting: dict[int, Any] = {}
         given = taken = 0
@@ -146,18 +148,19 @@ class Mapped:
                 if bar is not None:
                     bar.add(1)
                 waiting[chunk.number] = value
-                # In their order, the number of the next is the number of those that were taken.
+                # In order, the number of the next chunk is the count of results that the caller has taken.
                 while (number := taken if self._options.ordered else chunk.number) in waiting:
                     yield chunks[number], waiting.pop(number)
                     taken += 1
 
-    def one_by_one(self) -> Iterator[Any]:
-        """The results, as somebody takes them."""
-        for _, value in self.results(bounded=True):
-            yield value
+    def iterate(self) -> Iterator[Any]:
+        """Iterate over the results. New chunks start as the caller takes results."""
+        with contextlib.closing(self.results(bounded=True)) as results:
+            for _, value in results:
+                yield value
 
-    def joined(self) -> Any:
-        """`out`, or the results joined along the dim; `None` when there are none."""
+    def join(self) -> Any:
+        """Run all chunks and return the results joined along the dim, or `out`. Without results, return `None`."""
         out, found = self._options.out, []
         for chunk, value in self.results():
             if out is not None:
@@ -169,15 +172,15 @@ class Mapped:
             return out
         if not found:
             return None
-        return torch.stack(found, self.dim) if self.takes_out else torch.cat(found, self.dim)
+        return torch.stack(found, self.dim) if self.has_single_elements else torch.cat(found, self.dim)
 
     def _write(self, chunk: Chunk, value: object) -> None:
-        """Write a result into an `out` that the worker could not write into."""
+        """Write a result into `out`, unless the worker has done it in shared memory."""
         if not self._writes_here:
             return
-        out, at = self._options.out, self._job.at(chunk)
+        out, at = self._options.out, self._job.index_of(chunk)
         try:
-            if (part := fitting(value, out[at])) is not None:
+            if (part := select_entries_of(out[at], value)) is not None:
                 out[at] = part
         except Exception as error:
             name_chunk(error, chunk)
@@ -186,20 +189,20 @@ class Mapped:
     def _check_joinable(self, value: object, chunk: Chunk) -> None:
         if not isinstance(value, (Tensor, Contract)):
             raise TypeError(
-                f"{chunk}: the function gave a {type(value).__name__}; map joins containers or tensors, and "
-                "map_iter gives any results one by one"
+                f"{chunk}: the function returned a {type(value).__name__}; map joins containers or tensors, and "
+                "map_iter returns any results one by one"
             )
         shape = value._batch_size if isinstance(value, Contract) else value.shape
-        if len(shape) < self.dim + (not self.takes_out):
+        if len(shape) < self.dim + (not self.has_single_elements):
             raise DimError(
-                f"{chunk}: the function gave the {'batch size' if isinstance(value, Contract) else 'shape'} "
-                f"{list(shape)}, which has too few dims to be joined along dim {self.dim}; map_iter gives the results "
-                "one by one"
+                f"{chunk}: the result has the {'batch size' if isinstance(value, Contract) else 'shape'} "
+                f"{list(shape)}, which has too few dims to be joined along dim {self.dim}; map_iter returns the "
+                "results one by one"
             )
 
 
-def _processors() -> int:
-    """How many processors this process may use."""
+def _count_processors() -> int:
+    """Return how many processors this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
@@ -222,10 +225,10 @@ def _check_timeout(timeout: object) -> None:
 
 
 def check_shuffle(shuffle: bool, index_with_generator: bool) -> None:
-    """Refuse to shuffle chunks that are to be cut all at once.
+    """Raise if chunks are shuffled and all cut in advance.
 
     Raises:
-        OptionError: both are asked for.
+        OptionError: `shuffle=True` and `index_with_generator=False`.
     """
     if shuffle and not index_with_generator:
-        raise OptionError("chunks in random order are cut one by one: shuffle=True needs index_with_generator=True")
+        raise OptionError("shuffled chunks are cut one at a time: shuffle=True needs index_with_generator=True")

@@ -1,4 +1,7 @@
-"""Calls in which all ranks of a group take part: broadcasting, gathering and reducing containers."""
+"""Collectives: `broadcast`, `all_gather`, `all_reduce`, `reduce`, `gather_and_stack` and `scatter` of containers.
+
+All ranks of a group must make the same call. An error on one rank is raised on all of them.
+"""
 
 from __future__ import annotations
 
@@ -18,15 +21,23 @@ from tensordict.core.contract import Contract
 from tensordict.core.exceptions import TransferError
 from tensordict.core.json_text import parse_json
 from tensordict.core.keys import Path, joined
-from tensordict.memory.flat_buffers import fresh
+from tensordict.memory.flat_buffers import new_bytes
 from tensordict.parallel import shared_memory, wire
-from tensordict.parallel.channels import Channel, MessageDevices, as_group, broadcast_all, from_all, rank_in, wait_for
-from tensordict.parallel.transfers import Receiving, Sending, differences, received_apart
+from tensordict.parallel.channels import (
+    Channel,
+    MessageDevices,
+    as_group,
+    broadcast_all,
+    gather_messages,
+    rank_in,
+    wait_for,
+)
+from tensordict.parallel.transfers import Receiving, Sending, describe_differences, receive_in_thread
 from tensordict.parallel.verdicts import attempt, refusal, settle
 
-# Tensors of up to this many bytes are reduced together with the others of their dtype.
+# Tensors of up to this many bytes are copied into one tensor for each dtype, and reduced together.
 _SMALL = 256 << 10
-# What torch reduces, by operation; the rest take ints and floating point numbers.
+# The dtypes that torch reduces, by operation. Other operations take ints and floating point numbers.
 _INTS = frozenset([torch.int8, torch.uint8, torch.int32, torch.int64])
 _FLOATS = frozenset([torch.float16, torch.bfloat16, torch.float32, torch.float64])
 _COMPLEX = frozenset([torch.complex64, torch.complex128])
@@ -37,9 +48,9 @@ _TAKES = {
     "BOR": _INTS,
     "BXOR": _INTS,
 }
-# The tags of what `gather_and_stack` and `scatter` send.
+# The tags of messages of `gather_and_stack` and `scatter`.
 _STACK, _SCATTER = (1 << 28) - 1, (1 << 28) - 2
-# Before more bytes than this are sent to all ranks, they agree that each of them has the memory.
+# Before more bytes than this are sent to all ranks, the ranks tell each other whether they have the memory.
 _ROOM = 1 << 20
 
 
@@ -49,47 +60,47 @@ _ROOM = 1 << 20
 def broadcast(
     container: object, src: int, group: dist.ProcessGroup, device: torch.device | None, allow_pickle: bool
 ) -> Any:
-    """Bring the container of rank `src` to all ranks; see `TensorDict.broadcast`."""
+    """Send the container of rank `src` to all ranks; see `TensorDict.broadcast`."""
     is_source = rank_in(group, src, "src") == group.rank()
     devices = MessageDevices(group)
-    anew: wire.NewBuffers | None = None
+    target: wire.NewBuffers | None = None
     problem: Exception | None = None
     if is_source:
-        head, messages, error = _packed(container, devices, allow_pickle)
+        head, messages, error = _pack(container, devices, allow_pickle)
         broadcast_all(wire.prologue(head, devices.main_device), src, group)
         if error is not None:
             raise error
         nbytes = sum(message.numel() for message in messages)
     else:
-        first = fresh(wire.PROLOGUE, devices.main_device)
+        first = new_bytes(wire.PROLOGUE, devices.main_device)
         broadcast_all([first], src, group)
-        header = _header(_rest(first, src, group), src)
+        header = _read_header(_receive_rest(first, src, group), src)
         nbytes = header.nbytes
-        anew, problem = attempt(lambda: wire.NewBuffers(header, devices.place), src)
+        target, problem = attempt(lambda: wire.NewBuffers(header, devices.place), src)
     if nbytes > _ROOM or problem is not None:
         settle(problem, group, "broadcast")
-    broadcast_all(messages if anew is None else anew.buffers, src, group)
-    if anew is not None:
-        container, problem = attempt(lambda: _made(anew, device, allow_pickle), src)
+    broadcast_all(messages if target is None else target.buffers, src, group)
+    if target is not None:
+        container, problem = attempt(lambda: _make_container(target, device, allow_pickle), src)
     settle(problem, group, "broadcast")
     return container
 
 
 def all_gather(container: Contract, group: dist.ProcessGroup, allow_pickle: bool) -> list[Any]:
-    """The containers of all ranks; see `TensorDict.all_gather`."""
+    """Return the containers of all ranks; see `TensorDict.all_gather`."""
     devices = MessageDevices(group)
-    head, messages, error = _packed(container, devices, allow_pickle)
-    heads = _gathered(head, devices, group)
+    head, messages, error = _pack(container, devices, allow_pickle)
+    heads = _gather_descriptions(head, devices, group)
     if error is not None:
         raise error
-    headers = [_header(content, rank) for rank, content in enumerate(heads)]
+    headers = [_read_header(content, rank) for rank, content in enumerate(heads)]
     targets: list[wire.NewBuffers | None] = []
     problem: Exception | None = None
     for rank, header in enumerate(headers):
-        anew = None
+        target = None
         if rank != group.rank() and problem is None:
-            anew, problem = attempt(partial(wire.NewBuffers, header, devices.place), rank)
-        targets.append(anew)
+            target, problem = attempt(partial(wire.NewBuffers, header, devices.place), rank)
+        targets.append(target)
     if problem is not None or sum(header.nbytes for header in headers) > _ROOM:
         settle(problem, group, "all_gather")
     works = []
@@ -103,72 +114,73 @@ def all_gather(container: Contract, group: dist.ProcessGroup, allow_pickle: bool
         if target is None:
             found.append(container.clone())
         elif problem is None:
-            made, problem = attempt(partial(_made, target, None, allow_pickle), rank)
+            made, problem = attempt(partial(_make_container, target, None, allow_pickle), rank)
             found.append(made)
     settle(problem, group, "all_gather")
     return found
 
 
-def _packed(
+def _pack(
     container: object, devices: MessageDevices, allow_pickle: bool
 ) -> tuple[bytes, list[Tensor], Exception | None]:
-    """The description and the messages of a container; why there are none, in a description, when it cannot be sent."""
+    """Return the description and the messages of a container; or, if it cannot be sent, a refusal and the error."""
     try:
         package = wire.Package(container, devices.kind, allow_pickle=allow_pickle)
         return package.head, package.messages(devices.place), None
-    except Exception as error:  # Whatever it is, the other ranks wait for a description.
+    except Exception as error:  # Any error: the other ranks wait for a description.
         return refusal(error), [], error
 
 
-def _rest(first: Tensor, src: int, group: dist.ProcessGroup) -> bytes:
-    """The whole description, of which the first message is there."""
-    head, more = wire.opened(first)
+def _receive_rest(first: Tensor, src: int, group: dist.ProcessGroup) -> bytes:
+    """Receive the rest of a description after its first message, and return the whole description."""
+    head, more = wire.read_prologue(first)
     if more:
         try:
-            rest = fresh(more, first.device)
-        except Exception as error:  # Torch has several for what no memory could hold.
+            rest = new_bytes(more, first.device)
+        except Exception as error:  # torch raises different errors for sizes beyond any memory
             raise TransferError(f"from rank {src}: no memory for a description of {more} bytes: {error}") from error
         broadcast_all([rest], src, group)
         head += wire.content_of(rest)
     return head
 
 
-def _gathered(head: bytes, devices: MessageDevices, group: dist.ProcessGroup) -> list[bytes]:
-    """The descriptions of all ranks."""
+def _gather_descriptions(head: bytes, devices: MessageDevices, group: dist.ProcessGroup) -> list[bytes]:
+    """Return the descriptions of all ranks."""
     first, *rest = wire.prologue(head, devices.main_device)
     own = dist.get_rank(group)
     found = []
-    for rank, begun in enumerate(from_all(first, group, "all_gather")):
+    for rank, begin in enumerate(gather_messages(first, group, "all_gather")):
         src = dist.get_global_rank(group, rank)
         if rank == own:
             broadcast_all(rest, src, group)
             found.append(head)
         else:
-            found.append(_rest(begun, src, group))
+            found.append(_receive_rest(begin, src, group))
     return found
 
 
-def _header(head: bytes, rank: int) -> wire.Header:
+def _read_header(head: bytes, rank: int) -> wire.Header:
     try:
         return wire.Header(head)
     except TransferError as error:
         raise TransferError(f"from rank {rank}: {error}") from error
 
 
-def _made(anew: wire.NewBuffers, device: torch.device | None, allow_pickle: bool) -> Any:
-    made = anew.container(allow_pickle)
-    return made if device is None else made.to(device)
+def _make_container(target: wire.NewBuffers, device: torch.device | None, allow_pickle: bool) -> Any:
+    container = target.make_container(allow_pickle)
+    return container if device is None else container.to(device)
 
 
 # --- reducing ---------------------------------------------------------------------------------------------------------
 
 
 class PendingReduction:
-    """Tensors that are being reduced in place. :meth:`wait` ends it, and has to be called.
+    """A running in-place reduction of tensors. Call :meth:`wait` to complete it.
 
     Args:
-        work: what torch gave.
-        after: what is to be done with the result.
+        work: the work of torch.
+        call: the name of the call, for errors.
+        after: called once the work is done, to copy the result into the tensors.
     """
 
     def __init__(self, work: dist.Work, call: str, after: Callable[[], None] | None = None) -> None:
@@ -181,7 +193,7 @@ class PendingReduction:
         """Wait until the tensors of the container have been reduced.
 
         Args:
-            timeout: accepted as by torch's own works; the timeout of the process group counts.
+            timeout: accepted for compatibility with torch's works; the timeout of the process group applies.
 
         Raises:
             TransferError: the connection broke or timed out.
@@ -191,7 +203,7 @@ class PendingReduction:
             try:
                 wait_for([work], self._call)
             except TransferError as error:
-                # The text and not the exception, whose frames would keep the process group alive.
+                # Keep the text only: the frames of the exception would keep the process group alive.
                 self._problem = f"{error}"
             else:
                 if self._after is not None:
@@ -201,10 +213,10 @@ class PendingReduction:
         return True
 
     def is_completed(self) -> bool:
-        """Whether the tensors of the container have been reduced: :meth:`wait` has returned, or need not wait.
+        """Return whether the reduction is complete. If torch's work is done, this completes it, as :meth:`wait` does.
 
         Raises:
-            TransferError: as :meth:`wait`.
+            TransferError: the connection broke or timed out.
         """
         return self._work is None or (self._work.is_completed() and self.wait())
 
@@ -213,18 +225,21 @@ def reduce(container: Contract, dst: int | None, op: object, group: dist.Process
     """Begin to reduce a container over the ranks of a group, in place; see `TensorDict.all_reduce`.
 
     Args:
-        dst: the global rank that gets the result; `None` for all of them.
+        container: the container.
+        dst: the global rank that gets the result; `None` for all ranks.
+        op: the reduction; `None` for the sum.
+        group: the process group.
 
     Raises:
-        TransferError: the containers of the ranks differ; all ranks raise, and nothing has been changed.
+        TransferError: the containers of the ranks differ. All ranks raise it, and nothing has changed.
     """
     call = "all_reduce" if dst is None else "reduce"
     op = dist.ReduceOp.SUM if op is None else op
-    tensors = _agreed(container, group, call, op, dst)
+    tensors = _agree_on_tensors(container, group, call, op, dst)
     writes = dst is None or dist.get_rank() == dst
     devices = MessageDevices(group)
 
-    def begun(tensor: Tensor) -> dist.Work:
+    def begin(tensor: Tensor) -> dist.Work:
         try:
             work: dist.Work = (
                 dist.all_reduce(tensor, op=op, group=group, async_op=True)
@@ -241,17 +256,19 @@ def reduce(container: Contract, dst: int | None, op: object, group: dist.Process
         for tensor in tensors:
             nbytes = tensor.numel() * tensor.itemsize
             if nbytes > _SMALL and tensor.is_contiguous() and devices.kind(tensor.device.type) == tensor.device.type:
-                # A rank that gets no result may find something else in the memory it gave.
-                found.append(PendingReduction(begun(tensor if writes else tensor.clone()), call))
+                # On a rank without a result, torch may overwrite the memory. Give it a copy.
+                found.append(PendingReduction(begin(tensor if writes else tensor.clone()), call))
             elif nbytes:
                 packs.setdefault((tensor.dtype, tensor.device), []).append(tensor)
         for (_, device), pack in packs.items():
             flat = torch.cat([tensor.reshape(-1) for tensor in pack]).to(devices.place(device.type))
-            found.append(PendingReduction(begun(flat), call, _unpacking(flat, pack) if writes else None))
+            found.append(PendingReduction(begin(flat), call, _make_unpack(flat, pack) if writes else None))
     return found
 
 
-def _unpacking(flat: Tensor, pack: list[Tensor]) -> Callable[[], None]:
+def _make_unpack(flat: Tensor, pack: list[Tensor]) -> Callable[[], None]:
+    """Return a function that copies the parts of `flat` into the tensors of `pack`."""
+
     def unpack() -> None:
         parts = torch.split(flat, [tensor.numel() for tensor in pack])
         with torch.no_grad():
@@ -260,97 +277,108 @@ def _unpacking(flat: Tensor, pack: list[Tensor]) -> Callable[[], None]:
     return unpack
 
 
-def _agreed(container: Contract, group: dist.ProcessGroup, call: str, op: object, dst: int | None) -> list[Tensor]:
-    """The tensors of a container to be reduced, once all ranks have the same ones and mean the same call."""
+def _agree_on_tensors(
+    container: Contract, group: dist.ProcessGroup, call: str, op: object, dst: int | None
+) -> list[Tensor]:
+    """Return the tensors to reduce, after checking that all ranks make the same call with the same tensors.
+
+    The ranks first exchange digests of their calls. Only if these differ do they exchange the calls themselves, so that
+    the error can name the difference.
+    """
     error: Exception | None = None
     tensors: list[Tensor] = []
-    told: dict[str, Any] = {}
+    summary: dict[str, Any] = {}
     devices = MessageDevices(group)
     try:
-        name = _name_of(op)
-        tensors, table = _reducible(container, call, name, devices)
-        told = {"call": f"{call}(op={name}" + (")" if dst is None else f", dst={dst})"), "table": table}
-    except Exception as problem:  # Whatever it is, the other ranks wait to hear of it.
+        name = _name_reduction(op)
+        tensors, table = _list_reducible(container, call, name, devices)
+        summary = {"call": f"{call}(op={name}" + (")" if dst is None else f", dst={dst})"), "table": table}
+    except Exception as problem:  # Any error: the other ranks wait for a digest.
         error = problem
-        told = {"refusal": f"{error}"}
-    content = json.dumps(told).encode()
+        summary = {"refusal": f"{error}"}
+    content = json.dumps(summary).encode()
     own = wire.as_message(_digest(content), devices.main_device)
-    digests = from_all(own, group, call)
+    digests = gather_messages(own, group, call)
     if error is None and all(torch.equal(digest, own) for digest in digests):
         return tensors
-    heads = _gathered(content, devices, group)
+    heads = _gather_descriptions(content, devices, group)
     if error is not None:
         raise error
-    # The first that differs from rank 0; on rank 0 and on those like it, the first that differs from them.
     other = next(number for number, head in enumerate(heads) if head != content)
-    raise TransferError(f"{call}: {_quarrel(told, heads[other], group.rank(), other)}")
+    raise TransferError(f"{call}: {_explain_difference(summary, heads[other], group.rank(), other)}")
 
 
-def _quarrel(told: dict[str, Any], content: bytes, own: int, rank: int) -> str:
-    """Why this rank cannot reduce together with another one."""
+def _explain_difference(summary: dict[str, Any], content: bytes, own: int, rank: int) -> str:
+    """Return the text of the error that this rank cannot reduce together with another one."""
     try:
         other = parse_json(content)
         if "refusal" in other:
             return f"rank {rank} of the group cannot take part: {other['refusal']}"
-        if other["call"] != told["call"]:
-            return f"rank {own} of the group called {told['call']}, and rank {rank} {other['call']}"
-        return differences(told["table"], other["table"], f"on rank {own}", f"on rank {rank}", _path_of)
-    except Exception as error:  # Anything may come from the network.
-        return f"what rank {rank} of the group sent is broken: {error!r:.200}"
+        if other["call"] != summary["call"]:
+            return f"rank {own} of the group called {summary['call']}, and rank {rank} {other['call']}"
+        return describe_differences(summary["table"], other["table"], f"on rank {own}", f"on rank {rank}", _parse_path)
+    except Exception as error:  # the network may deliver any bytes
+        return f"rank {rank} of the group sent broken data: {error!r:.200}"
 
 
-def _name_of(op: object) -> str:
-    """The name of a reduction.
+def _name_reduction(op: object) -> str:
+    """Return the name of a reduction.
 
     Raises:
-        TypeError: it is none.
+        TypeError: `op` is not a reduction.
     """
-    # Besides the plain ones there are those with a factor.
+    # `op` is a `RedOpType`, or a `ReduceOp` that has one as `op`. Reductions with a factor are refused.
     kind = op if type(op) is dist.ReduceOp.RedOpType else getattr(op, "op", None)
     if type(kind) is not dist.ReduceOp.RedOpType or op is dist.ReduceOp.PREMUL_SUM:
         raise TypeError(f"op is a torch.distributed.ReduceOp such as ReduceOp.SUM, got {op!r:.80}")
     return str(kind.name)
 
 
-def _reducible(container: Contract, call: str, op: str, devices: MessageDevices) -> tuple[list[Tensor], dict[str, str]]:
-    """The tensors of a container in the order of their keys, and what they are."""
+def _list_reducible(
+    container: Contract, call: str, op: str, devices: MessageDevices
+) -> tuple[list[Tensor], dict[str, str]]:
+    """Return the tensors of a container, sorted by key, and a description of each.
+
+    Raises:
+        TransferError: a tensor cannot be reduced.
+    """
     found: dict[str, Tensor] = {}
     table: dict[str, str] = {}
     counts: dict[Path, int] = {}
     for path, leaf in container._walk():
-        # The members of a lazy stack have leaves of the same path.
+        # The members of a lazy stack have leaves with the same path. Number them.
         counts[path] = counts.get(path, -1) + 1
         name = json.dumps([path, counts[path]])
-        told = str(leaf.dtype)[6:]
+        form = str(leaf.dtype)[6:]
         if leaf.is_nested:
             sizes = ragged.row_sizes(leaf)
-            told += f" of {len(sizes)} rows of the sizes {_digest(sizes.numpy().tobytes()).hex()}"
+            form += f" of {len(sizes)} rows of the sizes {_digest(sizes.numpy().tobytes()).hex()}"
         else:
             shape = list(leaf.shape)
-            told += f" {shape}"
+            form += f" {shape}"
             strides = leaf.stride() if leaf.layout is torch.strided and leaf.numel() else ()
             if 0 in strides:
-                # Torch would reduce the memory behind an expanded tensor, too. Its own elements are reduced once.
+                # The elements of an expanded tensor share memory, and torch would reduce it several times.
                 leaf = leaf[tuple(slice(None) if stride else 0 for stride in strides)]
                 expanded = [dim for dim, stride in enumerate(strides) if not stride and shape[dim] > 1]
-                told += f" expanded along {expanded}" if expanded else ""
+                form += f" expanded along {expanded}" if expanded else ""
         if not _is_plain(leaf):
-            raise TransferError(f"{call}: entry {joined(path)!r} ({type(leaf).__name__}, {told}) has no plain memory")
+            raise TransferError(f"{call}: entry {joined(path)!r} ({type(leaf).__name__}, {form}) has no plain memory")
         takes = _TAKES.get(op, _INTS | _FLOATS)
-        # Gloo divides in place, which ints cannot be.
+        # For averages, Gloo divides in place, which fails for ints.
         if leaf.dtype not in (takes if devices.place(leaf.device.type).type == "cpu" else takes | _INTS):
             raise TransferError(
-                f"{call}: entry {joined(path)!r} is {told}, of a dtype that torch.distributed does not reduce so "
+                f"{call}: entry {joined(path)!r} is {form}, of a dtype that torch.distributed does not reduce so "
                 f"({op}): cast it first, or leave it out"
             )
-        table[name] = told
+        table[name] = form
         found[name] = ragged.elements(leaf).detach().as_subclass(Tensor)
     order = sorted(found)
     return [found[name] for name in order], {name: table[name] for name in order}
 
 
 def _is_plain(leaf: Tensor) -> bool:
-    """Whether what is written to the elements of a leaf is written to the leaf."""
+    """Return whether a write to `ragged.elements(leaf)` changes the leaf, and each element once."""
     if leaf.is_nested:
         return ragged.compact(leaf) is leaf
     if leaf.layout is not torch.strided or leaf.is_meta or leaf.is_quantized or 0 in leaf.stride():
@@ -362,8 +390,8 @@ def _digest(content: bytes) -> bytes:
     return hashlib.blake2b(content, digest_size=16).digest()
 
 
-def _path_of(name: str) -> Path:
-    """The key of a name in a table of tensors."""
+def _parse_path(name: str) -> Path:
+    """Return the path of a name in the table of `_list_reducible`."""
     return tuple(json.loads(name)[0])
 
 
@@ -371,31 +399,31 @@ def _path_of(name: str) -> Path:
 
 
 def gather_and_stack(container: Any, dst: int, group: object, allow_pickle: bool) -> Any:
-    """Write the containers of the other ranks into the rows of that of rank `dst`: `gather_and_stack`."""
+    """Write the containers of the other ranks into the rows of the container of rank `dst`."""
     group = as_group(group)
     target = rank_in(group, dst, "dst")
     if group.rank() != target:
-        Sending(_channel(group, target, _STACK), container, allow_pickle).wait()
+        Sending(_make_channel(group, target, _STACK), container, allow_pickle).wait()
         return None
     others = [rank for rank in range(group.size()) if rank != target]
     problem: Exception | None = None
     size = container._batch_size
     if not size or size[0] != len(others):
         problem = TransferError(
-            f"gather_and_stack: the container of rank {dst} has the batch size {list(size)}, which has to begin with "
+            f"gather_and_stack: the container of rank {dst} has the batch size {list(size)}, which must begin with "
             f"{len(others)}, one for each of the other ranks"
         )
     rows = []
     for row, rank in enumerate(others):
         part = container[row] if problem is None else None
-        receiving = Receiving(_channel(group, rank, _STACK), part, allow_pickle=allow_pickle, problem=problem)
-        # At the same time: a rank that does not come must not keep the others waiting until they give up.
-        rows.append((row, part, received_apart(receiving)))
+        receiving = Receiving(_make_channel(group, rank, _STACK), part, allow_pickle=allow_pickle, problem=problem)
+        # Receive from all ranks at the same time: otherwise the others would time out while one rank is missing.
+        rows.append((row, part, receive_in_thread(receiving)))
     problems = []
     for row, part, future in rows:
         try:
             future.wait()
-            if part is not None and not _is_row(part, container, row):
+            if part is not None and not _writes_to_row(part, container, row):
                 container[row] = part
         except (TransferError, RuntimeError) as error:
             problems.append(error)
@@ -404,13 +432,13 @@ def gather_and_stack(container: Any, dst: int, group: object, allow_pickle: bool
     return container
 
 
-def _is_row(part: Contract, container: Any, row: int) -> bool:
-    """Whether what is written to a part is written to the row of the container that it was read from."""
+def _writes_to_row(part: Contract, container: Any, row: int) -> bool:
+    """Return whether a write to `part`, read from `container[row]`, has changed this row of the container."""
     if part._wrapped_container() is container[row]._wrapped_container():
-        # The member of a lazy stack.
+        # Both are the same member of a lazy stack.
         return True
     leaves = part._leaves()
-    if shared_memory.holds_values(part) or any(leaf.is_nested for leaf in leaves):
+    if shared_memory.has_values(part) or any(leaf.is_nested for leaf in leaves):
         return False
     known = {internals.storage_id(leaf.untyped_storage()) for leaf in container._leaves() if _is_plain(leaf)}
     return all(internals.storage_id(leaf.untyped_storage()) in known for leaf in leaves)
@@ -423,11 +451,11 @@ def scatter(
     device: torch.device | None,
     allow_pickle: bool,
 ) -> Any:
-    """Hand one container to every rank; see `TensorDict.scatter`."""
+    """Send one container to every rank; see `TensorDict.scatter`."""
     own, source = group.rank(), rank_in(group, src, "src")
     if own != source:
-        return Receiving(_channel(group, source, _SCATTER), None, device, allow_pickle).run()
-    problem = _miscounted(containers, group.size())
+        return Receiving(_make_channel(group, source, _SCATTER), None, device, allow_pickle).run()
+    problem = _find_problem(containers, group.size())
     problems = [] if problem is None else [problem]
     given: Sequence[Contract | None] = (
         [None] * group.size() if containers is None or problem is not None else containers
@@ -436,8 +464,8 @@ def scatter(
     for rank, container in enumerate(given):
         if rank != own:
             try:
-                sendings.append(Sending(_channel(group, rank, _SCATTER), container, allow_pickle, problem))
-            except Exception as error:  # The rank has been told, and the others get theirs.
+                sendings.append(Sending(_make_channel(group, rank, _SCATTER), container, allow_pickle, problem))
+            except Exception as error:  # this rank got a refusal; send the others their containers
                 problems.append(error)
     for sending in sendings:
         try:
@@ -449,8 +477,8 @@ def scatter(
     return given[own]
 
 
-def _miscounted(containers: Sequence[object] | None, count: int) -> Exception | None:
-    """Why these are not the containers for so many ranks."""
+def _find_problem(containers: Sequence[object] | None, count: int) -> Exception | None:
+    """Return the error if `containers` are not one container for each of `count` ranks."""
     if containers is None or len(containers) != count:
         given = "none" if containers is None else len(containers)
         return ValueError(f"scatter needs one container for each of the {count} ranks, got {given}")
@@ -460,5 +488,5 @@ def _miscounted(containers: Sequence[object] | None, count: int) -> Exception | 
     return None
 
 
-def _channel(group: dist.ProcessGroup, rank: int, tag: int) -> Channel:
+def _make_channel(group: dist.ProcessGroup, rank: int, tag: int) -> Channel:
     return Channel.of(group, None, rank, tag, False, "rank")

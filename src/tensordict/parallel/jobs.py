@@ -1,4 +1,4 @@
-"""Jobs: what worker processes do with the chunks of a container, and what becomes of errors."""
+"""Jobs: the function that workers call with chunks of a container, and the errors that they send back."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ class Chunk(NamedTuple):
 
 @dataclass(frozen=True)
 class Job:
-    """A function that is called with chunks of a container.
+    """A function, and the container whose chunks it is called with.
 
     fn: the function.
-    container: what the chunks are of.
-    dim: the dim along which they are cut.
-    order: the elements of this dim in the order in which they are taken; `None` as they are.
-    out: the container whose chunks take the results; `None` to have them sent back.
+    container: the container.
+    dim: the dim along which chunks are cut.
+    order: a permutation of the elements of this dim, for shuffled chunks; `None` keeps their order.
+    out: the container that the results are written into; `None` to send them back.
     """
 
     fn: Callable[[Any], Any]
@@ -52,32 +52,41 @@ class Job:
     order: Tensor | None = None
     out: Any = None
 
-    def piece(self, chunk: Chunk) -> Any:
-        """The part of the container that the function gets: unlocked, over the same memory but with an `order`."""
-        found = self.container[self.at(chunk)]
+    def cut_piece(self, chunk: Chunk) -> Any:
+        """Return the part of the container that the function is called with. It is not locked.
+
+        Without an `order` it shares the memory of the container.
+        """
+        found = self.container[self.index_of(chunk)]
         return found.copy() if found._locked else found
 
-    def at(self, chunk: Chunk) -> tuple[Any, ...]:
-        """The index of a chunk."""
+    def index_of(self, chunk: Chunk) -> tuple[Any, ...]:
+        """Return the index of a chunk."""
         index: Any = chunk.start if chunk.stop is None else slice(chunk.start, chunk.stop)
         if self.order is not None:
             index = self.order[index]
         return (*[slice(None)] * self.dim, index)
 
     def __call__(self, chunk: Chunk) -> object:
-        return called(self.fn, self.piece(chunk), None if self.out is None else self.out[self.at(chunk)])
+        return call_function(
+            self.fn, self.cut_piece(chunk), None if self.out is None else self.out[self.index_of(chunk)]
+        )
 
-    def sendable(self, forked: bool) -> Job:
-        """This job for a process that is forked, where a file that is open here must be opened anew, or for another."""
+    def prepare_to_send(self, forked: bool) -> Job:
+        """Return the job in a form that a new process can receive. `restore` undoes it there.
+
+        A spawned process must unpickle the function. A forked process has the function and the container, but must open
+        files again, so a container over a file is pickled.
+        """
         if not forked:
-            return replace(self, fn=Sent(self.fn))
+            return replace(self, fn=SentFunction(self.fn))
         leaves = self.container._leaves()
         if not any(type(leaf) is StoredTensor for leaf in leaves):
             return self
         return replace(self, container=PickledMessage(bytes(ForkingPickler.dumps(self.container))))
 
-    def received(self) -> Job:
-        """This job in the process that it was sent to."""
+    def restore(self) -> Job:
+        """Return the job that `prepare_to_send` was called on, in the process that received it."""
         if isinstance(self.container, PickledMessage):
             return replace(self, container=self.container.value())
         fn: Any = self.fn
@@ -85,23 +94,23 @@ class Job:
 
 
 class PickledMessage(NamedTuple):
-    """A value as bytes, so that the receiver can say what is wrong with them."""
+    """A pickled value. The receiver unpickles it itself, so that it can report errors."""
 
     content: bytes
 
     def value(self) -> Any:
-        """What was pickled."""
+        """Unpickle the value."""
         return pickle.loads(self.content)
 
 
-class Sent:
-    """A function on its way to a process that was not forked for it, where it is a `PickledMessage`."""
+class SentFunction:
+    """A function that is pickled as a `PickledMessage`, for a process that was not forked for it."""
 
     def __init__(self, fn: Callable[[Any], Any]) -> None:
         self._fn = fn
 
     def __call__(self, argument: object) -> object:
-        """Call the function, in the process that it comes from."""
+        """Call the function, in the process that sends it."""
         return self._fn(argument)
 
     def __reduce__(self) -> tuple[type[PickledMessage], tuple[bytes]]:
@@ -109,56 +118,57 @@ class Sent:
             content = bytes(ForkingPickler.dumps(self._fn))
         except Exception as error:
             raise pickle.PicklingError(
-                f"{error}: workers import what is mapped, unless they are forked for it; define it at the top of a "
+                f"{error}: workers import the function, unless they are forked for it; define it at the top of a "
                 "module, or map with mp_start_method='fork' and no pool"
             ) from error
         return PickledMessage, (content,)
 
 
-def called(fn: Callable[[Any], object], piece: object, out: Any) -> object:
-    """The result of a function for a piece; `None` where it is written into `out`, the part of `out=` that is for it.
+def call_function(fn: Callable[[Any], object], piece: object, out: Any) -> object:
+    """Call a function with a piece and return its result, or write the result into `out`, the same part of `out=`.
 
     Raises:
-        TypeError: the result is to be written, and is no container.
-        RuntimeError: its shapes do not fit.
+        TypeError: with `out`, the result is not a container.
+        RuntimeError: with `out`, the shapes do not fit.
     """
     result = fn(piece)
     if out is None:
         return result
-    if (part := fitting(result, out)) is not None:
+    if (part := select_entries_of(out, result)) is not None:
         out.update_(part)
     return None
 
 
-def fitting(result: object, piece: Any) -> Any:
-    """The entries of a result that `piece` has too; `None` if there is no result.
+def select_entries_of(piece: Any, result: object) -> Any:
+    """Return the entries of a result that `piece`, a part of `out=`, has too; `None` if the result is `None`.
 
     Raises:
-        TypeError: it is no container.
-        ValueError: its batch size is another one.
-        KeyError: it has none of the entries.
+        TypeError: the result is not a container.
+        ValueError: its batch size differs.
+        KeyError: it has no entry that `piece` has.
     """
     if result is None:
         return None
     if not isinstance(result, Contract):
-        raise TypeError(f"with out= the function gives containers or None, got {type(result).__name__}")
+        raise TypeError(f"with out= the function returns containers or None, got {type(result).__name__}")
     if result._batch_size != piece._batch_size:
         raise ValueError(
-            f"the function gave a batch size of {list(result._batch_size)}, but the chunk of out has "
+            f"the result has the batch size {list(result._batch_size)}, but the chunk of out has "
             f"{list(piece._batch_size)}"
         )
     own: Any = result
     given = set(own.keys(True, True, is_leaf=is_leaf_nontensor))
     keys = [key for key in piece.keys(True, True, is_leaf=is_leaf_nontensor) if key in given]
     if not keys and not piece.is_empty():
-        raise KeyError(f"the function gave {sorted(own.keys())}, and out has none of that: {sorted(piece.keys())}")
+        raise KeyError(f"the result has the entries {sorted(own.keys())}, but out has {sorted(piece.keys())}")
     return own.select(*keys)
 
 
 def seed_all(seed: int) -> None:
-    """Seed what draws random numbers."""
+    """Seed the random number generators of torch, Python and NumPy."""
     if torch.accelerator.current_accelerator() is None:
-        # `torch.manual_seed` formats a traceback for devices that it may seed later: 10 ms in a process that is new.
+        # `torch.manual_seed` formats a traceback for a device that it may seed later, which takes 10 ms in a new
+        # process.
         torch.default_generator.manual_seed(seed)
     else:
         torch.manual_seed(seed)
@@ -170,27 +180,27 @@ def seed_all(seed: int) -> None:
 
 
 class Failure(NamedTuple):
-    """An exception on its way to the caller, and where it was raised."""
+    """An exception that a worker sends to the caller, and its traceback as text."""
 
     error: BaseException
     trace: str
 
     @classmethod
     def of(cls, error: Exception) -> Failure:
-        """The exception that is handled at the moment."""
-        # A generator of the caller would end by a StopIteration.
-        return cls(_stand_in(error) if isinstance(error, StopIteration) else error, traceback.format_exc())
+        """Make a failure from the exception that is being handled."""
+        # A `StopIteration` would end a generator of the caller.
+        return cls(_make_stand_in(error) if isinstance(error, StopIteration) else error, traceback.format_exc())
 
 
-def _stand_in(error: Exception) -> Exception:
-    """An exception that takes the place of one that cannot travel."""
+def _make_stand_in(error: Exception) -> Exception:
+    """Make an exception with the same message, for an exception that cannot be sent."""
     return RuntimeError(f"{type(error).__name__}: {error}")
 
 
-def attempt(
+def run_job(
     job: Callable[[T], object], argument: T, common: CommonMemory, inline: bool = False
 ) -> tuple[bool, Message]:
-    """Whether a job was done, and its result; otherwise the `Failure`."""
+    """Call a job. Returns `True` and a message with the result, or `False` and a message with the `Failure`."""
     nothing = CommonMemory()
     try:
         return True, Message.of(job(argument), common, inline)
@@ -200,13 +210,13 @@ def attempt(
             message = Message.of(failure, nothing, inline=True)
             message.value(nothing)
         except Exception:
-            # Not every exception can be pickled, or made again of its arguments.
-            message = Message.of(Failure(_stand_in(error), failure.trace), nothing, inline=True)
+            # Some exceptions cannot be pickled, or not be created again from their arguments.
+            message = Message.of(Failure(_make_stand_in(error), failure.trace), nothing, inline=True)
         return False, message
 
 
-def attempt_here(job: Callable[[T], object], argument: T) -> tuple[bool, LocalValue]:
-    """As `attempt`, for a thread of the process that takes the result."""
+def run_job_in_thread(job: Callable[[T], object], argument: T) -> tuple[bool, LocalValue]:
+    """Do the same as `run_job` in a thread of the caller, without pickling the result."""
     try:
         return True, LocalValue(job(argument))
     except Exception as error:
@@ -214,30 +224,33 @@ def attempt_here(job: Callable[[T], object], argument: T) -> tuple[bool, LocalVa
 
 
 class LocalValue(NamedTuple):
-    """A value that stays in this process, where others travel as a `Message`."""
+    """A result that stays in this process, with the interface of a `Message`."""
 
     content: Any
 
     def value(self, common: CommonMemory) -> Any:
-        """The value itself."""
+        """Return the value."""
         return self.content
 
 
 class RemoteTraceback(Exception):
-    """The cause of an exception that a worker raised: which chunk it was, and the traceback there."""
+    """The cause of an exception that a worker raised. Its text has the chunk and the traceback in the worker."""
 
     def __str__(self) -> str:
         return str(self.args[0])
 
 
 def raise_failure(failure: Failure, chunk: Chunk) -> None:
-    """Raise the exception of a worker, which names the chunk."""
+    """Raise the exception of a worker, with the chunk in its message."""
     name_chunk(failure.error, chunk)
     raise failure.error from RemoteTraceback(f"in {chunk}\n\n{failure.trace}")
 
 
 def name_chunk(error: BaseException, chunk: Chunk) -> None:
-    """Put the chunk in front of the message of an exception, or in its place; other arguments stay as they are."""
+    """Put the chunk in front of the message of an exception, or make it the message if there is none.
+
+    An exception with other arguments is not changed.
+    """
     if not error.args:
         error.args = (f"{chunk}",)
     elif len(error.args) == 1 and type(error.args[0]) is str:

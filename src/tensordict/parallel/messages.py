@@ -1,9 +1,9 @@
-"""Messages between processes of one machine: values pickled, the bytes of their tensors apart from the rest.
+"""Messages between processes of one machine: a pickle, and separate memory with the bytes of its tensors.
 
-The sender writes the tensors to a piece of anonymous memory, and the receiver has them over this memory. Little content
-travels in the message itself. Tensors in memory that the receiver can see anyway are not copied: that is the memory of
-a container that both processes have, or other shared memory, whose descriptor goes along. Such tensors are pickled as
-references, which say where in this memory they lie.
+The sender writes the tensors to a block of anonymous memory, and the receiver maps this block. Small tensors are part
+of the message. Tensors in memory that both processes can see are not copied: the memory of a container that both have,
+or other shared memory, whose descriptor is sent along. Such tensors are pickled as references: their memory, and their
+place in it.
 """
 
 from __future__ import annotations
@@ -26,40 +26,41 @@ from tensordict.core.contract import Contract
 from tensordict.memory import pickling, system
 from tensordict.memory.file_maps import Finder
 from tensordict.memory.files import write_bytes
-from tensordict.memory.mapped import MemoryMappedTensor, SharedBlock, over_same, received
+from tensordict.memory.mapped import MemoryMappedTensor, SharedBlock, receive_block, wrap_like
 from tensordict.parallel import shared_memory
 
 # Up to this many bytes of tensors are part of the message.
 _INLINE = 64 << 10
-# Where the bytes of a tensor begin: what every dtype can be read at.
+# The alignment of tensors in a block, in bytes. It fits every dtype.
 _ALIGN = 64
 _PROTOCOL = 5
 
-# Where a tensor lies: the number of a tensor of the common memory or, from -1 down, of a handle; the byte at which it
-# begins there; dtype, shape and strides; whether it is a `MemoryMappedTensor`; and a number of its own.
+# The place of a tensor in shared memory: the number of the memory (a tensor of `CommonMemory`, or a handle as -1, -2,
+# ...); the first byte there; dtype, shape and strides; whether it is a `MemoryMappedTensor`; and the number of the
+# tensor in the message.
 Reference = tuple[int, int, torch.dtype, tuple[int, ...], tuple[int, ...], bool, int]
 
 
 class CommonMemory:
-    """The memory of the leaves of a container, as far as it is the same memory in both processes.
+    """The leaves of a container that have the same memory in both processes.
 
     Args:
-        container: the container, or the same one in the other process; `None` for no such memory.
+        container: the container of this process; the other process has it too. `None` for no common memory.
     """
 
     def __init__(self, container: object = None) -> None:
         leaves = container._leaves() if isinstance(container, Contract) else []
-        parts = [part for leaf in leaves for part in shared_memory.parts(leaf)]
+        parts = [part for leaf in leaves for part in shared_memory.list_parts(leaf)]
         self.tensors = [part for part in parts if type(part) in (Tensor, MemoryMappedTensor)]
-        self._numbers = {_base(part): number for number, part in enumerate(self.tensors) if _is_common(part)}
+        self._numbers = {_base_address(part): number for number, part in enumerate(self.tensors) if _is_common(part)}
 
     def number(self, tensor: Tensor) -> int | None:
-        """Which of `tensors` is over the same memory as a tensor."""
-        return self._numbers.get(_base(tensor))
+        """Return the number in `tensors` of one with the same memory as a tensor, or `None`."""
+        return self._numbers.get(_base_address(tensor))
 
 
 class OwnDescriptor(NamedTuple):
-    """A descriptor that this process has already."""
+    """A file descriptor of this process, with the interface of a descriptor that must be received first."""
 
     fd: int
 
@@ -68,16 +69,16 @@ class OwnDescriptor(NamedTuple):
 
 
 class Handle(NamedTuple):
-    """Shared memory: its size, whether it is a `SharedBlock` or a storage of torch's, and its descriptor."""
+    """Shared memory to send: its size, whether it is a `SharedBlock` or a storage of torch, and its descriptor."""
 
     nbytes: int
     is_block: bool
     descriptor: system.Descriptor
 
-    def opened(self) -> Tensor:
-        """The memory, as bytes; takes the descriptor over."""
+    def map_memory(self) -> Tensor:
+        """Map the memory as a tensor of bytes, which then owns the descriptor."""
         if self.is_block:
-            return received(self.descriptor, self.nbytes).tensor(torch.uint8, (self.nbytes,))
+            return receive_block(self.descriptor, self.nbytes).tensor(torch.uint8, (self.nbytes,))
         storage = rebuild_storage_fd(torch.UntypedStorage, self.descriptor, self.nbytes)  # type: ignore[no-untyped-call]
         return torch.empty(0, dtype=torch.uint8, device="cpu").set_(storage)
 
@@ -86,11 +87,11 @@ class Message:
     """A pickled value.
 
     Args:
-        head: what pickle made of it.
-        parts: its buffers, or their lengths where they are in a memory of their own.
-        nbytes: the length of this memory; 0 if there is none.
-        descriptor: of this memory, taken over; `None` for a message that was made here.
-        handles: the shared memory that tensors lie in.
+        head: the pickle, without its buffers.
+        parts: the buffers; or their lengths, if they are in a block.
+        nbytes: the length of the block; 0 without a block.
+        descriptor: the descriptor of the block, which the message then owns; `None` in the process of the sender.
+        handles: the shared memory of tensors that are pickled as references.
     """
 
     def __init__(
@@ -107,21 +108,21 @@ class Message:
         self.handles = list(handles)
         self._descriptor = descriptor
         self._block: SharedBlock | None = None
-        # What was pickled: while it is alive, so are the descriptors of its memory.
-        self._kept: object = None
+        # The pickled value. It keeps the descriptors of its memory open.
+        self._value: object = None
 
     @classmethod
     def of(cls, value: object, common: CommonMemory, inline: bool = False) -> Message:
         """Pickle a value.
 
         Args:
-            value: the value; it stays alive until the message has arrived.
+            value: the value. The message keeps it alive.
             common: the memory that the receiver has too.
-            inline: have all the rest in the message.
+            inline: put all other tensors into the message itself.
 
         Raises:
-            RuntimeError: a tensor in it is the result of operations that autograd recorded.
-            Exception: what pickle raises for values that it cannot pickle.
+            RuntimeError: a tensor in the value has a history in autograd.
+            Exception: the value cannot be pickled.
         """
         stream = io.BytesIO()
         buffers: list[pickle.PickleBuffer] = []
@@ -130,47 +131,50 @@ class Message:
         views = [buffer.raw() for buffer in buffers]
         head = stream.getvalue()
         if inline or sum(len(view) for view in views) <= _INLINE:
-            # As arrays of bytes, so that the tensors over them can be written to.
+            # Bytearrays, because the receiver must be able to write to the tensors over them.
             message = cls(head, [bytearray(view) for view in views], 0, None, pickler.handles)
         else:
             lengths = [len(view) for view in views]
-            starts = _starts(lengths)
+            starts = _compute_starts(lengths)
             message = cls(head, lengths, starts[-1] + lengths[-1], None, pickler.handles)
             message._block = SharedBlock(message.nbytes)
             for start, view in zip(starts, views, strict=True):
                 write_bytes(message._block.fd, view, start)
-        message._kept = value
+        message._value = value
         return message
 
     @property
     def fd(self) -> int:
-        """The descriptor of the memory of a message that was made here."""
+        """The descriptor of the block, in the process of the sender."""
         assert self._block is not None
         return self._block.fd
 
     def value(self, common: CommonMemory) -> Any:
-        """The value; its tensors are over the memory of the message, or what both processes have in common."""
+        """Unpickle the value. Its tensors are over the memory of the message, or over common memory."""
         views = self.parts
         if self.nbytes:
             if self._block is None:
                 assert self._descriptor is not None
-                memory = _mapped(self._descriptor.detach(), self.nbytes)
+                memory = _map_memory(self._descriptor.detach(), self.nbytes)
             else:
                 memory = memoryview(self._block.buffer)
-            views = [memory[start : start + size] for start, size in zip(_starts(self.parts), self.parts, strict=True)]
+            starts = _compute_starts(self.parts)
+            views = [memory[start : start + size] for start, size in zip(starts, self.parts, strict=True)]
         return _Unpickler(self.head, views, common, self.handles).load()
 
     def __reduce__(self) -> Any:
-        # How a pool sends it: the receiver asks this process for the descriptor, when it opens the message.
-        descriptor = system.sent(self.fd) if self.nbytes else None
-        handles = [handle._replace(descriptor=system.sent(handle.descriptor.detach())) for handle in self.handles]
+        # Pools pickle messages. The receiver asks this process for the descriptors when it reads the message.
+        descriptor = system.send_descriptor(self.fd) if self.nbytes else None
+        handles = [
+            handle._replace(descriptor=system.send_descriptor(handle.descriptor.detach())) for handle in self.handles
+        ]
         return Message, (self.head, self.parts, self.nbytes, descriptor, handles)
 
 
-def _mapped(fd: int, nbytes: int) -> memoryview:
-    """Memory, mapped for as long as somebody has a view of it; takes its descriptor over.
+def _map_memory(fd: int, nbytes: int) -> memoryview:
+    """Map memory and close its descriptor. The map lives as long as a view of it.
 
-    Torch's maps of files keep no descriptor, of which a process may have a thousand; maps of Python's keep one each.
+    A process may have a thousand descriptors. Python's `mmap` keeps one for each map, torch's maps do not.
     """
     try:
         return torch.from_file(f"/dev/fd/{fd}", shared=True, size=nbytes, dtype=torch.uint8, device="cpu").numpy().data
@@ -178,109 +182,117 @@ def _mapped(fd: int, nbytes: int) -> memoryview:
         os.close(fd)
 
 
-def _starts(lengths: list[int]) -> list[int]:
+def _compute_starts(lengths: list[int]) -> list[int]:
     return [0, *itertools.accumulate(-(-length // _ALIGN) * _ALIGN for length in lengths)][: len(lengths)]
 
 
 class _Pickler(pickle.Pickler):
-    """Plain tensors go as those in containers do, out of band, and not through `torch.save`; or as references.
+    """Pickles tensors as references, or with their bytes in separate buffers, instead of through `torch.save`.
 
     Args:
-        stream: where the pickle goes.
+        stream: the stream to write the pickle to.
         common: the memory that the other process has too.
-        hands_over: whether descriptors of other shared memory can go along; see `handles`.
-        keep: takes what goes out of band.
+        sends_handles: true if descriptors of other shared memory can be sent; see `handles`.
+        keep: called with each separate buffer.
     """
 
     def __init__(
-        self, stream: io.BytesIO, common: CommonMemory, hands_over: bool, keep: Callable[[pickle.PickleBuffer], object]
+        self,
+        stream: io.BytesIO,
+        common: CommonMemory,
+        sends_handles: bool,
+        keep: Callable[[pickle.PickleBuffer], object],
     ) -> None:
         super().__init__(stream, protocol=_PROTOCOL, buffer_callback=keep)
         self.handles: list[Handle] = []
-        self._common, self._hands_over = common, hands_over
-        # The numbers of handles by the addresses of their memory.
-        self._handed: dict[int, int] = {}
-        self._made: dict[int, Reference] = {}
+        self._common, self._sends_handles = common, sends_handles
+        # The numbers of handles by the addresses of their memory, and the references by the ids of their tensors.
+        self._handle_numbers: dict[int, int] = {}
+        self._references: dict[int, Reference] = {}
 
     def persistent_id(self, value: object) -> Reference | None:
-        return self._reference(value) if isinstance(value, Tensor) else None
+        return self._make_reference(value) if isinstance(value, Tensor) else None
 
     def reducer_override(self, value: object) -> Any:
         if not isinstance(value, Tensor):
             if isinstance(value, Contract) and pickling.is_ours(type(value)):
-                return pickling.reduced(value, _PROTOCOL, lambda tensor: self._reference(tensor) is not None)
+                return pickling.reduce(value, _PROTOCOL, lambda tensor: self._make_reference(tensor) is not None)
             return NotImplemented
         if value.requires_grad and not value.is_leaf:
             raise RuntimeError(
-                "a tensor that autograd recorded the history of cannot go to another process: return detach() of it"
+                "a tensor with a history in autograd cannot be sent to another process: return detach() of it"
             )
         if type(value) is Tensor and pickling.is_plain(value):
             holder = makers.dense({"": value}, torch.Size(()), None, None)
             return _only_entry, (holder,)
         return NotImplemented
 
-    def _reference(self, tensor: Tensor) -> Reference | None:
-        """The reference to a tensor, which has to stay alive; `None` if it has to be copied."""
-        reference = self._made.get(id(tensor))
-        if reference is None and (found := self._located(tensor)) is not None:
+    def _make_reference(self, tensor: Tensor) -> Reference | None:
+        """Return the reference to a tensor, or `None` if the tensor must be copied. The tensor must stay alive."""
+        reference = self._references.get(id(tensor))
+        if reference is None and (found := self._locate(tensor)) is not None:
             number, address = found
             layout = (tensor.dtype, tuple(tensor.shape), tensor.stride())
             is_mapped = type(tensor) is MemoryMappedTensor
-            reference = (number, tensor.data_ptr() - address, *layout, is_mapped, len(self._made))
-            self._made[id(tensor)] = reference
+            reference = (number, tensor.data_ptr() - address, *layout, is_mapped, len(self._references))
+            self._references[id(tensor)] = reference
         return reference
 
-    def _located(self, tensor: Tensor) -> tuple[int, int] | None:
-        """The number of the memory that a tensor lies in, as in a `Reference`, and where this memory begins."""
+    def _locate(self, tensor: Tensor) -> tuple[int, int] | None:
+        """Return the number of the memory of a tensor, as in a `Reference`, and the start address of this memory.
+
+        Returns `None` if the tensor must be copied.
+        """
         if not _is_over_memory(tensor):
             return None
         number = self._common.number(tensor)
         if number is not None:
-            return number, _first(self._common.tensors[number])
-        if not self._hands_over:
+            return number, _start_address(self._common.tensors[number])
+        if not self._sends_handles:
             return None
         if isinstance(tensor, MemoryMappedTensor):
             block = tensor._handler
-            return None if block is None else self._handed_over(block.address, lambda: (block.fd, block.nbytes), True)
+            return None if block is None else self._add_handle(block.address, lambda: (block.fd, block.nbytes), True)
         storage = tensor.untyped_storage()
         if not storage.is_shared() or storage.filename is not None:
             return None
-        # With the other strategy torch would give a descriptor of a copy, unless it has a file mapped.
+        # With another sharing strategy, torch would return the descriptor of a copy, unless the storage maps a file.
         if mp.get_sharing_strategy() != "file_descriptor" and Finder().of(tensor) is None:  # type: ignore[no-untyped-call]
             return None
-        return self._handed_over(storage.data_ptr(), lambda: internals.share_descriptor(storage), False)
+        return self._add_handle(storage.data_ptr(), lambda: internals.share_descriptor(storage), False)
 
-    def _handed_over(self, address: int, share: Callable[[], tuple[int, int]], is_block: bool) -> tuple[int, int]:
-        if address not in self._handed:
+    def _add_handle(self, address: int, share: Callable[[], tuple[int, int]], is_block: bool) -> tuple[int, int]:
+        """Add a handle for the memory at an address, unless it has one. Returns the number and the address."""
+        if address not in self._handle_numbers:
             fd, nbytes = share()
             self.handles.append(Handle(nbytes, is_block, OwnDescriptor(fd)))
-            self._handed[address] = -len(self.handles)
-        return self._handed[address], address
+            self._handle_numbers[address] = -len(self.handles)
+        return self._handle_numbers[address], address
 
 
 class _Unpickler(pickle.Unpickler):
-    """Makes tensors of references; arguments as for `Message.value`."""
+    """Makes tensors from references; see `Message.value`."""
 
     def __init__(self, head: bytes, buffers: list[Any], common: CommonMemory, handles: list[Handle]) -> None:
         super().__init__(io.BytesIO(head), buffers=buffers)
-        self._common, self._opened = common, [handle.opened() for handle in handles]
-        self._made: dict[int, Tensor] = {}
+        self._common, self._sent_memory = common, [handle.map_memory() for handle in handles]
+        self._tensors: dict[int, Tensor] = {}
 
     def persistent_load(self, reference: Reference) -> Tensor:
         number, start, dtype, shape, strides, is_mapped, which = reference
-        found = self._made.get(which)
+        found = self._tensors.get(which)
         if found is None:
-            home = self._common.tensors[number] if number >= 0 else self._opened[-1 - number]
+            home = self._common.tensors[number] if number >= 0 else self._sent_memory[-1 - number]
             block = _block(home)
-            # Storages over a block may begin anywhere in it: that of the whole block is used.
+            # The storage of `home` may begin anywhere in its block. Use a storage over the whole block.
             storage = (home if block is None else block.tensor(torch.uint8, (block.nbytes,))).untyped_storage()
-            at, rest = divmod(_first(home) - storage.data_ptr() + start, dtype.itemsize)
-            assert not rest, "memory is mapped at whole pages, and parts of it begin where they do at the sender"
+            at, rest = divmod(_start_address(home) - storage.data_ptr() + start, dtype.itemsize)
+            assert not rest, "memory is mapped at whole pages, so a tensor has the same alignment as in the sender"
             found = torch.empty(0, dtype=dtype, device="cpu").set_(storage, at, shape, strides)
             if is_mapped:
                 assert isinstance(home, MemoryMappedTensor)
-                found = over_same(home, found)
-            self._made[which] = found
+                found = wrap_like(home, found)
+            self._tensors[which] = found
         return found
 
 
@@ -293,20 +305,23 @@ def _block(tensor: Tensor) -> SharedBlock | None:
     return tensor._handler if isinstance(tensor, MemoryMappedTensor) else None
 
 
-def _base(tensor: Tensor) -> int:
-    """What all tensors over one memory have in common: where it begins in this process."""
+def _base_address(tensor: Tensor) -> int:
+    """Return the start address of the storage or block of a tensor. It identifies the memory in this process."""
     block = _block(tensor)
     return tensor.untyped_storage().data_ptr() if block is None else block.address
 
 
-def _first(tensor: Tensor) -> int:
-    """Where what a tensor is over begins: at a place that is the same one in all processes."""
+def _start_address(tensor: Tensor) -> int:
+    """Return the address in this process from which references to the memory of a tensor count.
+
+    This is the start of the block, or the first element of the tensor. Both processes know it.
+    """
     block = _block(tensor)
     return tensor.data_ptr() if block is None else block.address
 
 
 def _is_over_memory(tensor: Tensor) -> bool:
-    """Whether a tensor is nothing but dtype, shape and strides over memory."""
+    """Return whether a dtype, a shape and strides over memory describe a tensor completely."""
     if not tensor.numel():
         return False
     if type(tensor) is MemoryMappedTensor:
@@ -315,7 +330,8 @@ def _is_over_memory(tensor: Tensor) -> bool:
 
 
 def _is_common(tensor: Tensor) -> bool:
-    if not _is_over_memory(tensor) or not shared_memory.is_seen_by_others(tensor):
+    """Return whether both processes have the memory of a tensor and see writes to it."""
+    if not _is_over_memory(tensor) or not shared_memory.shares_writes(tensor):
         return False
-    # What torch maps says that it is shared whether it is or not.
+    # Torch reports all of its maps of files as shared, also private ones, so these do not count.
     return isinstance(tensor, MemoryMappedTensor) or tensor.untyped_storage().filename is None

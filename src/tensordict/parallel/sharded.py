@@ -28,7 +28,7 @@ def gather_leaves(container: ContainerT) -> ContainerT:
     return container._map(lambda leaf: leaf.full_tensor() if is_sharded(leaf) else leaf)
 
 
-def holds_sharded(container: Contract) -> bool:
+def has_sharded_leaves(container: Contract) -> bool:
     """Return whether a container has a sharded leaf."""
     return any(map(is_sharded, container._leaves()))
 
@@ -42,18 +42,18 @@ def save_whole(
 ) -> Any:
     """Gather the sharded leaves of a container on all ranks, have one rank save it, and load it on all ranks.
 
-    The ranks are those of the largest mesh that a leaf is on. They exchange what went wrong after each step, so that
-    a step that fails on one rank ends the call on all of them.
+    All ranks of the largest mesh of a leaf must make this call. After each step they exchange their errors. A step that
+    fails on one rank ends the call on all of them.
 
     Args:
         container: has the same sharded leaves on all ranks, and at least one.
-        path: where it is saved; with `None` each rank writes to memory of its own.
-        return_early: must be false, as the ranks have to gather in one order.
-        write: saves a container of whole tensors; for a path the first rank of the mesh calls it.
-        load: reads what was saved at the path.
+        path: the path of the save; with `None` each rank writes to its own memory.
+        return_early: must be false, because all ranks must gather in the same order.
+        write: saves a container of whole tensors. With a path, only the first rank of the mesh calls it.
+        load: loads the save at the path.
 
     Returns:
-        what `load` returns; without a path, what `write` returns.
+        the result of `load`; without a path, the result of `write`.
 
     Raises:
         TransferError: another rank failed, or the ranks have different leaves or paths.
@@ -71,7 +71,8 @@ def save_whole(
         if not is_sharded(leaf):
             return leaf
         whole = leaf.full_tensor()
-        # The other ranks take part, and free the memory at once. The CPU has room for all leaves together.
+        # The other ranks take part and free the whole tensor at once. The first rank keeps all leaves on the CPU, which
+        # has more memory.
         return whole.cpu() if ranks.is_first else leaf
 
     with torch.no_grad():
@@ -81,10 +82,10 @@ def save_whole(
 
 
 class _Ranks:
-    """The ranks of a device mesh, which tell each other what went wrong.
+    """The ranks of a device mesh, which exchange their errors.
 
-    A mesh has a process group for each row along each of its dims, and none for all ranks. What a rank says therefore
-    goes along one dim after the other.
+    A mesh has a process group for each row along each of its dims, but no group for all ranks. An error is therefore
+    passed on along one dim after the other.
     """
 
     def __init__(self, mesh: DeviceMesh) -> None:
@@ -102,7 +103,7 @@ class _Ranks:
         """
         try:
             result = step()
-        except Exception as error:  # The other ranks wait to hear of any error.
+        except Exception as error:  # any error: the other ranks wait for the verdict
             self._settle(error)
             raise
         self._settle()
@@ -121,9 +122,9 @@ class _Ranks:
         digest = hashlib.blake2b(repr((call, forms)).encode(), digest_size=8).hexdigest()
         problem = None
         for group in self._groups:
-            for rank, (_, told) in enumerate(exchange(digest + call, group, "save")):
-                if told[: len(digest)] != digest and problem is None:
-                    there = told[len(digest) :]
+            for rank, (_, text) in enumerate(exchange(digest + call, group, "save")):
+                if text[: len(digest)] != digest and problem is None:
+                    there = text[len(digest) :]
                     detail = there if there != call else f"{there} of other names, shapes, dtypes or placements"
                     problem = TransferError(
                         f"rank {dist.get_rank()} saves {call}, and rank {dist.get_global_rank(group, rank)} {detail}"
@@ -133,7 +134,7 @@ class _Ranks:
             raise problem
 
     def _settle(self, problem: Exception | None = None) -> None:
-        """Tell the other ranks what went wrong here; raise what went wrong there, if nothing did here."""
+        """Send the error of this rank to the other ranks. Without one, raise if another rank had an error."""
         text = "" if problem is None else f"rank {dist.get_rank()}: {type(problem).__name__}: {problem}"
         for group in self._groups:
             text = next((why for state, why in exchange(text, group, "save") if state != TAKEN), "")

@@ -1,7 +1,8 @@
-"""Sending a container from one rank to another, and receiving it there.
+"""Transfers: send a container from one rank to another, and receive it there.
 
-The sender posts everything at once: the description, the messages with the tensors, and a wait for the verdict. The
-receiver reads the description, posts the rest, and answers: `verdicts.py` draws the states.
+The sender posts everything at once: the description, the messages with the tensors, and a buffer for the verdict. The
+receiver reads the description, posts buffers for the messages, and answers with a verdict. `verdicts.py` draws the
+steps of the receiver.
 """
 
 from __future__ import annotations
@@ -35,24 +36,24 @@ FutureT = TypeVar("FutureT", Future[Any], concurrent.futures.Future[Any])
 
 # --- sending ----------------------------------------------------------------------------------------------------------
 
-# The messages of two containers that threads send under one tag must not mix.
+# Held while the messages of a container are posted, so that threads with the same tag do not mix their messages.
 _posting = threading.Lock()
 
 
 class Sending:
-    """A container that is being sent. :meth:`wait` ends it; if nobody calls it, a thread of its own does.
+    """The sender's side of a transfer. :meth:`wait` completes it; if nobody calls it, a new thread does.
 
     Args:
-        channel: where it goes.
-        container: what goes there.
+        channel: the channel to send on.
+        container: the container to send.
         allow_pickle: pickle the values that JSON cannot hold.
-        problem: why there is nothing to send; the other side is told, and it is raised.
+        problem: an error that prevents sending. The receiver gets a refusal, and the error is raised.
 
     Raises:
-        SaveError: an entry cannot be sent; the other side is told.
+        SaveError: an entry cannot be sent. The receiver gets a refusal.
     """
 
-    # Until messages have been posted there is nothing to wait for.
+    # True before messages are posted and after their end: `wait` has nothing to do.
     _done = True
 
     def __init__(
@@ -64,17 +65,17 @@ class Sending:
     ) -> None:
         self._channel = channel
         self._lock = threading.Lock()
-        # The text and not the exception, whose frames would keep the process group alive until the program ends.
+        # The text of the error. The frames of the exception would keep the process group alive until the program ends.
         self._problem = ""
-        _raise_late(channel)
+        _raise_late_error(channel)
         try:
             if problem is not None:
                 raise problem
             package = wire.Package(container, channel.devices.kind, allow_pickle)
             messages = package.messages(channel.devices.place)
-        except Exception as error:  # Whatever it is, the other side must not wait for what never comes.
+        except Exception as error:  # any error: the receiver waits for a description
             self._post(refusal(error), [])
-            _finish_apart(self, quiet=True)
+            _finish_in_thread(self, quiet=True)
             raise
         self.count = package.count
         self._post(package.head, messages)
@@ -86,27 +87,28 @@ class Sending:
         with _posting:
             self._works = [channel.send(message) for message in messages]
             self._works.append(channel.recv(self._answer, answer=True))
-        # A work of torch's knows its memory, and not always the tensor that owns it.
+        # Keep the tensors alive: a work of torch does not always do so.
         self._messages = messages
         self._done = False
 
     def __del__(self) -> None:
-        # Torch breaks the connection when works are dropped, and the other side may be reading the messages.
+        # Deleting the works would break the connection while the receiver may still read the messages.
         if self._done:
             return
         if sys.is_finalizing():
-            _abandoned(self._channel, "the program has ended")
+            _warn_of_loss(self._channel, "the program has ended")
         else:
-            _finish_apart(self)
+            _finish_in_thread(self)
 
     def wait(self, timeout: object = None) -> bool:
-        """Wait until the other side has the container.
+        """Wait until the receiver has the container.
 
         Args:
-            timeout: accepted as by torch's own works; the timeout of the process group counts.
+            timeout: accepted for compatibility with torch's works; the timeout of the process group applies.
 
         Raises:
-            TransferError: it refused it, and says why; or the connection broke or timed out.
+            TransferError: the receiver refused the container (the error has its reason), or the connection broke or
+                timed out.
         """
         with self._lock:
             if not self._done:
@@ -122,12 +124,12 @@ class Sending:
         return True
 
     def is_completed(self) -> bool:
-        """Whether :meth:`wait` has been called and has returned."""
+        """Return whether :meth:`wait` has been called and has returned."""
         return self._done
 
     def _finish(self) -> None:
         *works, last = self._works
-        # First: a receiver that has no memory for the messages says so, and never takes them.
+        # Wait for the verdict first. After `LEFT`, the receiver never takes the messages.
         self._channel.wait(last, "sending to")
         state, why = Verdict.read(self._answer)
         if state != LEFT:
@@ -137,14 +139,14 @@ class Sending:
             raise TransferError(f"{self._channel.name} did not take what was sent: {why}")
 
 
-# For what follows, and for `_pending`: whichever thread they are written by.
+# Held while a thread changes one of the following collections, or `_pending`.
 _registering = threading.Lock()
-# What went wrong with containers that nobody waits for, by group and rank.
-_late: weakref.WeakKeyDictionary[dist.ProcessGroup, dict[int, str]] = weakref.WeakKeyDictionary()
+# Errors of transfers that nobody waits for, by group and rank. The next call with this rank raises them.
+_late_errors: weakref.WeakKeyDictionary[dist.ProcessGroup, dict[int, str]] = weakref.WeakKeyDictionary()
 
 
-def _finish_apart(sending: Sending, quiet: bool = False) -> None:
-    """Wait in a thread of its own, for a caller who does not. The program goes on until it is done."""
+def _finish_in_thread(sending: Sending, quiet: bool = False) -> None:
+    """Wait for a transfer in a new thread, if the caller does not wait. The program does not end before the thread."""
     channel = sending._channel
 
     def run() -> None:
@@ -154,74 +156,74 @@ def _finish_apart(sending: Sending, quiet: bool = False) -> None:
             if quiet:
                 return
             if not threading.main_thread().is_alive():
-                _abandoned(channel, f"{error}")
+                _warn_of_loss(channel, f"{error}")
                 return
             with _registering:
-                _late.setdefault(channel.group, {})[channel.peer] = f"{error}"
+                _late_errors.setdefault(channel.group, {})[channel.peer] = f"{error}"
 
     threading.Thread(target=run, name="tensordict-isend", daemon=False).start()
 
 
-def _abandoned(channel: Channel, why: str) -> None:
-    """Say that nobody will know what became of a container."""
-    warnings.warn(f"what isend was to send to {channel.name} was abandoned: {why}", RuntimeWarning, stacklevel=2)
+def _warn_of_loss(channel: Channel, why: str) -> None:
+    """Warn that a transfer failed after the last moment at which the program could have noticed."""
+    warnings.warn(f"isend to {channel.name} was abandoned: {why}", RuntimeWarning, stacklevel=2)
 
 
-def _raise_late(channel: Channel) -> None:
+def _raise_late_error(channel: Channel) -> None:
     with _registering:
-        problem = _late.get(channel.group, {}).pop(channel.peer, None)
+        problem = _late_errors.get(channel.group, {}).pop(channel.peer, None)
     if problem is not None:
         raise TransferError(f"an isend before this call failed: {problem}")
 
 
-# The transfers of which the program has a handle, and the thread that waits for them when the program ends.
-_held: weakref.WeakSet[Sending] = weakref.WeakSet()
-_keeper: list[threading.Thread] = []
+# The transfers that `isend` returned, and the thread that waits for them when the program ends.
+_returned: weakref.WeakSet[Sending] = weakref.WeakSet()
+_exit_thread: list[threading.Thread] = []
 
 
-def held(sending: Sending) -> Sending:
-    """A transfer for a caller who may wait for it; if it never does, the program goes on until it is done."""
+def finish_at_exit(sending: Sending) -> Sending:
+    """Make sure that a transfer ends before the program, even if the caller never waits for it. Returns it."""
     with _registering:
-        _held.add(sending)
-        if not _keeper:
-            thread = threading.Thread(target=_keep, name="tensordict-isend", daemon=False)
+        _returned.add(sending)
+        if not _exit_thread:
+            thread = threading.Thread(target=_wait_at_exit, name="tensordict-isend", daemon=False)
             thread.start()
-            _keeper.append(thread)
+            _exit_thread.append(thread)
     return sending
 
 
-def _keep() -> None:
-    # Ends where Python waits for its threads, in the main process and in those of `multiprocessing`.
+def _wait_at_exit() -> None:
+    # Python waits for this thread at its exit, in the main process and in processes of `multiprocessing`.
     threading.main_thread().join()
-    for sending in list(_held):
+    for sending in list(_returned):
         try:
             sending.wait()
         except TransferError as error:
-            _abandoned(sending._channel, f"{error}")
+            _warn_of_loss(sending._channel, f"{error}")
 
 
-def _forked() -> None:
-    # Threads, and what they wait for, stay with the parent.
-    _keeper.clear()
-    _held.clear()
+def _reset_after_fork() -> None:
+    # The threads and their transfers belong to the parent.
+    _exit_thread.clear()
+    _returned.clear()
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forked)
+    os.register_at_fork(after_in_child=_reset_after_fork)
 
 
 # --- receiving --------------------------------------------------------------------------------------------------------
 
 
 class Receiving:
-    """A container that is to be received.
+    """The receiver's side of a transfer.
 
     Args:
-        channel: where it comes from.
-        container: what is written to; `None` for a new one.
-        device: the device of a new one; by default that of the memory that messages are in.
+        channel: the channel to receive on.
+        container: the container to write into; `None` for a new one.
+        device: the device of a new container; by default the device of the messages.
         allow_pickle: load values that were sent pickled.
-        problem: why the container cannot be written to, whatever comes; the sender is told.
+        problem: an error that prevents writing into the container. The sender gets it as the verdict.
     """
 
     def __init__(
@@ -238,10 +240,10 @@ class Receiving:
         self._allow_pickle = allow_pickle
         self._problem = problem
         self.count = 0
-        # Whether all messages of this container have buffers, so that those of the next one may be posted.
-        self._posted = threading.Event()
+        # Set once all messages of this container have buffers. Then the next transfer may post its buffers.
+        self._has_buffers = threading.Event()
         with _registering:
-            self._before = _pending.get(self._key)
+            self._previous = _pending.get(self._key)
             _pending[self._key] = self
 
     @property
@@ -249,26 +251,27 @@ class Receiving:
         return id(self._channel.group), self._channel.peer, self._channel.tag
 
     def run(self) -> Any:
-        """Receive it.
+        """Receive the container.
 
         Returns:
-            the container that was given, or the new one.
+            the container that was written into, or the new one.
 
         Raises:
-            TransferError: it does not fit, it cannot be loaded here, or the connection broke or timed out.
+            TransferError: the received container does not fit or cannot be loaded, or the connection broke or timed
+                out.
         """
         with self._channel.devices.guard():
             return self._run()
 
     def _run(self) -> Any:
         channel = self._channel
-        if self._before is not None:
-            self._before._posted.wait()
-            self._before = None
+        if self._previous is not None:
+            self._previous._has_buffers.wait()
+            self._previous = None
         try:
-            _raise_late(channel)
-            header, finish, works = self._posted_for(self._head())
-            self._posted.set()
+            _raise_late_error(channel)
+            header, finish, works = self._post_buffers(self._receive_description())
+            self._has_buffers.set()
             for work in works:
                 channel.wait(work, "receiving from")
         finally:
@@ -277,28 +280,28 @@ class Receiving:
         try:
             with torch.no_grad():
                 made = finish()
-        except Exception as error:  # Whatever was in it, the sender waits for an answer.
+        except Exception as error:  # any error: the sender waits for a verdict
             self._answer(REFUSED, f"{error}")
             raise TransferError(f"receiving from {channel.name}: {error}") from error
         self._answer(TAKEN)
         return made
 
     def give_up(self) -> None:
-        """Let those that wait for this one go on; for one that will not be run."""
-        self._posted.set()
+        """Let the next transfer go on, without receiving this one."""
+        self._has_buffers.set()
         with _registering:
             if _pending.get(self._key) is self:
                 del _pending[self._key]
 
-    def _head(self) -> bytes:
+    def _receive_description(self) -> bytes:
         channel = self._channel
         first = channel.buffer(wire.PROLOGUE)
         channel.wait(channel.recv(first), "receiving from")
-        head, more = wire.opened(first)
+        head, more = wire.read_prologue(first)
         if more:
             try:
                 rest = channel.buffer(more)
-            except Exception as error:  # Torch has several for what no memory could hold.
+            except Exception as error:  # torch raises different errors for sizes beyond any memory
                 self._answer(LEFT, f"no memory for a description of {more} bytes")
                 raise TransferError(
                     f"receiving from {channel.name}: no memory for a description of {more} bytes: {error}"
@@ -307,47 +310,53 @@ class Receiving:
             head += wire.content_of(rest)
         return head
 
-    def _posted_for(self, head: bytes) -> tuple[wire.Header, Callable[[], Any], list[dist.Work]]:
-        """Post the buffers for what a description announces; with what is to be done when they are full."""
+    def _post_buffers(self, head: bytes) -> tuple[wire.Header, Callable[[], Any], list[dist.Work]]:
+        """Post buffers for the messages that a description announces.
+
+        Returns:
+            the header, a function that finishes the container when the buffers are full, and the works to wait for.
+        """
         channel = self._channel
         try:
             header = wire.Header(head)
-            own, actions = self._own_target(header)
+            own, actions = self._find_target(header)
             target = own or wire.NewBuffers(header, channel.devices.place)
-        except Exception as error:  # Whatever was in it, the sender waits for an answer.
-            # Nothing follows that could be received.
+        except Exception as error:  # any error: the sender waits for a verdict
             self._answer(LEFT, f"{error}")
             raise TransferError(f"receiving from {channel.name}: {error}") from error
         works = [channel.recv(buffer) for buffer in target.buffers]
         if isinstance(target, wire.NewBuffers):
-            return header, partial(self._anew, target), works
-        return header, partial(self._within, target, actions), works
+            return header, partial(self._finish_new, target), works
+        return header, partial(self._finish_in_place, target, actions), works
 
-    def _own_target(self, header: wire.Header) -> tuple[wire.TargetBuffers | None, list[Callable[[], None]]]:
-        """The memory of the container as a target, and what writes its values; `None` if it has another structure."""
+    def _find_target(self, header: wire.Header) -> tuple[wire.TargetBuffers | None, list[Callable[[], None]]]:
+        """Return buffers in the memory of the container, and functions that write its values.
+
+        Returns no buffers if the container has another structure.
+        """
         if self._problem is None and self._container is not None:
             try:
                 sketch = wire.Sketch(self._container, self._allow_pickle)
                 if wire.TargetBuffers.fits(header, sketch):
-                    actions = new_values(self._container, header, sketch, self._allow_pickle)
+                    actions = plan_value_writes(self._container, header, sketch, self._allow_pickle)
                     return wire.TargetBuffers(header, sketch, self._channel.devices.place), actions
-            except Exception as error:  # As above.
+            except Exception as error:  # any error becomes the verdict, once the messages have been received
                 self._problem = error
         return None, []
 
-    def _within(self, target: wire.TargetBuffers, actions: list[Callable[[], None]]) -> Any:
-        target.spread()
+    def _finish_in_place(self, target: wire.TargetBuffers, actions: list[Callable[[], None]]) -> Any:
+        target.copy_to_leaves()
         for action in actions:
             action()
         return self._container
 
-    def _anew(self, anew: wire.NewBuffers) -> Any:
+    def _finish_new(self, target: wire.NewBuffers) -> Any:
         if self._problem is not None:
             raise self._problem
-        made = anew.container(self._allow_pickle)
+        made = target.make_container(self._allow_pickle)
         if self._container is None:
             return made if self._device is None else made.to(self._device)
-        check_alike(self._container, made, "here", "in what was sent")
+        check_same_entries(self._container, made, "here", "in what was sent")
         _check_writable(self._container)
         self._container.update_(made)
         return self._container
@@ -358,35 +367,36 @@ class Receiving:
         channel.wait(channel.send(answer, answer=True), "answering")
 
 
-# The last transfer that was begun for every group, rank and tag, until it has all that it waits for.
+# The latest unfinished transfer for each group, rank and tag.
 _pending: dict[tuple[int, int, int], Receiving] = {}
 
 
-def received_apart(receiving: Receiving) -> Future[Any]:
-    """Receive in a thread of its own; the future gives the container."""
-    return _receive_apart(receiving, Future())
+def receive_in_thread(receiving: Receiving) -> Future[Any]:
+    """Receive a container in a new thread. The result of the future is the container."""
+    return _receive_into_future(receiving, Future())
 
 
-def _receive_apart(receiving: Receiving, future: FutureT) -> FutureT:
+def _receive_into_future(receiving: Receiving, future: FutureT) -> FutureT:
     try:
-        return _run_apart(receiving.run, future)
+        return _run_in_thread(receiving.run, future)
     except RuntimeError:
         # No thread could be started.
         receiving.give_up()
         raise
 
 
-def _run_apart(call: Callable[[], object], future: FutureT) -> FutureT:
-    """Call in a thread of its own, for a future of torch's or of Python's, which is returned.
+def _run_in_thread(call: Callable[[], object], future: FutureT) -> FutureT:
+    """Call a function in a new thread and put its result into a future of torch or Python, which is returned.
 
-    The threads of an event loop are few, and would all wait while what they wait for needs another one.
+    An event loop has few threads. If all of them waited for transfers, another call that these depend on would never
+    start.
     """
 
     def run() -> None:
         try:
             result = call()
-        except Exception as error:  # Whatever it is, it belongs to whoever waits.
-            # Its frames would keep the future, and with it the process group, alive for ever.
+        except Exception as error:  # any error: raise it from the future
+            # The frames of the exception would keep the future and the process group alive.
             error.__cause__ = None
             future.set_exception(error.with_traceback(None))
         else:
@@ -396,34 +406,34 @@ def _run_apart(call: Callable[[], object], future: FutureT) -> FutureT:
     return future
 
 
-async def sent(sending: Sending) -> None:
-    """Wait until the other side has the container; the event loop goes on meanwhile."""
-    await asyncio.wrap_future(_run_apart(sending.wait, _uncancelled()))
+async def wait_async(sending: Sending) -> None:
+    """Wait until the receiver has the container, without blocking the event loop."""
+    await asyncio.wrap_future(_run_in_thread(sending.wait, _make_running_future()))
 
 
-async def received(receiving: Receiving) -> Any:
-    """The container, once it is there; the event loop goes on meanwhile."""
-    return await asyncio.wrap_future(_receive_apart(receiving, _uncancelled()))
+async def receive_async(receiving: Receiving) -> Any:
+    """Receive a container without blocking the event loop."""
+    return await asyncio.wrap_future(_receive_into_future(receiving, _make_running_future()))
 
 
-def _uncancelled() -> concurrent.futures.Future[Any]:
-    """A future whose thread ends the transfer even if nobody waits any more."""
+def _make_running_future() -> concurrent.futures.Future[Any]:
+    """Make a future that cannot be cancelled, so that its thread completes the transfer."""
     future: concurrent.futures.Future[Any] = concurrent.futures.Future()
     future.set_running_or_notify_cancel()
     return future
 
 
-# --- what fits what ---------------------------------------------------------------------------------------------------
+# --- comparing containers ---------------------------------------------------------------------------------------------
 
 
-def new_values(
+def plan_value_writes(
     container: Contract, header: wire.Header, sketch: wire.Sketch, allow_pickle: bool
 ) -> list[Callable[[], None]]:
-    """What writes the values that are other ones in what was sent, each once it is called; the checks come before.
+    """Check the received values, and return functions that write those that differ from the values in `container`.
 
     Raises:
         SaveError: a value cannot be loaded.
-        RuntimeError: it does not fit.
+        RuntimeError: a value does not fit.
     """
     actions: list[Callable[[], None]] = []
     for own, sent in zip(sketch.values, header.values, strict=True):
@@ -431,35 +441,35 @@ def new_values(
         if "json" in own and own.get("json") == sent.get("json"):
             continue
         if not key:
-            raise TransferError("a value that is no tensor cannot be received in place: use from_remote_init()")
-        parent = _entry_at(container, key[:-1])
+            raise TransferError("NonTensorData cannot be received in place: use from_remote_init()")
+        parent = _get_node(container, key[:-1])
         current = parent._entries[key[-1]]
-        holder = header.holder(sent, allow_pickle)
+        holder = header.make_holder(sent, allow_pickle)
         actions.append(current._replacing(parent, key[-1], holder, (), current._batch_size, key))
     return actions
 
 
-def _entry_at(container: Contract, key: Path) -> Any:
-    """The nested container of a key in which the members of lazy stacks have names."""
+def _get_node(container: Contract, key: Path) -> Any:
+    """Return the nested container at a key. The members of lazy stacks have the names of their specification."""
     node = container._wrapped_container()
     for name in key:
         node = specification_of(node).entries[name]._wrapped_container()
     return node
 
 
-def check_alike(first: object, second: object, here: str, there: str) -> None:
-    """Refuse containers that do not have the same entries, of the same shapes and dtypes.
+def check_same_entries(first: object, second: object, here: str, there: str) -> None:
+    """Raise if two containers do not have the same entries, with the same shapes and dtypes.
 
     Raises:
-        TransferError: they do not; lists all that differs.
+        TransferError: the containers differ; the error lists the differences.
     """
-    left, right = dict(_outlined(first, ())), dict(_outlined(second, ()))
+    left, right = dict(_outline(first, ())), dict(_outline(second, ()))
     if left != right:
-        raise TransferError(differences(left, right, here, there, lambda key: key))
+        raise TransferError(describe_differences(left, right, here, there, lambda key: key))
 
 
 def _check_writable(container: Contract) -> None:
-    """Refuse a container with tensors whose elements share memory, before any is written to."""
+    """Raise if a tensor of the container is expanded. Several of its elements share memory and cannot be written."""
     for path, leaf in container._walk():
         if leaf.is_nested or leaf.layout is not torch.strided:
             continue
@@ -470,14 +480,15 @@ def _check_writable(container: Contract) -> None:
             )
 
 
-def differences(
+def describe_differences(
     own: Mapping[Any, str], other: Mapping[Any, str], here: str, there: str, path_of: Callable[[Any], Path]
 ) -> str:
-    """What two tables of entries do not have in common.
+    """Return a text that lists the differences of two tables of entries.
 
     Args:
-        own, other: what there is, by a name whose key `path_of` gives.
-        here, there: where each of them is from.
+        own, other: descriptions of the entries, by name.
+        here, there: the places of the two tables, for the text.
+        path_of: returns the path of an entry for its name.
     """
     found = []
     for name in sorted({*own, *other}):
@@ -487,20 +498,20 @@ def differences(
     return "; ".join(found[:10]) + (f"; and {len(found) - 10} more" if len(found) > 10 else "")
 
 
-def _outlined(node: Any, prefix: Path) -> Iterator[tuple[Path, str]]:
-    """The (key, what there is) pairs of a tree, as it is read."""
+def _outline(node: Any, prefix: Path) -> Iterator[tuple[Path, str]]:
+    """Iterate over the (path, description) pairs of the leaves and values of a tree."""
     for name in node._structure():
         key = (*prefix, name)
         inner = node._node(name)
         if inner is None or isinstance(inner, Tensor):
-            yield key, _described(node, name)
+            yield key, _describe_leaf(node, name)
         elif inner._is_non_tensor:
             yield key, "a value"
         else:
-            yield from _outlined(inner, key)
+            yield from _outline(inner, key)
 
 
-def _described(node: Contract, name: str) -> str:
+def _describe_leaf(node: Contract, name: str) -> str:
     try:
         leaf = node._entries[name]
     except StackError:

@@ -1,21 +1,25 @@
-"""Verdicts: how ranks tell each other whether a container was taken, so that all of them raise and nobody hangs.
+"""Verdicts: the receiver of a container tells the sender how the transfer ended.
 
-A sender posts everything at once: the description, the messages with the tensors, and a wait for the verdict. The
-receiver ends in one of three states, and tells the sender which one it is::
+The sender posts everything at once: the description, the messages with the tensors, and a buffer for the verdict. The
+receiver goes through these steps, ends in one of three states, and sends this state as its verdict::
 
-                 description read          messages received           written
-    DESCRIPTION ------------------> POSTED ------------------> FULL ------------> TAKEN
-         |                                                      |
-         | it is broken,                                        | it does not fit,
-         | or there is no memory                                | or cannot be loaded
-         v                                                      v
-        LEFT                                                 REFUSED
+    receive the description ------> LEFT      the description is broken, or the messages do not fit into memory
+              |
+              v
+    receive the messages
+              |
+              v
+    write the container ----------> REFUSED   the container does not fit, or a value cannot be loaded
+              |
+              v
+            TAKEN
 
-The messages of a container that was `LEFT` are never received, and the sender does not wait for them. A sender that
-cannot send sends a `refusal` in place of a description; the receiver answers `LEFT`.
+On `TAKEN`, the sender is done. On `REFUSED` and `LEFT`, it raises the reason in the verdict. After `LEFT`, the receiver
+ignores the messages, so the sender does not wait for them. A sender that cannot send a container sends a `refusal`
+instead of a description, and the receiver answers `LEFT`.
 
-In a group, each rank takes a step (it makes room, or makes the container), and `settle` exchanges the verdicts of all
-ranks. One that is not `TAKEN` ends the call on all of them.
+Collectives have no single receiver. After each step (allocating memory, making the container), `settle` exchanges the
+verdicts of all ranks. If one is not `TAKEN`, all ranks raise, so that none of them waits for the next step.
 """
 
 from __future__ import annotations
@@ -29,7 +33,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from tensordict.core.exceptions import TransferError
-from tensordict.parallel.channels import MessageDevices, from_all
+from tensordict.parallel.channels import MessageDevices, gather_messages
 from tensordict.parallel.wire import as_message, content_of
 
 T = TypeVar("T")
@@ -40,50 +44,50 @@ LENGTH = 2048
 
 
 class Verdict(NamedTuple):
-    """The state in which a container ended on a rank, and the reason when it was not taken."""
+    """The state in which a transfer ended on a rank, and the reason if it is not `TAKEN`."""
 
     state: int
     why: str = ""
 
     def message(self, device: torch.device) -> Tensor:
-        """The verdict as a message; a long reason is cut off."""
+        """Return the verdict as a message. A long reason is cut off."""
         content = (bytes([self.state]) + self.why.encode(errors="replace"))[:LENGTH]
         return as_message(content.ljust(LENGTH, b"\0"), device)
 
     @classmethod
     def read(cls, message: Tensor) -> Verdict:
-        """The verdict in a message."""
+        """Read the verdict from a message."""
         content = content_of(message)
         return cls(content[0], content[1:].rstrip(b"\0").decode(errors="replace"))
 
 
 def refusal(error: Exception) -> bytes:
-    """Return the message that takes the place of a description when a container cannot be sent."""
+    """Return the message to send instead of a description when a container cannot be sent."""
     return json.dumps({"refusal": f"{error}"}).encode()
 
 
 def attempt(step: Callable[[], T], rank: int) -> tuple[T | None, TransferError | None]:
-    """Take a step with the data of a rank. Return its result, or the error to `settle`."""
+    """Run a step with the data of a rank. Returns its result, or the error to pass to `settle`."""
     try:
         return step(), None
-    except Exception as error:  # The other ranks wait to hear of any error.
+    except Exception as error:  # any error: the other ranks wait for the verdict
         problem = TransferError(f"from rank {rank}: {error}")
         problem.__cause__ = error
         return None, problem
 
 
 def exchange(problem: object, group: dist.ProcessGroup, call: str) -> list[Verdict]:
-    """Collect the verdicts of all ranks of a group, in their order. Without a problem, this rank says `TAKEN`."""
+    """Return the verdicts of all ranks of a group, in their order. Without a problem, this rank sends `TAKEN`."""
     own = Verdict(REFUSED if problem else TAKEN, f"{problem}")
     device = MessageDevices(group).main_device
-    return [Verdict.read(message) for message in from_all(own.message(device), group, call)]
+    return [Verdict.read(message) for message in gather_messages(own.message(device), group, call)]
 
 
 def settle(problem: Exception | None, group: dist.ProcessGroup, call: str) -> None:
-    """Raise on all ranks what went wrong on any of them.
+    """Exchange the verdicts of all ranks, and raise if a step failed on one of them.
 
     Raises:
-        TransferError: what it was, and on which rank.
+        TransferError: another rank failed; the error names it and the reason.
     """
     verdicts = exchange(problem, group, call)
     if problem is not None:

@@ -1,9 +1,9 @@
-"""The wire form: a container as one description in JSON and a few messages of plain bytes.
+"""The wire form: a container as a description in JSON and a few messages of plain bytes.
 
-The description has the structure (`io/formats/structure.py`), the values that are no tensors, and the name, dtype,
-shape and place of every tensor. Tensors have their place in one imagined storage per device: small ones in the block
-that it begins with, which is one message; large ones behind it, each a message of its own that is sent from its own
-memory. What is received anew really lies in such a storage, and so is a consolidated container.
+The description has the structure (`io/formats/structure.py`), the values, and the name, dtype, shape and place of every
+tensor. A place is an offset in one storage for each device. Small tensors are at the beginning of the storage, in a
+block that is one message. Large tensors follow, each as a message that is sent from its own memory. The sender does not
+build this storage. The receiver allocates it for a new container, which is therefore consolidated.
 """
 
 from __future__ import annotations
@@ -24,37 +24,37 @@ from torch import Tensor
 from tensordict.core.exceptions import SaveError, TransferError, UnsupportedEntryError
 from tensordict.core.json_text import parse_json
 from tensordict.core.keys import Path, entry_of
-from tensordict.io.formats.structure import SIZES, Described, restore, value_of
+from tensordict.io.formats.structure import SIZES, Description, decode_value, restore
 from tensordict.io.specification import Specification, to_container
-from tensordict.io.values import Encoded, NotJson, exact
+from tensordict.io.values import EncodedValue, NotJson, encode_without_tensors
 from tensordict.memory.files import is_direct
-from tensordict.memory.flat_buffers import Block, Layout, fresh, is_whole
+from tensordict.memory.flat_buffers import Block, Layout, is_whole, new_bytes
 from tensordict.memory.stored_tensors import StoredTensor, in_memory
 
-# A tensor of up to this many bytes is copied into the block: two copies of 64 KiB take 10 us, a message over gloo 60.
+# Tensors of up to this many bytes are copied into the block: two copies of 64 KiB take 10 us, a message over gloo 60.
 SMALL = 64 << 10
-# The first message of every container: magic, the length of the description, and as much of it as fits.
+# The length of the first message: magic bytes, the length of the description, and its beginning.
 PROLOGUE = 4096
 _MAGIC = b"TDwire1\0"
 _FIRST = struct.Struct("<8sQ")
-# Where large tensors begin in a storage.
+# The alignment of large tensors in a storage, in bytes.
 _ALIGN = 64
-# Stands between the names of a nested key.
+# Separates the names of a nested key.
 _SEPARATOR = "\0"
 
 _DTYPES = {str(dtype)[6:]: dtype for dtype in vars(torch).values() if isinstance(dtype, torch.dtype)}
 _NAMES = {dtype: str(dtype)[6:] for dtype in _DTYPES.values()}
 
 
-class Sketch(Described):
-    """The structure of a container, its tensors, and its values apart from the structure.
+class Sketch(Description):
+    """The structure of a container, its tensors, and a separate list of its values.
 
     Args:
-        container: what is described.
+        container: the container.
         allow_pickle: pickle the values that JSON cannot hold.
 
     Raises:
-        SaveError: an entry cannot be sent; the key is named.
+        SaveError: an entry cannot be sent; the error names its key.
     """
 
     def __init__(self, container: Any, allow_pickle: bool = False) -> None:
@@ -62,21 +62,21 @@ class Sketch(Described):
         self._allow_pickle = allow_pickle
         super().__init__(container, _SEPARATOR)
 
-    def _value(self, form: Specification, key: Path) -> Encoded:
+    def _encode_value(self, form: Specification, key: Path) -> EncodedValue:
         try:
-            value: dict[str, Any] = {"key": key, "json": exact(form.value)}
+            value: dict[str, Any] = {"key": key, "json": encode_without_tensors(form.value)}
         except NotJson as error:
             if not self._allow_pickle:
                 raise UnsupportedEntryError(
                     f"{entry_of(key)}{error}: pass allow_pickle=True on both sides to send it pickled"
                 ) from None
-            value = {"key": key, "pickle": base64.b64encode(_pickled(form.value, key)).decode()}
+            value = {"key": key, "pickle": base64.b64encode(_pickle(form.value, key)).decode()}
         self.values.append(value)
-        return Encoded(len(self.values) - 1, [])
+        return EncodedValue(len(self.values) - 1, [])
 
 
 class WireTensor(NamedTuple):
-    """A tensor on the wire: where it lies in the storage of a device."""
+    """The description of a tensor. It is at the bytes `start` to `stop` of the storage of its device."""
 
     dtype: torch.dtype
     shape: list[int]
@@ -86,20 +86,20 @@ class WireTensor(NamedTuple):
 
 
 class Package:
-    """A container on its way out: the bytes of its description, and the messages that follow.
+    """A container to send: the bytes of its description, and the messages that follow.
 
     Args:
-        container: what is sent.
-        device_of: gives the type of the device from which messages with tensors of a type of device are sent.
-        allow_pickle: as for :class:`Sketch`.
+        container: the container.
+        device_of: returns the type of device to send from, for tensors on a type of device.
+        allow_pickle: as in :class:`Sketch`.
 
     Raises:
-        SaveError: an entry cannot be sent; the key is named.
+        SaveError: an entry cannot be sent; the error names its key.
     """
 
     def __init__(self, container: Any, device_of: Callable[[str], str], allow_pickle: bool = False) -> None:
         sketch = Sketch(container, allow_pickle)
-        tensors = [_sendable(tensor, sketch.keys[name]) for name, tensor in sketch.tensors.items()]
+        tensors = [_prepare_to_send(tensor, sketch.keys[name]) for name, tensor in sketch.tensors.items()]
         devices = [device_of(tensor.device.type) for tensor in tensors]
         self.count = len(tensors)
         self._layouts = {device: Layout() for device in dict.fromkeys(devices)}
@@ -129,24 +129,24 @@ class Package:
         ).encode()
 
     def messages(self, device_of: Callable[[str], torch.device]) -> list[Tensor]:
-        """The messages in their order, as flat tensors of bytes; large tensors are not copied.
+        """Return the messages in order, as flat tensors of bytes. Large tensors are not copied.
 
         Args:
-            device_of: gives the device that messages are sent from, for the type of one.
+            device_of: returns the device to send from, for tensors on a type of device.
         """
         found: list[Tensor] = []
         for device, layout in self._layouts.items():
             if layout.nbytes:
-                block = fresh(layout.nbytes, device_of(device))
+                block = new_bytes(layout.nbytes, device_of(device))
                 layout.fill(Block(block))
                 found.append(block)
         for tensor in self._large:
-            found.append(_flat(tensor.to(device_of(tensor.device.type))))
+            found.append(_view_bytes(tensor.to(device_of(tensor.device.type))))
         return found
 
 
 def prologue(head: bytes, device: torch.device | str = "cpu") -> list[Tensor]:
-    """A description as the first message, and as a second one if it is too long for the first."""
+    """Return the messages with a description: one, or two if it is too long for the first."""
     room = PROLOGUE - _FIRST.size
     first = _FIRST.pack(_MAGIC, len(head)) + head[:room]
     parts = [first.ljust(PROLOGUE, b"\0"), head[room:]]
@@ -154,26 +154,26 @@ def prologue(head: bytes, device: torch.device | str = "cpu") -> list[Tensor]:
 
 
 def as_message(content: bytes, device: torch.device | str) -> Tensor:
-    """Bytes, at least one, as a message that is sent from this device."""
+    """Return bytes (at least one) as a message on a device."""
     return torch.frombuffer(bytearray(content), dtype=torch.uint8).to(device)
 
 
 def content_of(message: Tensor) -> bytes:
-    """The bytes of a message that has arrived."""
+    """Return the bytes of a received message."""
     return message.cpu().numpy().tobytes()
 
 
-def opened(first: Tensor) -> tuple[bytes, int]:
-    """What the first message has of a description, and the length of the second.
+def read_prologue(first: Tensor) -> tuple[bytes, int]:
+    """Return the beginning of a description from its first message, and the length of the second message.
 
     Raises:
-        TransferError: it is no such message.
+        TransferError: the message does not begin a description.
     """
     content = content_of(first)
     magic, length = _FIRST.unpack_from(content)
     if magic != _MAGIC:
         raise TransferError(
-            "what has been received does not begin a container: another call, such as a plain "
+            "the received message does not begin a container: another call, such as a plain "
             "torch.distributed.send, uses the same tag"
         )
     start = content[_FIRST.size : _FIRST.size + length]
@@ -181,10 +181,10 @@ def opened(first: Tensor) -> tuple[bytes, int]:
 
 
 class Header:
-    """A description that has been received.
+    """A received description.
 
     Raises:
-        TransferError: it does not add up, or says why there is no container.
+        TransferError: the description is inconsistent, or is the refusal of a sender.
     """
 
     def __init__(self, content: bytes) -> None:
@@ -199,7 +199,7 @@ class Header:
             columns = [fields[name] for name in ("names", "dtypes", "shapes", "devices", "starts")]
             sizes = list(itertools.chain(columns[4], *columns[2]))
             if not {*map(type, sizes)} <= {int} or min(sizes, default=0) < 0:
-                raise ValueError("a shape or a place is negative or no int")
+                raise ValueError("a shape or a place is negative or not an int")
             for name, dtype, shape, device, start in zip(*columns, strict=True):
                 kind = _DTYPES[dtype]
                 stop = start + prod(shape) * kind.itemsize
@@ -209,34 +209,35 @@ class Header:
                 self.rows[name] = WireTensor(kind, shape, device, start, stop)
         except TransferError:
             raise
-        except Exception as error:  # Anything may come from the network, and nothing else may come out of here.
-            raise TransferError(f"the description of what was received is broken: {error!r:.200}") from error
+        except Exception as error:  # the network may deliver any bytes, and callers handle only `TransferError`
+            raise TransferError(f"the received description is broken: {error!r:.200}") from error
 
     @property
     def nbytes(self) -> int:
-        """The bytes of all messages that follow."""
+        """The number of bytes of all messages that follow."""
         return sum(cut for cut, _ in self.storages.values()) + sum(row.stop - row.start for _, row in self.large())
 
     def large(self) -> Iterator[tuple[str, WireTensor]]:
-        """The tensors that have messages of their own."""
+        """Iterate over the large tensors, which have their own messages."""
         for name, row in self.rows.items():
             if row.stop > self.storages[row.device][0]:
                 yield name, row
 
-    def built(self, tensors: Mapping[str, Tensor], allow_pickle: bool) -> Any:
-        """The container, over these tensors.
+    def make_container(self, tensors: Mapping[str, Tensor], allow_pickle: bool) -> Any:
+        """Make the container over these tensors.
 
         Raises:
-            SaveError: the description is broken, of a tensorclass that is not known here, or has a pickled value.
+            SaveError: the description is broken; or it has a tensorclass that this program has not defined, or a
+                pickled value, without `allow_pickle`.
         """
 
         def value(index: object, key: Path, _: object) -> Any:
-            return unpacked(self.values[index], key, allow_pickle)
+            return load_value(self.values[index], key, allow_pickle)
 
-        return to_container(restore(self.node, _Given(tensors), _SEPARATOR, value))
+        return to_container(restore(self.node, _TensorSource(tensors), _SEPARATOR, value))
 
-    def holder(self, sent: Any, allow_pickle: bool) -> Any:
-        """The holder of one of the values.
+    def make_holder(self, sent: Any, allow_pickle: bool) -> Any:
+        """Make the holder of one of the values.
 
         Raises:
             SaveError: the description is broken, or the value cannot be loaded.
@@ -245,33 +246,34 @@ class Header:
         node = self.node
         for name in key:
             node = node["entries"][name]
-        return to_container(restore(node, _Given({}), _SEPARATOR, lambda *_: unpacked(sent, key, allow_pickle)))
+        source = _TensorSource({})
+        return to_container(restore(node, source, _SEPARATOR, lambda *_: load_value(sent, key, allow_pickle)))
 
 
 class NewBuffers:
-    """The memory for a container that is received anew: one storage per device.
+    """The memory for a new container: one storage for each device. The buffers for the messages are parts of it.
 
     Args:
-        header: its description.
-        device_of: gives the device to receive on, for the type of one.
+        header: the description of the container.
+        device_of: returns the device to receive on, for tensors on a type of device.
     """
 
     def __init__(self, header: Header, device_of: Callable[[str], torch.device]) -> None:
         self.header = header
-        self.storages = {device: fresh(end, device_of(device)) for device, (_, end) in header.storages.items()}
+        self.storages = {device: new_bytes(end, device_of(device)) for device, (_, end) in header.storages.items()}
         self.buffers = [self.storages[device][:cut] for device, (cut, _) in header.storages.items() if cut]
         self.buffers += [self.storages[row.device][row.start : row.stop] for _, row in header.large()]
 
     def tensors(self) -> dict[str, Tensor]:
-        """All tensors by name."""
+        """Return all tensors by name."""
         over = {device: Block(storage) for device, storage in self.storages.items()}
         return {
             name: over[row.device].tensor(row.dtype, row.shape, row.start) for name, row in self.header.rows.items()
         }
 
-    def container(self, allow_pickle: bool) -> Any:
-        """The container, once its bytes are there."""
-        made = self.header.built(self.tensors(), allow_pickle)
+    def make_container(self, allow_pickle: bool) -> Any:
+        """Make the container. All messages must have been received."""
+        made = self.header.make_container(self.tensors(), allow_pickle)
         if len(self.storages) == 1:
             (storage,) = self.storages.values()
             if storage.is_cuda:
@@ -283,12 +285,14 @@ class NewBuffers:
 
 
 class TargetBuffers:
-    """The memory of a container of the very structure that a header describes, as the target of its messages.
+    """The memory to receive into an existing container of the same structure.
+
+    Large tensors are received in the memory of the leaves, if possible. The others go through buffers.
 
     Args:
-        header: the description.
-        sketch: that of the container.
-        device_of: gives the device to receive on, for the type of one.
+        header: the received description.
+        sketch: the structure of the container.
+        device_of: returns the device to receive on, for tensors on a type of device.
     """
 
     def __init__(self, header: Header, sketch: Sketch, device_of: Callable[[str], torch.device]) -> None:
@@ -299,20 +303,20 @@ class TargetBuffers:
         self.buffers: list[Tensor] = []
         for device, (cut, _) in header.storages.items():
             if cut:
-                self._blocks[device] = fresh(cut, device_of(device))
+                self._blocks[device] = new_bytes(cut, device_of(device))
                 self.buffers.append(self._blocks[device])
         for name, row in header.large():
             target = self._writable[name].detach()
-            if target.device == device_of(row.device) and target.is_contiguous() and not _is_changed(target):
-                self.buffers.append(_flat(target))
+            if target.device == device_of(row.device) and target.is_contiguous() and not _is_lazy_view(target):
+                self.buffers.append(_view_bytes(target))
             else:
-                buffer = fresh(row.stop - row.start, device_of(row.device))
+                buffer = new_bytes(row.stop - row.start, device_of(row.device))
                 self.buffers.append(buffer)
                 self._staged.append((target, buffer, row))
 
     @staticmethod
     def fits(header: Header, sketch: Sketch) -> bool:
-        """Whether a container has the very tensors, all in memory that can be written to, and the same values' keys."""
+        """Return whether a container has the described tensors, in memory that can be written, and the same values."""
         targets = sketch.tensors
         if targets.keys() != header.rows.keys():
             return False
@@ -324,8 +328,8 @@ class TargetBuffers:
                 return False
         return [value["key"] for value in sketch.values] == [tuple(value["key"]) for value in header.values]
 
-    def spread(self) -> None:
-        """Copy what did not arrive in its place to its place."""
+    def copy_to_leaves(self) -> None:
+        """Copy the tensors that were received in a buffer to their leaves."""
         for device, block in self._blocks.items():
             cut = self.header.storages[device][0]
             views = Block(block)
@@ -342,26 +346,26 @@ class TargetBuffers:
             target.copy_(Block(buffer).tensor(row.dtype, row.shape, 0))
 
 
-class _Given:
-    """Tensors by name, for `restore`."""
+class _TensorSource:
+    """The received tensors, for `restore`."""
 
     def __init__(self, tensors: Mapping[str, Tensor]) -> None:
         self._tensors = tensors
 
     def take(self, name: str, key: Path) -> Tensor:
         if name not in self._tensors:
-            raise SaveError(f"{entry_of(key)}the description has no tensor for it")
+            raise SaveError(f"{entry_of(key)}the description does not have this tensor")
         return self._tensors[name]
 
 
-def unpacked(value: Any, key: Path, allow_pickle: bool) -> Any:
-    """The value that was sent as `value`.
+def load_value(value: Any, key: Path, allow_pickle: bool) -> Any:
+    """Load a value from its JSON or its pickle.
 
     Raises:
-        SaveError: it is pickled, and no pickle may be loaded; the key is named.
+        SaveError: the value is pickled and `allow_pickle` is false, or it cannot be unpickled; the error names the key.
     """
     if "json" in value:
-        return value_of(value["json"], key)
+        return decode_value(value["json"], key)
     if not allow_pickle:
         raise UnsupportedEntryError(
             f"{entry_of(key)}the value was sent pickled, and loading a pickle may run any code: pass allow_pickle=True "
@@ -369,22 +373,22 @@ def unpacked(value: Any, key: Path, allow_pickle: bool) -> Any:
         )
     try:
         return pickle.loads(base64.b64decode(value["pickle"]))
-    except Exception as error:  # What a value does when it is unpickled is its own business.
+    except Exception as error:  # the class of the value may raise any error
         raise SaveError(f"{entry_of(key)}the value cannot be unpickled: {error}") from error
 
 
-def _pickled(value: object, key: Path) -> bytes:
+def _pickle(value: object, key: Path) -> bytes:
     try:
         return pickle.dumps(value)
-    except Exception as error:  # As for unpickling.
+    except Exception as error:  # the class of the value may raise any error
         raise UnsupportedEntryError(f"{entry_of(key)}the value cannot be pickled: {error}") from error
 
 
-def _sendable(tensor: Tensor, key: Path) -> Tensor:
-    """A tensor with bytes of its own that can be sent.
+def _prepare_to_send(tensor: Tensor, key: Path) -> Tensor:
+    """Return a tensor whose bytes can be sent. A stored tensor is read into memory.
 
     Raises:
-        UnsupportedEntryError: it has none.
+        UnsupportedEntryError: the tensor has no plain bytes in memory.
     """
     kind = type(tensor)
     if kind is Tensor and tensor.layout is torch.strided and not (tensor.is_meta or tensor.is_quantized):
@@ -396,19 +400,18 @@ def _sendable(tensor: Tensor, key: Path) -> Tensor:
         raise UnsupportedEntryError(f"{entry_of(key)}a tensor that is {what} cannot be sent")
     if kind.__torch_dispatch__ is not Tensor.__torch_dispatch__:
         raise UnsupportedEntryError(
-            f"{entry_of(key)}a {kind.__name__} cannot be sent as it is; where it is a DTensor, full_tensor() of the "
-            "container gives what can"
+            f"{entry_of(key)}a {kind.__name__} cannot be sent; if it is a DTensor, send full_tensor() of the container"
         )
     return tensor
 
 
-def _flat(tensor: Tensor) -> Tensor:
-    """The bytes of a tensor; a view where it is contiguous."""
+def _view_bytes(tensor: Tensor) -> Tensor:
+    """Return the bytes of a tensor: a view if it is contiguous, else a copy."""
     plain = tensor.detach()
     plain = plain if type(plain) is Tensor else plain.as_subclass(Tensor)
     return plain.resolve_conj().resolve_neg().contiguous().view(-1).view(torch.uint8)
 
 
-def _is_changed(tensor: Tensor) -> bool:
-    """Whether its bytes are not its elements."""
+def _is_lazy_view(tensor: Tensor) -> bool:
+    """Return whether the memory holds the conjugates or the negatives of the elements."""
     return tensor.is_conj() or tensor.is_neg()

@@ -1,15 +1,17 @@
-"""Workers: processes that take chunks and send results, and how a job is spread over them.
+"""Worker pools: processes that call a job with chunks and send the results, for `map` and `map_iter`.
 
-`WorkerPool` starts processes of its own. Each has a pipe, so that the end of a process is noticed, whatever ended it; a
-chunk travels as two numbers, since the processes have the container. `CallersPool` does the same with a pool of the
-caller, which is given pieces of the container.
+`WorkerPool` starts its own processes. The processes have the container, so a chunk is sent as a few numbers. Each
+process has its own pipe, which breaks when the process ends for any reason. `CallersPool` uses a pool of the caller,
+and sends it pieces of the container.
 
-`concurrent.futures.ProcessPoolExecutor` does not do in the place of `WorkerPool`: it refuses a limit of tasks for
-processes that are forked (and knows none before Python 3.11), cannot end a process that is busy, leaves its processes
-behind when the caller is killed, and says neither which task a process had nor what ended it. Nor is it faster
-throughout (best of 25, two workers): 92 ms against 85 for two chunks of 8 kB, 146 against 132 for 64 of 250 B, 146
-against 140 for two of 2 MiB, but 96 against 130 for 16 of 256 KiB: it gives a process its next chunk before it is done
-with one.
+`concurrent.futures.ProcessPoolExecutor` cannot replace `WorkerPool`:
+
+- it has no limit of tasks for forked processes, and before Python 3.11 no limit at all;
+- it cannot end a busy process, and its processes survive when the caller is killed;
+- its errors name neither the task of a process nor the signal that ended it;
+- it is mostly slower (best of 25, two workers): 92 ms against 85 for two chunks of 8 kB, 146 against 132 for 64 chunks
+  of 250 B, 146 against 140 for two chunks of 2 MiB. For 16 chunks of 256 KiB it takes 96 ms against 130, because it
+  sends a process its next chunk in advance.
 """
 
 from __future__ import annotations
@@ -41,45 +43,44 @@ from tensordict.parallel.jobs import (
     Job,
     LocalValue,
     PickledMessage,
-    Sent,
-    attempt,
-    attempt_here,
-    called,
+    SentFunction,
+    call_function,
     name_chunk,
+    run_job,
+    run_job_in_thread,
     seed_all,
 )
 from tensordict.parallel.messages import CommonMemory, Handle, Message, OwnDescriptor
 
-# How often those who wait look whether a process is gone without a word, in seconds.
-_PATROL = 0.5
-# How long a process may take to end by itself.
-_PATIENCE = 5.0
-# A process sends this when it has started. The time for its first chunk counts from then.
+# While waiting for results, check every so many seconds whether a process has ended.
+_POLL_SECONDS = 0.5
+# How many seconds a process may take to end by itself.
+_END_SECONDS = 5.0
+# A process sends this when it has started. The timeout of its first chunk counts from then.
 _UP = b"up"
 
-# A chunk, whether the job was done, and the result or the `Failure`.
+# A chunk; `True` and the result, or `False` and the `Failure`.
 Outcome = tuple[Chunk, bool, Any]
-# What a pool of the caller gives: the number of a chunk, whether the job was done, and the result or the `Failure`; or
-# why the pool could not have it done.
+# An outcome with the number of its chunk, from a pool of the caller; or an error of the pool itself.
 _FromPool = tuple[int, bool, "Message | LocalValue"] | BaseException
 Take = Callable[[], "Chunk | None"]
 
 
 class _Worker:
-    """A process, and the chunk that it has at the moment."""
+    """A worker process, and its current chunk."""
 
     def __init__(self, context: Any, job: Job, threads: int, seed: int, others: Sequence[_Worker]) -> None:
         self.pipe, theirs = context.Pipe()
         forked = context.get_start_method() == "fork"
-        # A forked process has our ends of the pipes, too. While it holds them, others do not see that we are gone.
+        # A forked process inherits our ends of all pipes. It must close them, or no worker would notice our end.
         ours = [worker.pipe for worker in (*others, self)] if forked else []
         self.chunk: Chunk | None = None
         self.done = 0
-        # `_is_up` says that the process has started, `_since` when it began its chunk.
+        # True once the process has started, and the time at which it began its chunk.
         self._is_up = False
         self._since = math.inf
         self.process = context.Process(
-            target=_work, args=(theirs, ours, job.sendable(forked), threads, seed), daemon=True
+            target=_run_worker, args=(theirs, ours, job.prepare_to_send(forked), threads, seed), daemon=True
         )
         try:
             self.process.start()
@@ -93,7 +94,7 @@ class _Worker:
         self.chunk = chunk
         if self._is_up:
             self._since = time.monotonic()
-        # A process that is gone is noticed when its result is waited for.
+        # If the process has ended, `outcome` raises the error.
         with contextlib.suppress(OSError):
             self.pipe.send_bytes(pickle.dumps(tuple(chunk)))
 
@@ -102,10 +103,10 @@ class _Worker:
         return self._since + timeout
 
     def outcome(self) -> tuple[Chunk, bool, Message] | None:
-        """Receive the result of the chunk, or `None` when the process has started and begins its first chunk.
+        """Receive the result of the chunk; or `None` when the process reports that it has started.
 
         Raises:
-            EOFError, OSError: the process is gone.
+            EOFError, OSError: the process has ended.
         """
         content = self.pipe.recv_bytes()
         if content == _UP:
@@ -122,18 +123,18 @@ class _Worker:
         self.done += 1
         return chunk, done, Message(head, parts, nbytes, descriptor, handles)
 
-    def is_gone(self) -> bool:
+    def has_ended(self) -> bool:
         return self.process.exitcode is not None
 
     def dismiss(self) -> float:
-        """Tell the process to end, a busy one by a signal; returns when it will be killed."""
+        """Tell the process to end; a busy one gets a signal. Returns the time until which `end` should wait."""
         self.pipe.close()
         if self.chunk is not None:
             self.process.terminate()
-        return time.monotonic() + _PATIENCE
+        return time.monotonic() + _END_SECONDS
 
     def end(self, until: float) -> None:
-        """Wait for the end of the process, and kill it if it still runs at that time."""
+        """Wait for the end of the process, and kill it at the time `until`."""
         self.process.join(max(0.0, until - time.monotonic()))
         if self.process.is_alive():
             self.process.kill()
@@ -142,17 +143,17 @@ class _Worker:
 
 
 class WorkerPool:
-    """Processes that do a job, as a context.
+    """A context with worker processes for a job.
 
     Args:
-        context: the `multiprocessing` context that starts them.
-        job: what they do.
-        count: how many there are at a time.
-        seed: the seed of the first; each further one has the next.
-        threads: how many threads torch has in each.
-        limit: how many chunks one does before another takes its place; `None` for any number.
-        chunks: how many chunks there are.
-        timeout: how many seconds one may have a chunk; `None` for any number.
+        context: the `multiprocessing` context that starts the processes.
+        job: the job.
+        count: the maximum number of processes at a time.
+        seed: the random seed of the first process. Each further one has the next seed.
+        threads: the number of torch's threads in each process.
+        limit: the number of chunks after which a process is replaced by a new one; `None` for no limit.
+        chunks: the number of all chunks.
+        timeout: how many seconds a process may take for a chunk; `None` for no limit.
     """
 
     def __init__(
@@ -174,16 +175,16 @@ class WorkerPool:
         self._workers: list[_Worker] = []
 
     def __enter__(self) -> WorkerPool:
-        # An iterator that is open when the program ends is closed after this: too late to end processes.
+        # At the end of the program, an open iterator is closed too late to end the processes. The finalizer runs first.
         self._dismiss = weakref.finalize(self, _dismiss, self._workers, os.getpid())
-        # Numpy has it imported when it is first used, which would be in every process anew: 15 ms.
+        # NumPy imports this on first use. Import it before forking, to save 15 ms in every process.
         importlib.import_module("numpy.random")
         return self
 
     def __exit__(self, *error: object) -> None:
         self._dismiss()
 
-    def _hire(self) -> _Worker:
+    def _start_worker(self) -> _Worker:
         worker = _Worker(self._context, self._job, self._threads, self._seed, self._workers)
         self._workers.append(worker)
         logger.debug("started the worker process %d", worker.process.pid)
@@ -191,29 +192,35 @@ class WorkerPool:
         return worker
 
     def outcomes(self, take: Take) -> Iterator[Outcome]:
-        """The results as they come, of the chunks that `take` gives; `None` from it means that there is none for now.
+        """Run the job for the chunks that `take` returns, and iterate over the outcomes as they arrive.
+
+        Args:
+            take: returns the next chunk, or `None` if it has no chunk at the moment.
 
         Raises:
-            WorkerTimeoutError: a process has had its chunk for too long.
-            WorkerError: a process ended before its work did.
+            WorkerTimeoutError: a process takes too long for its chunk.
+            WorkerError: a process ended before its chunk was done.
         """
-        self._supply(take)
+        self._give_chunks(take)
         while any(worker.chunk is not None for worker in self._workers):
-            for worker in self._ready():
+            for worker in self._wait_for_workers():
                 try:
                     outcome = worker.outcome()
                 except (EOFError, OSError):
-                    raise self._loss(worker) from None
+                    raise self._make_loss_error(worker) from None
                 if outcome is None:
                     continue
                 chunk, done, message = outcome
-                # Before the caller does something with the result, so that the worker is not idle during that.
-                self._supply(take)
-                yield chunk, done, _opened(chunk, message, self._common)
-            self._supply(take)
+                # Give the worker its next chunk before the caller handles the result, so that it is not idle.
+                self._give_chunks(take)
+                yield chunk, done, _read_message(chunk, message, self._common)
+            self._give_chunks(take)
 
-    def _supply(self, take: Take) -> None:
-        """Give chunks to idle workers and, while there are too few, to new ones, which begin as others are started."""
+    def _give_chunks(self, take: Take) -> None:
+        """Give chunks to idle workers. While there are fewer than `count`, start new ones.
+
+        A new worker gets its chunk at once, so it begins while the others are being started.
+        """
         while self._left:
             worker = next((worker for worker in self._workers if worker.chunk is None), None)
             if worker is None and len(self._workers) == self.count:
@@ -226,67 +233,67 @@ class WorkerPool:
                 worker.end(worker.dismiss())
                 worker = None
             if worker is None:
-                worker = self._hire()
+                worker = self._start_worker()
             self._left -= 1
             worker.give(chunk)
         for worker in self._workers:
             if worker.chunk is None:
-                # It ends while others work, and while the results are joined.
+                # All chunks have been given out. This worker ends while others work and results are joined.
                 worker.pipe.close()
 
-    def _ready(self) -> list[_Worker]:
-        """The workers that have sent something, or are gone."""
+    def _wait_for_workers(self) -> list[_Worker]:
+        """Wait until workers have sent something or closed their pipes, and return these workers."""
         busy = {worker.pipe: worker for worker in self._workers if worker.chunk is not None}
         while True:
-            found = pipes.wait(list(busy), self._patrol(busy.values()))
+            found = pipes.wait(list(busy), self._seconds_to_wait(busy.values()))
             self._check_time(worker for pipe, worker in busy.items() if pipe not in found)
             if found:
                 return [busy[pipe] for pipe in found]
-            gone = [worker for worker in busy.values() if worker.is_gone() and not worker.pipe.poll()]
-            if gone:
-                raise self._loss(gone[0])
+            ended = [worker for worker in busy.values() if worker.has_ended() and not worker.pipe.poll()]
+            if ended:
+                raise self._make_loss_error(ended[0])
 
-    def _patrol(self, busy: Iterable[_Worker]) -> float:
+    def _seconds_to_wait(self, busy: Iterable[_Worker]) -> float:
         """Return how many seconds to wait for a result: at most until the next deadline of a process."""
         if self._timeout is None:
-            return _PATROL
+            return _POLL_SECONDS
         first = min(worker.deadline(self._timeout) for worker in busy)
-        return max(0.0, min(_PATROL, first - time.monotonic()))
+        return max(0.0, min(_POLL_SECONDS, first - time.monotonic()))
 
     def _check_time(self, busy: Iterable[_Worker]) -> None:
-        """Raise a `WorkerTimeoutError` when a process has had its chunk for too long, and has sent no result."""
+        """Raise a `WorkerTimeoutError` if a process takes too long for its chunk, and has not sent a result."""
         if self._timeout is None:
             return
         now = time.monotonic()
         for worker in busy:
-            # The result may have come while this process was doing something else: then it came in time.
+            # A result that arrived while this process was busy has arrived in time.
             if worker.deadline(self._timeout) <= now and not worker.pipe.poll():
                 raise WorkerTimeoutError(
                     f"{worker.chunk} took longer than timeout={self._timeout} seconds; its worker process "
                     f"{worker.process.pid} is ended. A longer timeout, or smaller chunks, leave it more time"
                 )
 
-    def _loss(self, worker: _Worker) -> WorkerError:
-        worker.process.join(_PATIENCE)
+    def _make_loss_error(self, worker: _Worker) -> WorkerError:
+        worker.process.join(_END_SECONDS)
         if worker.process.exitcode is None and worker.chunk is not None:
             return WorkerError(
-                f"the result of {worker.chunk} did not arrive, though its process runs: what workers share comes "
-                "as a file descriptor, and 'ulimit -n' says how many a process may have; larger chunks need fewer"
+                f"the result of {worker.chunk} did not arrive, though its process runs: shared memory is sent "
+                "as a file descriptor, and 'ulimit -n' limits how many a process may have; larger chunks need fewer"
             )
-        return lost(worker.process.pid, worker.process.exitcode, worker.chunk)
+        return make_exit_error(worker.process.pid, worker.process.exitcode, worker.chunk)
 
 
 def _dismiss(workers: list[_Worker], owner: int) -> None:
-    """End workers, in the process that has started them."""
+    """End workers. In a forked copy of the process that started them, do nothing."""
     if os.getpid() != owner:
         return
-    # All end while the first is waited for.
+    # Tell all of them to end before waiting for the first.
     untils = [worker.dismiss() for worker in workers]
     while workers:
         workers.pop().end(untils.pop())
 
 
-def _opened(chunk: Chunk, message: Message | LocalValue, common: CommonMemory) -> Any:
+def _read_message(chunk: Chunk, message: Message | LocalValue, common: CommonMemory) -> Any:
     try:
         return message.value(common)
     except Exception as error:
@@ -294,27 +301,27 @@ def _opened(chunk: Chunk, message: Message | LocalValue, common: CommonMemory) -
         raise
 
 
-def lost(pid: int | None, code: int | None, chunk: Chunk | None) -> WorkerError:
-    """The error of a process that ended before its work did."""
+def make_exit_error(pid: int | None, code: int | None, chunk: Chunk | None) -> WorkerError:
+    """Make the error for a process that ended before its work was done."""
     during = "" if chunk is None else f" while it had {chunk}"
     if code is not None and code < 0:
         return WorkerError(f"worker process {pid} was ended by signal {-code} ({signal.strsignal(-code)}){during}")
-    return WorkerError(f"worker process {pid} ended with exit code {code}{during}; what it wrote to stderr says why")
+    return WorkerError(f"worker process {pid} ended with exit code {code}{during}; see its output on stderr")
 
 
-def _work(pipe: Connection, others: Sequence[Connection], job: Job, threads: int, seed: int) -> None:
-    """What a process of a `WorkerPool` does: chunks, until its pipe is closed."""
+def _run_worker(pipe: Connection, others: Sequence[Connection], job: Job, threads: int, seed: int) -> None:
+    """Receive chunks and send results until the pipe is closed: the main function of a process of a `WorkerPool`."""
     for other in others:
         other.close()
     torch.set_num_threads(threads)
     seed_all(seed)
     run: Callable[[Chunk], object]
     try:
-        run = job.received()
+        run = job.restore()
         common = CommonMemory(run.container)
     except Exception as error:
-        run, common = _raising(error), CommonMemory()
-    # A caller who is gone is noticed when the chunk is received.
+        run, common = _make_failing_job(error), CommonMemory()
+    # If the caller has ended, receiving the chunk fails.
     with contextlib.suppress(BrokenPipeError, ConnectionResetError):
         pipe.send_bytes(_UP)
     while True:
@@ -322,16 +329,16 @@ def _work(pipe: Connection, others: Sequence[Connection], job: Job, threads: int
             chunk = Chunk(*pickle.loads(pipe.recv_bytes()))
         except (EOFError, OSError, KeyboardInterrupt):
             return
-        done, message = attempt(run, chunk, common)
+        done, message = run_job(run, chunk, common)
         try:
             _send(pipe, done, message)
         except (BrokenPipeError, ConnectionResetError):
-            # Nobody is left to take it.
+            # The caller has ended.
             return
 
 
-def _raising(error: Exception) -> Callable[[object], NoReturn]:
-    """A job that cannot be done."""
+def _make_failing_job(error: Exception) -> Callable[[object], NoReturn]:
+    """Make a job that raises an error for every chunk."""
 
     def run(chunk: object) -> NoReturn:
         raise error
@@ -350,11 +357,11 @@ def _send(pipe: Connection, done: bool, message: Message) -> None:
 
 
 class CallersPool:
-    """A `multiprocessing.Pool` of the caller, or one of threads, which does a job and stays as it is.
+    """A `multiprocessing.Pool` or `ThreadPool` of the caller, used for a job and left open.
 
     Args:
         pool: the pool.
-        job: what it does.
+        job: the job.
     """
 
     def __init__(self, pool: object, job: Job) -> None:
@@ -363,7 +370,8 @@ class CallersPool:
         self._pool, self._job = pool, job
         self._has_threads = isinstance(pool, ThreadPool)
         self.count = int(getattr(pool, "_processes", None) or os.cpu_count() or 1)
-        # A process that ends after its last chunk can no longer be asked for the memory of what it sent.
+        # A result may refer to memory that the receiver requests from the process. If processes end after some tasks,
+        # they may be gone by then, so send everything in the message.
         self._inline = getattr(pool, "_maxtasksperchild", None) is not None
         self._watched: dict[int | None, BaseProcess] = {}
 
@@ -371,46 +379,46 @@ class CallersPool:
         return self
 
     def __exit__(self, *error: object) -> None:
-        """Leave the pool to its owner."""
+        """Leave the pool open; it belongs to the caller."""
 
     def outcomes(self, take: Take) -> Iterator[Outcome]:
-        """As `WorkerPool.outcomes`."""
+        """Run the job for the chunks that `take` returns; see `WorkerPool.outcomes`."""
         job, results = self._job, queue.SimpleQueue[_FromPool]()
         given: dict[int, tuple[Chunk, object]] = {}
-        self._look()
+        self._list_processes()
         while True:
             while len(given) < 2 * self.count and (chunk := take()) is not None:
-                piece, out = job.piece(chunk), None if job.out is None else job.out[job.at(chunk)]
+                piece, out = job.cut_piece(chunk), None if job.out is None else job.out[job.index_of(chunk)]
                 given[chunk.number] = chunk, piece
-                refused = functools.partial(_refused, results, chunk)
-                call: Any = _in_thread if self._has_threads else functools.partial(_in_pool, inline=self._inline)
-                arguments = (job.fn if self._has_threads else Sent(job.fn), piece, out, chunk.number)
-                self._pool.apply_async(call, arguments, callback=results.put, error_callback=refused)
+                report = functools.partial(_report_error, results, chunk)
+                run: Any = _run_in_thread if self._has_threads else functools.partial(_run_in_pool, inline=self._inline)
+                arguments = (job.fn if self._has_threads else SentFunction(job.fn), piece, out, chunk.number)
+                self._pool.apply_async(run, arguments, callback=results.put, error_callback=report)
             if not given:
                 return
             found = self._next(results, given)
             if isinstance(found, BaseException):
-                # What the pool itself has to say, such as that the function cannot be pickled.
+                # An error of the pool itself, for example that the function cannot be pickled.
                 raise found
             number, done, message = found
             chunk, piece = given.pop(number)
-            # By now, the pool has moved the tensors of the piece to shared memory.
-            yield chunk, done, _opened(chunk, message, CommonMemory(piece))
+            # The pool has moved the tensors of the piece to shared memory.
+            yield chunk, done, _read_message(chunk, message, CommonMemory(piece))
 
     def _next(self, results: queue.SimpleQueue[_FromPool], given: dict[int, tuple[Chunk, object]]) -> _FromPool:
         while True:
             try:
-                return results.get(timeout=_PATROL)
+                return results.get(timeout=_POLL_SECONDS)
             except queue.Empty:
-                # The pool puts new processes in the place of the dead, and never says what these had to do.
-                for process in self._look():
+                # A pool replaces a process that died, and never reports the chunk of that process.
+                for process in self._list_processes():
                     if process.exitcode not in (None, 0):
                         names = ", ".join(f"{chunk}" for chunk, _ in given.values())
-                        error = lost(process.pid, process.exitcode, None)
+                        error = make_exit_error(process.pid, process.exitcode, None)
                         raise WorkerError(f"{error}; not done are {names}") from None
 
-    def _look(self) -> list[BaseProcess]:
-        """All processes of the pool that were seen so far; threads are not lost."""
+    def _list_processes(self) -> list[BaseProcess]:
+        """Return all processes of the pool since the start of the job, also ended ones; none for a pool of threads."""
         if self._has_threads:
             return []
         for process in list(getattr(self._pool, "_pool", ())):
@@ -418,17 +426,21 @@ class CallersPool:
         return list(self._watched.values())
 
 
-def _refused(results: queue.SimpleQueue[_FromPool], chunk: Chunk, error: BaseException) -> None:
-    """Pass on what a pool has to say of a chunk that it could not send."""
+def _report_error(results: queue.SimpleQueue[_FromPool], chunk: Chunk, error: BaseException) -> None:
+    """Put an error of the pool itself into the results, for a chunk that it could not send."""
     name_chunk(error, chunk)
     results.put(error)
 
 
-def _in_pool(fn: PickledMessage, piece: object, out: object, number: int, inline: bool) -> tuple[int, bool, Message]:
-    """What a process of a pool does with a chunk."""
-    return number, *attempt(lambda given: called(fn.value(), given, out), piece, CommonMemory(piece), inline)
+def _run_in_pool(
+    fn: PickledMessage, piece: object, out: object, number: int, inline: bool
+) -> tuple[int, bool, Message]:
+    """Run the function for a chunk, in a process of a pool."""
+    return number, *run_job(lambda given: call_function(fn.value(), given, out), piece, CommonMemory(piece), inline)
 
 
-def _in_thread(fn: Callable[[object], object], piece: object, out: object, number: int) -> tuple[int, bool, LocalValue]:
-    """What a thread of a pool does with a chunk."""
-    return number, *attempt_here(lambda given: called(fn, given, out), piece)
+def _run_in_thread(
+    fn: Callable[[object], object], piece: object, out: object, number: int
+) -> tuple[int, bool, LocalValue]:
+    """Run the function for a chunk, in a thread of a pool."""
+    return number, *run_job_in_thread(lambda given: call_function(fn, given, out), piece)

@@ -23,8 +23,8 @@ from tensordict.io.formats.opening import (
 )
 from tensordict.io.remote.remote_saves import is_saved_at, remote_bytes
 from tensordict.io.remote.urls import is_url
-from tensordict.io.saving.progress import Progress, bytes_on_disk
-from tensordict.io.specification import LeafSpec, Pickled, Specification, walk
+from tensordict.io.saving.progress import Progress, count_bytes
+from tensordict.io.specification import LeafSpec, PickledValue, Specification, walk
 from tensordict.io.stores.backends import BACKENDS, backend_at, backend_of
 from tensordict.memory.names import META, without_scheme
 from tensordict_cli.runners import tables
@@ -63,7 +63,7 @@ def run(args: argparse.Namespace) -> int:
         )
         if to in BACKENDS:
             saved.close()
-    nbytes = size_text(remote_bytes(target) or 0) if is_url(target) else f"{size_text(bytes_on_disk(target))} on disk"
+    nbytes = size_text(remote_bytes(target) or 0) if is_url(target) else f"{size_text(count_bytes(target))} on disk"
     show([[(f"{printable(target)}: {to}, {nbytes}", GOOD)]])
     return 0
 
@@ -129,7 +129,7 @@ def _check_known(root: Specification, allow_pickle: bool) -> None:
             raise UnsupportedEntryError(
                 f"{key_text(key)} is of the tensorclass {node.kind!r}, which is not known here; {hint}"
             )
-        if isinstance(node.value, Pickled) and not allow_pickle:
+        if isinstance(node.value, PickledValue) and not allow_pickle:
             raise UnsupportedEntryError(
                 f"the value at {key_text(key)} is pickled, and unpickling runs any code that is in it; use "
                 "--allow-pickle if you trust who wrote it"

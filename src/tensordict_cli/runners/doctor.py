@@ -314,7 +314,7 @@ def _read_memory_limit() -> int | None:
 
 def _knows_pages() -> bool:
     with mmap.mmap(-1, mmap.PAGESIZE) as own:
-        return kernel.written_pages(ctypes.addressof(ctypes.c_char.from_buffer(own)), mmap.PAGESIZE) is not None
+        return kernel.find_written_pages(ctypes.addressof(ctypes.c_char.from_buffer(own)), mmap.PAGESIZE) is not None
 
 
 # --- for people -------------------------------------------------------------------------------------------------------

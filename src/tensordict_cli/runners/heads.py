@@ -8,9 +8,9 @@ from typing import Any
 
 from torch import Tensor
 
-from tensordict.io.formats.stack_columns import taken
-from tensordict.io.saving.comparing import OPAQUE, read_piece, source_of
-from tensordict.io.specification import LeafSpec, Specification, Unread
+from tensordict.io.formats.stack_columns import split_ragged
+from tensordict.io.saving.comparing import OPAQUE, open_source, read_piece
+from tensordict.io.specification import DeferredValue, LeafSpec, Specification
 from tensordict_cli.runners.terminal import QUIET, VALUE, Line, json_number, json_value, number_text, shorten
 
 # At most this many elements of a row are printed for people.
@@ -48,7 +48,7 @@ def read_head(node: LeafSpec | Specification, count: int, whole: bool) -> list[A
     """
     if isinstance(node, LeafSpec):
         return _read_ragged_rows(node, count, whole) if node.ragged else _read_rows(node, count, whole)
-    if isinstance(node.value, Unread):
+    if isinstance(node.value, DeferredValue):
         return list(node.value.read(count))
     return node.value[:count] if node.stack_dim is not None and isinstance(node.value, list) else [node.value]
 
@@ -71,7 +71,7 @@ def head_to_json(node: LeafSpec | Specification, head: list[Any]) -> list[Any]:
 
 
 def _read_rows(leaf: LeafSpec, count: int, whole: bool) -> list[Row]:
-    source, shape = source_of(leaf), leaf.shape
+    source, shape = open_source(leaf), leaf.shape
     rows = shape[1:]
     if leaf.dtype in OPAQUE:
         return [Row(rows, None)] * min(count, shape[0] if shape else 1)
@@ -84,7 +84,7 @@ def _read_rows(leaf: LeafSpec, count: int, whole: bool) -> list[Row]:
 
 
 def _read_ragged_rows(leaf: LeafSpec, count: int, whole: bool) -> list[Row]:
-    flat, sizes, _ = taken(source_of(leaf))
+    flat, sizes, _ = split_ragged(open_source(leaf))
     found: list[Row] = []
     start = 0
     for shape in map(tuple, sizes[:count].tolist()):

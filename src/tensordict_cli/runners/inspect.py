@@ -18,12 +18,12 @@ from tensordict.core.contract import Names
 from tensordict.core.exceptions import SaveError
 from tensordict.core.keys import Path, entry_of
 from tensordict.io.formats.opening import describe_save
-from tensordict.io.formats.stack_columns import taken
+from tensordict.io.formats.stack_columns import split_ragged
 from tensordict.io.remote.remote_saves import remote_bytes
 from tensordict.io.remote.urls import is_url
-from tensordict.io.saving.comparing import OPAQUE, pieces, read_piece, source_of
-from tensordict.io.saving.progress import Progress, bytes_allocated, bytes_on_disk, progress_bar
-from tensordict.io.specification import Broken, LeafSpec, Pickled, Specification, broken, walk
+from tensordict.io.saving.comparing import OPAQUE, cut_pieces, open_source, read_piece
+from tensordict.io.saving.progress import Progress, count_bytes, count_disk_usage, progress_bar
+from tensordict.io.specification import BrokenValue, LeafSpec, PickledValue, Specification, replace_broken, walk
 from tensordict.looking.tally import Tally, to_numbers
 from tensordict.memory.names import without_scheme
 from tensordict_cli.runners.heads import format_head, head_to_json, read_head
@@ -57,7 +57,7 @@ def run(args: argparse.Namespace) -> int:
 
     def complain(error: OSError) -> Specification:
         problems.append(str(error))
-        return broken(error)
+        return replace_broken(error)
 
     path = without_scheme(args.path)
     name, whole = describe_save(path, complain)
@@ -69,8 +69,8 @@ def run(args: argparse.Namespace) -> int:
         "path": os.fspath(args.path),
         "format": name,
         "nbytes": sum(leaf.nbytes for leaf in leaves),
-        "bytes_on_disk": remote_bytes(path) if is_url(path) else bytes_on_disk(path),
-        "bytes_allocated": None if is_url(path) else bytes_allocated(path),
+        "bytes_on_disk": remote_bytes(path) if is_url(path) else count_bytes(path),
+        "bytes_allocated": None if is_url(path) else count_disk_usage(path),
         "tensors": len(leaves),
         "values": len(values),
         "containers": sum(isinstance(node, Specification) and not node.is_value for node in nodes),
@@ -212,11 +212,11 @@ def _compute_statistics(leaf: LeafSpec, progress: Progress | None) -> dict[str, 
     """Compute the statistics of a tensor, piece by piece; `None` when torch cannot compute with its dtype."""
     if leaf.dtype in OPAQUE:
         return None
-    source = source_of(leaf)
+    source = open_source(leaf)
     if leaf.ragged:
-        source = taken(source)[0]
+        source = split_ragged(source)[0]
     tally = Tally()
-    for index in pieces(tuple(source.shape), leaf.dtype.itemsize):
+    for index in cut_pieces(tuple(source.shape), leaf.dtype.itemsize):
         piece = read_piece(source, index)
         tally.add(to_numbers(piece))
         if progress is not None:
@@ -289,7 +289,7 @@ def _format_content(view: _TreeSelection, content: _TensorContents) -> list[Line
 
 
 def _is_broken(node: Node) -> bool:
-    return isinstance(node, Specification) and isinstance(node.value, Broken)
+    return isinstance(node, Specification) and isinstance(node.value, BrokenValue)
 
 
 def _describe_container(form: Specification, outer: Names | None) -> tuple[str, str]:
@@ -326,7 +326,7 @@ def _as_json(view: _TreeSelection, node: Node, path: Path, content: _TensorConte
             "ragged": node.ragged,
             **read,
         }
-    if isinstance(node.value, Broken):
+    if isinstance(node.value, BrokenValue):
         return {"type": "broken", "problem": node.value.why}
     form = {
         "type": "value" if node.is_value else "container",
@@ -348,4 +348,4 @@ def _as_json(view: _TreeSelection, node: Node, path: Path, content: _TensorConte
 
 def _contains_pickle(value: object) -> bool:
     """Return whether a value is pickled, or one of the values in its nested lists."""
-    return isinstance(value, Pickled) or (isinstance(value, list) and any(map(_contains_pickle, value)))
+    return isinstance(value, PickledValue) or (isinstance(value, list) and any(map(_contains_pickle, value)))

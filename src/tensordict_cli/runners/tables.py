@@ -103,7 +103,7 @@ def _read_table(path: str, reading: TableOptions) -> Iterator[Any]:
         csv_tables(found, CsvOptions(), may_lack) if kind == CSV else json_tables(found, kind == JSON_LINES, may_lack)
     )
     try:
-        yield from tables.containers(reading)
+        yield from tables.iterate_containers(reading)
     except ValueError as error:
         # Errors about cells name the file already; errors about columns do not.
         raise error if any(file.path in str(error) for file in found) else SaveError(f"{path!r}: {error}") from error

@@ -14,7 +14,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from typing import IO, Any
 
-from tensordict.io.values import NotJson, plain
+from tensordict.io.values import NotJson, encode_plainly
 from tensordict.looking.markup import count_text as count_text
 from tensordict.looking.markup import size_text as size_text
 from tensordict_cli.text import printable
@@ -100,7 +100,7 @@ def shorten(value: object) -> str:
 def json_value(value: object) -> object:
     """Convert a value to JSON; `None` when JSON cannot hold it, as for a pickled value."""
     try:
-        return plain(value)
+        return encode_plainly(value)
     except NotJson:
         return None
 
@@ -128,7 +128,7 @@ def json_number(value: Any) -> Any:
 
 
 def _make_console(file: IO[str]) -> Any:
-    """Return a rich console, or `None` when the output is no terminal, color is switched off, or rich is missing."""
+    """Return a rich console; `None` if the output is not a terminal, color is switched off, or rich is missing."""
     if not sys.stdout.isatty() or os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
         return None
     try:

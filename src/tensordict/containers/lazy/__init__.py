@@ -1,3 +1,3 @@
-"""Lazy stacks: containers that keep their members and stack what is read."""
+"""Lazy stacks: containers that keep their members, and stack an entry when it is read."""
 
 from tensordict.containers.lazy.stack import LazyStackedTensorDict as LazyStackedTensorDict

@@ -1,4 +1,4 @@
-"""What a lazy stack is to the contract: its state, read from the members, and the walks, which go member by member."""
+"""LazyCore: the primitives and walks of the contract for lazy stacks."""
 
 from __future__ import annotations
 
@@ -21,41 +21,41 @@ if TYPE_CHECKING:
 class LazyCore(TensorDictBase):
     """The primitives and walks of a lazy stack.
 
-    A walk that leaves the batch dims as they are is done by every member and the results are stacked lazily again.
-    What cannot be done that way is done by the dense stack, and gives a `TensorDict`.
+    A walk that keeps the batch dims runs in every member, and the results form a lazy stack again. Other walks run on
+    the dense stack and return a `TensorDict`.
     """
 
     _entries: Members
-    # The batch size once it was asked for, `None` when the members have changed. Not on the class: that would slow down
-    # reading it by a quarter.
+    # The cached batch size; `None` if the members have changed. A class attribute as default would slow down reading it
+    # by a quarter.
     _size: torch.Size | None
-    # Whether `lock_` was called on the stack itself; see `_locked`.
+    # True if `lock_` was called on the stack itself; see `_locked`.
     _sealed: bool = False
-    # What was said of the stack itself; see `_backing`.
+    # The backing that was set on the stack itself; see `_backing`.
     _own_backing: Backing = NOT_BACKED
-    # Set while `torch.vmap` takes the stack apart; see `vmapping`.
+    # Set while `torch.vmap` flattens the stack; see `LazyContext.after`.
     _after: int | None = None
 
     @classmethod
     def _over(cls, members: Members) -> Self:
-        """The trusted constructor: nothing is checked, `members` is taken over."""
+        """Make a stack without checks. It keeps `members` itself, not a copy."""
         self = object.__new__(cls)
         self._entries = members
         self._size = None
         return self
 
     def _like(self, containers: list[Any], dim: int | None = None, template: object = None) -> Self:
-        """A stack of other members, along `dim` or the same dim; without members, `template` stands for them."""
+        """Make a stack of other members, along `dim` or the same dim. Without members, `template` describes them."""
         store = self._entries
         dim = store.dim if dim is None else dim
         return self._over(Members(containers, dim, store.hook_in, store.hook_out, template, store.name))
 
     def _each(self, fn: Callable[[Any], Any], dim: int | None = None) -> Self:
-        """The stack of `fn` of every member."""
+        """Apply `fn` to every member, and stack the results."""
         return self._restack([fn(member) for member in self._entries.sample], dim)
 
     def _dense(self, hooked: bool = False) -> Any:
-        """The stack as a `TensorDict`, every leaf of all members being stacked; `hooked` calls `hook_out` on them."""
+        """Return the stack as a `TensorDict` of stacked leaves. With `hooked`, call `hook_out` on each leaf."""
         store = self._entries
         read = store.__getitem__ if hooked else store.read
         entries: dict[str, Any] = {}
@@ -75,7 +75,7 @@ class LazyCore(TensorDictBase):
 
     @property
     def _batch_size(self) -> torch.Size:
-        return self._size or self._sized()
+        return self._size or self._read_size()
 
     @_batch_size.setter
     def _batch_size(self, size: torch.Size) -> None:
@@ -85,8 +85,8 @@ class LazyCore(TensorDictBase):
                 member._batch_size = inner
         self._size = None
 
-    def _sized(self) -> torch.Size:
-        """The batch size, read from the members; -1 for the dims in which they differ."""
+    def _read_size(self) -> torch.Size:
+        """Read the batch size from the members. Dims with different sizes are -1."""
         store = self._entries
         size = list(common_size(store.sample))
         size.insert(store.dim, len(store.containers))
@@ -94,7 +94,7 @@ class LazyCore(TensorDictBase):
         return self._size
 
     def _inner_size(self, size: torch.Size) -> torch.Size:
-        """The batch size of the members of a stack of batch size `size`; the stack keeps its dim."""
+        """Return the batch size of the members of a stack of batch size `size` with the same stack dim."""
         store = self._entries
         if len(size) <= store.dim or size[store.dim] != len(store.containers):
             raise ShapeError(
@@ -143,8 +143,8 @@ class LazyCore(TensorDictBase):
             member._names = found if found is not None and any(found) else None
 
     # --- the lock ---------------------------------------------------------------------------------------------------
-    # The members are to the stack what nested containers are to their parent. A stack whose members are all locked is
-    # locked, whoever locked them: `td["nested"]` of a locked stack is such a stack, made when it is read.
+    # Locking a stack locks its members, as locking a container locks its nodes. A stack whose members are all locked
+    # counts as locked, too. An example is `td["nested"]` of a locked stack, which is made when it is read.
 
     @property
     def _locked(self) -> bool:
@@ -158,7 +158,7 @@ class LazyCore(TensorDictBase):
     def _locked(self, locked: bool) -> None:
         self._sealed = locked
 
-    # The same of memory-mapped and shared ones; a stack without members keeps what was said of it.
+    # Likewise, a stack is memory-mapped or shared if all members are. A stack without members uses its own backing.
 
     @property
     def _backing(self) -> Backing:
@@ -173,7 +173,7 @@ class LazyCore(TensorDictBase):
     def _backing(self, backing: Backing) -> None:
         self._own_backing = backing
 
-    # --- what there is ----------------------------------------------------------------------------------------------
+    # --- stacking ---------------------------------------------------------------------------------------------------
 
     def _restack(self, members: Sequence[Any], dim: int | None = None) -> Self:
         return self._like(list(members), dim) if self._entries.containers else self._like([], dim, members[0])
@@ -186,7 +186,7 @@ class LazyCore(TensorDictBase):
         return result
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        state = dict(pickled_containers.as_ours(type(self), state))
+        state = dict(pickled_containers.convert_state(type(self), state))
         self._own_backing = state.pop("_backing", NOT_BACKED)
         self.__dict__.update(state)
         if self._sealed:
@@ -194,6 +194,6 @@ class LazyCore(TensorDictBase):
 
 
 def _common_names(columns: list[Names]) -> Names | None:
-    """The names of dims that all members have and give the same name."""
+    """Return the names of the dims that have the same name in all members; `None` if there are none."""
     names = [column[0] if len(set(column)) == 1 else None for column in zip(*columns)]
     return names if any(name is not None for name in names) else None

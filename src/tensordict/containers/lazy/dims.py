@@ -1,4 +1,4 @@
-"""Lazy stacks along their dims: indexing, and operations on the batch dims."""
+"""LazyDims: indexing of lazy stacks, and operations on their batch dims."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import contextlib
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,23 +18,20 @@ from tensordict.core.contract import Contract
 from tensordict.core.exceptions import ShapeError, StackError
 from tensordict.core.indices import is_mask, leaf_index, result_size
 from tensordict.core.shapes import nested_lists
-from tensordict.ops.dims.batch_ops import BatchOp, Cut, ForMembers, Reshape, without
-
-if TYPE_CHECKING:
-    pass
+from tensordict.ops.dims.batch_ops import BatchOp, Cut, ForMembers, Reshape, drop_dim
 
 _FULL = slice(None)
 _MASKS = (torch.bool, torch.uint8)
 
 
 @dataclass(slots=True)
-class _Picks:
-    """What an index takes of a lazy stack.
+class _SplitIndex:
+    """An index of a lazy stack, split into an index of the stack dim and an index of each member.
 
-    positions: the members that it takes, in the order of the result.
-    rest: the index that is left for each of them; `()` when they are taken whole.
-    dim: where the dims that run over `positions` are in the result.
-    block: the sizes of these dims: none for an int, one for a slice.
+    positions: the selected members, in the order of the result.
+    rest: the index for each of them; `()` selects whole members.
+    dim: the position in the result of the dims that come from `positions`.
+    block: the sizes of these dims: empty for an int, one size for a slice.
     """
 
     positions: list[int]
@@ -44,10 +41,11 @@ class _Picks:
 
 
 class LazyDims(LazyCore):
-    """An operation on the stack dim reorders the members; one on other dims is done by each of them.
+    """Operations on the batch dims of a lazy stack.
 
-    Where neither will do, the dense stack does it; an operation that only rearranges the elements of the batch gives
-    lazy stacks of single elements when the shapes of the leaves do not allow a dense one.
+    An operation on the stack dim reorders the members, and an operation on other dims runs in each member. All others
+    run on the dense stack. If there is none, because the leaves differ in shape, an operation that only rearranges
+    elements of the batch returns lazy stacks of single elements.
     """
 
     # --- indexing ---------------------------------------------------------------------------------------------------
@@ -58,10 +56,10 @@ class LazyDims(LazyCore):
             return members[index]
         size = self._batch_size
         at = leaf_index(index, size)
-        picks = self._picks(at) if members else None
+        picks = self._split_index(at) if members else None
         if picks is None:
-            # A mask of several dims has become one tensor for each of them, which would tell names of dims.
-            return self._rearranged(lambda stack: stack[index if is_mask(index) else at])
+            # Passes a mask on unchanged: `leaf_index` has split it into one tensor per dim, which gives other names.
+            return self._rearrange(lambda stack: stack[index if is_mask(index) else at])
         rest, taken = picks.rest, [members[position] for position in picks.positions]
         if rest:
             taken = [member._index(rest) for member in taken]
@@ -72,18 +70,18 @@ class LazyDims(LazyCore):
                 return self._like(taken, picks.dim)
             return self._like([], picks.dim, members[0]._index(rest) if rest else members[0].copy())
         if not taken:
-            return self._rearranged(lambda stack: stack[at])
-        # Lists of lists, the last dim changing fastest: nested stacks, whose dims all have the name of the stack dim.
+            return self._rearrange(lambda stack: stack[at])
+        # An index tensor of several dims gives nested stacks, whose dims all have the name of the stack dim.
         name = self._entries.name
         for length in reversed(picks.block):
             rows = range(0, len(taken), length)
             taken = [self._over(Members(taken[row : row + length], picks.dim, name=name)) for row in rows]
         return taken[0]
 
-    def _picks(self, at: object) -> _Picks | None:
-        """What `at`, an output of `leaf_index`, takes of the members; `None` when it mixes them up."""
+    def _split_index(self, at: object) -> _SplitIndex | None:
+        """Split `at`, an output of `leaf_index`; return `None` if it mixes elements of different members."""
         dim = self._entries.dim
-        # Torch takes an integer tensor without dims for an int.
+        # Torch treats an integer tensor without dims as an int.
         items: list[Any] = [int(item) if _is_scalar(item) else item for item in (at if type(at) is tuple else (at,))]
         position = found = 0
         while found < len(items) and position + _width(items[found]) <= dim:
@@ -104,62 +102,62 @@ class LazyDims(LazyCore):
                 return None
             if item.dtype in _MASKS:
                 item = item.nonzero().squeeze(1)
-            chosen = _checked_positions(item, count, dim)
-            return _Picks(chosen, _trimmed(rest), before, tuple(item.shape))
+            chosen = _check_positions(item, count, dim)
+            return _SplitIndex(chosen, _trim(rest), before, tuple(item.shape))
         if advanced:
-            # Torch puts the dims that index tensors make in the place of the first of them; in front when they are
-            # apart, which they may no longer be without the stack dim.
-            apart = _apart(items)
-            if apart and not _apart(rest) and _basic_before(rest):
+            # Torch inserts the dims of index tensors at the first of them if they are adjacent, and in front otherwise.
+            # Removing the stack dim from the index can make tensors adjacent.
+            apart = _have_gap(items)
+            if apart and not _have_gap(rest) and _basic_before(rest):
                 return None
             if apart or advanced[0] < found:
                 before += max(1 if items[i].dtype in _MASKS else items[i].ndim for i in advanced)
         if isinstance(item, int):
             result_size(item, torch.Size((count,)))
-            return _Picks([item % count], _trimmed(rest), 0, ())
+            return _SplitIndex([item % count], _trim(rest), 0, ())
         result_size(item, torch.Size((count,)))
         chosen = list(range(count))[item]
-        return _Picks(chosen, _trimmed(rest), before, (len(chosen),))
+        return _SplitIndex(chosen, _trim(rest), before, (len(chosen),))
 
-    def _rearranged(self, fn: Callable[[Any], Any]) -> Any:
-        """`fn`, which rearranges the elements of the batch, of the dense stack, or else element by element.
+    def _rearrange(self, fn: Callable[[Any], Any]) -> Any:
+        """Apply `fn`, which rearranges elements of the batch, to the dense stack, or else element by element.
 
-        The dense stack has the entries of all members, in one shape; or there is none.
+        The dense stack exists only if all members have the same entries in the same shapes.
         """
-        if _uniform(self):
+        if _has_uniform_keys(self):
             with contextlib.suppress(StackError):
                 return fn(self._dense())
         numbers = fn(self._numbers())
         return self._of_elements(numbers.flatten().tolist(), numbers.shape)
 
     def _numbers(self) -> Tensor:
-        """The numbers of the elements of the batch."""
+        """Return the numbers of the elements, as a tensor of the batch size."""
         self._check_sizes()
         return torch.arange(math.prod(self._batch_size)).reshape(self._batch_size)
 
     def _check_sizes(self) -> None:
-        """Raise when the members have different batch sizes."""
+        """Raise if the members have different batch sizes."""
         if -1 in self._batch_size:
             raise ShapeError(
                 f"the members of this lazy stack have different batch sizes, {list(self._batch_size)} together: their "
-                "elements can be taken and rearranged in each member only"
+                "elements can be indexed and rearranged in each member only"
             )
 
     def _of_elements(self, numbers: Sequence[int], size: torch.Size) -> Any:
-        """Lazy stacks, along dim 0, of the elements of the batch that have these numbers, in this batch size."""
+        """Make nested lazy stacks along dim 0, of this batch size, from the elements with these numbers."""
         elements = self._elements()
 
-        def packed(part: Any) -> Any:
+        def pack(part: Any) -> Any:
             if not isinstance(part, list):
                 return part
             return type(self)._over(
-                Members([packed(item) for item in part], 0, template=elements[0] if elements else None)
+                Members([pack(item) for item in part], 0, template=elements[0] if elements else None)
             )
 
-        return packed(nested_lists([elements[number] for number in numbers], size))
+        return pack(nested_lists([elements[number] for number in numbers], size))
 
     def _elements(self) -> list[Any]:
-        """All elements of the batch, as views, in the order of their numbers."""
+        """Return all elements of the batch, as views, in the order of their numbers."""
         store, size = self._entries, self._batch_size
         inner = math.prod(size[store.dim + 1 :])
         columns = [elements_of(member) for member in store.containers]
@@ -169,41 +167,41 @@ class LazyDims(LazyCore):
     # --- operations on the batch dims -------------------------------------------------------------------------------
 
     def _by_members(self, op: BatchOp) -> Any:
-        """`op`, which is for this stack or for a container that it is nested in, done by the members.
+        """Apply `op`, made for this stack or a container around it, to the members.
 
-        Where they cannot, the dense stack does it; another form of the batch is made of its elements.
+        If the members cannot do it, it runs on the dense stack. A reshape then rearranges single elements.
         """
         own, store = self._batch_size, self._entries
         if len(own) > len(op.old):
-            op = op.over(own)
+            op = op.with_size(own)
         found = op.on_members(store.dim, len(store.containers)) if store.containers else None
         if isinstance(op, Reshape):
             self._check_sizes()
-            return self if op.size == op.old else self._reshaped(op, found)
+            return self if op.size == op.old else self._reshape_by_members(op, found)
         return self._dense()._on_batch(op) if found is None else self._of_members(op, *found)
 
-    def _reshaped(self, op: Reshape, found: ForMembers | None) -> Any:
-        """The elements in the same order under another batch size."""
+    def _reshape_by_members(self, op: Reshape, found: ForMembers | None) -> Any:
+        """Return the elements in the same order with another batch size."""
         result = None
         if found is not None:
             try:
                 result = self._of_members(op, *found)
             except RuntimeError:
-                # Ragged rows have no other batch size, but each of them can be taken by itself.
+                # Rows of ragged leaves cannot be reshaped, but can be selected one by one below.
                 if not any(leaf.is_nested for leaf in self._leaves()):
                     raise
         if result is None:
             if not (self._batch_size.numel() and op.size):
                 return self._dense()._on_batch(op)
             result = self._of_elements(range(op.size.numel()), op.size)
-        # The names of what other operations give come with the members.
+        # `on_members` sets the stack dim name for other operations, so clear it before the reshape sets all names.
         result._entries.name = None
         if (own := self._names) is not None and any(names := op.rename(own)):
             result._names = names
         return result
 
     def _of_members(self, op: BatchOp, inner: BatchOp | None, dim: int | None) -> Any:
-        """The stack along `dim` of what `inner` makes of the members; without a dim, what it makes of the only one."""
+        """Apply `inner` to the members and stack the results along `dim`; `None` returns the result of the only one."""
         store = self._entries
         members = store.containers
         if dim is None:
@@ -211,21 +209,21 @@ class LazyDims(LazyCore):
         positions = op.positions(store.dim, len(members))
         taken = members if positions is None else [members[position] for position in positions]
         if inner is not None:
-            sized = [inner if m._batch_size == inner.old else inner.over(m._batch_size) for m in taken]
+            sized = [inner if m._batch_size == inner.old else inner.with_size(m._batch_size) for m in taken]
             taken = [member._on_batch(part) for member, part in zip(taken, sized, strict=True)]
         else:
             taken = [member.clone() for member in taken] if op.copies else taken.copy()
         return self._like(taken, dim, None if taken else members[0].copy())
 
     def _cut_by_members(self, op: Cut) -> Sequence[Any]:
-        """The pieces that the members are cut into, stacked; along the stack dim, the members themselves."""
+        """Cut the members and stack the pieces. A cut along the stack dim selects whole members."""
         store, own = self._entries, self._batch_size
         if not store.containers:
-            return self._dense()._cut(op.over(own, op.dim))  # type: ignore[no-any-return]
+            return self._dense()._split_batch(op.with_size(own, op.dim))  # type: ignore[no-any-return]
         if op.dim != store.dim:
-            inner = op.over(without(own, store.dim), op.dim - (op.dim > store.dim))
+            inner = op.with_size(drop_dim(own, store.dim), op.dim - (op.dim > store.dim))
             after = store.dim - (op.lengths is None and op.dim < store.dim)
-            rows = zip(*[member._cut(inner) for member in store.containers], strict=True)
+            rows = zip(*[member._split_batch(inner) for member in store.containers], strict=True)
             return [self._like(list(row), after) for row in rows]
         if op.lengths is None:
             return store.containers
@@ -233,13 +231,15 @@ class LazyDims(LazyCore):
         return [self._like(part, None, None if part else store.containers[0].copy()) for part in parts]
 
 
-def _uniform(node: Contract) -> bool:
-    """Whether the members of all stacks in a tree have the same entries."""
+def _has_uniform_keys(node: Contract) -> bool:
+    """Return whether the members of each stack in a tree have the same keys."""
     if not isinstance(node, LazyCore):
-        return all(_uniform(value) for value in node._structure().values() if isinstance(value, Contract))
+        return all(_has_uniform_keys(value) for value in node._structure().values() if isinstance(value, Contract))
     first, *rest = node._entries.sample
     keys = set(first.keys(True, True))
-    return all(set(other.keys(True, True)) == keys for other in rest) and all(map(_uniform, node._entries.sample))
+    return all(set(other.keys(True, True)) == keys for other in rest) and all(
+        map(_has_uniform_keys, node._entries.sample)
+    )
 
 
 def _is_scalar(item: object) -> bool:
@@ -247,20 +247,20 @@ def _is_scalar(item: object) -> bool:
 
 
 def _width(item: object) -> int:
-    """How many dims one component of an index addresses."""
+    """Return the number of dims that one component of an index addresses."""
     if item is None or isinstance(item, bool):
         return 0
     return item.ndim if isinstance(item, Tensor) and item.dtype in _MASKS else 1
 
 
-def _trimmed(items: list[Any]) -> tuple[Any, ...]:
-    """An index without the full slices at its end."""
+def _trim(items: list[Any]) -> tuple[Any, ...]:
+    """Remove the full slices at the end of an index."""
     while items and isinstance(items[-1], slice) and items[-1] == _FULL:
         items.pop()
     return tuple(items)
 
 
-def _checked_positions(item: Tensor, count: int, dim: int) -> list[int]:
+def _check_positions(item: Tensor, count: int, dim: int) -> list[int]:
     if item.is_floating_point() or item.is_complex():
         raise IndexError(f"tensors used as indices must be long, int, byte or bool tensors, got one of {item.dtype}")
     positions: list[int] = item.flatten().tolist()
@@ -270,15 +270,15 @@ def _checked_positions(item: Tensor, count: int, dim: int) -> list[int]:
     return positions
 
 
-def _apart(items: list[Any]) -> bool:
-    """Whether something that keeps a dim is between the tensors of an index."""
+def _have_gap(items: list[Any]) -> bool:
+    """Return whether the tensors of an index are separated by slices or `None`."""
     kinds = [isinstance(item, Tensor) for item in items if not isinstance(item, int)]
     first, last = kinds.index(True), len(kinds) - 1 - kinds[::-1].index(True)
     return not all(kinds[first:last])
 
 
 def _basic_before(items: list[Any]) -> bool:
-    """Whether a dim is kept or made before the first tensor of an index."""
+    """Return whether a slice or `None` comes before the first tensor of an index."""
     for item in items:
         if isinstance(item, Tensor):
             return False

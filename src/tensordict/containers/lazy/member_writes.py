@@ -1,4 +1,4 @@
-"""Writing to lazy stacks: what is written is split along the stack dim, and each member gets its piece."""
+"""LazyWrites: writing to lazy stacks, which splits a value along the stack dim and gives each member its piece."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from tensordict.core.contract import Contract
 from tensordict.core.exceptions import ShapeError
 from tensordict.core.indices import checked_size, is_beyond, leaf_index
 from tensordict.core.keys import Path, joined, path_of
-from tensordict.ops.entries.assigning import Assign, AssignWithin, fitting, refuse_container, without_leading
+from tensordict.ops.entries.assigning import Assign, AssignWithin, drop_leading_dims, fit_value, refuse_container
 from tensordict.ops.entries.locking import raise_locked
-from tensordict.ops.entries.numbers import stored
+from tensordict.ops.entries.numbers import make_entry
 from tensordict.ops.entries.write_plans import Copy, Resize, Write, check_expandable
-from tensordict.ops.entries.writing import check_way
+from tensordict.ops.entries.writing import check_path_through
 
 _SCALAR = torch.Size(())
 _NUMBERS = frozenset((bool, int, float, complex))
 
 
 class LazyWrites(LazyDims):
-    """Writing to lazy stacks, member by member; all members are checked before the first is written."""
+    """Writes to the members of a lazy stack, after all of them were checked."""
 
     def _write_name(self, name: str, item: object, non_blocking: bool = False, path: Path | None = None) -> None:
         path = path or (name,)
@@ -40,25 +40,25 @@ class LazyWrites(LazyDims):
             super()._write_name(name, item, non_blocking, path)
 
     def _write_to_members(self, target: Path, item: object, path: Path, non_blocking: bool) -> None:
-        """Store an entry at `target`; `path` leads there from where the write began."""
+        """Split an entry and store the pieces at `target` of each member. Errors name it as `path`."""
         self._refuse_locked_members(path)
         members = self._entries.containers
         values = []
         for member, piece in zip(members, self._split(item, path, False), strict=True):
-            check_way(member, target, path)
+            check_path_through(member, target, path)
             values.append(member._admit(piece, path, non_blocking))
         with self._at_once():
             for member, value in zip(members, values, strict=True):
                 member._write(target, value)
 
     def _refuse_locked_members(self, path: Path) -> None:
-        """A stack that is not locked may have members that are."""
+        """Raise if a member is locked, even if the stack is not."""
         for member in self._entries.containers:
             if member._locked:
                 raise_locked(f"set the entry {joined(path)!r}")
 
     def _split(self, item: object, path: Path, in_place: bool) -> Sequence[Any]:
-        """The pieces of a value that belong to the members; a number goes to all when it is copied in place."""
+        """Split a value into one piece for each member. A number that is copied in place goes to all members."""
         store = self._entries
         if isinstance(item, Mapping) and not isinstance(item, Contract):
             columns = {key: self._split(value, (*path, *path_of(key)), in_place) for key, value in item.items()}
@@ -66,38 +66,38 @@ class LazyWrites(LazyDims):
         if type(item) in (list, tuple):
             return self._split_list(item, path, in_place)
         if not isinstance(item, (Tensor, Contract)):
-            item = stored(item, path, self._batch_size, None)
+            item = make_entry(item, path, self._batch_size, None)
         if in_place and isinstance(item, Tensor) and not item.ndim:
             return [item] * len(store.containers)
-        item = store.taken_in(item)
+        item = store.apply_hook_in(item)
         if isinstance(item, LazyCore) and item._entries.dim == store.dim and item._batch_size == self._batch_size:
             return item._entries.containers
         return pieces_of(self._admit(item, path), store.dim, len(store.containers))
 
     def _split_list(self, item: Any, path: Path, in_place: bool) -> Sequence[Any]:
-        """The pieces of a list, whose levels are the first batch dims as in `Tensor.tolist`.
+        """Split a list whose nesting levels are the first batch dims, as in `Tensor.tolist`.
 
-        Numbers are of one dtype, as those of a tensor; beside what is no number they are values.
+        Numbers get one common dtype, as in a tensor. Next to other objects they are stored as values.
         """
         dim, size = self._entries.dim, self._batch_size
         found = set(_leaf_kinds(item))
         stacks = type(item) is list and settings.list_to_stack()
-        # Where lists make stacks, tuples are values, and so is what stands beside a list of another depth.
+        # With `set_list_to_stack`, tuples are values, and so are the items of a list with uneven depth.
         numeric = all(map(_is_numeric, found)) and not (stacks and not _is_array(item))
         if not numeric and not stacks:
-            # What makes no stack in any container is one value, and belongs to every member.
+            # Without `set_list_to_stack`, such a list is one value in any container, and goes to every member.
             return [item] * len(self._entries.containers)
         if numeric and found <= _NUMBERS:
-            item = _of_one_dtype(item, path)
-        columns = _columns(list(item), dim, size, path)
+            item = _unify_dtype(item, path)
+        columns = _split_lists(list(item), dim, size, path)
         if not numeric:
-            columns = _held(columns, size[:dim] + size[dim + 1 :])
+            columns = _wrap_values(columns, size[:dim] + size[dim + 1 :])
         values = [
-            torch.stack(column) if dim and isinstance(column, list) and _tensors(column) else column
+            torch.stack(column) if dim and isinstance(column, list) and _are_tensors(column) else column
             for column in columns
         ]
         return [
-            stored(value, path, _SCALAR, None) if in_place and not isinstance(value, (Tensor, Contract)) else value
+            make_entry(value, path, _SCALAR, None) if in_place and not isinstance(value, (Tensor, Contract)) else value
             for value in values
         ]
 
@@ -121,13 +121,13 @@ class LazyWrites(LazyDims):
                 member._plan_write(write, piece, prefix)
 
     def _source_pieces(self, source: Any, prefix: Path, in_place: bool) -> Sequence[Any]:
-        """What an update reads from, one for each member."""
+        """Split the source of an update into one for each member."""
         if isinstance(source, Contract) and source._batch_size == self._batch_size and self._entries.hook_in is None:
             return self._pieces_of(source)
         return self._split(dict(source.items()), prefix, in_place)
 
     def _plan_part(self, write: Assign | AssignWithin, source: Any, prefix: Path) -> None:
-        """Hand what is assigned to a part of the batch to the members that the part is of."""
+        """Split an assignment to a part of the batch into assignments to the members."""
         if isinstance(write, AssignWithin):
             self._plan_within(write, source, prefix)
             return
@@ -136,14 +136,20 @@ class LazyWrites(LazyDims):
         members, own = self._entries.containers, self._batch_size
         # An assignment to one entry may index its dims behind the batch.
         size, behind = write.size + own[len(write.indexed) :], write.indexed[len(own) :]
-        picks = self._picks(write.at)
+        fills = write.fills and not behind
+        # Compiled code cannot look up which members an index tensor selects.
+        hidden = fills and not write.basic and torch.compiler.is_compiling()
+        picks = None if hidden else self._split_index(write.at)
+        if picks is None and fills:
+            self._plan_fill(write, source, prefix)
+            return
         if picks is None:
-            # The index mixes up the members: element by element.
+            # The index mixes elements of the members, so assign to each element.
             numbers = self._numbers()[write.at].flatten().tolist()
             dim, width, adds = 0, len(size), write.adds and self._locked
             inner = torch.Size(())
             if any(member._is_in_file for member in members):
-                # Their elements are no views.
+                # Indexing a stored member gives a copy, so write to the member by index.
                 places = [list(map(int, np.unravel_index(number, own))) for number in numbers]
                 targets = [members[place.pop(self._entries.dim)] for place in places]
                 rests: list[tuple[Any, ...]] = [tuple(place) for place in places]
@@ -160,14 +166,24 @@ class LazyWrites(LazyDims):
         if write.fills:
             pieces = [source] * len(targets)
         else:
-            pieces = _pieces(source, len(targets), dim, width, size, prefix, self, len(own) + len(behind))
+            pieces = _split_part(source, len(targets), dim, width, size, prefix, self, len(own) + len(behind))
         for target, rest, piece in zip(targets, rests, pieces, strict=True):
             indexed = target._batch_size + behind if rest or picks is not None else inner
-            plan = write.plan if len(targets) == 1 else write.plan.part()
+            plan = write.plan if len(targets) == 1 else write.plan.add_part()
             target._plan_write(Assign(rest, indexed, inner, adds, write.fills, plan), piece, prefix)
 
+    def _plan_fill(self, write: Assign, number: object, prefix: Path) -> None:
+        """Plan to write a number to the elements that an index selects, by one mask for each member."""
+        selected = torch.zeros(self._batch_size, dtype=torch.bool)
+        selected[write.at] = True
+        for member, mask in zip(self._entries.containers, selected.unbind(self._entries.dim), strict=True):
+            # Compiled code cannot skip a member, because that depends on the elements of the index.
+            if torch.compiler.is_compiling() or mask.any():
+                size, at = member._batch_size, leaf_index(mask, member._batch_size)
+                member._plan_write(Assign(at, size, size, False, True, write.plan.add_part()), number, prefix)
+
     def _plan_within(self, write: AssignWithin, source: Mapping[str, Any], prefix: Path) -> None:
-        """As `_plan_part` for a part of one entry, whose shape may differ between the members."""
+        """Do the same as `_plan_part` for one entry, whose shape may differ between the members."""
         ((name, value),) = source.items()
         own, path = self._batch_size, (*prefix, name)
         if self._node(name) is not None:
@@ -175,12 +191,12 @@ class LazyWrites(LazyDims):
             return
         shape = self._shape_of(name)
         at = leaf_index(write.index, shape)
-        picks, even = self._picks(at), -1 not in shape
+        picks, even = self._split_index(at), -1 not in shape
         if even and picks is not None:
             write.into(self, source, prefix)
         elif even:
             entry = self._entries.read(name)
-            entry[at] = fitting(entry, value, checked_size(at, shape), path)
+            entry[at] = fit_value(entry, value, checked_size(at, shape), path)
             self._plan_write(Copy(write.plan), {name: entry}, prefix)
         elif picks is not None and (not picks.block or not isinstance(value, Tensor) or not value.ndim):
             for position in picks.positions:
@@ -196,13 +212,13 @@ class LazyWrites(LazyDims):
 
 
 def _is_array(items: list[Any]) -> bool:
-    """Whether lists are nested to one depth, without tuples."""
+    """Return whether lists are nested to the same depth everywhere, without tuples."""
     nested = [item for item in items if type(item) in (list, tuple)]
     return not nested or (len(nested) == len(items) and all(type(item) is list and _is_array(item) for item in nested))
 
 
 def _leaf_kinds(item: Any) -> Iterator[type[Any]]:
-    """The classes of what nested lists hold; all tensors count as one."""
+    """Yield the class of each item of nested lists. Tensors and containers count as `Tensor`."""
     for value in item:
         if isinstance(value, (list, tuple)):
             yield from _leaf_kinds(value)
@@ -211,35 +227,35 @@ def _leaf_kinds(item: Any) -> Iterator[type[Any]]:
 
 
 def _is_numeric(kind: type[Any]) -> bool:
-    """Whether the instances of a class become tensors, or are containers."""
+    """Return whether instances of a class are numbers, tensors or containers, or convert to tensors."""
     return kind in _NUMBERS or kind is Tensor or (hasattr(kind, "__array__") and not issubclass(kind, (str, bytes)))
 
 
-def _held(columns: list[Any], size: torch.Size) -> list[Any]:
-    """The pieces of a list of values in holders: stacks where all are lists, as `NonTensorStack.from_list` has it."""
+def _wrap_values(columns: list[Any], size: torch.Size) -> list[Any]:
+    """Wrap pieces of a list of values in holders; in stacks if all are lists, as `NonTensorStack.from_list` does."""
     if all(isinstance(column, list) for column in columns):
         return [makers.value_list(column) for column in columns]
     return [column if isinstance(column, Contract) else makers.value(column, size) for column in columns]
 
 
-def _of_one_dtype(item: Any, path: Path) -> Any:
-    """Nested lists of numbers as a tensor; where rows are of different lengths, as lists of tensors of one dtype."""
+def _unify_dtype(item: Any, path: Path) -> Any:
+    """Convert nested lists of numbers to a tensor, or to a list of tensors of one dtype if rows differ in length."""
     try:
         return torch.as_tensor(item)
     except (TypeError, ValueError, RuntimeError):
-        rows = [stored(row, path, _SCALAR, None) for row in item]
-        if not _tensors(rows):
+        rows = [make_entry(row, path, _SCALAR, None) for row in item]
+        if not _are_tensors(rows):
             return item
         dtype = functools.reduce(torch.promote_types, [row.dtype for row in rows])
         return [row.to(dtype) for row in rows]
 
 
-def _tensors(column: list[Any]) -> bool:
+def _are_tensors(column: list[Any]) -> bool:
     return all(isinstance(item, Tensor) for item in column)
 
 
-def _columns(item: list[Any], dim: int, size: torch.Size, path: Path) -> list[Any]:
-    """The pieces along `dim` of nested lists whose levels are the dims of `size`."""
+def _split_lists(item: list[Any], dim: int, size: torch.Size, path: Path) -> list[Any]:
+    """Split nested lists, whose levels are the dims of `size`, along `dim`."""
     if len(item) != size[0]:
         raise ShapeError(
             f"entry {joined(path)!r}: a list for a batch of size {list(size)} has {size[0]} items, got {len(item)}"
@@ -251,37 +267,37 @@ def _columns(item: list[Any], dim: int, size: torch.Size, path: Path) -> list[An
         if isinstance(row, Tensor):
             rows.append(list(row.unbind(dim - 1)))
         elif isinstance(row, (list, tuple)):
-            rows.append(_columns(list(row), dim - 1, size[1:], path))
+            rows.append(_split_lists(list(row), dim - 1, size[1:], path))
         else:
             raise TypeError(f"entry {joined(path)!r}: a list of {dim + 1} levels is needed, got {type(row).__name__}")
     return [list(column) for column in zip(*rows, strict=True)]
 
 
-def _pieces(
+def _split_part(
     value: Any, count: int, dim: int, width: int, size: torch.Size, path: Path, target: Any, batch_dims: int
 ) -> list[Any]:
-    """What is assigned to a part of a lazy stack, in one piece for each element of some of its dims.
+    """Split a value that is assigned to a part of a lazy stack, along some batch dims of the part.
 
     Args:
-        value: a container or tensor over the batch of the part, what broadcasts to it, or a mapping of these.
+        value: a container or tensor with the batch size of the part or broadcastable to it, or a mapping of these.
         count: the number of pieces.
-        dim: the first of the dims that are taken apart.
-        width: how many dims are.
+        dim: the first dim to split.
+        width: the number of dims to split.
         size: the batch size of the part.
-        path: what errors name.
-        target: the container that is assigned to, or the shape of the features of a leaf; `None` when there is neither.
+        path: the key that errors name.
+        target: the container that is assigned to, or the feature dims of a leaf; `None` if there is neither.
         batch_dims: the number of batch dims of the stack.
     """
     if isinstance(value, Mapping) and not isinstance(value, Contract):
         columns = {
-            key: _pieces(
-                item, count, dim, width, size, (*path, *path_of(key)), _entry(target, key, batch_dims), batch_dims
+            key: _split_part(
+                item, count, dim, width, size, (*path, *path_of(key)), _find_target(target, key, batch_dims), batch_dims
             )
             for key, item in value.items()
         }
         return [{key: column[i] for key, column in columns.items()} for i in range(count)]
     if not isinstance(value, (Tensor, Contract)):
-        value = stored(value, path, size, None)
+        value = make_entry(value, path, size, None)
     if isinstance(target, torch.Size) and not isinstance(value, Tensor):
         refuse_container(value, path)
     if isinstance(value, Tensor):
@@ -291,7 +307,7 @@ def _pieces(
             shape = size + target
             if value.ndim < len(shape) or value.shape[: len(size)] != size:
                 check_expandable(value.shape, shape, path)
-                value = without_leading(value, len(shape)).expand(shape)
+                value = drop_leading_dims(value, len(shape)).expand(shape)
     if not width:
         return [value]
     if width > 1:
@@ -299,8 +315,8 @@ def _pieces(
     return list(value.unbind(dim))
 
 
-def _entry(node: Any, key: Any, batch_dims: int) -> Any:
-    """The nested container at `key`, or the shape of the features of the leaf there; `None` when there is neither."""
+def _find_target(node: Any, key: Any, batch_dims: int) -> Any:
+    """Return the nested container at `key`, or the feature dims of the leaf there; `None` if there is neither."""
     path = path_of(key)
     for name in path[:-1]:
         node = node._node(name) if isinstance(node, Contract) else None

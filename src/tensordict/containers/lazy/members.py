@@ -1,4 +1,4 @@
-"""The entries of a lazy stack: a mapping over its members, which stacks on reading and splits on writing."""
+"""Members: the entries of a lazy stack, a mapping that stacks on reading and splits on writing."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ _NO_BLOCK = nullcontext()
 
 
 class Members(EntryStore, MutableMapping[str, Any]):
-    """What a lazy stack consists of, seen as its entries: the names are those that all members have.
+    """The members of a lazy stack as a mapping of its entries. Its names are the names that all members have.
 
     Attributes:
         containers: the members.
-        dim: the batch dim of the stack that runs over them.
+        dim: the stack dim.
         hook_in: called on a leaf before it is split among the members.
         hook_out: called on a leaf after it was stacked.
-        template: stands for the members of a stack that has none: it knows their batch size, and the entries of the
-            stack that this one was cut from. `None` when there are members.
-        name: that of the dim.
-        path: where the stack is nested in another one; what errors put in front of a name.
+        template: a container that describes the members of an empty stack: their batch size, and the entries of the
+            stack that it was sliced from. `None` if there are members.
+        name: the name of the stack dim.
+        path: the path of the stack in an outer one, for errors.
     """
 
     __slots__ = ("containers", "dim", "hook_in", "hook_out", "name", "path", "template")
@@ -56,14 +56,14 @@ class Members(EntryStore, MutableMapping[str, Any]):
 
     @property
     def sample(self) -> list[Any]:
-        """The members, or what stands for them."""
+        """The members, or the template of an empty stack."""
         return self.containers or [self.template]
 
     def members(self, or_template: bool = False) -> list[Any]:
         return self.containers or ([self.template] if or_template else [])
 
     def reading(self, name: str) -> AbstractContextManager[None]:
-        """A block in which an entry of all members is read, in as few requests as can be."""
+        """Return a block that bundles reading one entry of all members into as few requests as possible."""
         return _NO_BLOCK
 
     # --- the mapping ------------------------------------------------------------------------------------------------
@@ -81,7 +81,7 @@ class Members(EntryStore, MutableMapping[str, Any]):
         return value if self.hook_out is None or isinstance(value, Contract) else self.hook_out(value)
 
     def read(self, name: str) -> Any:
-        """The entry of this name without a call of `hook_out`; `None` when a member lacks it."""
+        """Return an entry without calling `hook_out`; `None` if a member lacks it."""
         if not self.containers:
             value = self.template._entries.get(name)
             if value is None or isinstance(value, Contract):
@@ -92,16 +92,16 @@ class Members(EntryStore, MutableMapping[str, Any]):
             if value is None:
                 return None
         if type(column[0]) is not Tensor and isinstance(column[0], Contract):
-            return self.nested(name, column)
+            return self.stack_nested(name, column)
         try:
             return torch.stack(column, self.dim)
         except (RuntimeError, TypeError) as error:
-            # TorchRL's `step_mdp` knows by the first words that it has to go member by member.
-            reason = _reason((*self.path, name), column, error)
+            # TorchRL's `step_mdp` recognizes this error by its first words, and then steps each member.
+            reason = _explain_stack_error((*self.path, name), column, error)
             raise StackError(f"Failed to stack tensors within a tensordict: {reason}") from error
 
-    def nested(self, name: str, column: Sequence[Any]) -> Any:
-        """The stack of nested containers."""
+    def stack_nested(self, name: str, column: Sequence[Any]) -> Any:
+        """Stack the nested containers of this name."""
         if list(map(type, column)).count(type(column[0])) != len(column):
             for position, value in enumerate(column):
                 if not isinstance(value, Contract):
@@ -119,7 +119,7 @@ class Members(EntryStore, MutableMapping[str, Any]):
         return (containers[0] if containers else template)._as_result(stack)
 
     def structure(self) -> dict[str, Any]:
-        """The entries, nothing being stacked: nested containers as stacks, the first member's leaf for a leaf."""
+        """Return the entries without stacking leaves: nested containers as lazy stacks, and leaves of member 0."""
         first, *rest = self.sample
         found: dict[str, Any] = {}
         for name, value in first._structure().items():
@@ -128,33 +128,35 @@ class Members(EntryStore, MutableMapping[str, Any]):
                 if type(value) is not Tensor and isinstance(value, Contract):
                     column = [member._entries[name] for member in self.containers]
                     odd = [item for item in column if not isinstance(item, Contract)]
-                    found[name] = odd[0] if odd else self._outlined(name, column, None if column else value)
+                    found[name] = odd[0] if odd else self._stack_structure(name, column, None if column else value)
         return found
 
     def node(self, name: str) -> Any:
-        """The nested container of this name, `None` when there is none."""
+        """Return the nested container of this name; `None` if there is none."""
         column = []
         for member in self.sample:
             value = member._node(name)
             if value is None:
                 return None
             column.append(value)
-        return self._outlined(name, column, None) if self.containers else self._outlined(name, [], column[0])
+        return (
+            self._stack_structure(name, column, None) if self.containers else self._stack_structure(name, [], column[0])
+        )
 
-    def _outlined(self, name: str, containers: list[Any], template: object) -> Any:
-        """As `_stack`, for those who ask what there is: the first `UnbatchedTensor`, not compared with the others."""
+    def _stack_structure(self, name: str, containers: list[Any], template: object) -> Any:
+        """Do the same as `_stack` for callers that need only the structure: do not compare `UnbatchedTensor`s."""
         if containers and isinstance(containers[0], Tensor):
             containers = [containers[0]] * len(containers)
         return self._stack(name, containers, template)
 
-    def taken_in(self, value: object) -> Any:
-        """A value as `hook_in` changes it; that of a container changes its leaves."""
+    def apply_hook_in(self, value: object) -> Any:
+        """Apply `hook_in` to a value, or to the leaves of a container."""
         if self.hook_in is None:
             return value
         return value._map(self.hook_in) if isinstance(value, Contract) else self.hook_in(value)
 
     def __setitem__(self, name: str, value: Any) -> None:
-        value = self.taken_in(value)
+        value = self.apply_hook_in(value)
         if not self.containers:
             self.template._entries[name] = sample_of(value, self.dim)
             return
@@ -176,7 +178,7 @@ class Members(EntryStore, MutableMapping[str, Any]):
             device = member._device
             piece = piece if device is None or piece.device == device else put_on(piece, device)
             if wrapped:
-                # What is written has a form of its own there: in a container of parameters, that of one.
+                # The wrapper converts the piece; a container of parameters makes a parameter of it.
                 member._write_name(name, piece)
             else:
                 member._entries[name] = piece
@@ -195,11 +197,11 @@ class Members(EntryStore, MutableMapping[str, Any]):
         return iter(self.names())
 
     def names(self) -> list[str]:
-        """The names that all members have, in the order of the first."""
+        """Return the names that all members have, in the order of the first member."""
         first, *others = [member._entries for member in self.sample]
-        # Of the view: compiled code does not guard the order of `list(first)`.
+        # Lists the view of keys, because compiled code does not guard the order of `list(first)`.
         names = list(first.keys())
-        # In one order nearly always: to compare lists takes half the time of comparing views of keys.
+        # The order is nearly always the same, and comparing lists takes half the time of comparing views of keys.
         if list(map(list, others)).count(names) != len(others):
             for other in others:
                 names = [name for name in names if name in other]
@@ -209,7 +211,7 @@ class Members(EntryStore, MutableMapping[str, Any]):
         return len(self.names())
 
     def keys(self) -> KeysView[str]:
-        return _Names(self)
+        return _NameView(self)
 
     def __repr__(self) -> str:
         return repr(self.names())
@@ -221,8 +223,8 @@ class Members(EntryStore, MutableMapping[str, Any]):
         return True
 
 
-class _Names(KeysView[str]):
-    # The mixin's own view goes through a generator.
+class _NameView(KeysView[str]):
+    # Replaces the view of `MutableMapping`, which iterates through a slower generator.
     _mapping: Members
 
     def __iter__(self) -> Iterator[str]:
@@ -233,7 +235,7 @@ class _Names(KeysView[str]):
 
 
 def pieces_of(value: Any, dim: int, count: int) -> Sequence[Any]:
-    """An entry in one piece for each of `count` members; an `UnbatchedTensor` goes to all."""
+    """Split an entry into one piece for each of `count` members. An `UnbatchedTensor` goes to all members."""
     if isinstance(value, Tensor) and isinstance(value, Contract):
         return value._map_many(
             list, [value._batch_size[:dim] + value._batch_size[dim + 1 :]] * count, len(value._batch_size), None
@@ -242,9 +244,9 @@ def pieces_of(value: Any, dim: int, count: int) -> Sequence[Any]:
 
 
 def common_size(containers: Sequence[Any]) -> torch.Size:
-    """The batch dims that containers share, with -1 where they differ.
+    """Return the batch size of the containers, with -1 for dims with different sizes.
 
-    Entries of members may have further ones, each as many as it likes.
+    Nested entries can have different numbers of batch dims. The result has the smallest number.
     """
     first: torch.Size = containers[0]._batch_size
     sizes = [container._batch_size for container in containers]
@@ -254,7 +256,7 @@ def common_size(containers: Sequence[Any]) -> torch.Size:
 
 
 def sample_of(value: Any, dim: int) -> Any:
-    """What an entry of a stack without members would be in a member."""
+    """Convert an entry of an empty stack to an entry of its template."""
 
     def one(leaf: Any) -> Any:
         shape = list(leaf.shape)
@@ -267,8 +269,8 @@ def sample_of(value: Any, dim: int) -> Any:
     return value._map(one, size[:dim] + size[dim + 1 :], len(size))
 
 
-def _reason(path: Path, column: list[Any], error: Exception) -> str:
-    """Why the leaves at `path` are no one tensor, and how they can be read."""
+def _explain_stack_error(path: Path, column: list[Any], error: Exception) -> str:
+    """Explain why the leaves at `path` cannot be stacked, and how to read them."""
     name = joined(path)
     for position, value in enumerate(column):
         if not isinstance(value, Tensor):

@@ -1,4 +1,4 @@
-"""Archives: a save in one zip file, whose entries are the files of the directory format."""
+"""The archive format: a zip file with the files of the directory format; saving, loading, packing and unpacking."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from tensordict.core.exceptions import SaveError, UnsupportedEntryError
 from tensordict.core.json_text import parse_json
 from tensordict.io.formats import zipping
 from tensordict.io.formats.archive_reader import Archive
-from tensordict.io.formats.archive_writer import Part, part, write_compressed, write_stored
+from tensordict.io.formats.archive_writer import Part, make_part, write_compressed_archive, write_plain_archive
 from tensordict.io.formats.detect import refuse_other
-from tensordict.io.formats.directory import FolderOptions, FolderPlan, meta_of, plan_files
+from tensordict.io.formats.directory import FolderOptions, FolderPlan, build_meta, plan_files
 from tensordict.io.formats.loading import LoadOptions, load_directory, read_directory
-from tensordict.io.formats.meta import as_json, is_meta
-from tensordict.io.formats.value_files import left_pickled, unpickle
+from tensordict.io.formats.meta import encode_meta, is_meta
+from tensordict.io.formats.value_files import skip_unpickling, unpickle
 from tensordict.io.formats.zipping import STORED, Entry
 from tensordict.io.saving import reopening
 from tensordict.io.saving.commit import JOURNAL
@@ -41,18 +41,18 @@ _LEVELS = {zipping.DEFLATE: (-1, 9), zipping.BZIP2: (1, 9), zipping.LZMA: (0, 9)
 
 @dataclass(slots=True)
 class Compression:
-    """How the tensors of an archive are compressed."""
+    """The compression of the tensors in an archive."""
 
     method: int = STORED
     level: int | None = None
 
     @staticmethod
     def of(compression: str | int | None, level: int | None = None) -> Compression:
-        """What the argument `compression=` asks for: a name, or one of the constants of `zipfile`.
+        """Parse the argument `compression=`: a name, or a constant of `zipfile`.
 
         Raises:
-            UnsupportedEntryError: there is no such method; a `ValueError`.
-            ValueError: the method has no such level.
+            UnsupportedEntryError: the method is unknown; a `ValueError`.
+            ValueError: the method does not have this level.
         """
         if compression is None:
             method: int | None = STORED
@@ -73,10 +73,10 @@ class Compression:
 
 
 def wants_archive(prefix: PathLike | None, archive: bool | None, compression: str | int | None = None) -> bool:
-    """Whether a save goes into an archive: as `archive` says, or else by the suffix.
+    """Return True if a save goes into an archive. The suffix of the path decides if `archive` is `None`.
 
     Raises:
-        ValueError: an archive without a path, or compression without an archive.
+        ValueError: an archive is requested without a path, or compression without an archive.
     """
     wanted = archive if archive is not None else prefix is not None and os.fspath(prefix).endswith(SUFFIX)
     if wanted and prefix is None:
@@ -90,89 +90,89 @@ def wants_archive(prefix: PathLike | None, archive: bool | None, compression: st
 
 
 def plan_archive(container: Contract, prefix: PathLike, options: FolderOptions) -> Callable[[], Any]:
-    """Check everything that can be checked before a byte is written; what is returned does the rest.
+    """Check a save, and return a function that runs it. The checks come before the first byte is written.
 
     Raises:
-        SaveError: an entry cannot be saved, or the archive cannot be written there.
+        SaveError: an entry cannot be saved, or the archive cannot be written to this path.
     """
     how = Compression.of(options.compression)
     if options.checksum not in ("", "crc32"):
-        raise UnsupportedEntryError(f"an archive always has CRC-32 checksums, and no {options.checksum!r}")
+        raise UnsupportedEntryError(
+            f"an archive always has CRC-32 checksums, and cannot have {options.checksum!r}: pass checksum=False or "
+            "'crc32'"
+        )
     path = local_path(prefix)
-    # Whether a file that is there may be replaced is looked at by `_save`, under the lock: that reads its whole index.
+    # `_save` checks under the lock whether the old file may be replaced, because that reads its whole index.
     check_target(path, options.existsok)
     plan = plan_files(container, path, replace(options, archive=True, share_values=False))
-    parts = list(_parts(plan, len(path) + 1, options.like))
+    parts = list(_plan_parts(plan, len(path) + 1, options.like))
     return partial(_save, container, parts, path, options, how)
 
 
-def _parts(plan: FolderPlan, start: int, like: bool) -> Iterator[Part]:
-    """All files of a plan, those without tensors first; `start` is where the names begin in their paths."""
+def _plan_parts(plan: FolderPlan, start: int, like: bool) -> Iterator[Part]:
+    """Yield all files of a plan, tensors last. `start` is the length of the path before the name in the archive."""
     for node in plan.nodes:
-        meta = as_json(meta_of(node))
-        yield part(f"{node.folder}/{META}"[start:], node.key, len(meta), meta, align=False)
+        meta = encode_meta(build_meta(node))
+        yield make_part(f"{node.folder}/{META}"[start:], node.key, len(meta), meta, align=False)
         if node.value is not None and node.value.pickle_file:
-            content = node.value.pickled
-            yield part(f"{node.folder}/{node.value.pickle_file}"[start:], node.key, len(content), content, align=False)
+            name, content = f"{node.folder}/{node.value.pickle_file}"[start:], node.value.pickled
+            yield make_part(name, node.key, len(content), content, align=False)
     for leaf in plan.leaves:
         nbytes = leaf.tensor.numel() * leaf.tensor.element_size()
-        yield part(leaf.path[start:], leaf.key, nbytes, leaf.tensor, like and not leaf.always)
+        yield make_part(leaf.path[start:], leaf.key, nbytes, leaf.tensor, zero=like and not leaf.always)
 
 
 def _save(container: Contract, parts: list[Part], path: str, options: FolderOptions, how: Compression) -> Any:
-    """Write the archive, load it, and only then put it in its place."""
-    if (there := _reopened(container, path, options)) is not None:
-        return there
-    with FileTransaction(path, options.existsok, options.durable, _check(options), parents=True) as save:
-        # Another process may have made it since.
-        if (there := _reopened(container, path, options)) is not None:
-            return there
+    """Write and load the new archive, and then replace the old one."""
+    if (existing := _open_existing(container, path, options)) is not None:
+        return existing
+    with FileTransaction(path, options.existsok, options.durable, _choose_check(options), parents=True) as save:
+        # Look again under the lock, because another process may have created it.
+        if (existing := _open_existing(container, path, options)) is not None:
+            return existing
         with save.new_file(path) as fd:
-            # Nobody looks for room before tensors in an archive are written to: "auto" reserves it or fails.
+            # Writing to a tensor of an archive cannot report a full disk, so "auto" also reserves room now.
             reserve = options.preallocate is not False
             _write(fd, parts, how, options.num_threads, options.progress, reserve)
             mode = "r+" if options.like else "r"
-            with Archive(path, mode, options.num_threads, fd, _index(parts)) as source:
+            with Archive(path, mode, options.num_threads, fd, _build_index(parts)) as source:
                 loading = LoadOptions(robust=options.robust, source=source, unpickle=unpickle)
                 saved = load_directory(path, loading)
         save.commit()
     return saved
 
 
-def _reopened(container: Contract, path: str, options: FolderOptions) -> Any:
-    """What is saved there, for a save without content, which leaves it as it is; `None` when there is nothing."""
+def _open_existing(container: Contract, path: str, options: FolderOptions) -> Any:
+    """Open an existing archive for `memmap_like`, which keeps its content; `None` without one."""
     if not options.like or options.overwrite or not os.path.lexists(path):
         return None
     loading = LoadOptions(robust=options.robust, mode="r+", num_threads=options.num_threads)
     if options.allow_pickle:
         loading.unpickle = unpickle
-    return reopening.opened(container, path, partial(load_archive, path, loading))
+    return reopening.open_whole(container, path, partial(load_archive, path, loading))
 
 
-def _check(options: FolderOptions) -> Callable[[str], None] | None:
-    """What refuses to replace a file that is no archive of tensors.
-
-    `None` with `overwrite`, and for a save without content, which opens what is there instead of replacing it.
-    """
+def _choose_check(options: FolderOptions) -> Callable[[str], None] | None:
+    """Return the check of the old file; `None` with `overwrite`, and for `memmap_like`, which opens an old save."""
     return None if options.overwrite or options.like else _refuse_other
 
 
 def _refuse_other(path: str) -> None:
-    refuse_other(path, "archive", _inside)
+    refuse_other(path, "archive", _foreign_names)
 
 
-def _inside(path: str) -> Collection[str]:
-    """The names in a zip file that is no archive of tensors."""
+def _foreign_names(path: str) -> Collection[str]:
+    """Return the names in a zip file of another program; none for an archive of tensors."""
     archive = Archive(path)
     try:
-        ours = META in archive.entries and is_meta(parse_json(archive.read(f"{archive.path}/{META}")))
+        is_archive = META in archive.entries and is_meta(parse_json(archive.read(f"{archive.path}/{META}")))
     except ValueError:
-        ours = False
-    return () if ours else archive.entries
+        is_archive = False
+    return () if is_archive else archive.entries
 
 
-def _index(parts: Iterable[Part]) -> dict[str, Entry]:
-    """What reading the archive would give; `record`, which only writing checksums asks for, is left out."""
+def _build_index(parts: Iterable[Part]) -> dict[str, Entry]:
+    """Build the index that reading the archive would return, without the `record`s, which loading does not use."""
     found: dict[str, Entry] = {}
     for item in parts:
         name = item.name.decode()
@@ -183,25 +183,25 @@ def _index(parts: Iterable[Part]) -> dict[str, Entry]:
 def _write(
     fd: int, parts: list[Part], how: Compression, num_threads: int, shown: bool | None, reserve: bool = True
 ) -> None:
-    with progress_bar(shown, "saving", sum(item.size for item in parts if not item.like)) as progress:
+    with progress_bar(shown, "saving", sum(item.size for item in parts if not item.zero)) as progress:
         if how.method == STORED:
-            write_stored(fd, parts, num_threads, progress, reserve)
+            write_plain_archive(fd, parts, num_threads, progress, reserve)
         else:
-            write_compressed(fd, parts, how.method, how.level, num_threads, progress)
+            write_compressed_archive(fd, parts, how.method, how.level, num_threads, progress)
 
 
 # --- loading ----------------------------------------------------------------------------------------------------------
 
 
 def load_archive(prefix: PathLike, options: LoadOptions) -> Any:
-    """The container saved in an archive, or a part of it; see `load_directory`.
+    """Load an archive, or a part of it; see `load_directory`.
 
     Args:
         prefix: the archive.
-        options: how to load; their source does not count.
+        options: how to load; `source` is replaced.
 
     Raises:
-        SaveError: the archive does not add up, or (with "r+") what is compressed or not aligned cannot be written.
+        SaveError: the archive is broken, or the mode is "r+" and an entry is compressed or not aligned.
     """
     path = local_path(prefix)
     with Archive(path, options.mode, options.num_threads) as source:
@@ -210,7 +210,7 @@ def load_archive(prefix: PathLike, options: LoadOptions) -> Any:
 
 
 def check_top(archive: Archive) -> None:
-    """Refuse a zip file of something else."""
+    """Raise an error for a zip file that is not a save."""
     if META not in archive.entries:
         raise SaveError(f"{archive.path!r} is a zip file but no archive of tensors: it has no {META!r} at its top")
 
@@ -219,10 +219,7 @@ def check_top(archive: Archive) -> None:
 
 
 def is_memmap_archive(path: PathLike) -> bool:
-    """Whether a file is an archive that :func:`load_memmap` can load: a sound zip file with `meta.json` at its top.
-
-    Args:
-        path: the file; `False` when it is a folder or missing.
+    """Check whether a file is an archive that :func:`load_memmap` can load: a sound zip file with a `meta.json`.
 
     Example:
         >>> import tempfile
@@ -232,6 +229,9 @@ def is_memmap_archive(path: PathLike) -> bool:
         ...     _ = TensorDict(a=torch.ones(2)).memmap(folder + "/x.tdz")
         ...     is_memmap_archive(folder + "/x.tdz"), is_memmap_archive(folder)
         (True, False)
+
+    Args:
+        path: the file. For a folder or a missing file the result is `False`.
     """
     absolute = local_path(path)
     if not os.path.isfile(absolute):
@@ -255,25 +255,6 @@ def pack_memmap(
 ) -> pathlib.Path:
     """Pack a saved folder into one archive.
 
-    Args:
-        prefix: the folder.
-        archive_path: the archive, outside of the folder. One that is there is replaced in one step; a link is followed.
-        compression: `"stored"` (the default, which loading can map), `"deflate"`, `"bzip2"`, `"lzma"`, or the
-            constant of `zipfile`.
-        compresslevel: of the method; its default when `None`.
-        num_threads: the number of threads that write or deflate.
-        durable: return only when the archive has reached the disk.
-        progress: show a bar (needs tqdm); by default on terminals and in notebooks, after a second.
-        overwrite: replace a file that is no archive, too.
-
-    Returns:
-        `archive_path`.
-
-    Raises:
-        ValueError: `prefix` is no saved folder, holds a link, or holds `archive_path`; `archive_path` is a file of
-            another kind; or there is no such compression.
-        OSError: a file cannot be read or written.
-
     Example:
         >>> import tempfile
         >>> import torch
@@ -284,14 +265,34 @@ def pack_memmap(
         ...     td = load_memmap(packed)
         >>> td["a"]
         tensor([1., 1.])
+
+    Args:
+        prefix: the folder.
+        archive_path: the archive, outside of the folder. An existing archive is replaced in one step; a link is
+            followed.
+        compression: `"stored"` (the default, which loading can map), `"deflate"`, `"bzip2"`, `"lzma"`, or the
+            constant of `zipfile`.
+        compresslevel: the level of the method; `None` for its default.
+        num_threads: the number of threads that write or compress.
+        durable: return only when the archive has reached the disk.
+        progress: show a bar (needs tqdm); by default on terminals and in notebooks, after a second.
+        overwrite: also replace a file that is not an archive.
+
+    Returns:
+        `archive_path`.
+
+    Raises:
+        ValueError: `prefix` is not a saved folder, or contains a link or `archive_path`; `archive_path` is a file of
+            another kind; or the compression is unknown.
+        OSError: a file cannot be read or written.
     """
     how = Compression.of(compression, compresslevel)
     folder, path = os.path.realpath(prefix), local_path(archive_path)
     if not os.path.isfile(f"{folder}/{META}"):
         raise SaveError(f"{os.fspath(prefix)!r} is no saved folder: it has no {META!r}")
     if f"{os.path.realpath(path)}/".startswith(f"{folder}/"):
-        raise SaveError(f"the archive {path!r} would lie in the folder {folder!r} that goes into it")
-    parts = list(_parts_of(folder, ""))
+        raise SaveError(f"the archive {path!r} would lie in the folder {folder!r} that it packs: write it elsewhere")
+    parts = list(_list_parts(folder, ""))
     with FileTransaction(path, True, durable, None if overwrite else _refuse_other) as save:
         with save.new_file(path) as fd:
             _write(fd, parts, how, num_threads, progress)
@@ -299,21 +300,21 @@ def pack_memmap(
     return pathlib.Path(archive_path)
 
 
-def _parts_of(folder: str, inner: str) -> Iterator[Part]:
-    """The files of a folder: `meta.json` first, files before folders."""
+def _list_parts(folder: str, inner: str) -> Iterator[Part]:
+    """Yield the files of a folder: `meta.json` first, files before folders."""
     with os.scandir(folder + inner) as scan:
         entries = sorted(scan, key=lambda entry: (entry.is_dir(), entry.name != META, entry.name))
     for entry in entries:
         path = f"{inner}/{entry.name}"
         if entry.name == JOURNAL or (entry.name.startswith("%tmp-") and not entry.name.endswith(LEAF_SUFFIX)):
-            continue  # What a save that was killed has left.
+            continue  # Leftovers of a killed save.
         if entry.is_symlink() or not (entry.is_dir() or entry.is_file()):
             raise SaveError(f"{folder + path!r} is a link or a device, which an archive cannot hold")
         if entry.is_dir():
-            yield from _parts_of(folder, path)
+            yield from _list_parts(folder, path)
         else:
             align = entry.name.endswith(LEAF_SUFFIX)
-            yield part(path[1:], tuple(path[1:].split("/")), entry.stat().st_size, folder + path, align=align)
+            yield make_part(path[1:], tuple(path[1:].split("/")), entry.stat().st_size, folder + path, align=align)
 
 
 def unpack_memmap(
@@ -325,25 +326,7 @@ def unpack_memmap(
     progress: bool | None = None,
     overwrite: bool = False,
 ) -> pathlib.Path:
-    """Unpack an archive to a folder, as `memmap` would have saved it there.
-
-    Every checksum is verified. A save that `prefix` holds is replaced in one step, other files in it stay.
-
-    Args:
-        archive_path: the archive.
-        prefix: the folder, created when needed.
-        num_threads: the number of threads that unpack.
-        durable: return only when the files have reached the disk.
-        progress: show a bar (needs tqdm); by default on terminals and in notebooks, after a second.
-        overwrite: replace files that belong to no save and have a name of one of its, too.
-
-    Returns:
-        `prefix`.
-
-    Raises:
-        SaveError: there is such a file; the archive is broken; or (after writing with `mode="r+"`) its checksums are
-            old, see :func:`refresh_archive_checksums`.
-        OSError: a file cannot be written, or the disk is too small.
+    """Unpack an archive to a folder, and verify every checksum.
 
     Example:
         >>> import tempfile
@@ -354,6 +337,25 @@ def unpack_memmap(
         ...     td = load_memmap(unpack_memmap(folder + "/x.tdz", folder + "/x"))
         >>> td["a"]
         MemoryMappedTensor([1., 1.])
+
+    The folder has the files that `memmap` would write. An existing save in it is replaced in one step. Other files in
+    it stay.
+
+    Args:
+        archive_path: the archive.
+        prefix: the folder, created if it is missing.
+        num_threads: the number of threads that unpack.
+        durable: return only when the files have reached the disk.
+        progress: show a bar (needs tqdm); by default on terminals and in notebooks, after a second.
+        overwrite: also replace foreign files that have the name of a file in the archive.
+
+    Returns:
+        `prefix`.
+
+    Raises:
+        SaveError: such a foreign file exists; the archive is broken; or its checksums are old after writing with
+            `mode="r+"`, see :func:`refresh_archive_checksums`.
+        OSError: a file cannot be written, or the disk is too small.
     """
     archive = Archive(local_path(archive_path))
     check_top(archive)
@@ -382,7 +384,7 @@ def _unpack_entry(archive: Archive, entry: Entry, path: str, save: FolderTransac
 
 
 def _check_space(archive: Archive, root: str) -> None:
-    """Refuse to unpack what the disk has no room for."""
+    """Raise an error if the disk is too small for the content of an archive."""
     folder = root
     while not os.path.isdir(folder):
         folder = os.path.dirname(folder)
@@ -392,20 +394,7 @@ def _check_space(archive: Archive, root: str) -> None:
 
 
 def refresh_archive_checksums(archive_path: PathLike, *, num_threads: int = 0) -> pathlib.Path:
-    """Give an archive the checksums of its present content.
-
-    To be called after writing to tensors loaded with `mode="r+"`, which leaves the old checksums: loading does not ask
-    for those of tensors, but zip tools and :func:`unpack_memmap` do.
-
-    Args:
-        archive_path: the archive.
-        num_threads: the number of threads that read.
-
-    Returns:
-        `archive_path`.
-
-    Raises:
-        SaveError: the archive is broken in another way.
+    """Update the checksums of an archive after writing to its tensors.
 
     Example:
         >>> import tempfile
@@ -418,6 +407,19 @@ def refresh_archive_checksums(archive_path: PathLike, *, num_threads: int = 0) -
         ...     td = load_memmap(folder + "/x.tdz")
         >>> td["a"]
         tensor([7., 7.])
+
+    Writing to tensors that were loaded with `mode="r+"` does not update their checksums. Loading does not check them,
+    but zip tools and :func:`unpack_memmap` do.
+
+    Args:
+        archive_path: the archive.
+        num_threads: the number of threads that read.
+
+    Returns:
+        `archive_path`.
+
+    Raises:
+        SaveError: the archive is broken in another way.
     """
     archive = Archive(local_path(archive_path), "r+")
     stored = [entry for entry in archive.entries.values() if entry.method == STORED]
@@ -439,24 +441,24 @@ def _refresh(archive: Archive, entry: Entry, progress: Progress | None) -> None:
 # --- verifying --------------------------------------------------------------------------------------------------------
 
 
-def archive_problems(
+def find_archive_problems(
     path: PathLike, progress: Progress | None = None
 ) -> tuple[list[tuple[str, str]], Specification | None]:
-    """Check an archive without loading it: what is wrong, each with the name of the entry ("" for the archive itself),
-    and the specification of the container.
-
-    Its structure, the checksums of all entries, and what every `meta.json` says against the entries are checked.
+    """Check the structure of an archive, all checksums, and every `meta.json`, without loading it.
 
     Args:
         path: the archive.
-        progress: is told of every byte.
+        progress: counts the bytes that were checked.
+
+    Returns:
+        the problems, each with the name of its entry ("" for the archive itself), and the specification of the save.
 
     Raises:
-        FileNotFoundError: there is no file.
+        FileNotFoundError: the file is missing.
     """
     absolute = local_path(path)
     try:
-        archive = Archive(absolute, unread=True)
+        archive = Archive(absolute, skip_compressed=True)
     except SaveError as error:
         return [("", str(error))], None
     problems: list[tuple[str, str]] = []
@@ -468,6 +470,6 @@ def archive_problems(
         except SaveError as error:
             problems.append((entry.name, str(error)))
     try:
-        return problems, read_directory(path, LoadOptions(source=archive, unpickle=left_pickled))
+        return problems, read_directory(path, LoadOptions(source=archive, unpickle=skip_unpickling))
     except OSError as error:
         return [*problems, ("", str(error))], None

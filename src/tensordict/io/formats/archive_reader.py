@@ -1,4 +1,4 @@
-"""Reading an archive: one map of the file, over which the tensors lie; what is compressed is read into memory."""
+"""`Archive`, the source for loaders of archives: it maps the file, and decompresses entries into memory."""
 
 from __future__ import annotations
 
@@ -24,30 +24,31 @@ from tensordict.io.formats.zipping import BZIP2, DEFLATE, LZMA, METHODS, STORED,
 from tensordict.memory import file_maps, system
 from tensordict.memory.names import TABLE_SUFFIX
 
-# What is inflated at once.
+# The bytes that are decompressed in one step.
 _STEP = 1 << 20
-# Deflate makes nothing smaller than by this factor (and zip tools need no bound for the others: see `_allot`).
+# The largest compression ratio that deflate can reach. A larger one in a file is an error. `_allot` limits the other
+# methods.
 _DEFLATE_RATIO = 1032
-# The most memory that unpacking LZMA may take for itself; its strongest preset needs 65 MiB.
+# The most memory that the LZMA decompressor may take. The strongest preset of LZMA needs 65 MiB.
 _LZMA_MEMORY = 256 << 20
 
 
 class Archive:
-    """An archive that is open: a `Source` of loaders, under the absolute path of the archive.
+    """An open archive as a `Source`, whose paths begin with the absolute path of the archive.
 
     The map lives as long as a tensor over it.
 
     Args:
         path: the absolute path.
-        mode: "r" maps it so that what is written to the tensors stays in memory, "r+" so that it goes to the file.
-        num_threads: so many threads inflate ahead when it is more than one.
-        fd: a descriptor to read it from, which stays open.
-        entries: what the file has in it, when that is known already.
-        unread: give tensors without content in the place of compressed ones.
+        mode: "r" maps the file copy-on-write; "r+" maps it so that writing to the tensors changes the file.
+        num_threads: the number of threads that decompress ahead, if it is more than one.
+        fd: a descriptor of the file, which stays open.
+        entries: the index of the file, if it is known already.
+        skip_compressed: return tensors without content for compressed entries.
 
     Raises:
-        FileNotFoundError: there is none.
-        SaveError: it is no archive, or one that does not add up.
+        FileNotFoundError: the file is missing.
+        SaveError: it is not an archive, or is broken.
     """
 
     def __init__(
@@ -57,41 +58,41 @@ class Archive:
         num_threads: int = 0,
         fd: int | None = None,
         entries: dict[str, Entry] | None = None,
-        unread: bool = False,
+        skip_compressed: bool = False,
     ) -> None:
         self.path = path
         self.writable = mode == "r+"
-        self.data = _mapped(path, self.writable, fd)
-        # The map once more, as torch's, of a file that is written to.
+        self.data = _map_file(path, self.writable, fd)
+        # A second map of a writable file, as a shared storage of torch.
         self._shared: torch.UntypedStorage | None = None
         self.entries = zipping.read_index(self.data, path) if entries is None else entries
         self._lock = threading.Lock()
-        # What has been read into memory, against which a file that unpacks to more than fits is refused.
+        # The number of bytes that were decompressed into memory, which `_allot` limits to the memory of the machine.
         self._allotted = 0
         self._folders: set[str] | None = None
         self._ahead: dict[str, Future[bytearray]] = {}
         self._pool: ThreadPoolExecutor | None = None
         self._num_threads = num_threads
-        self._unread = unread
+        self._skip_compressed = skip_compressed
 
     # --- as a source ----------------------------------------------------------------------------------------------
 
     def read(self, path: str) -> bytes:
-        """The content of a file; its checksum must be right."""
+        """Return the content of a file after checking its checksum."""
         entry = self._find(path)
         if entry.method != STORED:
-            return bytes(self.inflated(entry))
+            return bytes(self.inflate(entry))
         content = self.data[entry.start : entry.start + entry.size]
         if zlib.crc32(content) != entry.crc:
-            raise self._bad("its checksum is not that of its content", entry)
+            raise self._error("its content does not have the recorded checksum", entry)
         return content
 
     def map(self, path: str, dtype: torch.dtype, shape: tuple[int, ...], key: Path) -> Tensor:
-        """The tensor over a file: a view of the map where it is stored and aligned."""
+        """Return the tensor over a file: a view of the map, if the entry is uncompressed and aligned."""
         numel = math.prod(shape)
         nbytes = numel * dtype.itemsize
         if not nbytes and path[len(self.path) + 1 :] not in self.entries:
-            # The reference writes no file for a tensor without elements.
+            # The reference does not write files for tensors without elements.
             return torch.empty(shape, dtype=dtype, device="cpu")
         entry = self._find(path)
         if entry.size < nbytes:
@@ -102,50 +103,50 @@ class Archive:
         if not nbytes:
             return torch.empty(shape, dtype=dtype, device="cpu")
         if entry.method == STORED and entry.start % dtype.itemsize == 0:
-            flat = self._over(dtype, numel, entry.start)
+            flat = self._map_elements(dtype, numel, entry.start)
         elif self.writable:
             how = METHODS.get(entry.method, "unknown") if entry.method != STORED else "not aligned"
             raise SaveError(
-                f"entry {joined(key)!r}: {path!r} is {how}, so that what is written to it could not reach the file: "
-                "load it with mode='r', or save it again without compression"
+                f"entry {joined(key)!r}: {path!r} is {how}, so writing to the tensor cannot change the file: load it "
+                "with mode='r', or save it again without compression"
             )
         elif entry.method == STORED:
-            # Copied, because other tools do not align.
+            # Other zip tools do not align entries, so the content is copied.
             flat = torch.frombuffer(bytearray(self.data[entry.start : entry.start + nbytes]), dtype=dtype)
-        elif self._unread and not path.endswith(TABLE_SUFFIX):
+        elif self._skip_compressed and not path.endswith(TABLE_SUFFIX):
             self._check_ratio(entry)
             flat = torch.empty(numel, dtype=dtype, device="cpu")
         else:
-            flat = torch.frombuffer(self.inflated(entry), dtype=dtype, count=numel)
+            flat = torch.frombuffer(self.inflate(entry), dtype=dtype, count=numel)
         return flat if len(shape) == 1 else flat.view(shape)
 
     def exists(self, path: str) -> bool:
-        """Whether there is a file or a folder."""
+        """Return True if a file or a folder exists at this path."""
         return path[len(self.path) + 1 :] in self.entries or self.is_folder(path)
 
     def is_folder(self, path: str) -> bool:
-        """Whether there is a folder."""
+        """Return True if a folder exists at this path."""
         return path[len(self.path) + 1 :] in self.folders()
 
     def folders(self) -> set[str]:
-        """The names of all folders, those within folders too."""
+        """Return the names of all folders, nested ones too."""
         if self._folders is None:
-            self._folders = zipping.folders_of(self.entries)
+            self._folders = zipping.list_folders(self.entries)
         return self._folders
 
     # --- inside ---------------------------------------------------------------------------------------------------
 
     def __enter__(self) -> Archive:
-        names = [entry for entry in self._to_come() if entry.method != STORED]
-        if self._num_threads > 1 and names:
-            # Started in the order of the file, which is that of loading.
+        compressed = [entry for entry in self._entries_to_load() if entry.method != STORED]
+        if self._num_threads > 1 and compressed:
+            # Loaders read the entries in the order of the file, so they are submitted in this order.
             pool = ThreadPoolExecutor(self._num_threads, thread_name_prefix="tensordict-inflate")
             self._pool = pool
-            self._ahead = {entry.name: pool.submit(self._inflate, entry) for entry in names}
+            self._ahead = {entry.name: pool.submit(self._inflate, entry) for entry in compressed}
         return self
 
-    def _to_come(self) -> Iterable[Entry]:
-        """What a loader may read."""
+    def _entries_to_load(self) -> Iterable[Entry]:
+        """Return the entries that a loader may read."""
         return self.entries.values()
 
     def __exit__(self, *exc_info: object) -> None:
@@ -153,104 +154,104 @@ class Archive:
         if self._pool is not None:
             self._pool.shutdown(cancel_futures=True)
 
-    def inflated(self, entry: Entry) -> bytearray:
-        """The content of a compressed entry, in memory of its own."""
+    def inflate(self, entry: Entry) -> bytearray:
+        """Return the content of a compressed entry in new memory."""
         ahead = self._ahead.pop(entry.name, None)
         return ahead.result() if ahead is not None else self._inflate(entry)
 
     def _inflate(self, entry: Entry) -> bytearray:
         self._allot(entry)
-        # It grows with what is unpacked: `bytearray(entry.size)` would take all that an entry claims at once.
+        # The bytearray grows with the content, because a broken entry may claim any size.
         content = bytearray()
         for piece in self.pieces(entry):
             content += piece
         return content
 
     def pieces(self, entry: Entry) -> Iterable[Any]:
-        """The content in pieces; after the last one, the length and the checksum are known to be right.
+        """Yield the content of an entry in pieces, and check its length and checksum after the last one.
 
         Raises:
-            SaveError: they are not.
+            SaveError: the length or the checksum is wrong.
         """
         crc, done = 0, 0
         if entry.method != STORED:
             self._check_ratio(entry)
-        for piece in self.stored_pieces(entry) if entry.method == STORED else self._unpacked(entry):
+        for piece in self.stored_pieces(entry) if entry.method == STORED else self._decompress(entry):
             done += len(piece)
             if done > entry.size:
                 break
             crc = zlib.crc32(piece, crc)
             yield piece
         if done != entry.size:
-            raise self._bad(
+            raise self._error(
                 f"it should unpack to {entry.size} bytes, and {'more' if done > entry.size else done} come", entry
             )
         if crc != entry.crc:
-            raise self._bad("its checksum is not that of its content", entry)
+            raise self._error("its content does not have the recorded checksum", entry)
 
-    def _over(self, dtype: torch.dtype, numel: int, start: int) -> Tensor:
-        """The elements from a byte of the file on, over the map."""
+    def _map_elements(self, dtype: torch.dtype, numel: int, start: int) -> Tensor:
+        """Return a tensor over the map, which begins at a byte of the file."""
         if not self.writable:
             return torch.frombuffer(self.data, dtype=dtype, count=numel, offset=start)
-        # Torch hands memory that it knows as shared over to other processes. A tensor over a buffer of Python's would
-        # be moved out of the file for that, and what is written to it would not reach the file any more.
+        # To send a tensor to another process, torch moves it to shared memory, unless its storage is shared already.
+        # Moved out of the file, it would no longer write to the file. A tensor over a Python buffer is not shared.
         if self._shared is None:
             fd = self.data.file_map.descriptor()
             assert fd is not None
-            self._shared = file_maps.shared_bytes_of(fd, len(self.data), self.path).untyped_storage()
+            self._shared = file_maps.map_shared_bytes(fd, len(self.data), self.path).untyped_storage()
         return torch.empty(0, dtype=dtype, device="cpu").set_(self._shared, start // dtype.itemsize, (numel,), (1,))
 
     def stored_pieces(self, entry: Entry) -> Iterable[memoryview]:
-        """What stands in the file, in pieces; nothing is checked."""
+        """Yield the bytes of an entry in the file in pieces, without checking or decompressing them."""
         end = entry.start + entry.stored
         view = memoryview(self.data)
         for start in range(entry.start, end, _STEP):
             yield view[start : min(start + _STEP, end)]
 
-    def _unpacked(self, entry: Entry) -> Iterable[bytes]:
+    def _decompress(self, entry: Entry) -> Iterable[bytes]:
         packed = memoryview(self.data)[entry.start : entry.start + entry.stored]
         start = 0
         try:
-            unpacker = self._unpacker(entry, packed)
-            while not unpacker.eof:
-                content = packed[start : start + _STEP] if unpacker.needs_input else b""
-                if unpacker.needs_input and not content:
-                    raise self._bad("its compressed content is cut off", entry)
+            decompressor = self._make_decompressor(entry, packed)
+            while not decompressor.eof:
+                content = packed[start : start + _STEP] if decompressor.needs_input else b""
+                if decompressor.needs_input and not content:
+                    raise self._error("its compressed content is cut off", entry)
                 start += len(content)
-                piece = unpacker.decompress(content, _STEP)
+                piece = decompressor.decompress(content, _STEP)
                 if piece:
                     yield piece
         except (zlib.error, OSError, EOFError, lzma.LZMAError, ValueError) as error:
             if isinstance(error, SaveError):
                 raise
-            raise self._bad(f"its compressed content is broken ({error})", entry) from error
-        if unpacker.unused_data or start < len(packed):
-            raise self._bad("there is more behind its compressed content", entry)
+            raise self._error(f"its compressed content is broken ({error})", entry) from error
+        if decompressor.unused_data or start < len(packed):
+            raise self._error("there is more behind its compressed content", entry)
 
-    def _unpacker(self, entry: Entry, packed: memoryview) -> _Unpacker:
+    def _make_decompressor(self, entry: Entry, packed: memoryview) -> _Decompressor:
         if entry.method == DEFLATE:
             return _DeflateDecompressor()
         if entry.method == BZIP2:
             return bz2.BZ2Decompressor()
         if entry.method == LZMA:
-            # As an .lzma file, whose memory can be limited: its head has the properties and an unknown length.
             if len(packed) < 9 or bytes(packed[2:4]) != b"\x05\x00":
-                raise self._bad("its LZMA properties are broken", entry)
+                raise self._error("its LZMA properties are broken", entry)
             return _LzmaDecompressor(packed)
-        raise self._bad(f"it is compressed by the unknown method {entry.method}", entry)
+        raise self._error(f"it is compressed by the unknown method {entry.method}", entry)
 
     def _check_ratio(self, entry: Entry) -> None:
         if entry.method == DEFLATE and entry.size > entry.stored * _DEFLATE_RATIO + 1024:
-            raise self._bad(f"{entry.stored} bytes do not unpack to {entry.size}, as it says", entry)
+            raise self._error(f"{entry.stored} bytes do not unpack to {entry.size}, as it claims", entry)
 
     def _allot(self, entry: Entry) -> None:
+        """Raise an error if the decompressed entries would not fit into the memory of the machine."""
         self._check_ratio(entry)
         total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
         with self._lock:
             self._allotted += entry.size
             if self._allotted > total:
-                raise self._bad(
-                    f"it and those before unpack to {self._allotted} bytes, and the machine has {total}; "
+                raise self._error(
+                    f"it and the entries before it unpack to {self._allotted} bytes, and the machine has {total}; "
                     "unpack_memmap() unpacks to disk",
                     entry,
                 )
@@ -261,12 +262,12 @@ class Archive:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
         return entry
 
-    def _bad(self, what: str, entry: Entry) -> SaveError:
+    def _error(self, what: str, entry: Entry) -> SaveError:
         return SaveError(f"entry {entry.name!r}: the archive {self.path!r} is broken: {what}")
 
 
-class _Unpacker(Protocol):
-    """A decompressor with the interface of `bz2.BZ2Decompressor`, which keeps the input that it has not used yet."""
+class _Decompressor(Protocol):
+    """The interface of `bz2.BZ2Decompressor`, which keeps unused input."""
 
     @property
     def eof(self) -> bool:
@@ -275,16 +276,16 @@ class _Unpacker(Protocol):
 
     @property
     def needs_input(self) -> bool:
-        """True when `decompress` can give nothing more without more input."""
+        """True if `decompress` needs more input to return more output."""
         ...
 
     @property
     def unused_data(self) -> bytes:
-        """The input behind the end of the stream."""
+        """The input after the end of the stream."""
         ...
 
     def decompress(self, data: Any, max_length: int, /) -> bytes:
-        """Take more input, which is empty unless `needs_input`, and give at most `max_length` bytes of output."""
+        """Add input, which is empty unless `needs_input`, and return at most `max_length` bytes of output."""
         ...
 
 
@@ -312,7 +313,11 @@ class _DeflateDecompressor:
 
 
 class _LzmaDecompressor:
-    """The decompressor of one LZMA entry."""
+    """The decompressor of one LZMA entry.
+
+    It converts the entry to the .lzma format, for which `lzma` can limit the memory. The head of that format has the
+    properties and the length, here unknown.
+    """
 
     def __init__(self, packed: memoryview) -> None:
         self._inner = lzma.LZMADecompressor(lzma.FORMAT_ALONE, memlimit=_LZMA_MEMORY)
@@ -337,11 +342,11 @@ class _LzmaDecompressor:
         return self._inner.decompress(content[skip:], max_length)
 
 
-def _mapped(path: str, writable: bool, fd: int | None) -> file_maps.Map:
-    """All of the file, mapped."""
+def _map_file(path: str, writable: bool, fd: int | None) -> file_maps.Map:
+    """Map the whole file."""
     opened = fd
     if opened is None:
-        # Not blocking, so that a pipe cannot hang the loader.
+        # Open without blocking, so that a pipe cannot hang the loader.
         opened = os.open(path, (os.O_RDWR if writable else os.O_RDONLY) | system.NONBLOCK | system.CLOEXEC)
     try:
         status = os.fstat(opened)
@@ -349,7 +354,7 @@ def _mapped(path: str, writable: bool, fd: int | None) -> file_maps.Map:
             raise SaveError(f"{path!r} is not a regular file")
         if not status.st_size:
             raise SaveError(f"{path!r} is a file but no archive: it is empty")
-        return file_maps.mapped(opened, status.st_size, path, writable)
+        return file_maps.map_file(opened, status.st_size, path, writable)
     finally:
         if fd is None:
             os.close(opened)

@@ -1,4 +1,4 @@
-"""Writing an archive: its layout, and few and large positioned writes."""
+"""The writer of archives: it plans the layout first, and then writes with few large positioned writes."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from tensordict.core.keys import Path
 from tensordict.io.formats import zipping
 from tensordict.io.formats.zipping import BZIP2, DEFLATE, STORED, Stamp
 from tensordict.io.saving.checksums import Crc32
-from tensordict.io.saving.leaf_writer import watching
+from tensordict.io.saving.leaf_writer import make_watch
 from tensordict.io.saving.progress import Progress
 from tensordict.memory import files, system
 
-# Shorter contents go out together, in one system call, which takes this many buffers ...
+# Parts below this size are written together, in system calls of at most `_VECTORS` buffers.
 _LARGE = 256 << 10
 _VECTORS = 1024
-# ... and longer ones in pieces, which several threads sum and write.
+# Larger parts are written in pieces of this size, for which several threads compute checksums and write.
 _PIECE = 8 << 20
-# What is deflated at once, with the end of the piece before as its dictionary: that is how far back the method refers.
-_DEFLATED, _WINDOW = 1 << 20, 32 << 10
-# Contents of this length are described by zip64 records; somewhat below 4 GiB, as compression can make them longer.
+# The window of deflate: it refers back by at most this many bytes.
+_WINDOW = 32 << 10
+# Parts of at least this size get zip64 records. It is below 4 GiB, because compression can make a part longer.
 _ZIP64 = (1 << 32) - (64 << 20)
 _MAX_NAME = 0xFFFF
 _BATCH = 1 << 20
@@ -40,66 +40,69 @@ _BATCH = 1 << 20
 
 @dataclass(slots=True)
 class Part:
-    """A file of the archive on its way: `source` is a tensor, the content itself, or the path of a file to copy.
+    """A file that will be written to an archive.
 
-    like: zeros are kept in its place, without being written.
+    source: a tensor, the content itself, or the path of a file to copy.
+    zero: reserve room without writing; it reads as zeros.
     """
 
     name: bytes
     key: Path
     size: int
     source: Tensor | bytes | str
-    like: bool = False
+    zero: bool = False
     align: bool = True
-    # Whether zip64 records describe it.
+    # True if zip64 records describe it.
     large: bool = False
-    # Where it goes: known when the layout is made.
+    # The first byte of its header, and the padding of the header, which `_lay_out` sets.
     header: int = 0
     padding: int = 0
-    # What is known when it has been written.
+    # The compression method, the stored size and the checksum, which writing sets.
     method: int = STORED
     stored: int = 0
     crc: int = 0
 
     @property
     def start(self) -> int:
-        """Where its content begins."""
+        """The first byte of its content."""
         return self.header + zipping.header_size(self.name, self.large) + self.padding
 
 
-def part(name: str, key: Path, size: int, source: Tensor | bytes | str, like: bool = False, align: bool = True) -> Part:
-    """The part of this name.
+def make_part(
+    name: str, key: Path, size: int, source: Tensor | bytes | str, zero: bool = False, align: bool = True
+) -> Part:
+    """Make a part, and check its name.
 
     Raises:
-        SaveError: an archive cannot have a file of the name.
+        SaveError: this cannot be the name of a file in an archive.
     """
     raw = name.encode()
     if len(raw) > _MAX_NAME or not zipping.is_safe(name):
         raise SaveError(
             f"entry {'.'.join(key)!r}: {name[:200]!r} cannot be the name of a file in an archive; rename the entry, or "
-            "use robust_key=True, which encodes what may not be in names"
+            "use robust_key=True, which encodes such names"
         )
-    return Part(raw, key, size, source, like, align, size >= _ZIP64)
+    return Part(raw, key, size, source, zero, align, size >= _ZIP64)
 
 
-# --- stored -----------------------------------------------------------------------------------------------------------
+# --- uncompressed -----------------------------------------------------------------------------------------------------
 
 
-def write_stored(
+def write_plain_archive(
     fd: int, parts: Sequence[Part], num_threads: int, progress: Progress | None = None, reserve: bool = True
 ) -> None:
-    """Write an archive to the empty file `fd`, without compressing; sums are taken by a second thread in any case.
+    """Write an archive without compression to the empty file `fd`.
 
     Raises:
-        OSError: the disk is full, or the like; names the entry.
+        OSError: the file cannot be written, for example to a full disk; names the entry.
     """
     stamp = Stamp()
-    position = _laid_out(parts)
+    position = _lay_out(parts)
     jobs: list[Callable[[], None]] = []
     large: list[tuple[Part, list[Crc32]]] = []
     run: list[Part] = []
     for item in parts:
-        if item.size < _LARGE and not item.like:
+        if item.size < _LARGE and not item.zero:
             run.append(item)
             if len(run) == _VECTORS // 2:
                 jobs.append(partial(_write_run, fd, run, stamp, progress))
@@ -110,20 +113,21 @@ def write_stored(
             run = []
         sums: list[Crc32] = []
         large.append((item, sums))
-        jobs += _pieces(fd, item, sums, progress)
+        jobs += _plan_pieces(fd, item, sums, progress)
     if run:
         jobs.append(partial(_write_run, fd, run, stamp, progress))
-    if any(item.like for item, _ in large):
+    if any(item.zero for item, _ in large):
         files.allocate(fd, position, reserve)
-    # Two threads keep one core summing while the other writes: the file system lets one write to a file at a time.
+    # The file system allows one write to a file at a time. A second thread computes checksums meanwhile.
     files.run_all(jobs, max(num_threads, 2 if large else 0))
     for item, sums in large:
-        item.crc = _total(item, sums)
+        item.crc = _combine_sums(item, sums)
         files.write_bytes(fd, zipping.local_header(item, stamp, item.padding), item.header)
     files.write_bytes(fd, zipping.directory(parts, stamp, position), position)
 
 
-def _laid_out(parts: Sequence[Part]) -> int:
+def _lay_out(parts: Sequence[Part]) -> int:
+    """Set the position of every part, and return the end of the last one."""
     position = 0
     for item in parts:
         item.header = position
@@ -137,10 +141,10 @@ def _laid_out(parts: Sequence[Part]) -> int:
 
 
 def _write_run(fd: int, parts: Sequence[Part], stamp: Stamp, progress: Progress | None) -> None:
-    """Write small parts that lie one behind the other."""
+    """Write small consecutive parts."""
     buffers: list[Any] = []
     for item in parts:
-        content = _content(item)
+        content = _read_content(item)
         item.crc = zlib.crc32(content)
         buffers += (zipping.local_header(item, stamp, item.padding), content)
     start = parts[0].header
@@ -150,17 +154,17 @@ def _write_run(fd: int, parts: Sequence[Part], stamp: Stamp, progress: Progress 
         if done < total:
             files.write_bytes(fd, b"".join(buffers)[done:], start + done)
     except OSError as error:
-        raise _named(error, parts[0]) from error
-    _tell(progress, sum(item.size for item in parts))
+        raise _name_entry(error, parts[0]) from error
+    _advance(progress, sum(item.size for item in parts))
 
 
-def _tell(progress: Progress | None, nbytes: int) -> None:
+def _advance(progress: Progress | None, nbytes: int) -> None:
     if progress is not None:
         progress.add(nbytes)
 
 
-def _content(item: Part) -> Any:
-    """The content of a small part as a buffer, which its source must outlive."""
+def _read_content(item: Part) -> Any:
+    """Return the content of a small part as a buffer. The source must outlive the buffer."""
     source = item.source
     if isinstance(source, Tensor):
         if files.is_direct(source):
@@ -175,25 +179,25 @@ def _content(item: Part) -> Any:
     return content
 
 
-def _pieces(fd: int, item: Part, sums: list[Crc32], progress: Progress | None) -> list[Callable[[], None]]:
-    """The jobs that write a large part, each with its own sum."""
-    if item.like:
+def _plan_pieces(fd: int, item: Part, sums: list[Crc32], progress: Progress | None) -> list[Callable[[], None]]:
+    """Return the jobs that write a large part, and append their checksums to `sums`."""
+    if item.zero:
         return []
     source = item.source
     if isinstance(source, Tensor) and not files.is_direct(source):
         sums.append(Crc32())
-        return [partial(_write_gathered, fd, item, sums[0], progress)]
+        return [partial(_write_tensor, fd, item, sums[0], progress)]
     starts = range(0, item.size, _PIECE)
     sums += [Crc32() for _ in starts]
     return [partial(_write_piece, fd, item, start, crc, progress) for start, crc in zip(starts, sums, strict=True)]
 
 
-def _write_gathered(fd: int, item: Part, crc: Crc32, progress: Progress | None) -> None:
+def _write_tensor(fd: int, item: Part, crc: Crc32, progress: Progress | None) -> None:
     assert isinstance(item.source, Tensor)
     try:
-        files.write_tensor(fd, item.source, item.start, watching(crc, progress))
+        files.write_tensor(fd, item.source, item.start, make_watch(crc, progress))
     except OSError as error:
-        raise _named(error, item) from error
+        raise _name_entry(error, item) from error
 
 
 def _write_piece(fd: int, item: Part, start: int, crc: Crc32, progress: Progress | None) -> None:
@@ -207,8 +211,8 @@ def _write_piece(fd: int, item: Part, start: int, crc: Crc32, progress: Progress
             crc.update(content)
             files.write_bytes(fd, content, item.start + start)
     except OSError as error:
-        raise _named(error, item) from error
-    _tell(progress, stop - start)
+        raise _name_entry(error, item) from error
+    _advance(progress, stop - start)
 
 
 def _read_range(path: str, start: int, stop: int) -> bytes:
@@ -222,8 +226,8 @@ def _read_range(path: str, start: int, stop: int) -> bytes:
     return content
 
 
-def _total(item: Part, sums: Sequence[Crc32]) -> int:
-    if item.like:
+def _combine_sums(item: Part, sums: Sequence[Crc32]) -> int:
+    if item.zero:
         return zipping.crc_of_zeros(item.size)
     total, *rest = sums
     for crc in rest:
@@ -231,20 +235,20 @@ def _total(item: Part, sums: Sequence[Crc32]) -> int:
     return total.value
 
 
-def _named(error: OSError, item: Part) -> OSError:
+def _name_entry(error: OSError, item: Part) -> OSError:
     return files.named_os_error(error, "write the archive entry", item.name.decode(), item.key)
 
 
 # --- compressed -------------------------------------------------------------------------------------------------------
 
 
-def write_compressed(
+def write_compressed_archive(
     fd: int, parts: Sequence[Part], method: int, level: int | None, num_threads: int, progress: Progress | None = None
 ) -> None:
-    """Write an archive to the empty file `fd`; parts that are to be aligned are compressed, the others stored.
+    """Write an archive to the empty file `fd`, whose tensors (the parts with `align`) are compressed.
 
     Raises:
-        OSError: the disk is full, or the like; names the entry.
+        OSError: the file cannot be written, for example to a full disk; names the entry.
     """
     stamp = Stamp()
     position = 0
@@ -259,7 +263,7 @@ def write_compressed(
                 header = zipping.local_header(item, stamp)
                 files.write_bytes(fd, header, item.header)
             except OSError as error:
-                raise _named(error, item) from error
+                raise _name_entry(error, item) from error
             position = item.start + item.stored
     finally:
         if pool is not None:
@@ -271,43 +275,43 @@ def _write_compressed_part(
     fd: int, item: Part, level: int | None, pool: ThreadPoolExecutor | None, progress: Progress | None
 ) -> None:
     if item.method == STORED:
-        content = _content(item)
+        content = _read_content(item)
         files.write_bytes(fd, bytes(content), item.start)
         item.crc, item.stored = zlib.crc32(content), item.size
-        _tell(progress, item.size)
+        _advance(progress, item.size)
         return
-    stream = _compressor(item.method, level, pool)
+    stream = _make_compressor(item.method, level, pool)
 
     def add(view: Any) -> None:
         item.crc = zlib.crc32(view, item.crc)
-        put(stream.compress(bytes(view)))
-        _tell(progress, len(view))
+        append(stream.compress(bytes(view)))
+        _advance(progress, len(view))
 
-    def put(content: bytes) -> None:
+    def append(content: bytes) -> None:
         files.write_bytes(fd, content, item.start + item.stored)
         item.stored += len(content)
 
     source = item.source
     if isinstance(source, Tensor):
-        files.see(source, add)
+        files.show_content(source, add)
     elif isinstance(source, bytes):
         add(source)
     else:
         for start in range(0, item.size, _BATCH):
             add(_read_range(source, start, min(start + _BATCH, item.size)))
-    put(stream.flush())
+    append(stream.flush())
 
 
-def _compressor(
+def _make_compressor(
     method: int, level: int | None, pool: ThreadPoolExecutor | None
-) -> _Deflating | bz2.BZ2Compressor | _LzmaCompressor:
+) -> _DeflateCompressor | bz2.BZ2Compressor | _LzmaCompressor:
     if method == DEFLATE:
-        return _Deflating(level, pool)
+        return _DeflateCompressor(level, pool)
     return bz2.BZ2Compressor(9 if level is None else level) if method == BZIP2 else _LzmaCompressor(level)
 
 
-class _Deflating:
-    """One raw deflate stream made of pieces that several threads compress."""
+class _DeflateCompressor:
+    """A compressor of one raw deflate stream, whose pieces several threads compress."""
 
     def __init__(self, level: int | None, pool: ThreadPoolExecutor | None) -> None:
         self._level = zlib.Z_DEFAULT_COMPRESSION if level is None else level
@@ -317,47 +321,51 @@ class _Deflating:
         self._futures: deque[Future[bytes]] = deque()
 
     def compress(self, content: bytes) -> bytes:
-        """Take in the next piece, of all that is compressed; what is returned is to be written now."""
+        """Add the next piece, and return the compressed bytes that are ready."""
         ready = b"" if self._pending is None else self._next(False)
         self._pending = content
         return ready
 
     def flush(self) -> bytes:
-        """The rest of the stream."""
+        """Return the rest of the stream."""
         return self._next(True) + b"".join(future.result() for future in self._futures)
 
     def _next(self, last: bool) -> bytes:
         content = self._pending or b""
         window, self._window = self._window, content[-_WINDOW:]
         if self._pool is None:
-            return _deflated(content, window, self._level, last)
-        self._futures.append(self._pool.submit(_deflated, content, window, self._level, last))
-        # As many pieces may wait as the threads need to stay busy.
+            return _deflate(content, window, self._level, last)
+        self._futures.append(self._pool.submit(_deflate, content, window, self._level, last))
+        # Eight waiting pieces keep the threads busy.
         return self._futures.popleft().result() if len(self._futures) > 8 else b""
 
 
-def _deflated(content: bytes, window: bytes, level: int, last: bool) -> bytes:
+def _deflate(content: bytes, window: bytes, level: int, last: bool) -> bytes:
+    """Compress one piece of a stream. `window` is the end of the previous piece, which deflate may refer back to."""
     if window:
         deflater = zlib.compressobj(level, zlib.DEFLATED, -zlib.MAX_WBITS, zdict=window)
-    else:  # An empty dictionary is refused.
+    else:  # zlib refuses an empty dictionary.
         deflater = zlib.compressobj(level, zlib.DEFLATED, -zlib.MAX_WBITS)
     return deflater.compress(content) + deflater.flush(zlib.Z_FINISH if last else zlib.Z_SYNC_FLUSH)
 
 
 class _LzmaCompressor:
-    """An .lzma file whose head is replaced by that of a zip entry: version, length of the properties, properties."""
+    """A compressor to the .lzma format that replaces its head by the head of a zip entry.
+
+    The head of a zip entry has the version, the length of the properties, and the properties.
+    """
 
     def __init__(self, level: int | None) -> None:
         self._stream = lzma.LZMACompressor(lzma.FORMAT_ALONE, preset=level)
         self._head = b""
 
     def compress(self, content: bytes) -> bytes:
-        return self._converted(self._stream.compress(content))
+        return self._replace_head(self._stream.compress(content))
 
     def flush(self) -> bytes:
-        return self._converted(self._stream.flush())
+        return self._replace_head(self._stream.flush())
 
-    def _converted(self, content: bytes) -> bytes:
+    def _replace_head(self, content: bytes) -> bytes:
         if len(self._head) == _LZMA_HEAD:
             return content
         self._head += content
@@ -367,5 +375,5 @@ class _LzmaCompressor:
         return b"\x09\x04\x05\x00" + self._head[:5] + rest
 
 
-# Five bytes of properties, and eight for a length, which is unknown.
+# The head of an .lzma file: five bytes of properties, and eight bytes for the length, which is unknown.
 _LZMA_HEAD = 13

@@ -1,4 +1,4 @@
-"""Which format a save is of, by its content and not by its name."""
+"""The detection of the format of a save from its content, for loaders and for checks before overwriting."""
 
 from __future__ import annotations
 
@@ -16,12 +16,13 @@ from tensordict.memory.mapped import PathLike
 from tensordict.memory.names import DATASET_FOLDERS, LEAF_SUFFIX, META, SCHEMA, local_path
 
 _ZIP = (b"PK\x03\x04", b"PK\x05\x06")
-# What the names of entries of an archive end with: of any other zip file it is asked what it holds.
-_OURS = (META.encode(), LEAF_SUFFIX.encode(), b"/data.pkl")
-# As its own library has it.
+# The first entry of an archive, or of a file of `torch.save`, has one of these suffixes. The detection of the other zip
+# files asks the backends, which takes longer.
+_KNOWN_SUFFIXES = (META.encode(), LEAF_SUFFIX.encode(), b"/data.pkl")
+# The longest header that the library of safetensors reads.
 _MOST_HEADER = 100_000_000
 _TORCH = "torch"
-_CALLED = {
+_DESCRIPTIONS = {
     "directory": "a saved folder",
     "dataset": "a data set",
     "archive": "a zip file",
@@ -32,31 +33,31 @@ _CALLED = {
     "": "a file of no format that is known",
 }
 # The suffixes of files of `torch.save`.
-PICKLED = (".pt", ".pth")
-# What is told of files of these names that are no saves.
+TORCH_SUFFIXES = (".pt", ".pth")
+# The suffixes of tables. The error for such a file names the functions that read tables.
 _TABLES = (".csv", ".json", ".jsonl", ".ndjson", ".parquet")
-# So many names of what another file holds are told.
+# The number of names in a foreign file that an error lists.
 _SHOWN = 3
 
 
 def detect_format(path: PathLike) -> str:
-    """The format of a save: "directory", "dataset", "archive", "consolidated", "safetensors" or one of `BACKENDS`.
+    """Return the format: "directory", "dataset", "archive", "consolidated", "safetensors" or one of `BACKENDS`.
 
-    Only what tells them apart is looked at: the save may still be broken, or the zip file one of something else.
+    Only a few bytes are read. So the save may still be broken, or the zip file may belong to another program.
 
     Raises:
-        FileNotFoundError: there is nothing, or a folder without a save.
-        SaveError: it is of none of these formats.
+        FileNotFoundError: the path does not exist, or is a folder without a save.
+        SaveError: the format of the file is unknown.
     """
     shown = os.fspath(path)
     local_path(path)
     if os.path.isdir(shown):
-        if found := _of_folder(shown):
+        if found := _detect_folder(shown):
             return found
         raise FileNotFoundError(errno.ENOENT, f"there is no save in this folder: it has no {META}", shown)
-    found = _of_file(shown)
+    found = _detect_file(shown)
     suffix = os.path.splitext(shown)[1].lower()
-    if found == _TORCH or (suffix in PICKLED and not found):
+    if found == _TORCH or (suffix in TORCH_SUFFIXES and not found):
         raise SaveError(f"{shown!r} was written by torch.save: torch.load reads it")
     if suffix in _TABLES and not found:
         raise SaveError(
@@ -73,66 +74,66 @@ def detect_format(path: PathLike) -> str:
 
 
 def is_known(path: str) -> bool:
-    """Return whether the content of a file is a save, or was written by `torch.save`."""
-    return bool(_of_file(path))
+    """Return True for a file with a save, and for a file of `torch.save`."""
+    return bool(_detect_file(path))
 
 
-def refuse_other(path: str, format: str, inside: Callable[[str], Collection[str]]) -> None:
-    """Refuse to replace what is no save of this format; an empty file or folder holds nothing that could be lost.
+def refuse_other(path: str, format: str, foreign_names: Callable[[str], Collection[str]]) -> None:
+    """Raise an error unless a file or folder may be replaced: a save of this format, or an empty file or folder.
 
     Args:
         path: the file or folder.
-        format: of the save that is to take its place.
-        inside: of one that looks like one of the format: the names in it when another program wrote it, none for a
-            save of this package or of the reference.
+        format: the format of the new save.
+        foreign_names: returns the names in a file of this format if another program wrote it, and none for a save of
+            this package or of the reference.
 
     Raises:
-        SaveError: it is something else, which is named.
+        SaveError: the file or folder may not be replaced; describes its content.
         OSError: it cannot be read.
     """
     is_folder = os.path.isdir(path)
     if not (os.listdir(path) if is_folder else os.path.getsize(path)):
         return
-    found = _of_folder(path) if is_folder else _of_file(path)
-    what = "a folder of other files" if is_folder and not found else _CALLED[found]
+    found = _detect_folder(path) if is_folder else _detect_file(path)
+    what = "a folder of other files" if is_folder and not found else _DESCRIPTIONS[found]
     if found == format:
         try:
-            names = inside(path)
+            names = foreign_names(path)
         except SaveError as error:
             what += f" that cannot be read ({error})"
         else:
             if not names:
                 return
-            told = ", ".join(repr(name) for name in islice(names, _SHOWN))
+            listed = ", ".join(repr(name) for name in islice(names, _SHOWN))
             more = f" and {len(names) - _SHOWN:,} more" if len(names) > _SHOWN else ""
-            what += f" of another program, with {told}{more}"
+            what += f" of another program, with {listed}{more}"
     raise SaveError(
-        f"{path!r} is {what}, and no save of the format {format!r} that could be replaced: pass overwrite=True to "
-        "replace it all the same, or save elsewhere"
+        f"{path!r} is {what}, and only a save of the format {format!r} is replaced: pass overwrite=True to replace it "
+        "all the same, or save elsewhere"
     )
 
 
-def _of_folder(path: str) -> str:
-    """The format of a folder; nothing for any other."""
+def _detect_folder(path: str) -> str:
+    """Return the format of a folder; an empty string for an unknown one."""
     if os.path.lexists(f"{path}/{META}"):
         return "directory"
-    # A data set that has lost its schema can still be read.
+    # A data set without its schema can still be read.
     is_dataset = os.path.lexists(f"{path}/{SCHEMA}") or all(os.path.isdir(f"{path}/{name}") for name in DATASET_FOLDERS)
     return "dataset" if is_dataset else backend_at(path)
 
 
-def _of_file(path: str) -> str:
-    """The format of a file, `_TORCH` for one of `torch.save`; nothing for any other."""
-    # Not blocking, so that a pipe cannot hang us.
+def _detect_file(path: str) -> str:
+    """Return the format of a file, `_TORCH` for a file of `torch.save`, and an empty string for an unknown one."""
+    # Open without blocking, so that a pipe cannot hang the process.
     with files.closing(os.open(path, os.O_RDONLY | system.NONBLOCK | system.CLOEXEC)) as fd:
         status = os.fstat(fd)
-        found = _format_of(path, fd, status.st_size) if stat.S_ISREG(status.st_mode) else ""
+        found = _detect_content(path, fd, status.st_size) if stat.S_ISREG(status.st_mode) else ""
         return _TORCH if found == "archive" and _is_of_torch(fd) else found
 
 
-def _format_of(path: str, fd: int, size: int) -> str:
+def _detect_content(path: str, fd: int, size: int) -> str:
     head = system.pread(fd, 9, 0)
-    if head[:4] in _ZIP and _first_entry(fd).endswith(_OURS):
+    if head[:4] in _ZIP and _read_first_name(fd).endswith(_KNOWN_SUFFIXES):
         return "archive"
     if found := backend_at(path):
         return found
@@ -149,12 +150,12 @@ def _format_of(path: str, fd: int, size: int) -> str:
 
 
 def _is_of_torch(fd: int) -> bool:
-    """Whether the first entry of a zip file is the one that `torch.save` begins with."""
-    return _first_entry(fd).endswith(b"/data.pkl")
+    """Return True if the first entry of a zip file has the name that `torch.save` gives it."""
+    return _read_first_name(fd).endswith(b"/data.pkl")
 
 
-def _first_entry(fd: int) -> bytes:
-    """The name of the first entry of a zip file."""
+def _read_first_name(fd: int) -> bytes:
+    """Return the name of the first entry of a zip file."""
     return system.pread(fd, int.from_bytes(system.pread(fd, 2, 26), "little"), 30)
 
 

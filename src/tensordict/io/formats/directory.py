@@ -1,4 +1,4 @@
-"""Writing the directory format: a folder per container, a file per tensor, and `meta.json` last."""
+"""The writer of the directory format: a folder for each container, a file for each tensor, and `meta.json` last."""
 
 from __future__ import annotations
 
@@ -25,22 +25,22 @@ from tensordict.io.formats.meta import (
     ENTRIES,
     LABEL,
     TABLE_CHECKSUM,
-    as_json,
+    encode_meta,
     is_foreign,
-    keep_described,
     leaf_spec,
+    merge_old_meta,
     node_meta,
     node_spec,
     ragged_spec,
-    read_there,
+    read_old_meta,
 )
-from tensordict.io.formats.stack_columns import Column, file_of, is_ragged, ragged_leaf, taken
-from tensordict.io.formats.value_files import Place, ValueFiles, files_of_value, read_value_files, unpickle
+from tensordict.io.formats.stack_columns import Column, find_file, is_ragged_leaf, join_ragged, split_ragged
+from tensordict.io.formats.value_files import Place, ValueFiles, plan_value_files, read_value_files, unpickle
 from tensordict.io.saving import commit, reopening
 from tensordict.io.saving.comparing import Difference
 from tensordict.io.saving.leaf_writer import LeafFile, SaveOptions, WriteOptions
 from tensordict.io.saving.progress import progress_bar
-from tensordict.io.saving.source import FOLDERS
+from tensordict.io.saving.source import FILE_SYSTEM
 from tensordict.io.saving.transaction import FolderTransaction, OwnFolderTransaction, Transaction
 from tensordict.io.specification import (
     DICT,
@@ -65,11 +65,11 @@ from tensordict.memory.names import LEAF_SUFFIX, META, TABLE_SUFFIX, file_name, 
 from tensordict.memory.reserving import Preallocate, reserves
 from tensordict.memory.storable import check_storable
 
-# Where a file system refuses a hard link, or there is nothing to link to any more.
+# The file system does not support hard links, or the file is gone.
 _NO_LINK = {errno.EXDEV, errno.EPERM, errno.EMLINK, errno.EOPNOTSUPP, errno.ENOSYS, errno.ENOENT}
-# Anonymous leaves smaller than this share one block (each block costs two descriptors, of 1,024 by default) ...
+# Anonymous leaves smaller than this share one block, because each block takes two descriptors, of 1,024 by default.
 _OWN_BLOCK = 1 << 20
-# ... in which each begins at a multiple of this.
+# The alignment of the leaves in a shared block.
 _ALIGN = 64
 
 _CPU = torch.device("cpu")
@@ -85,102 +85,102 @@ class FolderOptions(SaveOptions):
     robust: bool = True
     like: bool = False
     inplace: bool = False
-    # Whether the disk keeps room for tensors without content.
+    # Reserve room on the disk for tensors without content.
     preallocate: Preallocate = "auto"
-    # Whether values that JSON cannot hold may be pickled.
+    # Pickle values that JSON cannot store.
     allow_pickle: bool = False
-    # Whether values that are no tensors are followed by all who have them.
+    # Let all who load a non-tensor value see later changes of it.
     share_values: bool = False
-    # A list of JSON that the outermost meta.json holds beside its entries.
+    # A list of JSON that the root meta.json stores beside its entries.
     label: list[Any] | None = None
-    # Whether what is planned goes into an archive, which is always a new file: what lies at its path does not count.
-    # `None` leaves it to the suffix of the path.
+    # Write an archive; `None` chooses by the suffix of the path. An archive is a new file, so files in a folder at its
+    # path are not checked.
     archive: bool | None = None
-    # How the tensors of an archive are compressed.
+    # The compression of the tensors in an archive.
     compression: str | int | None = None
-    # Gather `DTensor` leaves; save in a thread of its own.
+    # Gather `DTensor` leaves; save in another thread.
     full_tensor: bool = False
     return_early: bool = False
-    # Ragged leaves of the same lengths have the same offsets in the saved container.
+    # Gives ragged leaves of equal lengths the same offsets.
     share: ragged.SharedOffsets = field(default_factory=ragged.SharedOffsets)
 
 
 @dataclass(slots=True)
-class _Leaf:
-    """A tensor on its way to `path`."""
+class _PlannedLeaf:
+    """A tensor that will be saved at `path`."""
 
     name: str
     key: Path
     tensor: Tensor
     path: str
     spec: dict[str, Any]
-    # A memory-mapped tensor that stays as it is.
+    # The mapped tensor over the saved file. Set in the plan if the file exists already and stays.
     result: MemoryMappedTensor | None = None
-    # Whether the content is saved even by `memmap_like`.
+    # True if `memmap_like` saves the content too.
     always: bool = False
 
-    def entry(self) -> Any:
-        """What the container holds once the leaf is saved."""
+    def build_entry(self) -> Any:
+        """Return the entry of the saved container."""
         return self.result
 
 
 @dataclass(slots=True, kw_only=True)
-class _Ragged(_Leaf):
-    """A ragged tensor on its way: `tensor` has its elements, one row behind the other, and `table` their sizes."""
+class _PlannedRagged(_PlannedLeaf):
+    """A ragged tensor or a column: `tensor` has the elements of all rows, and `table` the sizes of the rows."""
 
-    table: _Leaf
+    table: _PlannedLeaf
     row: tuple[int, ...] | None
-    # Whether it is the column of a lazy stack.
+    # True for a column of a lazy stack.
     column: bool
     share: ragged.SharedOffsets
 
-    def entry(self) -> Any:
-        """The ragged tensor, or the column, over the saved elements."""
+    def build_entry(self) -> Any:
+        """Return the ragged tensor, or the column, over the saved elements."""
         assert self.result is not None
-        return ragged_leaf(self.result, self.table.tensor, self.row, self.column, self.share)
+        return join_ragged(self.result, self.table.tensor, self.row, self.column, self.share)
 
 
 @dataclass(slots=True)
-class _Node:
-    """A container on its way to `folder` (to anonymous memory when that is empty)."""
+class _PlannedNode:
+    """A container that will be saved in `folder`, or in anonymous memory if `folder` is empty."""
 
     container: Any
     key: Path
     folder: str
     form: Specification
-    entries: dict[str, _Leaf | _Node] = field(default_factory=dict)
-    # The files of a value that is no tensor, which has no entries; `None` where nobody else is to see it.
+    entries: dict[str, _PlannedLeaf | _PlannedNode] = field(default_factory=dict)
+    # The files of a non-tensor value; `None` in anonymous memory, unless the value is shared.
     value: ValueFiles | None = None
     # See `FolderOptions.label`.
     label: list[Any] | None = None
-    # The content of the meta.json of the node where it gains entries, which it keeps.
-    there: dict[str, Any] = field(default_factory=dict)
+    # The old meta.json of a node that gains entries.
+    old_meta: dict[str, Any] = field(default_factory=dict)
 
     @property
     def class_name(self) -> str:
-        """How the node is called in the `meta.json` of the one it is in."""
+        """The name of the class in the `meta.json` of the parent."""
         return self.form.kind.rpartition(".")[2]
 
     @property
     def is_foreign(self) -> bool:
-        """Whether it is a value that the reference cannot read."""
+        """True for a value that the reference cannot read."""
         return self.value is not None and not self.value.pickle_file and is_foreign(self.value.meta)
 
 
 @dataclass(slots=True)
 class FolderPlan:
-    """All files of a save: those of the leaves, and the `meta.json` of every node (see `meta_of`), parents first."""
+    """All files of a save: the files of leaves, and the `meta.json` of every node (see `build_meta`), parents first."""
 
-    root: _Node
-    leaves: list[_Leaf]
-    nodes: list[_Node]
+    root: _PlannedNode
+    leaves: list[_PlannedLeaf]
+    nodes: list[_PlannedNode]
 
 
 def plan_save(container: Contract, prefix: PathLike | None, options: FolderOptions) -> Callable[[], Any]:
-    """Check everything that can be checked before a byte is written; what is returned does the rest.
+    """Check a save, and return a function that runs it. The checks come before the first byte is written.
 
     Raises:
-        SaveError: when an entry cannot be saved, lies in another file, or (without `existsok`) is there already.
+        SaveError: an entry cannot be saved, is mapped from another file, or exists already without `existsok`.
     """
     folder = "" if prefix is None else local_path(prefix)
     plan = plan_files(container, folder, options)
@@ -190,21 +190,21 @@ def plan_save(container: Contract, prefix: PathLike | None, options: FolderOptio
 
 
 def plan_files(container: Contract, folder: str, options: FolderOptions) -> FolderPlan:
-    """What the folders and files of a save under the absolute path `folder` are; nothing is written.
+    """Plan the folders and files of a save at the absolute path `folder`, without writing.
 
     Raises:
         SaveError: as `plan_save`.
     """
-    leaves: list[_Leaf] = []
-    nodes: list[_Node] = []
+    leaves: list[_PlannedLeaf] = []
+    nodes: list[_PlannedNode] = []
     if folder:
         check_levels(container)
     root = _plan_node(container, (), folder, options, leaves, nodes)
-    labelled = root
-    # The reference refuses keys that it does not know in the meta.json of a tensorclass.
-    while isinstance(inner := labelled.entries.get(WRAPPED), _Node) and labelled.form.is_tensorclass:
-        labelled = inner
-    labelled.label = options.label
+    # The reference refuses unknown keys in the meta.json of a tensorclass, so the wrapped container gets the label.
+    label_node = root
+    while isinstance(inner := label_node.entries.get(WRAPPED), _PlannedNode) and label_node.form.is_tensorclass:
+        label_node = inner
+    label_node.label = options.label
     return FolderPlan(root, leaves, nodes)
 
 
@@ -216,39 +216,39 @@ def _plan_node(
     key: Path,
     folder: str,
     options: FolderOptions,
-    leaves: list[_Leaf],
-    nodes: list[_Node],
+    leaves: list[_PlannedLeaf],
+    nodes: list[_PlannedNode],
     outer: torch.Size = _SCALAR,
-) -> _Node:
-    """Plan a container; `outer` is the batch size of the one that it is an entry of."""
+) -> _PlannedNode:
+    """Plan a container; `outer` is the batch size of its parent."""
     form = specification_of(container, key, unread=True, ragged_columns=not options.share_values)
-    node = _Node(container, key, folder, form)
+    node = _PlannedNode(container, key, folder, form)
     nodes.append(node)
-    present = _present(folder, key) if not options.archive else ()
+    present = _list_folder(folder, key) if not options.archive else ()
     if META in present and not options.existsok:
-        raise _exists(folder, options)
+        raise _exists_error(folder, options)
     if form.is_value:
         if folder or options.share_values:
-            node.value = files_of_value(form, outer, key, options.allow_pickle, options.share_values)
+            node.value = plan_value_files(form, outer, key, options.allow_pickle, options.share_values)
             if options.share_values:
-                node.value.alone(key)
+                node.value.meta_without_tensors(key)
             for at, tensor in enumerate(node.value.tensors):
                 name, spec = node.value.meta[ENTRIES][at]
                 path = f"{folder}/{name}{LEAF_SUFFIX}"
-                leaves.append(_Leaf(name, (*key, name), tensor, path, spec, always=True))
+                leaves.append(_PlannedLeaf(name, (*key, name), tensor, path, spec, always=True))
         return node
     leaf_files: dict[str, str] = {}
     children: list[tuple[str, Contract | Specification]] = []
-    # What is behind a tensorclass, or is an `UnbatchedTensor`, has the nested key of its folder.
-    is_same = form.is_tensorclass or form.kind == UNBATCHED
+    # The container in a tensorclass, and the tensor in an `UnbatchedTensor`, have the nested key of their parent.
+    has_same_key = form.is_tensorclass or form.kind == UNBATCHED
     for name, value in form.entries.items():
         if isinstance(value, (Contract, Specification)):
             children.append((name, value))
-            node.entries[name] = node  # Keeps the place in the order; replaced below.
+            node.entries[name] = node  # Any value: it keeps the order of the entries, and is replaced below.
             continue
-        leaf = _plan_leaf(name, value, key if is_same else (*key, name), folder, options, present)
+        leaf = _plan_leaf(name, value, key if has_same_key else (*key, name), folder, options, present)
         node.entries[name] = leaf
-        for part in (leaf, leaf.table) if isinstance(leaf, _Ragged) else (leaf,):
+        for part in (leaf, leaf.table) if isinstance(leaf, _PlannedRagged) else (leaf,):
             leaves.append(part)
             other = leaf_files.setdefault(part.path.rpartition("/")[2], name)
             if folder and other != name:
@@ -259,12 +259,12 @@ def _plan_node(
     size = form.batch_size if form.kind == DICT else _SCALAR
     for name, child in children:
         inner = f"{folder}/{folder_name(name, options.robust, leaf_files)}" if folder else ""
-        below = key if is_same else (*key, name)
-        node.entries[name] = _plan_node(child, below, inner, options, leaves, nodes, size)
+        child_key = key if has_same_key else (*key, name)
+        node.entries[name] = _plan_node(child, child_key, inner, options, leaves, nodes, size)
     return node
 
 
-def _present(folder: str, key: Path) -> Container[str]:
+def _list_folder(folder: str, key: Path) -> Container[str]:
     if not folder:
         return ()
     try:
@@ -280,9 +280,9 @@ def _present(folder: str, key: Path) -> Container[str]:
 
 def _plan_leaf(
     name: str, value: object, key: Path, folder: str, options: FolderOptions, present: Container[str]
-) -> _Leaf:
-    if is_ragged(value):
-        return _plan_ragged(name, value, key, folder, options, present)
+) -> _PlannedLeaf:
+    if is_ragged_leaf(value):
+        return _plan_ragged_leaf(name, value, key, folder, options, present)
     if not isinstance(value, Tensor):
         raise UnsupportedEntryError(
             f"entry {joined(key)!r}: a {type(value).__name__} cannot be saved in the directory format yet"
@@ -295,38 +295,38 @@ def _plan_leaf(
     if value.is_meta and not options.like:
         raise SaveError(f"entry {joined(key)!r} is on the meta device and has no content; see memmap_like")
     if not folder:
-        there = value if isinstance(value, MemoryMappedTensor) and not options.like else None
-        return _Leaf(name, key, value, "", spec, there)
+        result = value if isinstance(value, MemoryMappedTensor) and not options.like else None
+        return _PlannedLeaf(name, key, value, "", spec, result)
     file = file_name(name, options.robust) + LEAF_SUFFIX
     path = f"{folder}/{file}"
-    leaf = _Leaf(name, key, value, path, spec)
+    leaf = _PlannedLeaf(name, key, value, path, spec)
     copies = options.archive or options.like
     if isinstance(value, MemoryMappedTensor) and isinstance(value._source, FileSource) and not copies:
-        leaf.result = _mapped_there(value, value._source, path, file in present)
-        if leaf.result is not None:
+        if file in present and _maps_file(value, value._source, path):
+            leaf.result = value
             return leaf
-        if not options.copy_existing and not _was_replaced(value, value._source, path):
+        if not options.copy_existing and not _mapped_old_file(value, value._source, path):
             raise SaveError(
                 f"entry {joined(key)!r} is memory-mapped from {value._source.path!r} already; pass "
                 f"copy_existing=True to copy it to {path!r}"
             )
     elif not (copies or options.copy_existing):
-        _refuse_mapped(value, path, key)
-    _check_way(leaf, options, present)
+        _check_source(value, path, key)
+    _check_existing_file(leaf, options, present)
     return leaf
 
 
-def _check_way(leaf: _Leaf, options: FolderOptions, present: Container[str]) -> None:
+def _check_existing_file(leaf: _PlannedLeaf, options: FolderOptions, present: Container[str]) -> None:
     if not options.existsok and leaf.path.rpartition("/")[2] in present:
         raise SaveError(f"entry {joined(leaf.key)!r}: {leaf.path!r} already exists; pass existsok=True to replace it")
 
 
-def _plan_ragged(
+def _plan_ragged_leaf(
     name: str, value: Any, key: Path, folder: str, options: FolderOptions, present: Container[str]
-) -> _Ragged:
+) -> _PlannedRagged:
     if isinstance(value, Tensor) and value.is_meta:
-        raise SaveError(f"entry {joined(key)!r} is ragged and on the meta device, without rows that could be saved")
-    content, sizes, row = taken(value)
+        raise SaveError(f"entry {joined(key)!r} is ragged and on the meta device, and has no rows to save")
+    content, sizes, row = split_ragged(value)
     try:
         spec = ragged_spec(value.dtype, tuple(sizes.shape), row)
     except UnsupportedEntryError as error:
@@ -335,19 +335,19 @@ def _plan_ragged(
     path, path_of_table = (file + LEAF_SUFFIX, file + TABLE_SUFFIX) if folder else ("", "")
     copies = options.copy_existing or options.archive or options.like
     if folder and not copies:
-        _refuse_mapped(value, path, key)
-    table = _Leaf(name, key, sizes, path_of_table, spec, always=True)
+        _check_source(value, path, key)
+    table = _PlannedLeaf(name, key, sizes, path_of_table, spec, always=True)
     column = isinstance(value, Column)
-    leaf = _Ragged(name, key, content, path, spec, table=table, row=row, column=column, share=options.share)
+    leaf = _PlannedRagged(name, key, content, path, spec, table=table, row=row, column=column, share=options.share)
     if folder:
-        _check_way(leaf, options, present)
-        _check_way(table, options, present)
+        _check_existing_file(leaf, options, present)
+        _check_existing_file(table, options, present)
     return leaf
 
 
-def _refuse_mapped(value: object, path: str, key: Path) -> None:
-    """Refuse what is mapped from another file than the one it is to be saved to."""
-    source = file_of(value)
+def _check_source(value: object, path: str, key: Path) -> None:
+    """Raise an error for a leaf that is mapped from another file than the one at `path`."""
+    source = find_file(value)
     if source is not None and source != path:
         raise SaveError(
             f"entry {joined(key)!r} is memory-mapped from {source!r} already; pass copy_existing=True to copy it to "
@@ -355,34 +355,30 @@ def _refuse_mapped(value: object, path: str, key: Path) -> None:
         )
 
 
-def _mapped_there(
-    tensor: MemoryMappedTensor, source: FileSource, path: str, present: bool
-) -> MemoryMappedTensor | None:
-    """The tensor itself when it maps all of the very file that `path` is: then there is nothing to write."""
-    if present and source.shared and is_whole_file(tensor) and source.is_file(os.stat(path)):
-        return tensor
-    return None
+def _maps_file(tensor: MemoryMappedTensor, source: FileSource, path: str) -> bool:
+    """Return True if the tensor maps the whole file at `path`, so that the file can stay."""
+    return source.shared and is_whole_file(tensor) and source.is_file(os.stat(path))
 
 
-def _was_replaced(tensor: MemoryMappedTensor, source: FileSource, path: str) -> bool:
-    """Whether the tensor maps all of a file that stood at `path` until another save replaced it."""
+def _mapped_old_file(tensor: MemoryMappedTensor, source: FileSource, path: str) -> bool:
+    """Return True if the tensor maps a whole file that was at `path` until another save replaced it."""
     return source.path == path and source.shared and is_whole_file(tensor)
 
 
 # --- anonymous memory -------------------------------------------------------------------------------------------------
 
 
-def _save_anonymous(root: _Node, leaves: list[_Leaf], options: FolderOptions) -> Any:
+def _save_anonymous(root: _PlannedNode, leaves: list[_PlannedLeaf], options: FolderOptions) -> Any:
     """Copy all leaves into shared anonymous memory."""
     jobs: list[Callable[[], None]] = []
-    small: list[tuple[_Leaf, int]] = []
+    small: list[tuple[_PlannedLeaf, int]] = []
     end = 0
     for leaf in leaves:
         if leaf.result is not None:
             continue
         nbytes = leaf.tensor.numel() * leaf.tensor.element_size()
         if nbytes >= _OWN_BLOCK:
-            _place(leaf, SharedBlock(nbytes), 0, options, jobs)
+            _copy_into(leaf, SharedBlock(nbytes), 0, options, jobs)
         elif nbytes:
             small.append((leaf, end))
             end += -(-nbytes // _ALIGN) * _ALIGN
@@ -391,14 +387,15 @@ def _save_anonymous(root: _Node, leaves: list[_Leaf], options: FolderOptions) ->
     if small:
         block = SharedBlock(end)
         for leaf, offset in small:
-            _place(leaf, block, offset, options, jobs)
+            _copy_into(leaf, block, offset, options, jobs)
     files.run_all(jobs, options.num_threads)
     return _finish(root, None, options)
 
 
-def _place(
-    leaf: _Leaf, block: SharedBlock, offset: int, options: FolderOptions, jobs: list[Callable[[], None]]
+def _copy_into(
+    leaf: _PlannedLeaf, block: SharedBlock, offset: int, options: FolderOptions, jobs: list[Callable[[], None]]
 ) -> None:
+    """Give a leaf its place in a block, and add the job that copies its content."""
     leaf.result = block.tensor(leaf.tensor.dtype, leaf.tensor.shape, offset)
     if leaf.always or not options.like:
         jobs.append(partial(files.write_tensor, block.fd, leaf.tensor, offset))
@@ -408,30 +405,34 @@ def _place(
 
 
 def _save_directory(
-    root: _Node, prefix: pathlib.Path, leaves: list[_Leaf], nodes: list[_Node], options: FolderOptions
+    root: _PlannedNode,
+    prefix: pathlib.Path,
+    leaves: list[_PlannedLeaf],
+    nodes: list[_PlannedNode],
+    options: FolderOptions,
 ) -> Any:
-    """Write everything new, map it, and only then put it in the place of what was there."""
-    if not options.checksum and not options.durable and _is_saved(leaves, nodes):
+    """Write and map the new files, and then replace the old save."""
+    if not options.checksum and not options.durable and _is_saved_already(leaves, nodes):
         return _finish(root, prefix, options)
-    there = _reopened(root, prefix, options)
-    if there is not None and not there[1]:
-        return reopening.as_mapped(root.container, there[0])
+    existing = _open_existing(root, prefix, options)
+    if existing is not None and not existing[1]:
+        return reopening.merge_and_lock(root.container, existing[0])
     start = len(root.folder) + 1
     kept = {leaf.path[start:] for leaf in leaves if leaf.result is not None}
-    paths = list(files_of(FolderPlan(root, leaves, nodes)))
+    paths = list(list_files(FolderPlan(root, leaves, nodes)))
     with contextlib.ExitStack() as stack:
-        # `_plan_adding` checks what is in the way of entries that are added.
-        adding = there is not None
+        # `_plan_adding` checks the paths of added entries itself.
+        adding = existing is not None
         save = stack.enter_context(
             FolderTransaction(root.folder, paths, options.durable, kept, options.overwrite or adding)
         )
         if save.is_replacing:
-            _check_what_is_there(root.folder, leaves, nodes, options)
-            # Another process may have made or changed it since.
-            if (there := _reopened(root, prefix, options)) is not None:
-                saved, missing = there
+            _check_old_save(root.folder, leaves, nodes, options)
+            # Open it again under the lock, because another process may have changed it.
+            if (existing := _open_existing(root, prefix, options)) is not None:
+                saved, missing = existing
                 if not missing:
-                    return reopening.as_mapped(root.container, saved)
+                    return reopening.merge_and_lock(root.container, saved)
                 plan = _plan_adding(root, saved, missing, options)
                 root, leaves, nodes = plan.root, plan.leaves, plan.nodes
             elif adding:
@@ -439,38 +440,47 @@ def _save_directory(
         for node in nodes:
             save.make_folder(node.folder, node.key)
         for leaf in leaves:
-            if leaf.result is not None and not _link(leaf, leaf.result, save.at(leaf.path)):
+            if leaf.result is not None and not _link_file(leaf, leaf.result, save.at(leaf.path)):
                 leaf.result = None
-        moving = _write_into(save, root, leaves, nodes, options)
-        for leaf in moving:
-            _note_path(leaf.result, leaf.path)
+        for leaf in _write_and_commit(save, root, leaves, nodes, options):
+            _set_path(leaf.result, leaf.path)
     return _finish(root, prefix, options)
 
 
-def _write_into(
-    save: Transaction, root: _Node, leaves: list[_Leaf], nodes: list[_Node], options: FolderOptions
-) -> list[_Leaf]:
-    """Write all leaves that are not there, and every `meta.json`, and commit; gives the leaves that were written."""
+def _write_and_commit(
+    save: Transaction,
+    root: _PlannedNode,
+    leaves: list[_PlannedLeaf],
+    nodes: list[_PlannedNode],
+    options: FolderOptions,
+) -> list[_PlannedLeaf]:
+    """Write the leaves without a file, and every `meta.json`, and commit. Returns the leaves that were written."""
     nbytes = sum([leaf.tensor.numel() * leaf.tensor.element_size() for leaf in leaves if leaf.result is None])
-    moving: list[_Leaf] = []
+    new_leaves: list[_PlannedLeaf] = []
     with progress_bar(options.progress, "saving", nbytes) as shown:
-        writing = WriteOptions(save, options.num_threads, options.checksum, shown)
+        write_options = WriteOptions(save, options.num_threads, options.checksum, shown)
         if options.like:
             stage = os.path.dirname(save.at(f"{root.folder}/{META}"))
-            writing.reserve = reserves(options.preallocate, stage, nbytes, root.folder)
-        written = [
+            write_options.reserve = reserves(options.preallocate, stage, nbytes, root.folder)
+        leaf_files = [
             LeafFile(
-                leaf.key, leaf.tensor, leaf.path, writing, options.like and not leaf.always, leaf.result is not None
+                leaf.key,
+                leaf.tensor,
+                leaf.path,
+                write_options,
+                zero=options.like and not leaf.always,
+                is_staged=leaf.result is not None,
             )
             for leaf in leaves
         ]
-        # A file that several threads write is written no faster on most file systems, so it is not cut unasked.
-        threads = files.threads(options.num_threads, nbytes)
-        files.run_all([job for file in written for job in file.jobs()], threads)
-        for leaf, file in zip(leaves, written, strict=True):
-            if not file.there:
+        # `write_options` has the number of threads that the caller asked for: without one, a file is not split, because
+        # most file systems do not write one file faster with several threads.
+        threads = files.choose_threads(options.num_threads, nbytes)
+        files.run_all([job for file in leaf_files for job in file.jobs()], threads)
+        for leaf, file in zip(leaves, leaf_files, strict=True):
+            if not file.is_staged:
                 leaf.result = map_file(save.at(leaf.path), leaf.tensor.dtype, tuple(leaf.tensor.shape), leaf.key)
-                moving.append(leaf)
+                new_leaves.append(leaf)
             if options.checksum and not file.zero:
                 is_table = leaf.always and leaf.spec["is_nested"]
                 leaf.spec[TABLE_CHECKSUM if is_table else CHECKSUM] = file.checksum()
@@ -478,23 +488,23 @@ def _write_into(
             if node.value is not None and node.value.pickle_file:
                 save.write(f"{node.folder}/{node.value.pickle_file}", node.value.pickled, node.key)
             if node is not root:
-                save.write(f"{node.folder}/{META}", as_json(meta_of(node)), node.key)
-        save.commit(as_json(meta_of(root)))
-    return moving
+                save.write(f"{node.folder}/{META}", encode_meta(build_meta(node)), node.key)
+        save.commit(encode_meta(build_meta(root)))
+    return new_leaves
 
 
 class GrowingFolder:
-    """A save in a folder whose tensors are written row by row, before it is known how many there will be.
+    """A save in a folder whose tensors are written row by row, before the number of rows is known.
 
     Args:
-        folder: its absolute path, where nothing is, and which nobody else uses.
-        form: a container of the same entries, with any number of rows.
-        growing: the nested keys of the tensors that are written by `write`; the others come with `commit`.
+        folder: the absolute path of a new folder that no other process uses.
+        form: a container with the same entries, and any number of rows.
+        growing: the nested keys of the tensors that `write` writes. `commit` writes the others.
         options: how to save.
 
     Raises:
         SaveError: an entry cannot be saved.
-        OSError: the folder or a file cannot be made.
+        OSError: the folder or a file cannot be created.
     """
 
     def __init__(self, folder: str, form: Contract, growing: Collection[Path], options: FolderOptions) -> None:
@@ -515,14 +525,14 @@ class GrowingFolder:
             raise
 
     def write(self, key: Path, rows: Tensor, offset: int) -> None:
-        """Write rows of an entry at a byte of its file."""
+        """Write rows of an entry at a byte offset of its file."""
         try:
             files.write_tensor(self._fds[key], rows, offset)
         except OSError as error:
             raise files.named_os_error(error, "write the file", self._rows[key].path, key) from error
 
-    def written(self, key: Path, count: int) -> MemoryMappedTensor:
-        """The first rows of an entry, which become all that its file has."""
+    def truncate(self, key: Path, count: int) -> MemoryMappedTensor:
+        """Cut the file of an entry off after its first `count` rows, and map it."""
         leaf = self._rows[key]
         shape = (count, *leaf.tensor.shape[1:])
         with files.naming("write the file", leaf.path, key):
@@ -530,24 +540,30 @@ class GrowingFolder:
         return map_file(leaf.path, leaf.tensor.dtype, shape, key)
 
     def commit(self, container: Contract) -> None:
-        """Make the save visible; `container` has what `written` gives, and the other entries. May be tried again."""
+        """Make the save visible. After an error it may be called again.
+
+        Args:
+            container: the container to save, with the tensors that `truncate` returned.
+        """
         plan = plan_files(container, self._folder, self._options)
         with self._save.attempt():
-            _write_into(self._save, plan.root, plan.leaves, plan.nodes, self._options)
+            _write_and_commit(self._save, plan.root, plan.leaves, plan.nodes, self._options)
 
     def close(self) -> None:
-        """Close all files; without a commit, what was written is taken away."""
+        """Close all files. Without a commit, remove them."""
         for fd in self._fds.values():
             os.close(fd)
         self._fds = {}
         self._save.__exit__()
 
 
-def _reopened(root: _Node, prefix: pathlib.Path, options: FolderOptions) -> tuple[Any, list[Difference]] | None:
-    """Open the save that is there, for a save without content, which keeps it; `None` when there is none.
+def _open_existing(
+    root: _PlannedNode, prefix: pathlib.Path, options: FolderOptions
+) -> tuple[Any, list[Difference]] | None:
+    """Open an existing save for `memmap_like`, which keeps its content.
 
     Returns:
-        The save, and the entries that it lacks.
+        The loaded container, and its missing entries as differences; `None` without a save.
     """
     if not options.like or options.overwrite or not os.path.lexists(f"{root.folder}/{META}"):
         return None
@@ -557,13 +573,11 @@ def _reopened(root: _Node, prefix: pathlib.Path, options: FolderOptions) -> tupl
     return reopening.open_part(root.container, root.folder, lambda: load_directory(prefix, loading))
 
 
-def _plan_adding(root: _Node, saved: Any, missing: list[Difference], options: FolderOptions) -> FolderPlan:
-    """Plan a save of all that is saved in a folder, as hard links, and of the entries that it lacks.
-
-    The folder is locked.
+def _plan_adding(root: _PlannedNode, saved: Any, missing: list[Difference], options: FolderOptions) -> FolderPlan:
+    """Plan a save that keeps the entries of the save in a locked folder, as hard links, and adds the missing ones.
 
     Raises:
-        SaveError: an entry has no place in the save, or its file or folder is there and belongs to no save.
+        SaveError: the save cannot take an entry, or a foreign file or folder has its path.
     """
     plan = plan_files(reopening.merge(root.container, saved), root.folder, options)
     keys = dict.fromkeys(difference.key for difference in missing)
@@ -573,26 +587,27 @@ def _plan_adding(root: _Node, saved: Any, missing: list[Difference], options: Fo
 
     for node in plan.nodes:
         if is_new(node.key):
-            _refuse_there(node.key, f"{node.folder}/{META}")
+            _check_free(node.key, f"{node.folder}/{META}")
             if node.value is not None and node.value.pickle_file:
-                _refuse_there(node.key, f"{node.folder}/{node.value.pickle_file}")
+                _check_free(node.key, f"{node.folder}/{node.value.pickle_file}")
         else:
             _keep_description(node, keys)
-    owned: dict[str, Collection[str]] = {}
+    own_names: dict[str, Collection[str]] = {}
     for leaf in plan.leaves:
         if is_new(leaf.key):
-            _refuse_there(leaf.key, leaf.path)
+            _check_free(leaf.key, leaf.path)
             continue
         leaf.always = True
         folder, _, name = leaf.path.rpartition("/")
-        if folder not in owned:
-            owned[folder] = commit.owned(folder)[0]
-        if name in owned[folder] and os.path.exists(leaf.path):
+        if folder not in own_names:
+            own_names[folder] = commit.list_own_names(folder)[0]
+        if name in own_names[folder] and os.path.exists(leaf.path):
             leaf.result = map_file(leaf.path, leaf.tensor.dtype, tuple(leaf.tensor.shape), leaf.key)
     return plan
 
 
-def _refuse_there(key: Path, path: str) -> None:
+def _check_free(key: Path, path: str) -> None:
+    """Check that no file with content exists at the path of a new entry."""
     if os.path.lexists(path) and os.lstat(path).st_size:
         raise SaveError(
             f"entry {joined(key)!r}: {path!r} is there and is no part of the save that the entry is added to: remove "
@@ -600,8 +615,8 @@ def _refuse_there(key: Path, path: str) -> None:
         )
 
 
-def _keep_description(node: _Node, added: Collection[Path]) -> None:
-    """Have a node that is saved already keep its value, and what its `meta.json` says, such as checksums."""
+def _keep_description(node: _PlannedNode, added: Collection[Path]) -> None:
+    """Keep the value of a saved node, and the descriptions in its `meta.json`, such as checksums."""
     if node.form.columns:
         for key in added:
             if key[: len(node.key)] == node.key:
@@ -610,28 +625,28 @@ def _keep_description(node: _Node, added: Collection[Path]) -> None:
                     "entry: load the stack, set the entry in all members, and save it elsewhere"
                 )
     if node.value is None:
-        node.there = read_there(node.folder)
+        node.old_meta = read_old_meta(node.folder)
     elif (value := read_value_files(node.folder, node.key)) is not None:
         node.value = value
 
 
-def _exists(folder: str, options: FolderOptions) -> SaveError:
+def _exists_error(folder: str, options: FolderOptions) -> SaveError:
     doing = "open" if options.like else "replace"
     return SaveError(f"{folder!r} holds a save already; pass existsok=True to {doing} it")
 
 
-def _is_saved(leaves: list[_Leaf], nodes: list[_Node]) -> bool:
-    """Whether all that would be written is there already."""
+def _is_saved_already(leaves: list[_PlannedLeaf], nodes: list[_PlannedNode]) -> bool:
+    """Return True if the folder has exactly the files that the save would write."""
     if any(leaf.result is None for leaf in leaves) or any(node.value and node.value.pickle_file for node in nodes):
         return False
     try:
-        return all(FOLDERS.read(f"{node.folder}/{META}") == as_json(meta_of(node)) for node in nodes)
+        return all(FILE_SYSTEM.read(f"{node.folder}/{META}") == encode_meta(build_meta(node)) for node in nodes)
     except OSError:
         return False
 
 
-def files_of(plan: FolderPlan) -> Iterator[str]:
-    """Yield the paths of all files of a save, below its folder."""
+def list_files(plan: FolderPlan) -> Iterator[str]:
+    """Yield the paths of all files of a save, relative to its folder."""
     start = len(plan.root.folder) + 1
     for leaf in plan.leaves:
         yield leaf.path[start:]
@@ -641,10 +656,10 @@ def files_of(plan: FolderPlan) -> Iterator[str]:
             yield f"{node.folder}/{node.value.pickle_file}"[start:]
 
 
-def _check_what_is_there(root: str, leaves: list[_Leaf], nodes: list[_Node], options: FolderOptions) -> None:
-    """Refuse what cannot be replaced, before anything is written."""
+def _check_old_save(root: str, leaves: list[_PlannedLeaf], nodes: list[_PlannedNode], options: FolderOptions) -> None:
+    """Check, before anything is written, that the save can replace the old folder."""
     if not options.existsok and os.path.lexists(f"{root}/{META}"):
-        raise _exists(root, options)
+        raise _exists_error(root, options)
     for node in nodes:
         if os.path.lexists(node.folder) and not os.path.isdir(node.folder):
             error: OSError = NotADirectoryError(errno.ENOTDIR, "there is a file")
@@ -655,8 +670,8 @@ def _check_what_is_there(root: str, leaves: list[_Leaf], nodes: list[_Node], opt
             raise files.named_os_error(error, "replace the file", leaf.path, leaf.key)
 
 
-def _link(leaf: _Leaf, tensor: MemoryMappedTensor, staged: str) -> bool:
-    """Have the new save share the file of a leaf that stays; `False` when it must be copied."""
+def _link_file(leaf: _PlannedLeaf, tensor: MemoryMappedTensor, staged: str) -> bool:
+    """Link the file of a leaf that stays into the new save. Returns `False` if it must be copied instead."""
     try:
         os.link(leaf.path, staged, follow_symlinks=False)
         status = os.stat(staged)
@@ -666,49 +681,50 @@ def _link(leaf: _Leaf, tensor: MemoryMappedTensor, staged: str) -> bool:
         raise files.named_os_error(error, "link the file", leaf.path, leaf.key) from error
     if isinstance(tensor._source, FileSource) and tensor._source.is_file(status):
         return True
-    # Another save has replaced the file since this one was planned.
+    # Another save has replaced the file after this save was planned.
     os.unlink(staged)
     return False
 
 
-def _note_path(tensor: MemoryMappedTensor | None, path: str) -> None:
-    """Have a tensor that maps a file in the stage name the path that the file has after the commit."""
+def _set_path(tensor: MemoryMappedTensor | None, path: str) -> None:
+    """Set the path of a tensor that maps a staged file to the path of the file after the commit."""
     assert tensor is not None and isinstance(tensor._source, FileSource)
     tensor._source.path = path
 
 
-def meta_of(node: _Node) -> dict[str, Any]:
-    """The content of the `meta.json` of a planned node; a value may have a pickle beside it too, see `node.value`."""
+def build_meta(node: _PlannedNode) -> dict[str, Any]:
+    """Return the `meta.json` of a planned node. A value may also have a pickle file, see `node.value`."""
     if node.value is not None:
         return node.value.meta
     specs = {
-        name: entry.spec if isinstance(entry, _Leaf) else node_spec(entry.class_name, entry.is_foreign)
+        name: entry.spec if isinstance(entry, _PlannedLeaf) else node_spec(entry.class_name, entry.is_foreign)
         for name, entry in node.entries.items()
     }
     meta = node_meta(node.form, specs)
-    if node.there:
-        meta = keep_described(meta, node.there)
+    if node.old_meta:
+        meta = merge_old_meta(meta, node.old_meta)
     return meta if node.label is None else {**meta, LABEL: node.label}
 
 
-# --- the container afterwards -----------------------------------------------------------------------------------------
+# --- the saved container ----------------------------------------------------------------------------------------------
 
 
-def _finish(root: _Node, prefix: pathlib.Path | None, options: FolderOptions) -> Any:
-    """The memory-mapped, locked container: the planned one itself when saving in place, else a new one."""
-    container = (_in_place if options.inplace else _rebuilt)(root, prefix, options)
+def _finish(root: _PlannedNode, prefix: pathlib.Path | None, options: FolderOptions) -> Any:
+    """Return the memory-mapped, locked container. With `inplace`, this is the given container itself."""
+    container = (_update_in_place if options.inplace else _rebuild)(root, prefix, options)
     if not container._locked:
         container._lock_tree()
     return container
 
 
-def _rebuilt(node: _Node, prefix: pathlib.Path | None, options: FolderOptions) -> Any:
+def _rebuild(node: _PlannedNode, prefix: pathlib.Path | None, options: FolderOptions) -> Any:
+    """Build a new container over the saved files."""
     entries: dict[str, Any] = {}
     for name, entry in node.entries.items():
-        if isinstance(entry, _Leaf):
-            entries[name] = entry.entry()
+        if isinstance(entry, _PlannedLeaf):
+            entries[name] = entry.build_entry()
         else:
-            entries[name] = _rebuilt(entry, _inner(prefix, entry), options)
+            entries[name] = _rebuild(entry, _inner_prefix(prefix, entry), options)
     old, form = node.container, node.form
     if form.is_tensorclass and isinstance(old, Contract):
         return old._rewrap(entries[WRAPPED])
@@ -716,51 +732,54 @@ def _rebuilt(node: _Node, prefix: pathlib.Path | None, options: FolderOptions) -
         names = None if old._names is None else list(old._names)
         container = old._build(entries, old._batch_size, _CPU, names)
     else:
-        # That a value is saved does not bring it to a device.
+        # Saved tensors are on the CPU. A value has no tensors, and keeps its device.
         device = form.device if form.is_value else _CPU
         container = to_container(replace(form, device=device, entries=entries), node.key)
     if form.columns:
         container._mark(memmap=True)
-    container = _memmapped(container, node, prefix, options)
-    viewed = form.kind == LAZY and isinstance(old, Contract) and old._wrapped_container() is not old
-    return old._rewrap(container) if viewed else container  # a typed view of a stack, stored as the stack
+    container = _mark_memmap(container, node, prefix, options)
+    # A wrapper of a lazy stack other than a tensorclass, which is stored as the stack.
+    is_wrapper = form.kind == LAZY and isinstance(old, Contract) and old._wrapped_container() is not old
+    return old._rewrap(container) if is_wrapper else container
 
 
-def _in_place(node: _Node, prefix: pathlib.Path | None, options: FolderOptions) -> Any:
+def _update_in_place(node: _PlannedNode, prefix: pathlib.Path | None, options: FolderOptions) -> Any:
+    """Replace the leaves of the given container by the saved ones."""
     container = node.container
     if node.form.kind == UNBATCHED:
-        # A tensor cannot change its memory: the entry is replaced.
-        return _rebuilt(node, prefix, options)
+        # The memory of a tensor cannot be exchanged, so the caller replaces the entry.
+        return _rebuild(node, prefix, options)
     if node.form.columns:
-        for member, saved in zip(container._members(), _rebuilt(node, prefix, options)._members(), strict=True):
-            _adopt(member._wrapped_container(), saved._wrapped_container())
+        for member, saved in zip(container._members(), _rebuild(node, prefix, options)._members(), strict=True):
+            _replace_leaves(member._wrapped_container(), saved._wrapped_container())
         container._mark(memmap=True)
-        return _memmapped(container, node, prefix, options)
+        return _mark_memmap(container, node, prefix, options)
     for name, entry in node.entries.items():
-        if isinstance(entry, _Leaf):
-            container._entries[name] = entry.entry()
+        if isinstance(entry, _PlannedLeaf):
+            container._entries[name] = entry.build_entry()
             continue
-        inner = _in_place(entry, _inner(prefix, entry), options)
+        inner = _update_in_place(entry, _inner_prefix(prefix, entry), options)
         if inner is not entry.container:
             container._entries[name] = inner
     if node.form.is_tensorclass:
         return container
     if not node.form.is_value:
         container._device = _CPU
-    return _memmapped(container, node, prefix, options)
+    return _mark_memmap(container, node, prefix, options)
 
 
-def _adopt(container: Contract, saved: Any) -> None:
-    """Exchange the leaves of a container for those of a saved one of the same structure."""
+def _replace_leaves(container: Contract, saved: Any) -> None:
+    """Replace the leaves of a container by the leaves of a saved one with the same structure."""
     for name, value in saved._entries.items():
         if isinstance(value, Contract) and not value._is_non_tensor:
-            _adopt(container._entries[name]._wrapped_container(), value._wrapped_container())
+            _replace_leaves(container._entries[name]._wrapped_container(), value._wrapped_container())
         else:
             container._entries[name] = value
     container._device = _CPU
 
 
-def _memmapped(container: Any, node: _Node, prefix: pathlib.Path | None, options: FolderOptions) -> Any:
+def _mark_memmap(container: Any, node: _PlannedNode, prefix: pathlib.Path | None, options: FolderOptions) -> Any:
+    """Mark a container as memory-mapped, and record the folder of its value."""
     container._is_memmap = True
     container._memmap_prefix = prefix
     if node.value is not None and (prefix is not None or options.share_values):
@@ -768,5 +787,5 @@ def _memmapped(container: Any, node: _Node, prefix: pathlib.Path | None, options
     return container
 
 
-def _inner(prefix: pathlib.Path | None, node: _Node) -> pathlib.Path | None:
+def _inner_prefix(prefix: pathlib.Path | None, node: _PlannedNode) -> pathlib.Path | None:
     return None if prefix is None else prefix / node.folder.rpartition("/")[2]

@@ -1,4 +1,4 @@
-"""Reading the directory format: files are mapped, and nothing is touched until it is used."""
+"""The loader of the directory format, also inside archives: it maps the files, and reads them only on use."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from tensordict.core import ragged
 from tensordict.core.exceptions import SaveError, UnsupportedEntryError
 from tensordict.core.keys import Path, entry_of, joined, path_of
 from tensordict.io.formats.archive_reader import Archive
-from tensordict.io.formats.meta import FolderSpecification, Leaf, read_node
-from tensordict.io.formats.stack_columns import Column, elements_of_rows, ragged_leaf, stacked_size
+from tensordict.io.formats.meta import FolderSpecification, LeafMeta, read_node
+from tensordict.io.formats.stack_columns import Column, count_elements, join_ragged, stacked_size
 from tensordict.io.formats.value_files import Place, Unpickle, refuse_pickle, regular_size
 from tensordict.io.saving.commit import read_consistently
 from tensordict.io.saving.progress import Progress
-from tensordict.io.saving.source import FOLDERS, Folders, Save, Source
+from tensordict.io.saving.source import FILE_SYSTEM, FileSystem, SaveFolder, Source
 from tensordict.io.specification import (
     DICT,
     LAZY,
@@ -46,62 +46,62 @@ class LoadOptions:
     device: torch.device | None = None
     non_blocking: bool = False
     robust: bool = True
-    # Ragged leaves of the same lengths get the same offsets, so that they can be computed with each other.
+    # Gives ragged leaves of equal lengths the same offsets, so that operations can combine them.
     share: ragged.SharedOffsets = field(default_factory=ragged.SharedOffsets)
-    # Every file of the save is read through this.
-    source: Source = FOLDERS
-    # Gives the value in a pickle file; see `value_files.unpickle`.
+    # Reads every file of the save.
+    source: Source = FILE_SYSTEM
+    # Reads the value in a pickle file; see `value_files.unpickle`.
     unpickle: Unpickle = refuse_pickle
     # The nested container to load: its nested key, or names joined with "/".
     subpath: object = None
     # The nested keys of the entries to load; `None` for all.
     keys: object = None
-    # Of an archive or a store: "r+" writes to the file.
+    # For an archive or a store: "r+" writes to the file.
     mode: str = "r"
-    # So many threads inflate what is compressed.
+    # The number of threads that decompress.
     num_threads: int = 0
-    # The container that is to take over the loaded entries, in the place of a new one.
+    # The container that receives the loaded entries, instead of a new one.
     out: Any = None
-    # Whether to show a bar, and what is told of the bytes of every tensor for it.
+    # The argument `progress=`, and the bar that it gives, which counts the bytes of the tensors.
     shows: bool | None = None
     progress: Progress | None = None
-    # Is given what is wrong with an entry, and gives what stands in its place, `None` to leave it out; of use when the
-    # save is only read. Without it, the error is raised.
+    # A callback for broken entries, for callers that only inspect a save: takes the error, and returns the entry that
+    # stands for the broken one, or `None` to leave it out. By default the error is raised.
     complain: Callable[[OSError], Any] | None = None
 
     @property
     def mapped(self) -> bool:
-        """Whether the tensors stay in their files."""
+        """True if the tensors stay in their files."""
         return self.device is None or self.device.type == "cpu"
 
 
 T = TypeVar("T")
 
-# What is to be loaded of a container: the names of its entries, and what is to be loaded of these; `None` for all.
-Wanted = dict[str, Any]
+# The entries to load of a container: their names, each with the tree of its own entries, or `None` for all of them.
+KeyTree = dict[str, Any]
 
 
-# What stands around a container that is in no other one.
-_NOWHERE = Specification(DICT, torch.Size(()))
+# Stands for the parent of a root.
+_NO_PARENT = Specification(DICT, torch.Size(()))
 
 
 def load_directory(prefix: PathLike, options: LoadOptions) -> Any:
-    """The container saved in the folder `prefix`, or the part of it that the options name.
+    """Load the save in the folder `prefix`, or the part of it that the options select.
 
     Raises:
-        FileNotFoundError: when a file is missing.
-        KeyError: when there is no entry at one of the keys.
-        SaveError: when the files do not add up.
-        UnsupportedEntryError: when an entry is of a kind that this version cannot load.
+        FileNotFoundError: a file is missing.
+        KeyError: the save has no entry at one of the keys.
+        SaveError: the save is broken.
+        UnsupportedEntryError: this version cannot load an entry.
     """
-    path, wanted = _subpath(options.subpath), _wanted(options.keys)
+    path, wanted = _parse_subpath(options.subpath), _parse_keys(options.keys)
 
     def load(shown: pathlib.Path, options: LoadOptions) -> Any:
-        node, below = _read(shown, options, path, wanted)
-        container = to_container(node, path[: len(path) - len(below)])
-        return _member(container, path, below, wanted, os.fspath(prefix)) if below else container
+        node, rest = _read_subpath(shown, options, path, wanted)
+        container = to_container(node, path[: len(path) - len(rest)])
+        return _find_member(container, path, rest, wanted, os.fspath(prefix)) if rest else container
 
-    container = _consistently(prefix, options, load)
+    container = _read_from_source(prefix, options, load)
     device = options.device
     if device is not None and device.type not in ("cpu", "meta") and not options.non_blocking:
         torch.accelerator.synchronize(device)
@@ -109,51 +109,59 @@ def load_directory(prefix: PathLike, options: LoadOptions) -> Any:
 
 
 def read_directory(prefix: PathLike, options: LoadOptions) -> Specification:
-    """The specification of what `load_directory` loads, and of the containers in it; fails as loading it does, but for
-    tensorclasses that this program does not know."""
-    path, wanted = _subpath(options.subpath), _wanted(options.keys)
-    return _consistently(prefix, options, lambda shown, options: _read(shown, options, path, wanted)[0])
+    """Read the specification of the container that `load_directory` would load.
+
+    The errors are the same, but tensorclasses need not be imported.
+    """
+    path, wanted = _parse_subpath(options.subpath), _parse_keys(options.keys)
+    return _read_from_source(prefix, options, lambda shown, options: _read_subpath(shown, options, path, wanted)[0])
 
 
-def _consistently(prefix: PathLike, options: LoadOptions, read: Callable[[pathlib.Path, LoadOptions], T]) -> T:
+def _read_from_source(prefix: PathLike, options: LoadOptions, read: Callable[[pathlib.Path, LoadOptions], T]) -> T:
+    """Call `read`. For a folder, repeat it if another save replaced the folder meanwhile."""
     root, shown = local_path(prefix), pathlib.Path(os.fspath(prefix))
-    if options.source is not FOLDERS:
+    if options.source is not FILE_SYSTEM:
         return read(shown, options)
-    return read_consistently(root, lambda: read(shown, replace(options, source=Save(root))))
+    return read_consistently(root, lambda: read(shown, replace(options, source=SaveFolder(root))))
 
 
-def _read(shown: pathlib.Path, options: LoadOptions, path: Path, wanted: Wanted | None) -> tuple[Specification, Path]:
-    """What is saved at a path; where that leads into a stack by columns, the stack and the rest of the path."""
+def _read_subpath(
+    shown: pathlib.Path, options: LoadOptions, path: Path, wanted: KeyTree | None
+) -> tuple[Specification, Path]:
+    """Read the container at a path, and return an empty path.
+
+    If the path leads into a stack of columns, return the stack and the rest of the path.
+    """
     folder = os.path.abspath(shown)
-    around = _NOWHERE
-    below: Path = ()
+    parent = _NO_PARENT
+    rest: Path = ()
     for count in range(len(path)):
-        inner, around = _nested_folder(folder, path[:count], path[count], options, os.fspath(shown))
+        inner, parent = _find_nested_folder(folder, path[:count], path[count], options, os.fspath(shown))
         if not inner:
-            # What is below has no folder of its own.
-            path, below = path[:count], path[count:]
+            # The members of a stack of columns have no folders.
+            path, rest = path[:count], path[count:]
             break
         folder = f"{folder}/{inner}"
         shown = shown / inner
     try:
-        return _read_container(folder, shown, path, options, None if below else wanted, around), below
+        return _read_container(folder, shown, path, options, None if rest else wanted, parent), rest
     except RecursionError as error:
         raise SaveError(f"the save in {folder!r} is nested too deeply") from error
 
 
-def _member(stack: Any, path: Path, below: Path, wanted: Wanted | None, prefix: str) -> Any:
-    """The container at the end of a path, of which `below` begins with the number of a member of a lazy stack."""
-    member = stack._wrapped_container()._members()[int(below[0])]
+def _find_member(stack: Any, path: Path, rest: Path, wanted: KeyTree | None, prefix: str) -> Any:
+    """Return the container in a lazy stack at the rest of a path, which begins with the number of a member."""
+    member = stack._wrapped_container()._members()[int(rest[0])]
     member = stack._rewrap(member)
-    for name in below[1:]:
+    for name in rest[1:]:
         inner = member._node(name)
         if inner is None:
             raise SaveError(f"no container at subpath {joined(path)!r} of the lazy stack in {prefix!r}")
         member = inner
-    return member if wanted is None else member.select(*_paths(wanted))
+    return member if wanted is None else member.select(*_list_paths(wanted))
 
 
-def _subpath(subpath: object) -> Path:
+def _parse_subpath(subpath: object) -> Path:
     if subpath is None:
         return ()
     if isinstance(subpath, str):
@@ -161,59 +169,65 @@ def _subpath(subpath: object) -> Path:
     return path_of(subpath)
 
 
-def _wanted(keys: Any) -> Wanted | None:
-    """The tree of the entries at these nested keys."""
+def _parse_keys(keys: Any) -> KeyTree | None:
+    """Return the tree of the entries at these nested keys."""
     if keys is None:
         return None
-    tree: Wanted = {}
+    tree: KeyTree = {}
     for key in [keys] if isinstance(keys, (str, tuple)) else keys:
-        *above, last = path_of(key)
-        node: Wanted | None = tree
-        for name in above:
-            # Below an entry that is wanted as a whole, nothing is to be added.
+        *parents, last = path_of(key)
+        node: KeyTree | None = tree
+        for name in parents:
+            # A tree is `None` if all of its entries are loaded, so this key adds nothing.
             node = None if node is None else node.setdefault(name, {})
         if node is not None:
             node[last] = None
     return tree
 
 
-def _paths(wanted: Wanted) -> list[Path]:
-    """The nested keys that a tree was made of."""
+def _list_paths(wanted: KeyTree) -> list[Path]:
+    """Return the nested keys of a tree."""
     found: list[Path] = []
-    for name, below in wanted.items():
-        found += [(name,)] if below is None else [(name, *path) for path in _paths(below)]
+    for name, tree in wanted.items():
+        found += [(name,)] if tree is None else [(name, *path) for path in _list_paths(tree)]
     return found
 
 
-def _nested_folder(folder: str, key: Path, name: str, options: LoadOptions, prefix: str) -> tuple[str, Specification]:
+def _find_nested_folder(
+    folder: str, key: Path, name: str, options: LoadOptions, prefix: str
+) -> tuple[str, Specification]:
+    """Return the folder of a nested container, relative to `folder`, and the specification of its parent.
+
+    The folder is empty for a member of a stack of columns.
+    """
     node = read_node(folder, key, options.source)
     if node.is_tensorclass:
-        inner, around = _nested_folder(f"{folder}/{WRAPPED}", key, name, options, prefix)
-        return f"{WRAPPED}/{inner}", around
+        inner, parent = _find_nested_folder(f"{folder}/{WRAPPED}", key, name, options, prefix)
+        return f"{WRAPPED}/{inner}", parent
     if node.kind == LAZY:
-        known = re.fullmatch("0|[1-9][0-9]*", name) and (node.count is None or int(name) < node.count)
-        if known and node.columns:
-            return "", _NOWHERE
-        if known and options.source.is_folder(f"{folder}/{name}"):
-            return name, _NOWHERE
+        is_member = re.fullmatch("0|[1-9][0-9]*", name) and (node.count is None or int(name) < node.count)
+        if is_member and node.columns:
+            return "", _NO_PARENT
+        if is_member and options.source.is_folder(f"{folder}/{name}"):
+            return name, _NO_PARENT
         raise SaveError(
-            f"no container at subpath {joined((*key, name))!r} in {prefix!r}: that is a lazy stack, with members "
-            "called 0, 1, ..."
+            f"no container at subpath {joined((*key, name))!r} in {prefix!r}: the parent is a lazy stack, whose "
+            "members are named 0, 1, ..."
         )
     if node.listed.get(name) is not None:
         raise SaveError(f"subpath {joined((*key, name))!r} is a tensor in {prefix!r}; subpath loads nested containers")
     if name not in node.listed:
         raise SaveError(
             f"no container at subpath {joined((*key, name))!r} in {prefix!r}; "
-            f"there are {[name for name, entry in node.listed.items() if entry is None]}"
+            f"the containers there are {[name for name, entry in node.listed.items() if entry is None]}"
         )
-    inner = _folder_of(folder, name, _leaf_files(node, options.robust), options)
+    inner = _find_folder(folder, name, _list_leaf_files(node, options.robust), options)
     node.device = options.device or node.device
     return inner, node
 
 
 def _read_container(
-    folder: str, shown: pathlib.Path, key: Path, options: LoadOptions, wanted: Wanted | None, around: Specification
+    folder: str, shown: pathlib.Path, key: Path, options: LoadOptions, wanted: KeyTree | None, parent: Specification
 ) -> Specification:
     check_level(key)
     node = read_node(folder, key, options.source)
@@ -221,35 +235,35 @@ def _read_container(
     if node.columns:
         node.entries = _read_entries(node, folder, shown, key, options, None)
         if wanted is not None:
-            # What the other entries say of the members is needed to make them, and mapping reads nothing.
-            _refuse_missing(wanted, node, key, folder)
+            # Building the members needs all entries, and mapping does not read them. `_finish` selects the wanted ones.
+            _check_keys(wanted, node, key, folder)
     elif node.is_value:
-        _fill_value(node, folder, key, options, around)
-        _refuse_missing(wanted or (), node, key, folder)
+        _complete_value(node, folder, key, options, parent)
+        _check_keys(wanted or (), node, key, folder)
     elif node.kind == LAZY:
         node.entries = _read_members(node, folder, shown, key, options, wanted)
-        _fill_stack(node)
+        _complete_stack(node)
     elif node.is_tensorclass:
         if not options.source.is_folder(f"{folder}/{WRAPPED}"):
             raise UnsupportedEntryError(
                 f"{entry_of(key)}{folder}/{META} is of a {node.kind}, which is neither a container that this version "
                 f"can load nor, without a folder {WRAPPED!r}, a tensorclass"
             )
-        inner = _read_container(f"{folder}/{WRAPPED}", shown / WRAPPED, key, options, wanted, around)
+        inner = _read_container(f"{folder}/{WRAPPED}", shown / WRAPPED, key, options, wanted, parent)
         return check(tensorclass_over(node.kind, inner), key)
     else:
         node.entries = _read_entries(node, folder, shown, key, options, wanted)
-    prefix = shown if options.mapped and isinstance(options.source, Folders) else None
-    node.finish = partial(_finished, folder, prefix, wanted)
+    prefix = shown if options.mapped and isinstance(options.source, FileSystem) else None
+    node.finish = partial(_finish, folder, prefix, wanted)
     return check(node, key)
 
 
-def _finished(
-    folder: str, prefix: pathlib.Path | None, wanted: Wanted | None, node: FolderSpecification, container: Any
+def _finish(
+    folder: str, prefix: pathlib.Path | None, wanted: KeyTree | None, node: FolderSpecification, container: Any
 ) -> Any:
-    """A container that has been made, knowing where it is saved; of a stack by columns, what is wanted only."""
+    """Record the place of the save in a loaded container, and select the wanted entries of a stack of columns."""
     if node.columns and wanted is not None:
-        container = container.select(*_paths(wanted))
+        container = container.select(*_list_paths(wanted))
     if prefix is not None:
         container._memmap_prefix = prefix
         if node.is_value:
@@ -258,15 +272,15 @@ def _finished(
 
 
 def _read_entries(
-    node: FolderSpecification, folder: str, shown: pathlib.Path, key: Path, options: LoadOptions, wanted: Wanted | None
+    node: FolderSpecification, folder: str, shown: pathlib.Path, key: Path, options: LoadOptions, wanted: KeyTree | None
 ) -> dict[str, Any]:
-    """The entries of a dict of tensors."""
+    """Read the entries of a dict of tensors, or the columns of a stack."""
     device = options.device
-    # In FakeTensorMode a new tensor is a fake one.
-    unread = (device is not None and device.type == "meta") or type(torch.empty((), device="cpu")) is not Tensor
+    # On the meta device, and in FakeTensorMode, where new tensors are fake.
+    skips_content = (device is not None and device.type == "meta") or type(torch.empty((), device="cpu")) is not Tensor
     leaf_files: frozenset[str] | None = None
     if wanted is not None:
-        _refuse_missing(wanted, node, key, folder)
+        _check_keys(wanted, node, key, folder)
     entries: dict[str, Any] = {}
     for name, entry in node.listed.items():
         if wanted is not None and name not in wanted:
@@ -274,11 +288,11 @@ def _read_entries(
         try:
             if entry is None:
                 if leaf_files is None:
-                    leaf_files = _leaf_files(node, options.robust)
-                inner = _folder_of(folder, name, leaf_files, options)
-                some = None if wanted is None else wanted[name]
-                entries[name] = _read_container(f"{folder}/{inner}", shown / inner, (*key, name), options, some, node)
-            elif not unread:
+                    leaf_files = _list_leaf_files(node, options.robust)
+                inner = _find_folder(folder, name, leaf_files, options)
+                tree = None if wanted is None else wanted[name]
+                entries[name] = _read_container(f"{folder}/{inner}", shown / inner, (*key, name), options, tree, node)
+            elif not skips_content:
                 entries[name] = _load_tensor(folder, name, entry, key, options, node.columns)
             elif not entry.ragged:
                 entries[name] = torch.empty(entry.shape, dtype=entry.dtype, device=device or "cpu")
@@ -287,7 +301,7 @@ def _read_entries(
                 entries[name] = Column(torch.empty(count, dtype=entry.dtype, device=device or "cpu"), sizes)
             else:
                 raise UnsupportedEntryError(
-                    f"entry {joined((*key, name))!r} is ragged: it has no form without content, as on the meta device"
+                    f"entry {joined((*key, name))!r} is ragged: it cannot be without content, as on the meta device"
                 )
         except OSError as error:
             if options.complain is None:
@@ -297,32 +311,32 @@ def _read_entries(
     return entries
 
 
-def _refuse_missing(wanted: Iterable[str], node: FolderSpecification, key: Path, folder: str) -> None:
-    """Raise unless a folder has these entries, and something below those of which only a part is wanted."""
+def _check_keys(wanted: Iterable[str], node: FolderSpecification, key: Path, folder: str) -> None:
+    """Check that a folder has the wanted entries, and that longer keys lead into containers."""
     for name in wanted:
         path = joined((*key, name))
         if name not in node.listed:
             raise KeyError(f"there is no entry {path!r} in {folder!r}; there are {list(node.listed)}")
         if isinstance(wanted, dict) and wanted[name] is not None and node.listed[name] is not None:
-            below = next(iter(wanted[name]))
-            raise KeyError(f"the entry {path!r} in {folder!r} is a tensor, which has no entry {below!r}")
+            inner = next(iter(wanted[name]))
+            raise KeyError(f"the entry {path!r} in {folder!r} is a tensor, which has no entry {inner!r}")
 
 
 def _read_members(
-    node: FolderSpecification, folder: str, shown: pathlib.Path, key: Path, options: LoadOptions, wanted: Wanted | None
+    node: FolderSpecification, folder: str, shown: pathlib.Path, key: Path, options: LoadOptions, wanted: KeyTree | None
 ) -> dict[str, Specification]:
-    """The members of a lazy stack; where their number is not written down, those whose folders are there."""
+    """Read the members of a lazy stack. If meta.json lacks their number, read folders until one is missing."""
     members: dict[str, Specification] = {}
     position = 0
     while position < node.count if node.count is not None else options.source.is_folder(f"{folder}/{position}"):
         name = str(position)
-        members[name] = _read_container(f"{folder}/{name}", shown / name, (*key, name), options, wanted, _NOWHERE)
+        members[name] = _read_container(f"{folder}/{name}", shown / name, (*key, name), options, wanted, _NO_PARENT)
         position += 1
     return members
 
 
-def _fill_stack(node: FolderSpecification) -> None:
-    """Give a lazy stack the batch size and names that follow from its members."""
+def _complete_stack(node: FolderSpecification) -> None:
+    """Set the batch size and the names of a lazy stack, which follow from its members."""
     dim = node.stack_dim or 0
     if node.entries:
         node.batch_size = stacked_size(list(node.entries.values()), dim)
@@ -332,30 +346,32 @@ def _fill_stack(node: FolderSpecification) -> None:
         node.names = names
 
 
-def _fill_value(node: FolderSpecification, folder: str, key: Path, options: LoadOptions, around: Specification) -> None:
-    """Give a value what its meta.json leaves open."""
-    node.device = options.device or around.device
+def _complete_value(
+    node: FolderSpecification, folder: str, key: Path, options: LoadOptions, parent: Specification
+) -> None:
+    """Set the parts of a value that its meta.json lacks: the device, tensors, a pickled value and the batch size."""
+    node.device = options.device or parent.device
     stack = node.kind == VALUE_STACK
     if node.listed:
         node.entries = _read_parts(node, folder, key, options)
         node.listed = {}
         try:
-            node.fill(list(node.entries.values()))
+            node.decode_value(list(node.entries.values()))
         except ValueError as error:
             raise SaveError(f"{entry_of(key)}{folder}/{META}: {error}") from error
     if node.pickled:
         node.value = options.unpickle(options.source, f"{folder}/{node.pickled}", key, stack)
-    if not node.sized:
-        outer = around.batch_size
+    if not node.has_size:
+        outer = parent.batch_size
         node.batch_size = regular_size(node.value, max(len(outer), (node.stack_dim or 0) + 1)) if stack else outer
 
 
 def _read_parts(node: FolderSpecification, folder: str, key: Path, options: LoadOptions) -> dict[str, Any]:
-    """The tensors in a value, which writes to them leave as they are saved."""
+    """Read the tensors in a value, mapped or copied so that writing to them does not change the save."""
     source = options.source
     if list(node.listed) != [str(at) for at in range(len(node.listed))] or None in node.listed.values():
         raise SaveError(f"{entry_of(key)}{folder}/{META} is broken: its tensors are {list(node.listed)!r:.80}")
-    if isinstance(source, Save):
+    if isinstance(source, SaveFolder):
         source = source.private()
     found = _read_entries(node, folder, pathlib.Path(), key, replace(options, source=source, complain=None), None)
     shares = isinstance(source, Archive) and source.writable
@@ -365,17 +381,19 @@ def _read_parts(node: FolderSpecification, folder: str, key: Path, options: Load
     return found
 
 
-def _load_tensor(folder: str, name: str, entry: Leaf, key: Path, options: LoadOptions, column: bool) -> Tensor | Column:
-    """A tensor, or the rows of one that is a column of a lazy stack."""
+def _load_tensor(
+    folder: str, name: str, entry: LeafMeta, key: Path, options: LoadOptions, column: bool
+) -> Tensor | Column:
+    """Load a tensor, or a column of a lazy stack."""
     sizes, shape = None, entry.shape
     if entry.ragged:
         sizes, count = _load_sizes(folder, name, entry, key, options)
         shape = (count,)
-    flat = _mapped(folder, name, LEAF_SUFFIX, entry.dtype, shape, key, options)
+    flat = _map_file(folder, name, LEAF_SUFFIX, entry.dtype, shape, key, options)
     is_moved = not options.mapped
     if is_moved and (column or sizes is None):
         flat = flat.to(options.device, non_blocking=True)
-    leaf = flat if sizes is None else ragged_leaf(flat, sizes, entry.row, column, options.share)
+    leaf = flat if sizes is None else join_ragged(flat, sizes, entry.row, column, options.share)
     if is_moved and isinstance(leaf, Tensor) and sizes is not None:
         leaf = leaf.to(options.device, non_blocking=True)
     if options.progress is not None:
@@ -383,39 +401,39 @@ def _load_tensor(folder: str, name: str, entry: Leaf, key: Path, options: LoadOp
     return leaf
 
 
-def _load_sizes(folder: str, name: str, leaf: Leaf, key: Path, options: LoadOptions) -> tuple[Tensor, int]:
-    """The table of the sizes of the rows of a ragged tensor, and how many elements they have."""
-    table = _mapped(folder, name, TABLE_SUFFIX, torch.int64, leaf.shape, key, options)
+def _load_sizes(folder: str, name: str, leaf: LeafMeta, key: Path, options: LoadOptions) -> tuple[Tensor, int]:
+    """Load the table of the sizes of the rows of a ragged tensor. Returns it, and the number of elements."""
+    table = _map_file(folder, name, TABLE_SUFFIX, torch.int64, leaf.shape, key, options)
     sizes = table.clone().as_subclass(Tensor)
     try:
-        return sizes, elements_of_rows(sizes, leaf.row)
+        return sizes, count_elements(sizes, leaf.row)
     except ValueError as error:
         raise SaveError(f"entry {joined((*key, name))!r}, in {folder}: {error}") from None
 
 
-def _mapped(
+def _map_file(
     folder: str, name: str, suffix: str, dtype: torch.dtype, shape: tuple[int, ...], key: Path, options: LoadOptions
 ) -> Tensor:
-    """One file of the entry `name`, mapped."""
+    """Map one file of the entry `name`."""
     file = file_name(name, options.robust)
     path = f"{folder}/{file}{suffix}"
     try:
         return options.source.map(path, dtype, shape, (*key, name))
     except FileNotFoundError as error:
         if file != name and "/" not in name and "\0" not in name:
-            # Saved with robust_key=False, or before names were encoded.
+            # `robust_key=False` and old releases do not encode names.
             plain = f"{folder}/{name}{suffix}"
             if options.source.exists(plain):
                 return options.source.map(plain, dtype, shape, (*key, name))
         if 0 in shape:
-            # The reference writes no file for a tensor without elements.
+            # The reference does not write files for tensors without elements.
             return MemoryMappedTensor.empty(shape, dtype=dtype)
         raise files.named_os_error(error, "open the file", path, (*key, name)) from None
     except OSError as error:
         raise files.named_os_error(error, "map the file", path, (*key, name)) from error
 
 
-def _leaf_files(node: FolderSpecification, robust: bool) -> frozenset[str]:
+def _list_leaf_files(node: FolderSpecification, robust: bool) -> frozenset[str]:
     found: set[str] = set()
     for name, entry in node.listed.items():
         if entry is not None:
@@ -426,7 +444,7 @@ def _leaf_files(node: FolderSpecification, robust: bool) -> frozenset[str]:
     return frozenset(found)
 
 
-def _folder_of(folder: str, name: str, leaf_files: frozenset[str], options: LoadOptions) -> str:
+def _find_folder(folder: str, name: str, leaf_files: frozenset[str], options: LoadOptions) -> str:
     inner = folder_name(name, options.robust, leaf_files)
     if (
         inner != name
@@ -436,6 +454,6 @@ def _folder_of(folder: str, name: str, leaf_files: frozenset[str], options: Load
         and not options.source.is_folder(f"{folder}/{inner}")
         and options.source.is_folder(f"{folder}/{name}")
     ):
-        # Saved with robust_key=False, or before names were encoded.
+        # `robust_key=False` and old releases do not encode names.
         return name
     return inner

@@ -1,4 +1,4 @@
-"""The formats side by side: opening, describing and writing a save of any of them."""
+"""Functions over all formats, for `TensorDict.save` and `load` and the commands: open, describe and write a save."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from tensordict.core.keys import Path
 from tensordict.io.formats import consolidated, safetensors
 from tensordict.io.formats.archive import load_archive
 from tensordict.io.formats.archive_reader import Archive
-from tensordict.io.formats.detect import PICKLED, detect_format, is_known
+from tensordict.io.formats.detect import TORCH_SUFFIXES, detect_format, is_known
 from tensordict.io.formats.loading import LoadOptions, load_directory, read_directory
 from tensordict.io.formats.structure import Complain
-from tensordict.io.formats.value_files import left_pickled, refuse_pickle, unpickle
+from tensordict.io.formats.value_files import refuse_pickle, skip_unpickling, unpickle
 from tensordict.io.formats.zipping import STORED
 from tensordict.io.remote.credentials import as_url
 from tensordict.io.remote.remote_rows import describe_rows
 from tensordict.io.remote.remote_saves import Access, CacheDir, RemoteSave, read_remote
 from tensordict.io.remote.urls import Remote, StorageOptions, is_url
-from tensordict.io.saving.progress import bytes_on_disk, progress_bar, quiet
+from tensordict.io.saving.progress import count_bytes, hide_bars, progress_bar
 from tensordict.io.specification import DICT, LeafSpec, Specification
 from tensordict.io.stores.backends import BACKENDS, backend_at, backend_of
 from tensordict.io.stores.entries import specification_in
@@ -41,13 +41,13 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 DIRECTORY, ARCHIVE, CONSOLIDATED, SAFETENSORS = "directory", "archive", "consolidated", "safetensors"
-# What is not one save, but made of many.
+# A data set, which consists of many saves.
 DATASET = "dataset"
 FORMATS = (DIRECTORY, ARCHIVE, CONSOLIDATED, *BACKENDS, SAFETENSORS)
 PARQUET, CSV, JSON, JSON_LINES = "parquet", "csv", "json", "json lines"
-# The tables that suffixes stand for.
+# The tables, by suffix.
 TABLES = {".parquet": PARQUET, ".csv": CSV, ".json": JSON, ".jsonl": JSON_LINES, ".ndjson": JSON_LINES}
-# The formats that suffixes stand for, for `save`, `load` and the command `tensordict convert`.
+# The formats by suffix, for `save`, `load` and the command `tensordict convert`.
 SUFFIXES = {
     "": DIRECTORY,
     ".tdz": ARCHIVE,
@@ -56,7 +56,7 @@ SUFFIXES = {
     ".safetensors": SAFETENSORS,
     **TABLES,
 }
-# The methods that read and write a table, and what they are given.
+# The methods that read and write a table, and their further arguments.
 _TABLE_METHODS: dict[str, tuple[str, str, dict[str, Any]]] = {
     PARQUET: ("from_parquet", "to_parquet", {}),
     CSV: ("from_csv", "to_csv", {}),
@@ -82,8 +82,8 @@ _OPTIONS: dict[str, frozenset[str]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Above:
-    """A format of a room above this one: how a save is opened (with its mode), described, written and verified."""
+class RegisteredFormat:
+    """A format that a higher room registers: functions that open a save (with a mode), describe, write and verify."""
 
     open: Callable[[PathLike, str, Access], Any]
     describe: Callable[[PathLike, Complain | None, Access], Specification]
@@ -91,47 +91,52 @@ class Above:
     verify: Callable[[Report, int, Progress | None, Access], None]
 
 
-# By format; the modules that have one add it.
-ABOVE: dict[str, Above] = {}
+# The registered formats by name. Their modules add them.
+REGISTERED_FORMATS: dict[str, RegisteredFormat] = {}
 
 
 def format_of_name(path: PathLike) -> str | None:
-    """The format that the suffix of a path or URL stands for; `None` for an unknown suffix.
+    """Return the format for the suffix of a path or URL; `None` for an unknown suffix.
 
     Raises:
-        UnsupportedEntryError: the suffix stands for files of `torch.save`.
+        UnsupportedEntryError: it is a suffix of files of `torch.save`.
     """
     shown = os.fsdecode(path)
     suffix = "" if shown.endswith("/") else os.path.splitext(shown)[1].lower()
-    if suffix in PICKLED:
+    if suffix in TORCH_SUFFIXES:
         raise UnsupportedEntryError(
-            f"{shown!r}: {suffix!r} is the suffix of files that torch.save writes and torch.load reads; call these, or "
-            "choose a name without a suffix (a folder) or with '.tdz' (an archive)"
+            f"{shown!r}: {suffix!r} is a suffix of files of torch.save: call torch.save or torch.load, or choose a "
+            "name without a suffix (a folder) or with '.tdz' (an archive)"
         )
     return SUFFIXES.get(suffix)
 
 
-def read_at(url: PathLike, access: Access, use: Callable[[RemoteSave], T], above: Callable[[str, Above], T]) -> T:
-    """What `use` makes of the save at a URL, as `read_remote` has it; or `above` of what is of a format above.
+def read_at(
+    url: PathLike,
+    access: Access,
+    use: Callable[[RemoteSave], T],
+    use_registered: Callable[[str, RegisteredFormat], T],
+) -> T:
+    """Call `use` with the save at a URL, as `read_remote` does, or `use_registered` with the format of a data set.
 
     Raises:
-        FileNotFoundError: there is neither.
+        FileNotFoundError: the URL has neither.
         SaveError: as `read_remote`.
     """
     try:
         return read_remote(url, access, use)
     except FileNotFoundError:
-        # Asked last, as it is a request of its own.
-        if DATASET not in ABOVE or Remote(url, access.storage_options).find(SCHEMA) is None:
+        # The search for a data set comes last, because it takes another request.
+        if DATASET not in REGISTERED_FORMATS or Remote(url, access.storage_options).find(SCHEMA) is None:
             raise
-        return above(DATASET, ABOVE[DATASET])
+        return use_registered(DATASET, REGISTERED_FORMATS[DATASET])
 
 
 def format_to_load(path: PathLike) -> str:
-    """The format of what is to be loaded; that of a folder with nothing known is `DIRECTORY`, whose loader says so."""
+    """Return the format to load a path with. For a folder without a save it is `DIRECTORY`, whose loader raises."""
     shown = os.fspath(path)
     table = TABLES.get(os.path.splitext(shown)[1].lower())
-    # Readers of tables take patterns, too.
+    # Readers of tables accept patterns, which are not files.
     if table and not os.path.isdir(shown) and not (os.path.isfile(shown) and is_known(shown)):
         return table
     is_other = os.path.lexists(f"{shown}/{SCHEMA}") or bool(backend_at(shown))
@@ -140,26 +145,26 @@ def format_to_load(path: PathLike) -> str:
 
 
 def table_at(url: PathLike, access: Access) -> str | None:
-    """The kind of table at a URL, which may be a pattern; `None` for anything else."""
+    """Return the kind of the table at a URL, which may be a pattern; `None` for anything else."""
     shown = os.fspath(url)
     table = TABLES.get(os.path.splitext(shown)[1].lower())
     if table is None or glob.has_magic(shown):
         return table
-    # A folder may have such a name, too.
+    # A folder may have the suffix of a table.
     return None if Remote(url, access.storage_options).find() is None else table
 
 
 def open_save(path: PathLike, *, allow_pickle: bool = False) -> Any:
-    """The container saved at `path`, in whatever format; its tensors are mapped, or read when they are used.
+    """Open a save of any format. Its tensors are mapped, or read on use.
 
     Args:
         path: a folder or a file.
-        allow_pickle: unpickle values, which runs code that is in the save.
+        allow_pickle: unpickle values, which runs code from the save.
 
     Raises:
-        FileNotFoundError: there is nothing.
-        SaveError: it is of no format that is known, or broken.
-        UnsupportedEntryError: it holds a tensorclass that this program does not know, or a pickled value.
+        FileNotFoundError: the path does not exist.
+        SaveError: the format is unknown, or the save is broken.
+        UnsupportedEntryError: a tensorclass has not been imported, or a value is pickled.
     """
     path = as_url(without_scheme(path))
     options = LoadOptions(unpickle=unpickle if allow_pickle else refuse_pickle)
@@ -169,38 +174,38 @@ def open_save(path: PathLike, *, allow_pickle: bool = False) -> Any:
 
 
 def load(path: PathLike, options: LoadOptions, access: Access, format: str | None = None) -> Any:
-    """The container saved at a path or URL, in any format; see `TensorDict.load`.
+    """Load a save of any format from a path or URL; see `TensorDict.load`.
 
     Args:
-        path: where.
+        path: the path or URL.
         options: how to load it.
-        access: how a URL is reached.
-        format: the format of what is at a path; found out by default.
+        access: how to reach a URL.
+        format: the format of a path; detected by default.
 
     Raises:
-        FileNotFoundError: there is nothing.
-        ValueError: the format is unknown, the file is broken, or the format does not take an option.
+        FileNotFoundError: the path does not exist.
+        ValueError: the format is unknown or does not support an option, or the save is broken.
     """
     if not is_url(path):
         format = format or format_to_load(path)
-        return (load_mapped if format in (DIRECTORY, ARCHIVE) else open_file)(path, options, access, format)
+        return (map_save if format in (DIRECTORY, ARCHIVE) else open_file)(path, options, access, format)
     if (table := table_at(path, access)) is not None:
         return open_file(path, options, access, table)
 
     def use(save: RemoteSave) -> Any:
         if save.format in (DIRECTORY, ARCHIVE):
-            return load_mapped(save, options, access)
+            return map_save(save, options, access)
         return save.keep_for(open_file(save.in_place or save.local(), options, access, save.format))
 
-    with quiet(options.shows):
+    with hide_bars(options.shows):
         return read_at(path, access, use, lambda format, _: open_file(path, options, access, format))
 
 
-def load_mapped(path: PathLike | RemoteSave, options: LoadOptions, access: Access, format: str = "") -> Any:
-    """The container in a folder or an archive, at a path or URL; see `TensorDict.load_memmap`."""
+def map_save(path: PathLike | RemoteSave, options: LoadOptions, access: Access, format: str = "") -> Any:
+    """Load a folder or an archive from a path or URL; see `TensorDict.load_memmap`."""
     if options.mode not in ("r", "r+"):
         raise ValueError(f"mode must be 'r' or 'r+', got {options.mode!r}")
-    nbytes = None if isinstance(path, RemoteSave) or is_url(path) else partial(bytes_on_disk, path)
+    nbytes = None if isinstance(path, RemoteSave) or is_url(path) else partial(count_bytes, path)
     with progress_bar(options.shows, "loading", nbytes) as options.progress:
         if isinstance(path, RemoteSave):
             return path.load(options)
@@ -210,24 +215,26 @@ def load_mapped(path: PathLike | RemoteSave, options: LoadOptions, access: Acces
 
 
 def open_file(path: PathLike | Remote, options: LoadOptions, access: Access, format: str) -> Any:
-    """The container in a file that is no archive; its tensors are sent to the device, those of a store later.
+    """Open a save of a format other than a folder or an archive.
+
+    Its tensors are sent to the device at once; the tensors of a store on use.
 
     Args:
-        path: the file; of a Zarr group where it is, too.
-        options: how to load; threads, names of files and pickles play no part.
-        access: how a URL is reached, of a table or a format above.
-        format: its format.
+        path: the file, or the `Remote` of a Zarr group at a URL.
+        options: how to load; `num_threads`, `robust` and `unpickle` do not apply.
+        access: how to reach a URL, for a table or a registered format.
+        format: the format.
 
     Raises:
-        ValueError: `out`, `keys`, `subpath`, or a mode that the format has not.
+        ValueError: `out`, `keys` or `subpath` is given, or a mode that the format does not support.
         OSError: the file cannot be read, or is broken.
     """
     given = [name for name in ("keys", "out", "subpath") if getattr(options, name) is not None]
-    if options.mode != "r" and format not in (*BACKENDS, *ABOVE):
+    if options.mode != "r" and format not in (*BACKENDS, *REGISTERED_FORMATS):
         given.append(f"mode={options.mode!r}")
     if given:
         shown = path.url if isinstance(path, Remote) else os.fspath(path)
-        raise ValueError(f"{given} cannot be had of {shown!r}, which is of the format {format!r}")
+        raise ValueError(f"{shown!r} has the format {format!r}, which does not support {given}: load it without them")
     if format in BACKENDS:
         return makers.open_store(path, backend=format, mode=options.mode, device=options.device)
     assert not isinstance(path, Remote)
@@ -237,7 +244,8 @@ def open_file(path: PathLike | Remote, options: LoadOptions, access: Access, for
         return getattr(registry.lookup(DICT), name)(path, device=options.device, **how)
     if format == SAFETENSORS:
         return safetensors.load(path, options)
-    container = ABOVE[format].open(path, options.mode, access) if format in ABOVE else consolidated.load(path)
+    registered = REGISTERED_FORMATS.get(format)
+    container = consolidated.load(path) if registered is None else registered.open(path, options.mode, access)
     return container if options.device is None else container.to(options.device, non_blocking=options.non_blocking)
 
 
@@ -248,16 +256,16 @@ def describe_save(
     storage_options: StorageOptions | None = None,
     cache_dir: CacheDir | None = None,
 ) -> tuple[str, Specification]:
-    """The format of the save at `path`, and its specification; no tensor is read.
+    """Return the format and the specification of a save without reading tensors.
 
     Args:
-        path: a folder or a file, or a URL: then only the descriptions of a folder or an archive are fetched.
-        complain: is told what is wrong with an entry, and gives what stands in its place; without it, it is raised.
-        storage_options, cache_dir: of a URL, as in `TensorDict.load_memmap`.
+        path: a folder, a file, or a URL. For a folder or an archive at a URL, only the descriptions are fetched.
+        complain: takes the error of a broken entry, and returns the entry that stands for it; by default it is raised.
+        storage_options, cache_dir: for a URL, as in `TensorDict.load_memmap`.
 
     Raises:
-        FileNotFoundError: there is nothing.
-        SaveError: it is of no format that is known, or broken.
+        FileNotFoundError: the path does not exist.
+        SaveError: the format is unknown, or the save is broken.
     """
     path = as_url(without_scheme(path))
     if is_url(path):
@@ -265,25 +273,25 @@ def describe_save(
         return read_at(
             path,
             access,
-            partial(_described, complain),
-            lambda format, above: (format, above.describe(path, complain, access)),
+            partial(_describe_remote, complain),
+            lambda format, registered: (format, registered.describe(path, complain, access)),
         )
     format = detect_format(path)
-    if format in ABOVE:
-        return format, ABOVE[format].describe(path, complain, Access())
+    if format in REGISTERED_FORMATS:
+        return format, REGISTERED_FORMATS[format].describe(path, complain, Access())
     if format in BACKENDS:
         return format, specification_in(backend_of(format).open(path, "r").root, complain)
     if format == CONSOLIDATED:
         return format, consolidated.read(path, complain)
     if format == SAFETENSORS:
         return format, safetensors.read(path, LoadOptions(complain=complain))
-    options = LoadOptions(unpickle=left_pickled, complain=complain)
+    options = LoadOptions(unpickle=skip_unpickling, complain=complain)
     if format == ARCHIVE:
-        options.source = _PackedSource(Archive(local_path(path)))
+        options.source = _CompressedSource(Archive(local_path(path)))
     return format, read_directory(path, options)
 
 
-def _described(complain: Complain | None, save: RemoteSave) -> tuple[str, Specification]:
+def _describe_remote(complain: Complain | None, save: RemoteSave) -> tuple[str, Specification]:
     if save.format in (DIRECTORY, ARCHIVE):
         return save.format, describe_rows(save, complain)
     if save.in_place is not None:
@@ -291,15 +299,15 @@ def _described(complain: Complain | None, save: RemoteSave) -> tuple[str, Specif
     return describe_save(save.local(), complain)
 
 
-class _PackedSource:
-    """An archive as a source whose compressed tensors are not unpacked, except the ragged ones."""
+class _CompressedSource:
+    """An archive as a source that does not decompress tensors, except ragged ones."""
 
     def __init__(self, archive: Archive) -> None:
         self._archive = archive
         self.read, self.exists, self.is_folder = archive.read, archive.exists, archive.is_folder
 
     def map(self, path: str, dtype: torch.dtype, shape: tuple[int, ...], key: Path) -> Any:
-        """The tensor, or what reads it."""
+        """Map a tensor; for a compressed one, return a `LeafSpec` that decompresses it on demand."""
         entry = self._archive.entries.get(path[len(self._archive.path) + 1 :])
         is_ragged = path.endswith(TABLE_SUFFIX) or self.exists(path.removesuffix(LEAF_SUFFIX) + TABLE_SUFFIX)
         nbytes = math.prod(shape) * dtype.itemsize
@@ -312,20 +320,20 @@ def write_save(container: Any, path: PathLike, format: str, *, overwrite: bool =
     """Save a container in a format.
 
     Args:
-        container: what to save.
-        path: where.
-        format: one of `FORMATS`, of the values of `TABLES`, or of `ABOVE`.
-        overwrite: replace what is no save of the format, too.
+        container: the container.
+        path: the path or URL.
+        format: one of `FORMATS`, of the values of `TABLES`, or of `REGISTERED_FORMATS`.
+        overwrite: also replace a file of another format.
         **options: `num_threads`, `compression`, `checksum`, `allow_pickle`, `durable`, `progress`, `share_non_tensor`
-            and `storage_options`, as of the method `memmap`; `None`, `False` and 0 ask for nothing.
+            and `storage_options`, as in the method `memmap`; `None`, `False` and 0 mean the default.
 
     Returns:
-        what the method for the format gives (see `TensorDict.save`), or the container itself.
+        the result of the method for the format (see `TensorDict.save`), or the container itself.
 
     Raises:
-        ValueError: the format does not have one of the options.
-        UnsupportedEntryError: the format cannot hold the container. Nothing has been written.
-        SaveError, OSError: as the method of the container that writes the format.
+        ValueError: the format does not support an option.
+        UnsupportedEntryError: the format cannot store the container; nothing has been written.
+        SaveError, OSError: the method of the container for the format raised it.
     """
     check_options(path, format, options)
     progress, storage_options = options.pop("progress", None), options.pop("storage_options", None)
@@ -335,10 +343,10 @@ def write_save(container: Any, path: PathLike, format: str, *, overwrite: bool =
     if format not in TABLES.values() and format != DATASET:
         asked["progress"] = progress
     try:
-        with quiet(progress):
+        with hide_bars(progress):
             return _write(container, path, format, {"overwrite": overwrite, **asked})
     except (ValueError, TypeError) as error:
-        # Writers of tables raise errors of Python for entries that have no form there.
+        # Writers of tables raise plain `ValueError` and `TypeError` for entries that a table cannot store.
         is_of_entry = isinstance(error, UnsupportedEntryError) or (
             format in _TABLE_METHODS and not isinstance(error, SaveError)
         )
@@ -351,33 +359,35 @@ def write_save(container: Any, path: PathLike, format: str, *, overwrite: bool =
 
 
 def check_options(path: PathLike, format: str, options: Mapping[str, Any]) -> None:
-    """Check that a format has the options that are asked for, as `write_save` takes them.
+    """Check that a format supports the given options of `write_save`.
 
     Raises:
-        ValueError: it does not have one; the formats that have it are named.
+        ValueError: it does not support one; names the formats that do.
     """
     asked = {name for name, value in options.items() if value}
-    odd = sorted(asked - _OPTIONS[format] - _COMMON_OPTIONS)
-    if odd:
-        having = {name: ", ".join(repr(other) for other in _OPTIONS if name in _OPTIONS[other]) for name in odd}
-        why = " (it always has CRC-32 checksums)" if format == ARCHIVE and "checksum" in odd else ""
+    unsupported = sorted(asked - _OPTIONS[format] - _COMMON_OPTIONS)
+    if unsupported:
+        supporting = {
+            name: ", ".join(repr(other) for other in _OPTIONS if name in _OPTIONS[other]) for name in unsupported
+        }
+        why = " (it always has CRC-32 checksums)" if format == ARCHIVE and "checksum" in unsupported else ""
         raise ValueError(
             f"{os.fspath(path)!r}: saves of the format {format!r} do not take "
-            f"{', '.join(f'{name}= (which {formats} take)' for name, formats in having.items())}{why}"
+            f"{', '.join(f'{name}= (which {formats} take)' for name, formats in supporting.items())}{why}"
         )
 
 
 def _write(container: Any, path: PathLike, format: str, options: dict[str, Any]) -> Any:
     if format == DATASET:
-        ABOVE[format].write(container, path, Access())
+        REGISTERED_FORMATS[format].write(container, path, Access())
     elif format in (DIRECTORY, ARCHIVE):
         return container.memmap(path, copy_existing=True, archive=format == ARCHIVE, **options)
     elif format == CONSOLIDATED:
         return container.consolidate(path, **options)
     elif format in BACKENDS:
         compression = options.pop("compression", None)
-        compressed = {} if compression is None else backend_of(format).choose_compression(compression)
-        return getattr(container, f"to_{format}")(path, **options, **compressed)
+        how = {} if compression is None else backend_of(format).choose_compression(compression)
+        return getattr(container, f"to_{format}")(path, **options, **how)
     elif format in _TABLE_METHODS:
         _, name, how = _TABLE_METHODS[format]
         getattr(container, name)(path, **options, **how)

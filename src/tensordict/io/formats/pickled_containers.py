@@ -1,8 +1,9 @@
-"""Pickles of the reference: what its containers say of themselves, read as the state of ours.
+"""The reader of containers in pickles of the reference, for `__setstate__` and the functions that such pickles call.
 
-It pickles attributes, each class under the module that it has there. `compat/pickles.py` and its neighbours have those
-names, and `__setstate__` of our containers passes what it gets through `as_ours`. Nothing is run but what puts a
-container together, so `torch.load(weights_only=True)` may use it: what a pickle holds may be anything, and is checked.
+The reference pickles the attributes of a container, and each class under the name of its module there.
+`compat/pickles.py` and its neighbours define these names, and `__setstate__` of the containers of this package calls
+`convert_state`. A pickle may have any content, so everything is checked, and only code that builds containers runs.
+Therefore `torch.load(weights_only=True)` may use it.
 """
 
 from __future__ import annotations
@@ -31,27 +32,27 @@ from tensordict.io.specification import (
 )
 from tensordict.io.stores.hdf5 import File
 
-# An attribute of the reference's containers of one kind, which no state of ours has; in the order of precedence.
+# Attributes of the reference that tell its kinds of containers apart, and that states of this package lack.
 _DICT, _STACK, _VALUES, _TYPED = "_td_dim_names", "tensordicts", "non_tensordict", "_source"
 PARAMS = "_param_td"
-# The attributes of what a container is backed by, as they are pickled.
+# The attributes in pickles that this package keeps together in `Backing`.
 _BACKING = {f"_{name}" for name in Backing._fields}
 
 
-def as_ours(cls: object, state: dict[str, Any]) -> dict[str, Any]:
-    """The state of an instance of `cls` for its attributes, of what was pickled; the reference may have done it.
+def convert_state(cls: object, state: dict[str, Any]) -> dict[str, Any]:
+    """Return the attributes of an instance of `cls` from a pickled state of this package or of the reference.
 
     Raises:
-        SaveError: it does not add up.
-        UnsupportedEntryError: it is of a class that this program does not know.
+        SaveError: the state is broken.
+        UnsupportedEntryError: a class has not been imported.
     """
     for name, read in _READERS.items():
-        # A view of ours has a source, too, and entries that the reference's typed containers have not.
+        # A view of this package has a `_source` too. Unlike a typed container of the reference it has `_entries`.
         if name in state and not (name == _TYPED and "_entries" in state):
-            made = read(cls, state)
+            container = read(cls, state)
             if state.get("_is_locked") is True:
-                made._lock_tree()
-            state = made.__getstate__()
+                container._lock_tree()
+            state = container.__getstate__()
             break
     if not _BACKING & state.keys():
         return state
@@ -60,23 +61,23 @@ def as_ours(cls: object, state: dict[str, Any]) -> dict[str, Any]:
 
 
 def make(cls: object, state: object) -> Any:
-    """The container of a class and a state, as the reference pickles all of its dicts and lazy stacks."""
+    """Build a container from its class and its state. The reference pickles its dicts and lazy stacks in this form."""
     if not (isinstance(cls, type) and issubclass(cls, Contract) and type(state) is dict):
-        raise SaveError(f"the container that was pickled is said to be a {cls!r:.80}, which is no container")
-    made: Any = cls.__new__(cls)
-    made.__setstate__(state)
-    return made
+        raise SaveError(f"the pickle names the class {cls!r:.80}, which is no container")
+    container: Any = cls.__new__(cls)
+    container.__setstate__(state)
+    return container
 
 
 def rebuild(metadata: Any, storage: object) -> Any:
-    """The consolidated container of its description and the bytes of its tensors."""
-    container = consolidated.from_parts(_described(metadata), storage)
+    """Build a consolidated container from its description and the bytes of its tensors."""
+    container = consolidated.from_parts(_convert_description(metadata), storage)
     params = registry.lookup("TensorDictParams")
     return params(container) if metadata.get("cls") is params else container
 
 
-def _described(node: Any) -> Any:
-    """The description of a container as a file has it: lists in the place of tuples, and classes by their names."""
+def _convert_description(node: Any) -> Any:
+    """Convert a pickled description to the form in files: tuples become lists, and classes become names."""
     if type(node) is not dict:
         return node
     found: dict[Any, Any] = {}
@@ -86,7 +87,7 @@ def _described(node: Any) -> Any:
         elif name == "cls" and isinstance(part, type):
             found[name] = DICT if _stored_as_dict(part) else f"{part.__module__}.{part.__qualname__}"
         else:
-            found[name] = part if name in OWN_NAMES else _described(part)
+            found[name] = part if name in OWN_NAMES else _convert_description(part)
     return found
 
 
@@ -94,24 +95,24 @@ def _stored_as_dict(cls: object) -> bool:
     return getattr(cls, "_stored_as", None) == DICT
 
 
-def _of_dict(cls: object, state: dict[str, Any]) -> Any:
+def _read_dict(cls: object, state: dict[str, Any]) -> Any:
     entries: Any = state.get("_tensordict")
     _check(type(entries) is dict, cls, "it has no entries")
     wrong = [
         name for name, entry in entries.items() if type(name) is not str or not isinstance(entry, (Tensor, Contract))
     ]
-    _check(not wrong, cls, f"the entries {wrong!r:.80} are no tensors and no containers")
-    size, device, names = _shape(cls, state)
-    made = to_container(check(Specification(DICT, size, device, names, entries)))
+    _check(not wrong, cls, f"the entries {wrong!r:.80} are neither tensors nor containers")
+    size, device, names = _read_batch(cls, state)
+    container = to_container(check(Specification(DICT, size, device, names, entries)))
     if state.get("_is_memmap") is True:
-        made._is_memmap = True
-    # Attributes of a class of the program.
-    vars(made).update({name: value for name, value in state.items() if type(name) is str and name[:1] != "_"})
-    return made
+        container._is_memmap = True
+    # A subclass defined by a program may have more attributes.
+    vars(container).update({name: value for name, value in state.items() if type(name) is str and name[:1] != "_"})
+    return container
 
 
-def _shape(cls: object, state: Mapping[str, Any]) -> tuple[torch.Size, Any, Any]:
-    """The batch size, the device and the names of dims."""
+def _read_batch(cls: object, state: Mapping[str, Any]) -> tuple[torch.Size, Any, Any]:
+    """Return the batch size, the device and the dim names in a state."""
     size: Any = state.get("_batch_size")
     device, names = state.get("_device"), state.get(_DICT)
     _check(type(size) is torch.Size, cls, f"its batch size is {size!r:.80}")
@@ -119,16 +120,16 @@ def _shape(cls: object, state: Mapping[str, Any]) -> tuple[torch.Size, Any, Any]
     try:
         names = checks.names(names)
     except ValueError as error:
-        raise _refused(cls, str(error)) from None
+        raise _state_error(cls, str(error)) from None
     return size, device, names if names and any(names) else None
 
 
-def _of_stack(cls: Any, state: dict[str, Any]) -> Any:
+def _read_stack(cls: Any, state: dict[str, Any]) -> Any:
     members, name = state["tensordicts"], state.get("_td_dim_name")
     dim: Any = state.get("stack_dim")
     size: Any = state.get("_batch_size")
     fits = type(members) is list and all(isinstance(member, Contract) for member in members)
-    _check(fits and type(dim) is int and type(size) is torch.Size, cls, "its members are no containers")
+    _check(fits and type(dim) is int and type(size) is torch.Size, cls, "its members are not containers")
     kind = VALUE_STACK if cls._is_non_tensor else LAZY
     hooks = {name: hook for name in ("hook_in", "hook_out") if callable(hook := state.get(name))}
     rest = None if members else size[:dim] + size[dim + 1 :]
@@ -136,15 +137,16 @@ def _of_stack(cls: Any, state: dict[str, Any]) -> Any:
     return registry.lookup(kind)(*members, stack_dim=dim, batch_size=rest, stack_dim_name=name, **hooks)
 
 
-def _of_values(cls: Any, state: dict[str, Any]) -> Any:
+def _read_tensorclass(cls: Any, state: dict[str, Any]) -> Any:
+    """Build a tensorclass, or a holder of a value, which the reference pickles as one."""
     container: Any = state.get("tensordict")
     values = state[_VALUES]
     _check(isinstance(container, Contract) and type(values) is dict, cls, "it has no fields")
     size, device, names = container._batch_size, container._device, container._names
     if cls.__name__ in VALUES and cls._is_non_tensor:
         return cls._of(values.get("data"), size, device, names)
-    of = makers.value
-    found = {name: of(value, size, device, names) for name, value in values.items() if value is not None}
+    hold = makers.value
+    found = {name: hold(value, size, device, names) for name, value in values.items() if value is not None}
     problem = tensorclass_problem(
         cls, type(container).__name__, not container._is_non_tensor, [*container._structure(), *found]
     )
@@ -154,33 +156,37 @@ def _of_values(cls: Any, state: dict[str, Any]) -> Any:
     return cls._wrapping(container)
 
 
-def _of_typed(cls: Any, state: dict[str, Any]) -> Any:
+def _read_typed(cls: Any, state: dict[str, Any]) -> Any:
     _check(isinstance(state[_TYPED], Contract), cls, "it has no container behind it")
     return cls.from_tensordict(state[_TYPED], check=False)
 
 
-def is_of_file(state: Mapping[str, Any]) -> bool:
-    """Whether this is the state of an HDF5 container of the reference."""
+def is_hdf5_state(state: Mapping[str, Any]) -> bool:
+    """Return True for the state of an HDF5 container of the reference."""
     return "group_name" in state
 
 
-def of_file(cls: object, state: Mapping[str, Any]) -> tuple[dict[str, Any], list[Any]]:
-    """Our state of an HDF5 container of the reference, and the containers over nested groups that it has opened.
+def convert_hdf5_state(cls: object, state: Mapping[str, Any]) -> tuple[dict[str, Any], list[Any]]:
+    """Convert the state of an HDF5 container of the reference to the form of this package.
+
+    Returns:
+        the state, and the containers over the nested groups that were open.
 
     Raises:
-        SaveError: it does not add up.
+        SaveError: the state is broken.
     """
     name, group = state.get("filename"), state.get("group_name")
     options: Any = state.get("kwargs")
     nested: Any = state.get("_nested_tensordicts")
-    size, device, names = _shape(cls, state)
+    size, device, names = _read_batch(cls, state)
     if type(name) is not str or type(group) is not str:
-        raise _refused(cls, f"its file is {name!r:.80} and its group {group!r:.80}")
+        raise _state_error(cls, f"its file is {name!r:.80} and its group {group!r:.80}")
     _check(type(options) is dict, cls, f"its options are {options!r:.80}")
-    _check(type(nested) is dict and all(type(part) is cls for part in nested.values()), cls, "its groups are no groups")
-    ours = {
+    are_groups = type(nested) is dict and all(type(part) is cls for part in nested.values())
+    _check(are_groups, cls, f"its nested groups are {nested!r:.80}")
+    converted = {
         "filename": name,
-        # "w" would empty the file.
+        # The mode "w" would empty the file.
         "mode": "r" if state.get("mode") == "r" else "r+",
         "group": group,
         "path": tuple(map(File.decode_part, filter(None, group.split("/")))),
@@ -190,18 +196,18 @@ def of_file(cls: object, state: Mapping[str, Any]) -> tuple[dict[str, Any], list
         "device": device,
         "locked": state.get("_is_locked") is True,
     }
-    return ours, list(nested.values())
+    return converted, list(nested.values())
 
 
 def _check(fits: bool, cls: object, what: str) -> None:
     if not fits:
-        raise _refused(cls, what)
+        raise _state_error(cls, what)
 
 
-def _refused(cls: Any, what: str) -> SaveError:
-    return SaveError(f"the {cls.__name__} that was pickled does not add up: {what}")
+def _state_error(cls: Any, what: str) -> SaveError:
+    return SaveError(f"the pickled {cls.__name__} does not add up: {what}")
 
 
 _READERS: dict[str, Callable[[Any, dict[str, Any]], Any]] = {
-    _STACK: _of_stack, _VALUES: _of_values, _TYPED: _of_typed, _DICT: _of_dict
+    _STACK: _read_stack, _VALUES: _read_tensorclass, _TYPED: _read_typed, _DICT: _read_dict
 }  # fmt: skip

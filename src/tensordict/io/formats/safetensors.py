@@ -1,4 +1,4 @@
-"""The safetensors format: a JSON header and the bytes of all tensors behind it, in one file that many programs read."""
+"""The safetensors format, which many programs read: one file with a JSON header and then the bytes of all tensors."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from tensordict.core.keys import Path, joined
 from tensordict.io import checks
 from tensordict.io.formats.detect import refuse_other
 from tensordict.io.formats.loading import LoadOptions
-from tensordict.io.formats.structure import Described, naming_file, restore
-from tensordict.io.saving.checksums import Recorded
+from tensordict.io.formats.structure import Description, name_file, restore
+from tensordict.io.saving.checksums import RecordedChecksum
 from tensordict.io.saving.leaf_writer import SaveOptions, TensorRun
 from tensordict.io.saving.progress import Progress, progress_bar
 from tensordict.io.saving.transaction import FileTransaction
@@ -33,15 +33,15 @@ from tensordict.memory.mapped import PathLike
 from tensordict.memory.names import local_path
 from tensordict.memory.storable import check_storable
 
-# The keys of ours in the "__metadata__" of the header, whose values are strings: the structure of the container, the
-# dtypes of tensors that stand as bytes because the format has no name for them, and checksums that were asked for.
+# The keys of this package in the "__metadata__" of the header, whose values are texts: the structure of the container,
+# the dtypes of tensors that are stored as bytes because the format does not know their dtype, and the checksums.
 _STRUCTURE, _DTYPES, _CHECKSUMS = "tensordict_structure", "tensordict_dtypes", "tensordict_checksums"
 _METADATA = "__metadata__"
 _VERSION = 1
 _LENGTH = struct.Struct("<Q")
-# What the reader of the format's own library takes.
+# The longest header that the library of the format reads.
 _MAX_HEADER = 100_000_000
-# The data begins at a multiple of this, and so, larger elements first, every tensor at one of its element size.
+# The data begins at a multiple of this. Tensors with larger elements come first, so every tensor is aligned.
 _ALIGN = 64
 
 _NAMES: dict[torch.dtype, str] = {
@@ -66,9 +66,10 @@ _NAMES: dict[torch.dtype, str] = {
     torch.complex64: "C64",
 }
 _TORCH = {name: dtype for dtype, name in _NAMES.items()}
-# Two elements of four bits to a byte; the format counts the elements, torch the bytes.
+# A byte holds two elements of four bits. The shape in the format counts the elements, and the shape in torch the bytes.
 _PACKED = "F4"
-# What has no name in the format stands as bytes ("U8"), in one more dim; these are known by the names that torch has.
+# The dtypes that the format does not know, by their names in torch. Such a tensor is stored as bytes ("U8"), with one
+# more dim.
 _AS_BYTES = {str(dtype): dtype for dtype in (torch.complex32, torch.complex128, torch.float4_e2m1fn_x2)}
 
 
@@ -76,39 +77,38 @@ _AS_BYTES = {str(dtype): dtype for dtype in (torch.complex32, torch.complex128, 
 
 
 def save(container: Contract, path: PathLike, options: SaveOptions, separator: str = ".") -> None:
-    """Write a container to one file, in one step: a reader sees the old file or the new one.
+    """Write a container to one file in one step: a reader sees the old file or the new one.
 
     Raises:
-        SaveError: two entries would have the same name, an entry has no content, or there is a file that no container
-            was saved to.
+        SaveError: two entries would have the same name, an entry has no content, or a file of another program exists.
         UnsupportedEntryError: an entry cannot be stored; nothing has been written.
-        OSError: the file cannot be written; what was there before stays.
+        OSError: the file cannot be written; the old file stays.
     """
-    header, tensors = _header(Described(container, separator))
-    row = TensorRun(list(tensors.values()), options.checksum)
-    # The checksums of nothing take as much room as those that will be known.
-    content = _packed(header, list(tensors), row.checksums())
+    header, tensors = _build_header(Description(container, separator))
+    run = TensorRun(list(tensors.values()), options.checksum)
+    # Before the tensors are written, their checksums are not known, but have their final length.
+    content = _encode_header(header, list(tensors), run.checksums())
     check = None if options.overwrite else _refuse_other
     with FileTransaction(path, durable=options.durable, check=check) as transaction:
         target = transaction.path
         with transaction.new_file(target) as fd, files.naming("write the file", target):
-            row.write(fd, len(content), options.num_threads, options.progress)
-            files.write_bytes(fd, _packed(header, list(tensors), row.checksums()))
+            run.write(fd, len(content), options.num_threads, options.progress)
+            files.write_bytes(fd, _encode_header(header, list(tensors), run.checksums()))
         transaction.commit()
 
 
-def _header(described: Described) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """The header, and the tensors in the order in which they are written."""
+def _build_header(described: Description) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Return the header, and the tensors in the order of the file."""
     header: dict[str, Any] = {_METADATA: {"format": "pt"}}
     entries: dict[str, Any] = {}
     as_bytes: dict[str, str] = {}
-    # The order of the format's own library: larger elements first, so that all are aligned.
+    # Larger elements come first, as in the library of the format, so that all tensors are aligned.
     order = sorted(described.tensors.items(), key=lambda item: -item[1].itemsize)
     end = 0
     for name, tensor in order:
         key = described.keys[name]
         if name == _METADATA:
-            raise SaveError(f"entry {joined(key)!r}: the format keeps the name {_METADATA!r} for itself; rename it")
+            raise SaveError(f"entry {joined(key)!r}: the format reserves the name {_METADATA!r}; rename the entry")
         dtype = _stored_dtype(tensor, key)
         shape = list(tensor.shape)
         if dtype is None:
@@ -117,18 +117,18 @@ def _header(described: Described) -> tuple[dict[str, Any], dict[str, Tensor]]:
         start, end = end, end + tensor.numel() * tensor.itemsize
         entries[name] = {"dtype": dtype, "shape": shape, "data_offsets": [start, end]}
     structure = {"version": _VERSION, "separator": described.separator, "root": described.spec}
-    header[_METADATA][_STRUCTURE] = _text(structure)
+    header[_METADATA][_STRUCTURE] = _to_json(structure)
     if as_bytes:
-        header[_METADATA][_DTYPES] = _text(as_bytes)
+        header[_METADATA][_DTYPES] = _to_json(as_bytes)
     return {**header, **entries}, dict(order)
 
 
-def _packed(header: dict[str, Any], names: list[str], checksums: list[str]) -> bytes:
-    """The bytes in front of the data; with the checksums of the tensors of these names, if there are any."""
+def _encode_header(header: dict[str, Any], names: list[str], checksums: list[str]) -> bytes:
+    """Return the bytes before the data, with the checksums of the tensors of these names, if there are any."""
     if checksums:
-        recorded = _text(dict(zip(names, checksums, strict=True)))
+        recorded = _to_json(dict(zip(names, checksums, strict=True)))
         header = {**header, _METADATA: {**header[_METADATA], _CHECKSUMS: recorded}}
-    content = _text(header).encode()
+    content = _to_json(header).encode()
     content += b" " * (-(len(content) + _LENGTH.size) % _ALIGN)
     if len(content) > _MAX_HEADER:
         raise SaveError(
@@ -138,7 +138,7 @@ def _packed(header: dict[str, Any], names: list[str], checksums: list[str]) -> b
 
 
 def _stored_dtype(tensor: Tensor, key: Path) -> str | None:
-    """What the format calls the dtype of a tensor; `None` when it has to stand as bytes."""
+    """Return the name of the dtype of a tensor in the format; `None` if the tensor is stored as bytes."""
     entry = f"entry {joined(key)!r}: "
     try:
         check_storable(tensor)
@@ -152,7 +152,7 @@ def _stored_dtype(tensor: Tensor, key: Path) -> str | None:
     return name
 
 
-def _text(value: object) -> str:
+def _to_json(value: object) -> str:
     return json.dumps(value, separators=(",", ":"), ensure_ascii=False)
 
 
@@ -161,7 +161,7 @@ def _text(value: object) -> str:
 
 @dataclass(slots=True)
 class _Entry:
-    """A tensor as the header describes it; the offset is from the start of the file."""
+    """The description of a tensor in the header. The offset counts from the start of the file."""
 
     dtype: torch.dtype
     shape: tuple[int, ...]
@@ -170,63 +170,65 @@ class _Entry:
 
 @dataclass(slots=True)
 class _Header:
-    """What is in front of the data."""
+    """The header of a file, parsed and checked."""
 
     path: str
     entries: dict[str, _Entry]
     metadata: dict[str, str]
-    # What is wrong with the tensors that `entries` lacks for that.
+    # The errors of broken tensors, which `entries` lacks.
     broken: dict[str, SaveError]
-    # What is wrong with the whole.
+    # The errors of the file as a whole.
     problems: list[SaveError]
 
 
 def load(path: PathLike, options: LoadOptions, separator: str | None = ".") -> Any:
-    """The container in a file, of this package or of another program.
+    """Load a file of this package or of another program.
 
     Args:
         path: the file.
-        options: how to load; the device, what is shown, and who is told of broken entries count.
-        separator: where the names of another program are nested; `None` for nowhere.
+        options: `device`, `shows` and `complain` apply.
+        separator: nests the names of a file of another program; `None` keeps them flat.
 
     Raises:
         OSError: the file cannot be read.
-        SaveError: it is no safetensors file, or its content does not add up.
-        UnsupportedEntryError: it is of a dtype or a class that this program does not know.
+        SaveError: it is not a safetensors file, or is broken.
+        UnsupportedEntryError: a dtype is unknown, or a class has not been imported.
     """
     node = read(path, options, separator)
-    with naming_file(local_path(path)):
+    with name_file(local_path(path)):
         return to_container(node)
 
 
 def read(path: PathLike, options: LoadOptions, separator: str | None = ".") -> Specification:
-    """The specification of the container in a file, over its mapped tensors; fails as `load` does, but for
-    tensorclasses that this program does not know."""
+    """Read the specification of a file, over its mapped tensors. Its tensorclasses need not be imported.
+
+    It takes the arguments and raises the errors of `load`.
+    """
     target = local_path(path)
     with files.closing(files.open_file(target)) as fd:
         header = _read_header(fd, target, options.complain is not None)
-        tensors = _Mapped(fd, header, options.device)
-    with naming_file(target):
+        tensors = _MappedTensors(fd, header, options.device)
+    with name_file(target):
         if options.complain is not None:
             for problem in header.problems:
                 options.complain(problem)
         structure = _read_structure(header)
         with progress_bar(options.shows, "loading", os.path.getsize(target)) as tensors.progress:
             if structure is None:
-                return _nested(tensors, options, separator)
+                return _nest_tensors(tensors, options, separator)
             root = restore(
                 structure["root"], tensors, structure["separator"], complain=options.complain, device=options.device
             )
-    if unknown := sorted(header.entries.keys() - tensors.taken):
-        left = SaveError(f"{target!r} has tensors {unknown[:5]} that its description of the structure does not know")
+    if unknown := sorted(header.entries.keys() - tensors.used):
+        error = SaveError(f"{target!r} has tensors {unknown[:5]} that its description of the structure does not know")
         if options.complain is None:
-            raise left
-        options.complain(left)
+            raise error
+        options.complain(error)
     return root
 
 
 def _refuse_other(path: str) -> None:
-    # What we write begins with our metadata, and the rest of a long header need not be read.
+    # The header of a save begins with the metadata of this package, so the rest of a long header need not be parsed.
     begin = f'{{"{_METADATA}":'.encode()
     with open(path, "rb") as file:
         length = int.from_bytes(file.read(_LENGTH.size), "little")
@@ -236,22 +238,22 @@ def _refuse_other(path: str) -> None:
     except (ValueError, RecursionError):
         metadata = {}
     if type(metadata) is not dict or _STRUCTURE not in metadata:
-        refuse_other(path, "safetensors", _inside)
+        refuse_other(path, "safetensors", _foreign_names)
 
 
-def _inside(path: str) -> Collection[str]:
-    """The names of the tensors in a file when no container was saved to it."""
+def _foreign_names(path: str) -> Collection[str]:
+    """Return the names of the tensors in a file of another program; none for a save of this package."""
     with files.closing(files.open_file(path)) as fd:
         header = _read_header(fd, path)
     return () if _STRUCTURE in header.metadata else header.entries or header.metadata or ["no tensors"]
 
 
-def recorded(path: PathLike) -> list[Recorded]:
-    """The checksums that a file keeps of its tensors; none when none were asked for.
+def read_checksums(path: PathLike) -> list[RecordedChecksum]:
+    """Return the checksums of the tensors that a file stores; an empty list for a file without checksums.
 
     Raises:
         OSError: the file cannot be read.
-        SaveError: it is no safetensors file, or its header is broken.
+        SaveError: it is not a safetensors file, or its header is broken.
     """
     target = local_path(path)
     with files.closing(files.open_file(target)) as fd:
@@ -263,28 +265,29 @@ def recorded(path: PathLike) -> list[Recorded]:
         raise SaveError(f"the header of {target!r} is broken: its checksums are not those of its tensors")
     entries = ((name, header.entries[name], checksum) for name, checksum in found.items())
     return [
-        Recorded(name, entry.offset, math.prod(entry.shape) * entry.dtype.itemsize, checksum)
+        RecordedChecksum(name, entry.offset, math.prod(entry.shape) * entry.dtype.itemsize, checksum)
         for name, entry, checksum in entries
     ]
 
 
-class _Mapped:
-    """The tensors of a file by name: over one private map of all of it, so that writing to them leaves it as it is."""
+class _MappedTensors:
+    """A `TensorSource` over one private map of the file: writing to the tensors does not change the file."""
 
     def __init__(self, fd: int, header: _Header, device: torch.device | None) -> None:
         self.entries = header.entries
         self.broken = header.broken
-        self.taken: set[str] = set()
+        # The names of the tensors that were read.
+        self.used: set[str] = set()
         self.device = device
-        # Is told of the bytes of every tensor.
+        # Counts the bytes of the tensors that were read.
         self.progress: Progress | None = None
-        # In FakeTensorMode a new tensor is a fake one.
-        self.unread = (device is not None and device.type == "meta") or type(
+        # True on the meta device and in FakeTensorMode, where new tensors are fake.
+        self.skips_content = (device is not None and device.type == "meta") or type(
             torch.empty((), device="cpu")
         ) is not Tensor
-        if not self.unread:
-            # Through the descriptor whose header was checked: another file may have the path by now.
-            self.bytes = file_maps.bytes_of(fd, os.fstat(fd).st_size, header.path)
+        if not self.skips_content:
+            # Map the descriptor whose header was checked, because another file may have replaced it at its path.
+            self.bytes = file_maps.map_bytes(fd, os.fstat(fd).st_size, header.path)
             self.storage = self.bytes.untyped_storage()
 
     def take(self, name: str, key: Path) -> Tensor:
@@ -293,37 +296,37 @@ class _Mapped:
             raise self.broken[name]
         if entry is None:
             raise SaveError(f"entry {joined(key)!r}: there is no tensor {name!r}")
-        self.taken.add(name)
+        self.used.add(name)
         try:
-            tensor = self._tensor(entry)
+            tensor = self._map(entry)
         except RuntimeError as error:
             raise SaveError(
-                f"entry {joined(key)!r}: a tensor of shape {list(entry.shape)} cannot be: {error}"
+                f"entry {joined(key)!r}: torch cannot create a tensor of shape {list(entry.shape)}: {error}"
             ) from error
         if self.progress is not None:
             self.progress.add(tensor.numel() * tensor.itemsize)
         device = self.device
-        return tensor if device is None or self.unread else put_on(tensor, device, non_blocking=True)
+        return tensor if device is None or self.skips_content else put_on(tensor, device, non_blocking=True)
 
-    def _tensor(self, entry: _Entry) -> Tensor:
+    def _map(self, entry: _Entry) -> Tensor:
         dtype, shape = entry.dtype, entry.shape
-        if self.unread:
+        if self.skips_content:
             return torch.empty(shape, dtype=dtype, device=self.device or "cpu")
         size = dtype.itemsize
         empty = torch.empty(0, dtype=dtype, device="cpu")
         if 0 in shape:
             return empty.view(shape)
         if entry.offset % size:
-            # Other programs may leave elements where no tensor can have them: those are copied.
+            # Other programs may write unaligned elements, which torch cannot map: copy them.
             stop = entry.offset + math.prod(shape) * size
             return self.bytes[entry.offset : stop].clone().view(dtype).view(shape)
         return empty.set_(self.storage, entry.offset // size, shape)  # type: ignore[call-overload, no-any-return]
 
 
 def _read_header(fd: int, path: str, lenient: bool = False) -> _Header:
-    """The header of the file, of which everything has been checked that can be without reading the data.
+    """Read the header of a file, and check everything that can be checked without reading the data.
 
-    With `lenient`, tensors that it gives no place are kept apart.
+    With `lenient`, errors of single tensors are collected in `broken`, and other errors in `problems`.
     """
     status = os.fstat(fd)
     if not stat.S_ISREG(status.st_mode):
@@ -333,8 +336,8 @@ def _read_header(fd: int, path: str, lenient: bool = False) -> _Header:
     data = _LENGTH.size + length
     if length < 2 or length > _MAX_HEADER or data > status.st_size:
         raise SaveError(
-            f"{path!r} is no safetensors file: it has {status.st_size} bytes and says that {max(length, 0)} of them "
-            f"are its header, which has at most {_MAX_HEADER}"
+            f"{path!r} is no safetensors file: it has {status.st_size} bytes, and claims a header of {max(length, 0)} "
+            f"bytes, which may have at most {_MAX_HEADER}"
         )
     content = system.pread(fd, length, _LENGTH.size)
     if len(content) != length or content[:1] != b"{":
@@ -345,7 +348,7 @@ def _read_header(fd: int, path: str, lenient: bool = False) -> _Header:
         raise SaveError(f"the header of {path!r} is broken: {error}") from error
     metadata = header.pop(_METADATA, {})
     if type(metadata) is not dict or not all(type(value) is str for value in metadata.values()):
-        raise SaveError(f"the header of {path!r} is broken: {_METADATA!r} is no mapping of strings to strings")
+        raise SaveError(f"the header of {path!r} is broken: {_METADATA!r} is not a mapping of strings to strings")
     packed = _read_dtypes(metadata, path)
     entries: dict[str, _Entry] = {}
     spans: list[tuple[int, int, str]] = []
@@ -360,11 +363,9 @@ def _read_header(fd: int, path: str, lenient: bool = False) -> _Header:
         else:
             spans.append((*span, name))
     if packed:
-        raise SaveError(
-            f"the header of {path!r} is broken: it has dtypes for {sorted(packed)[:5]}, which are not there"
-        )
+        raise SaveError(f"the header of {path!r} is broken: it has dtypes for {sorted(packed)[:5]}, which are missing")
     problems: list[SaveError] = []
-    for which, text in list(_span_problems(spans, status.st_size - data, path, not broken)):
+    for which, text in list(_find_span_problems(spans, status.st_size - data, path, not broken)):
         if not lenient:
             raise SaveError(text)
         if which is None:
@@ -375,7 +376,7 @@ def _read_header(fd: int, path: str, lenient: bool = False) -> _Header:
 
 
 def _read_dtypes(metadata: dict[str, str], path: str) -> dict[str, torch.dtype]:
-    """The dtypes of the tensors that stand as bytes."""
+    """Return the dtypes of the tensors that are stored as bytes."""
     if _DTYPES not in metadata:
         return {}
     names = _read_json(metadata[_DTYPES], path, _DTYPES)
@@ -386,13 +387,16 @@ def _read_dtypes(metadata: dict[str, str], path: str) -> dict[str, torch.dtype]:
 
 
 def _read_structure(header: _Header) -> dict[str, Any] | None:
-    """The description that this package has left in the header, if any."""
+    """Return the description of the structure; `None` for a file of another program."""
     if _STRUCTURE not in header.metadata:
         return None
     structure = _read_json(header.metadata[_STRUCTURE], header.path, _STRUCTURE)
     version = structure.get("version")
     if version != _VERSION:
-        raise UnsupportedEntryError(f"{header.path!r} is of version {version!r:.80}; this program knows {_VERSION}")
+        raise UnsupportedEntryError(
+            f"{header.path!r} has version {version!r:.80} of the description, and this package reads {_VERSION}: "
+            "load it with a newer release"
+        )
     if type(structure.get("separator")) is not str or "root" not in structure:
         raise SaveError(f"the header of {header.path!r} is broken: {_STRUCTURE!r} has no separator or no root")
     return structure
@@ -402,16 +406,16 @@ def _read_json(text: str, path: str, what: str) -> dict[str, Any]:
     try:
         value = parse_json(text, constants=False)
     except ValueError as error:
-        raise SaveError(f"the header of {path!r} is broken: {what!r} is no JSON: {error}") from error
+        raise SaveError(f"the header of {path!r} is broken: {what!r} is not JSON: {error}") from error
     if type(value) is not dict:
-        raise SaveError(f"the header of {path!r} is broken: {what!r} is no JSON object")
+        raise SaveError(f"the header of {path!r} is broken: {what!r} is not a JSON object")
     return value
 
 
 def _read_entry(
     name: str, spec: object, as_bytes: torch.dtype | None, data: int, path: str
 ) -> tuple[_Entry, tuple[int, int]]:
-    """A tensor of the header, and where its bytes begin and end in the data."""
+    """Parse the description of a tensor. Returns it, and the first and the last byte of the tensor in the data."""
     bad = f"entry {name!r} of {path!r} is broken: "
     if type(spec) is not dict or not {"dtype", "shape", "data_offsets"} <= spec.keys():
         raise SaveError(f"{bad}it is described by {spec!r:.80}")
@@ -427,29 +431,29 @@ def _read_entry(
             raise UnsupportedEntryError(f"{bad}torch has no tensor of {_PACKED} of shape {shape}")
         dtype, size = torch.float4_e2m1fn_x2, torch.Size((*size[:-1], size[-1] // 2))
     if dtype is None:
-        raise UnsupportedEntryError(f"entry {name!r} of {path!r}: the dtype {dtype_name!r:.80} is not known here")
+        raise UnsupportedEntryError(f"entry {name!r} of {path!r}: the dtype {dtype_name!r:.80} is unknown")
     if as_bytes is not None:
         if dtype is not torch.uint8 or size[-1:] != (as_bytes.itemsize,):
             raise SaveError(f"{bad}{dtype_name} of shape {shape} does not hold {as_bytes}")
         dtype, size = as_bytes, size[:-1]
     if math.prod(size) * dtype.itemsize != end - begin:
-        raise SaveError(f"{bad}shape {shape} of {dtype_name} needs another number of bytes than {begin} to {end} are")
+        raise SaveError(f"{bad}shape {shape} of {dtype_name} does not fit the {end - begin} bytes at {begin} to {end}")
     return _Entry(dtype, size, data + begin), (begin, end)
 
 
-def _span_problems(
+def _find_span_problems(
     spans: list[tuple[int, int, str]], nbytes: int, path: str, all_known: bool
 ) -> Iterator[tuple[str | None, str]]:
-    """What is wrong with where the tensors are, each with the name of one: every byte belongs to exactly one of them.
+    """Yield the name of a tensor and a problem wherever a byte of the data does not belong to exactly one tensor.
 
-    all_known: whether `spans` has all of them, so that there are no holes.
+    all_known: `spans` has all tensors, so that holes are problems too.
     """
     spans.sort()
     end = 0
     for start, stop, name in spans:
         where = f"entry {name!r} of {path!r}"
         if start < end or (all_known and start != end):
-            place = f"begins at byte {start} of the data, where byte {end} comes next"
+            place = f"begins at byte {start} of the data, and the tensor before it ends at byte {end}"
             yield name, f"{where} {place}: its tensors overlap or leave a hole"
         if stop > nbytes:
             place = f"ends at byte {stop} of the data, which has {nbytes} bytes"
@@ -459,10 +463,10 @@ def _span_problems(
         yield None, f"{path!r} has {nbytes} bytes of data, and its tensors {end}: it belongs to another save"
 
 
-def _nested(tensors: _Mapped, options: LoadOptions, separator: str | None) -> Specification:
-    """That of a file without a description of ours: names are nested at the separator.
+def _nest_tensors(tensors: _MappedTensors, options: LoadOptions, separator: str | None) -> Specification:
+    """Build the specification of a file of another program, with its names nested at the separator.
 
-    A name stays whole from where a tensor has the name of the container that it would be in.
+    If a tensor has the name of a container, the rest of longer names is not nested.
     """
     root: dict[str, Any] = {}
     for name in (*tensors.entries, *tensors.broken):
@@ -481,15 +485,15 @@ def _nested(tensors: _Mapped, options: LoadOptions, separator: str | None) -> Sp
                 start = end + len(separator)
             rest = name[start:]
         level[rest] = name
-    return _nested_in(root, (), tensors, options)
+    return _build_node(root, (), tensors, options)
 
 
-def _nested_in(level: dict[str, Any], key: Path, tensors: _Mapped, options: LoadOptions) -> Specification:
+def _build_node(level: dict[str, Any], key: Path, tensors: _MappedTensors, options: LoadOptions) -> Specification:
     entries: dict[str, Any] = {}
     for name, value in level.items():
         path = (*key, name)
         if type(value) is dict:
-            entries[name] = _nested_in(value, path, tensors, options)
+            entries[name] = _build_node(value, path, tensors, options)
             continue
         try:
             entries[name] = tensors.take(value, path)

@@ -1,7 +1,7 @@
-"""Containers in the files of `torch.save`, in the form that `torch.load(weights_only=True)` takes.
+"""The form of containers in files of `torch.save`, which `torch.load(weights_only=True)` can load.
 
-Such a file may call only functions that are known to be harmless. The one here puts a container together from its form,
-checks all of it, and looks classes up among those of the program.
+Such a file may call only functions that are registered as safe. This module registers `restored`, which builds a
+container from its parts, checks all of them, and finds classes only among the imported ones.
 """
 
 from __future__ import annotations
@@ -19,25 +19,25 @@ from tensordict.io.specification import (
     KINDS,
     Specification,
     check,
-    class_named,
-    is_typed,
+    find_class,
+    is_stored_as_class,
     specification_of,
     to_container,
 )
 
-# The pickle protocol that `torch.save` uses, which nothing else does by default.
+# The pickle protocol of `torch.save`. Other writers of pickles have a later default.
 PROTOCOL = 2
 
 
-def reduced(container: Contract) -> tuple[Callable[..., Any], tuple[Any, ...]] | None:
-    """What `__reduce_ex__` gives for a container in a file of `torch.save`; `None` for kinds that have no such form."""
+def reduce(container: Contract) -> tuple[Callable[..., Any], tuple[Any, ...]] | None:
+    """Return the result of `__reduce_ex__` for a file of `torch.save`; `None` for containers without such a form."""
     inner = container._wrapped_container()
     kind = getattr(inner, "_stored_as", type(inner).__name__)
-    if kind not in KINDS or (inner is not container and not is_typed(container)):
+    if kind not in KINDS or (inner is not container and not is_stored_as_class(container)):
         return None
     cls = registry.lookup(kind)
     if type(inner) is not cls and isinstance(inner, cls) and not inner._is_in_file:
-        # A class of the program itself, which only its own pickle keeps.
+        # Only the default pickle keeps a subclass that a program defines.
         return None
     try:
         form = specification_of(container)
@@ -58,10 +58,12 @@ def restored(
     value: object,
     locked: object,
 ) -> Any:
-    """The container of the arguments that `reduced` gave; they may be anything.
+    """Build a container from the arguments that `reduce` returned. A file may contain any arguments.
+
+    The name of this function is part of the files, so it stays.
 
     Raises:
-        SaveError: they do not add up, or are of a class that this program does not know.
+        SaveError: the arguments are broken, or a class has not been imported.
     """
     if (
         type(kind) is not str
@@ -72,9 +74,9 @@ def restored(
         or not all(type(name) is str and isinstance(entry, (Tensor, Contract)) for name, entry in entries.items())
         or not (stack_dim is None or (type(stack_dim) is int and 0 <= stack_dim < len(batch_size)))
     ):
-        raise SaveError(f"the {kind!r:.80} that was saved does not add up: its parts are not of the types they have")
+        raise SaveError(f"the saved {kind!r:.80} does not add up: its parts have the wrong types")
     if kind not in KINDS:
-        class_named(kind)
+        find_class(kind)
     container = to_container(check(Specification(kind, batch_size, device, names, entries, stack_dim, value)))
     if locked is True and not container._locked:
         container._lock_tree()

@@ -1,7 +1,7 @@
-"""Values that are no tensors in the directory format: their JSON, the pickle beside it, and new values written through.
+"""Non-tensor values in the directory format: their JSON, their pickle files, and new values written to saved holders.
 
-A value stands in the `meta.json` of its own folder. What JSON holds only nearly (a tuple, `nan`) stands there as any
-reader understands it, and again in the exact form of `io/values.py`.
+A value is stored in the `meta.json` of its own folder. Plain JSON approximates some values (a tuple, `nan`). Those are
+stored twice: in plain JSON for other readers, and in the exact form of `io/values.py`.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from tensordict.io.formats.meta import (
     STACK_PICKLE,
     is_foreign,
     read_node,
-    read_there,
+    read_old_meta,
     value_meta,
     write_meta,
 )
-from tensordict.io.saving.source import FOLDERS, Source
-from tensordict.io.specification import VALUE_STACK, Pickled, Specification
+from tensordict.io.saving.source import FILE_SYSTEM, Source
+from tensordict.io.specification import VALUE_STACK, PickledValue, Specification
 from tensordict.io.values import NotJson
 from tensordict.memory import files
 from tensordict.memory.names import LEAF_SUFFIX, META
@@ -37,9 +37,11 @@ from tensordict.memory.names import LEAF_SUFFIX, META
 
 @dataclass(slots=True)
 class ValueFiles:
-    """The files of one value: `meta` is the content of `meta.json`, `pickled` that of the file `pickle_file`.
+    """The files of one value.
 
-    The `tensors` in the value have files of their own, named by their numbers.
+    meta: the content of `meta.json`.
+    tensors: the tensors in the value, which get files named by their numbers.
+    pickle_file, pickled: the name and the content of the pickle file; empty if there is none.
     """
 
     meta: dict[str, Any]
@@ -47,8 +49,8 @@ class ValueFiles:
     pickle_file: str = ""
     pickled: bytes = b""
 
-    def alone(self, key: Path) -> dict[str, Any]:
-        """`meta`, where there is no other file to write.
+    def meta_without_tensors(self, key: Path) -> dict[str, Any]:
+        """Return `meta`, for callers that write no other file.
 
         Raises:
             UnsupportedEntryError: the value holds tensors.
@@ -56,25 +58,25 @@ class ValueFiles:
         if self.tensors:
             raise UnsupportedEntryError(
                 f"{entry_of(key)}a value that holds tensors can be neither shared between processes nor written into "
-                "a save that is there: save the container again, or keep the tensors as entries"
+                "an existing save: save the container again, or keep the tensors as entries"
             )
         return self.meta
 
 
-def files_of_value(
+def plan_value_files(
     form: Specification, outer: tuple[int, ...], key: Path, allow_pickle: bool, shared: bool = False
 ) -> ValueFiles:
-    """The files of the value of a form.
+    """Plan the files of a value.
 
     Args:
-        form: of a holder or a stack of them.
-        outer: the batch size of the container that it is in, as a loader will know it; `()` when there is none.
-        key: where it is, for errors.
-        allow_pickle: whether to pickle it when plain JSON cannot hold it; readers of the reference then have it too.
-        shared: whether all who load it follow its changes.
+        form: the specification of a holder or a stack of values.
+        outer: the batch size of the container around it, which a loader assumes; `()` for a root.
+        key: the key of the value, for errors.
+        allow_pickle: pickle the value if it is not plain JSON. The reference can read that pickle too.
+        shared: show later changes of the value to all processes that have loaded it.
 
     Raises:
-        UnsupportedEntryError: JSON cannot hold it, and pickle may not or cannot either.
+        UnsupportedEntryError: JSON cannot store the value, and pickle is not allowed or fails.
     """
     reason = ""
     try:
@@ -93,46 +95,46 @@ def files_of_value(
     stack = form.kind == VALUE_STACK
     try:
         content = pickle.dumps(form.value if stack else {"data": form.value})
-    except Exception as error:  # What a value does when it is pickled is its own business.
+    except Exception as error:  # Pickling runs code of the value, which may raise any error.
         raise UnsupportedEntryError(f"{entry_of(key)}{reason}, and pickling it fails too: {error}") from error
     name = STACK_PICKLE if stack else HOLDER_PICKLE
     return ValueFiles(value_meta(form, outer, shared, pickled=name)[0], [], name, content)
 
 
 def read_value_files(folder: str, key: Path) -> ValueFiles | None:
-    """Read the files of a value that is saved in a folder; `None` when there are none.
+    """Read the files of the value saved in a folder; `None` for a folder without one.
 
     Raises:
         SaveError: the value holds tensors.
     """
-    meta = read_there(folder, key)
+    meta = read_old_meta(folder, key)
     if not meta:
         return None
     if is_foreign(meta):
         raise SaveError(
-            f"{entry_of(key)}the value that {folder!r} holds has tensors in it, beside which nothing can be added: "
-            "load the save, and save it with the new entries elsewhere"
+            f"{entry_of(key)}the value saved in {folder!r} has tensors, so entries cannot be added to the save: load "
+            "it, and save it with the new entries elsewhere"
         )
     name = read_node(folder, key).pickled
-    return ValueFiles(meta, [], name, FOLDERS.read(f"{folder}/{name}") if name else b"")
+    return ValueFiles(meta, [], name, FILE_SYSTEM.read(f"{folder}/{name}") if name else b"")
 
 
-# What gives the value in the pickle file at a path; its other arguments are the key, for errors, and whether it is of a
-# stack of values.
+# A function that reads the value in a pickle file: takes the source, the path, the key for errors, and True for a stack
+# of values.
 Unpickle = Callable[[Source, str, Path, bool], Any]
 
 
 def unpickle(source: Source, path: str, key: Path, stack: bool) -> Any:
-    """The value in a pickle file, which may run any code; only for callers who said that they trust it.
+    """Unpickle a value. This may run any code, so it is only for callers who pass `allow_pickle=True`.
 
     Raises:
-        SaveError: it holds none.
+        SaveError: the file cannot be unpickled, or has no value.
     """
     with files.naming("read the file", path, key):
         content = source.read(path)
     try:
         found = pickle.loads(content)
-    except Exception as error:  # Unpickling runs code of the save's choice, which may raise anything.
+    except Exception as error:  # Unpickling runs code of the save, which may raise any error.
         raise SaveError(f"{entry_of(key)}{path} cannot be unpickled: {error}") from error
     if stack:
         return found
@@ -141,13 +143,13 @@ def unpickle(source: Source, path: str, key: Path, stack: bool) -> Any:
     return found["data"]
 
 
-def left_pickled(source: Source, path: str, key: Path, stack: bool) -> Pickled:
-    """The content of a pickle file as it is: what takes the place of `unpickle` where a save is only looked at."""
-    return Pickled(source.read(path))
+def skip_unpickling(source: Source, path: str, key: Path, stack: bool) -> PickledValue:
+    """Return the content of a pickle file without unpickling it, for callers that only inspect a save."""
+    return PickledValue(source.read(path))
 
 
 def refuse_pickle(source: Source, path: str, key: Path, stack: bool) -> NoReturn:
-    """Refuse to load a pickled value: what takes the place of `unpickle` unless the caller agreed to it."""
+    """Raise an error for a pickled value, for callers who do not allow pickle."""
     raise UnsupportedEntryError(
         f"{entry_of(key)}the value is pickled, in {path}, and loading a pickle may run any code: pass "
         "allow_pickle=True if you trust who wrote it"
@@ -156,7 +158,7 @@ def refuse_pickle(source: Source, path: str, key: Path, stack: bool) -> NoReturn
 
 @dataclass(slots=True, frozen=True)
 class Place:
-    """The folder of a saved value: that very one, and not what another save puts in its place."""
+    """The folder of a saved value. A folder that another save puts at the same path is another place."""
 
     folder: str
     device: int
@@ -164,37 +166,38 @@ class Place:
 
     @staticmethod
     def of(folder: str) -> Place:
-        """The place that a folder is now."""
+        """Return the place of an existing folder."""
         status = os.stat(folder)
         return Place(folder, status.st_dev, status.st_ino)
 
-    def stands(self) -> bool:
-        """Whether the folder is still there, and has not been replaced by another save."""
+    def exists(self) -> bool:
+        """Return True if the folder exists, and another save has not replaced it."""
         try:
             status = os.stat(self.folder)
         except OSError:
             return False
         return (status.st_dev, status.st_ino) == (self.device, self.inode)
 
-    def writing(self, form: Specification, key: Path, shared: bool) -> Callable[[], None]:
-        """What puts a new value into the file, once called. Where we may not write, as where another save has taken
-        the place, the file stays as it is.
+    def plan_write(self, form: Specification, key: Path, shared: bool) -> Callable[[], None]:
+        """Check a new value, and return a function that writes it to the file.
+
+        The function does nothing if the folder is not writable, or if another save has replaced it.
 
         Raises:
-            UnsupportedEntryError: JSON cannot hold it.
+            UnsupportedEntryError: JSON cannot store the value.
         """
-        meta = files_of_value(form, (), key, False, shared).alone(key)
+        meta = plan_value_files(form, (), key, False, shared).meta_without_tensors(key)
         return lambda: self._write(meta, key)
 
     def at(self, position: int) -> PlaceInList:
-        """The place of one of the values, where the saved value is the list of those of a stack's members."""
+        """Return the place of the value of one member, if the save has a list of the values of all members."""
         return PlaceInList(self.folder, self.device, self.inode, position)
 
     def _write(self, meta: dict[str, Any], key: Path) -> None:
-        if not (self.stands() and os.access(self.folder, os.W_OK)):
+        if not (self.exists() and os.access(self.folder, os.W_OK)):
             return
         with files.naming("write the value", f"{self.folder}/{META}", key):
-            # The time in full resolution: the clock of the file system may give two writes the same.
+            # Set the time in full resolution, because the file system may give two quick writes the same time.
             write_meta(self.folder, meta, time.time_ns())
             parts = takewhile(self._has, (f"{at}{LEAF_SUFFIX}" for at in count()))
             for name in (*filter(self._has, (HOLDER_PICKLE, STACK_PICKLE)), *parts):
@@ -210,21 +213,23 @@ class PlaceInList(Place):
 
     position: int
 
-    def writing(self, form: Specification, key: Path, shared: bool) -> Callable[[], None]:
-        """As that of any place.
+    def plan_write(self, form: Specification, key: Path, shared: bool) -> Callable[[], None]:
+        """Check a new value, and return a function that writes it into the list, as `Place.plan_write` does.
 
         Raises:
-            UnsupportedEntryError: JSON cannot hold it, or the list is pickled.
+            UnsupportedEntryError: JSON cannot store the value.
         """
         if form.kind == VALUE_STACK:
             raise UnsupportedEntryError(
-                f"{entry_of(key)}there is one value for each member of the saved lazy stack, not several"
+                f"{entry_of(key)}the saved lazy stack has one value for each member, and cannot take several: save the "
+                "stack again"
             )
-        files_of_value(form, (), key, False).alone(key)
-        return lambda: self._put(form, key)
+        plan_value_files(form, (), key, False).meta_without_tensors(key)
+        return lambda: self._write_item(form, key)
 
-    def _put(self, form: Specification, key: Path) -> None:
-        if not self.stands():
+    def _write_item(self, form: Specification, key: Path) -> None:
+        """Replace one item of the list. Raises an `UnsupportedEntryError` if the list is pickled or holds tensors."""
+        if not self.exists():
             return
         saved = read_node(self.folder, key)
         if saved.pickled or saved.listed:
@@ -234,12 +239,14 @@ class PlaceInList(Place):
         values = list(saved.value)
         values[self.position] = form.value
         size = saved.batch_size or torch.Size((len(values),))
-        self._write(files_of_value(Specification(saved.kind, size, value=values), (), key, False).meta, key)
+        self._write(plan_value_files(Specification(saved.kind, size, value=values), (), key, False).meta, key)
 
 
 def regular_size(values: object, least: int) -> torch.Size:
-    """The batch size of a stack of values that says none: at least `least` levels of nested lists, and as many more as
-    are regular, as the reference reads it."""
+    """Find the batch size of a stack of values from its nested lists, as the reference does.
+
+    The size has at least `least` dims, and further dims while the lists of a level have equal lengths.
+    """
     size: list[int] = []
     level: list[Any] = [values]
     while all(type(part) is list for part in level):

@@ -29,7 +29,7 @@ from tensordict.core.locks import Lock
 from tensordict.core.logs import logger
 from tensordict.io.remote.urls import IN_FLIGHT, Remote, RemoteFile
 from tensordict.io.saving.private_folder import PrivateFolder
-from tensordict.io.saving.progress import transferring
+from tensordict.io.saving.progress import show_transfer
 from tensordict.memory import files, system
 from tensordict.memory.mapped import PathLike
 
@@ -114,7 +114,7 @@ class RemoteCache:
             if total <= self.max_bytes:
                 return
             # Skip a file that another process has locked to use it, and a file that the folder refuses.
-            with contextlib.suppress(SaveError, FileNotFoundError), self.folder.locked(f"{key}.data", 0, 0):
+            with contextlib.suppress(SaveError, FileNotFoundError), self.folder.hold_lock(f"{key}.data", 0, 0):
                 with contextlib.suppress(FileNotFoundError):
                     self.folder.unlink(f"{key}.json")
                 self.folder.unlink(f"{key}.data")
@@ -236,7 +236,7 @@ class CachedFile:
     def _lock_file(self) -> contextlib.AbstractContextManager[object]:
         if self._place.cache is None:
             return contextlib.nullcontext()
-        return self._place.folder.locked(self._data, os.O_CREAT, _PATIENCE)
+        return self._place.folder.hold_lock(self._data, os.O_CREAT, _PATIENCE)
 
     def _fetch(self, missing: Iterable[Range]) -> list[tuple[int, int, int]]:
         pieces = [(at, min(at + _PIECE, stop)) for start, stop in missing for at in range(start, stop, _PIECE)]
@@ -250,7 +250,7 @@ class CachedFile:
             shown.add(stop - start)
 
         total = sum(stop - start for start, stop in pieces)
-        with transferring("fetching", total) as shown:
+        with show_transfer("fetching", total) as shown:
             files.run_all([partial(fetch, start, stop) for start, stop in pieces], IN_FLIGHT)
         logger.debug("fetched %d bytes of %r in %d requests", total, self.url, len(pieces))
         if self._check and self.remote.find(self.file.name) != self.file:

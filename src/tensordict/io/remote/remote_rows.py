@@ -19,7 +19,7 @@ from tensordict.core.exceptions import SaveError
 from tensordict.core.keys import Path
 from tensordict.io.formats.loading import LoadOptions, load_directory, read_directory
 from tensordict.io.formats.structure import Complain
-from tensordict.io.formats.value_files import left_pickled
+from tensordict.io.formats.value_files import skip_unpickling
 from tensordict.io.remote.cache import merge_ranges
 from tensordict.io.remote.remote_saves import Access, RaggedFiles, RemoteArchive, RemoteFolder, RemoteSave, read_remote
 from tensordict.io.specification import LeafSpec, Specification
@@ -68,7 +68,7 @@ def _wrap_tensors(container: Any) -> Any:
 
 def describe_rows(save: RemoteSave, complain: Complain | None) -> Specification:
     """Read the specification of an archive or a folder. Rows of its tensors are fetched when they are used."""
-    options = LoadOptions(unpickle=left_pickled, complain=complain, source=_SpecSource(save))
+    options = LoadOptions(unpickle=skip_unpickling, complain=complain, source=_SpecSource(save))
     found = read_directory(save.path, options)
     save.keep_for(save.source())
     return found

@@ -28,12 +28,12 @@ from tensordict.io.formats.archive import check_top
 from tensordict.io.formats.archive_reader import Archive
 from tensordict.io.formats.detect import detect_format
 from tensordict.io.formats.loading import LoadOptions, load_directory, read_directory
-from tensordict.io.formats.value_files import left_pickled
+from tensordict.io.formats.value_files import skip_unpickling
 from tensordict.io.formats.zipping import Entry
 from tensordict.io.remote.cache import CachedFile, ChangedError, LocalCopies, Range, RemoteCache
 from tensordict.io.remote.credentials import GuardedOptions, StorageOptions
 from tensordict.io.remote.urls import IN_FLIGHT, Remote, RemoteFile, is_url
-from tensordict.io.saving.progress import transferring
+from tensordict.io.saving.progress import show_transfer
 from tensordict.memory import file_maps, files
 from tensordict.memory.mapped import PathLike
 from tensordict.memory.names import LEAF_SUFFIX, META, SCHEMA, TABLE_SUFFIX, without_scheme
@@ -209,7 +209,7 @@ class RemoteSave:
         source = self.source()
         plain = options.device is None or options.device.type == "meta"
         planning = LoadOptions(options.device if plain else None, robust=options.robust, source=source)
-        planning.unpickle, planning.subpath, planning.keys = left_pickled, options.subpath, options.keys
+        planning.unpickle, planning.subpath, planning.keys = skip_unpickling, options.subpath, options.keys
         source.wanted = []
         source.ahead = options.keys is None
         read_directory(self.path, planning)
@@ -291,9 +291,9 @@ class RemoteArchive(Archive):
         self._file = file
         file.ensure([(max(0, size - _TAIL), size)])
         self._index = zipping.ZipIndex(self.data, file.path, headers=False)
-        start = self._index.end()[1]
+        start = self._index.find_directory()[1]
         file.ensure([(start, size)])
-        self.entries = self._index.entries()
+        self.entries = self._index.read_entries()
         headers = [*sorted(entry.header for entry in self.entries.values()), start]
         self._ends = dict(itertools.pairwise(headers))
         self._at = {entry.header: entry for entry in self.entries.values()}
@@ -315,7 +315,7 @@ class RemoteArchive(Archive):
         self._num_threads = num_threads
         return self
 
-    def _to_come(self) -> Iterable[Entry]:
+    def _entries_to_load(self) -> Iterable[Entry]:
         return self._fetched
 
     def map(self, path: str, dtype: torch.dtype, shape: tuple[int, ...], key: Path) -> Tensor:
@@ -339,9 +339,11 @@ class RemoteArchive(Archive):
         """Return an entry with the start of its content, parsed from its fetched header."""
         if entry.name in self._placed:
             return entry
-        placed = self._index.placed(entry)
+        placed = self._index.locate(entry)
         if placed.start + placed.stored > (stop := self._range(entry)[1]):
-            raise self._index.bad(f"its content does not end before byte {stop}, where the next one begins", entry.name)
+            raise self._index.error(
+                f"its content does not end before byte {stop}, where the next one begins", entry.name
+            )
         self.entries[entry.name] = placed
         self._placed.add(entry.name)
         return placed
@@ -396,7 +398,7 @@ class RemoteFolder:
         self._remote, self._place = remote, place
         # HTTP servers have no listing, so each file is looked up by name.
         self._listed = None if remote.is_http else {file.name: file for file in remote.files()}
-        self._folders = zipping.folders_of(self._listed or ())
+        self._folders = zipping.list_folders(self._listed or ())
         self._files: dict[str, CachedFile] = {}
         self._ragged = RaggedFiles()
         self.wanted: list[str] | None = None
@@ -443,7 +445,7 @@ class RemoteFolder:
             return torch.empty(shape, dtype=dtype, device="cpu")
         with cached.hold_open() as fd:
             cached.ensure([(0, nbytes)])
-            return file_maps.bytes_of(fd, nbytes, cached.path).view(dtype).view(shape)
+            return file_maps.map_bytes(fd, nbytes, cached.path).view(dtype).view(shape)
 
     def place(self, path: str, wanted: Iterable[Range]) -> tuple[CachedFile, int]:
         """See `RemoteArchive.place`."""
@@ -470,7 +472,7 @@ class RemoteFolder:
     def fetch(self, names: Iterable[str]) -> None:
         """Fetch files."""
         wanted = [self._open_copy(name) for name in names]
-        with transferring("fetching", sum(cached.file.size for cached in wanted)):
+        with show_transfer("fetching", sum(cached.file.size for cached in wanted)):
             files.run_all([cached.ensure for cached in wanted], IN_FLIGHT)
 
     def inflating(self, num_threads: int) -> contextlib.AbstractContextManager[None]:

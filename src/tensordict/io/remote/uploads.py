@@ -21,13 +21,13 @@ from torch import Tensor
 from tensordict.core.exceptions import SaveError
 from tensordict.core.keys import Path
 from tensordict.io.formats.loading import LoadOptions, load_directory, read_directory
-from tensordict.io.formats.value_files import left_pickled, unpickle
+from tensordict.io.formats.value_files import skip_unpickling, unpickle
 from tensordict.io.remote.claims import Claim
 from tensordict.io.remote.remote_saves import Access, RemoteFolder, RemoteSave, naming_url
 from tensordict.io.remote.urls import IN_FLIGHT, Remote, StorageOptions, is_url
 from tensordict.io.saving.commit import JOURNAL
-from tensordict.io.saving.progress import transferring
-from tensordict.io.saving.source import Save, Source
+from tensordict.io.saving.progress import show_transfer
+from tensordict.io.saving.source import SaveFolder, Source
 from tensordict.memory import file_maps, files
 from tensordict.memory.mapped import PathLike
 from tensordict.memory.names import META
@@ -145,7 +145,7 @@ def _upload_files(remote: Remote, path: str, names: Iterable[str], sent: list[st
         remote.put(name, f"{path}/{name}")
 
     large = {name for name, size in sizes.items() if size > _LARGE}
-    with transferring("uploading", sum(sizes.values())):
+    with show_transfer("uploading", sum(sizes.values())):
         files.run_all([partial(upload, name) for name in sizes if name not in large], IN_FLIGHT)
         for name in sorted(large):
             upload(name)
@@ -168,7 +168,7 @@ def _list_files_of(remote: Remote) -> set[str]:
 
         def list_pickle(of: Source, path: str, key: Path, stack: bool) -> object:
             pickles.append(path[len(save.path) + 1 :])
-            return left_pickled(of, path, key, stack)
+            return skip_unpickling(of, path, key, stack)
 
         read_directory(save.path, LoadOptions(source=source, unpickle=list_pickle))
         return {*source.list_requests(), *pickles}
@@ -182,11 +182,11 @@ class _StagedSource:
     """The files of a save in a temporary folder, mapped privately, as a source of loaders."""
 
     def __init__(self, path: str) -> None:
-        save = Save(path)
+        save = SaveFolder(path)
         self.read, self.exists, self.is_folder = save.read, save.exists, save.is_folder
 
     def map(self, path: str, dtype: torch.dtype, shape: tuple[int, ...], key: Path) -> Tensor:
         """Map the tensor in a file."""
         nbytes = os.path.getsize(path)
         with files.closing(files.open_file(path)) as fd:
-            return file_maps.bytes_of(fd, nbytes, path).view(dtype).view(shape)
+            return file_maps.map_bytes(fd, nbytes, path).view(dtype).view(shape)

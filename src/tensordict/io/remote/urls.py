@@ -26,7 +26,7 @@ from tensordict.core.redaction import HIDDEN, redact, secrets_of_url
 from tensordict.io.remote.credentials import GuardedOptions, Url, as_url, full_url
 from tensordict.io.remote.credentials import StorageOptions as StorageOptions
 from tensordict.io.remote.listing import Listing, is_listed_by_pages, list_below
-from tensordict.io.saving.progress import Progress, transferring
+from tensordict.io.saving.progress import Progress, show_transfer
 from tensordict.memory import files
 from tensordict.memory.mapped import PathLike
 from tensordict.memory.names import scheme_of
@@ -375,7 +375,7 @@ class Remote:
         if isinstance(content, bytes):
             self._upload(name, content, new, None)
             return
-        with transferring("uploading", os.path.getsize(content)) as shown:
+        with show_transfer("uploading", os.path.getsize(content)) as shown:
             self._upload(name, content, new, shown)
 
     def _upload(self, name: str, content: Content, new: bool, progress: Progress | None) -> None:

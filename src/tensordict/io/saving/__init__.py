@@ -1,1 +1,1 @@
-"""Saves on the file system: their transaction, locks, checksums, checks and comparison."""
+"""Saves on the file system: transactions, locks, checksums, verification and comparison."""

@@ -1,4 +1,4 @@
-"""Checksums of leaves: one as it is written, and one of a file that is there."""
+"""Checksums of leaves, which savers compute while they write and `verify` compares with the files."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Protocol
 from tensordict.core.exceptions import SaveError
 from tensordict.memory import files, system
 
-# As zlib measures a polynomial: bit 31 is the constant term.
+# The polynomial of CRC-32 in zlib's bit order: bit 31 is the constant term.
 _POLYNOMIAL = 0xEDB88320
 _PIECE = 4 << 20
 
@@ -21,20 +21,21 @@ Buffer = bytes | memoryview
 
 
 class Checksum(Protocol):
-    """What takes bytes in order and gives their checksum."""
+    """The interface of a running checksum, as in `hashlib`."""
 
     def update(self, data: Buffer, /) -> None:
-        """Take the bytes that follow."""
+        """Add the next bytes."""
 
     def hexdigest(self) -> str:
-        """The checksum of all bytes so far, in hexadecimal."""
+        """Return the checksum of all bytes so far, in hexadecimal."""
         ...
 
 
 class Crc32:
-    """CRC-32 as in zip files: the fastest in the standard library (4.2 GB/s where SHA-256 has 1.8), against accidents.
+    """CRC-32 as in zip files, which detects accidents and not attacks.
 
-    Unlike others, that of two pieces follows from those of the pieces, which threads compute at the same time.
+    It is the fastest checksum in the standard library (4.2 GB/s; SHA-256 has 1.8). The checksums of two pieces can be
+    combined into the checksum of both, so threads can compute the pieces at the same time.
     """
 
     def __init__(self) -> None:
@@ -42,25 +43,25 @@ class Crc32:
         self.length = 0
 
     def update(self, data: Buffer, /) -> None:
-        """Take the bytes that follow."""
+        """Add the next bytes."""
         self.value = zlib.crc32(data, self.value)
         self.length += len(data)
 
     def extend(self, other: Crc32) -> None:
-        """Take the bytes that `other` has taken."""
-        self.value = _product(_power(8 * other.length), self.value) ^ other.value
+        """Append the bytes that `other` was computed from."""
+        self.value = _multiply(_power_of_x(8 * other.length), self.value) ^ other.value
         self.length += other.length
 
     def hexdigest(self) -> str:
-        """The checksum of all bytes so far, in hexadecimal."""
+        """Return the checksum of all bytes so far, in hexadecimal."""
         return f"{self.value:08x}"
 
 
 def algorithm(checksum: bool | str) -> str:
-    """The name of the algorithm that `checksum=` asks for; empty for none.
+    """Return the name of the algorithm for the argument `checksum=`, or an empty string for `False`.
 
     Raises:
-        ValueError: there is no such algorithm.
+        ValueError: the algorithm is not supported.
     """
     if checksum is True:
         return "crc32"
@@ -72,22 +73,22 @@ def algorithm(checksum: bool | str) -> str:
 
 
 def new(name: str) -> Checksum:
-    """A checksum of no bytes yet."""
+    """Start a checksum with the algorithm of this name."""
     return Crc32() if name == "crc32" else hashlib.new(name)
 
 
-def text(name: str, checksum: Checksum) -> str:
-    """The form that a file keeps."""
+def format_checksum(name: str, checksum: Checksum) -> str:
+    """Return a checksum in the form that files store: "name:hexdigest"."""
     return f"{name}:{checksum.hexdigest()}"
 
 
 @dataclass(slots=True)
-class Recorded:
-    """A checksum that a file keeps of a part of it.
+class RecordedChecksum:
+    """A checksum that a file stores for a range of its own bytes.
 
-    entry: what errors name.
-    start, nbytes: the part.
-    checksum: as it was read: anything.
+    entry: the name of the entry, for errors.
+    start, nbytes: the range.
+    checksum: the stored checksum as read from the file, of any type and not yet validated.
     """
 
     entry: str
@@ -96,21 +97,21 @@ class Recorded:
     checksum: object
 
 
-def differs(
+def find_mismatch(
     path: str,
     recorded: object,
     add: Callable[[int], None] | None = None,
     start: int = 0,
     nbytes: int | None = None,
 ) -> str:
-    """What is wrong with the content of a file, given the checksum recorded for it; empty for nothing.
+    """Compare the content of a file with its recorded checksum. Returns the problem, or an empty string.
 
     Args:
         path: the file.
-        recorded: as it was read: anything.
-        add: is told of every byte that is read.
-        start: where the part of the file begins that has the checksum.
-        nbytes: its length; `None` for all that there is.
+        recorded: the checksum as read from the save, of any type and not yet validated.
+        add: receives the number of bytes of each piece that was read.
+        start: the first byte of the range that has the checksum.
+        nbytes: the length of the range; `None` extends it to the end of the file.
 
     Raises:
         OSError: the file cannot be read.
@@ -131,22 +132,22 @@ def differs(
     return "" if found == expected else f"its {name} checksum is {found}, and {expected:.128} was recorded"
 
 
-def of_pieces(pieces: list[Checksum]) -> Checksum:
-    """The checksum of bytes whose pieces were taken one by one, in order.
+def combine(pieces: list[Checksum]) -> Checksum:
+    """Combine the checksums of consecutive pieces into the checksum of all of them.
 
     Raises:
-        SaveError: the algorithm cannot do that.
+        SaveError: there are several pieces, and the algorithm is not CRC-32.
     """
     first, *rest = pieces
     for piece in rest:
         if not isinstance(first, Crc32) or not isinstance(piece, Crc32):
-            raise SaveError("only crc32 checksums of pieces give that of the whole")
+            raise SaveError("only crc32 checksums of pieces can be combined; write the leaf as one piece")
         first.extend(piece)
     return first
 
 
-def _product(a: int, b: int) -> int:
-    """The product of two polynomials over GF(2), modulo that of CRC-32."""
+def _multiply(a: int, b: int) -> int:
+    """Multiply two polynomials over GF(2), modulo the polynomial of CRC-32."""
     result = 0
     for bit in range(31, -1, -1):
         if a >> bit & 1:
@@ -155,12 +156,12 @@ def _product(a: int, b: int) -> int:
     return result
 
 
-def _power(exponent: int) -> int:
-    """x to the power of `exponent`, modulo the polynomial of CRC-32."""
+def _power_of_x(exponent: int) -> int:
+    """Return x to the power of `exponent`, modulo the polynomial of CRC-32."""
     result, square = 1 << 31, 1 << 30
     while exponent:
         if exponent & 1:
-            result = _product(square, result)
-        square = _product(square, square)
+            result = _multiply(square, result)
+        square = _multiply(square, square)
         exponent >>= 1
     return result

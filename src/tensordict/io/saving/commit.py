@@ -1,6 +1,6 @@
-"""The steps of a transaction on the file system: locks, folders that change places, what killed saves have left.
+"""The single steps of a transaction on the file system: locks, exchanges of folders, recovery from killed saves.
 
-`io/saving/transaction.py` says in which order they are taken.
+`io/saving/transaction.py` calls them, and describes their order.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from typing import Any, NamedTuple, TypeVar
 from tensordict.core.exceptions import SaveError
 from tensordict.core.json_text import parse_json
 from tensordict.core.logs import logger
-from tensordict.io.formats.meta import HOLDER_PICKLE, STACK_PICKLE, is_meta, listed_apart
-from tensordict.io.saving.source import FOLDERS
+from tensordict.io.formats.meta import HOLDER_PICKLE, STACK_PICKLE, is_meta, special_entries
+from tensordict.io.saving.source import FILE_SYSTEM
 from tensordict.io.specification import WRAPPED
 from tensordict.memory import files, system
 from tensordict.memory.names import LEAF_SUFFIX, META, TABLE_SUFFIX, file_name
 
-# No encoded entry name equals these, as `%t` and `%s` are no percent-encodings.
+# An encoded entry name cannot equal these names, because `%t` and `%s` are not valid percent-encodings.
 JOURNAL = "%save"
 TEMPORARY = re.compile(r"%tmp-[0-9a-f]{16}")
-# What a folder may hold besides the files that its meta.json names.
+# The files and folders of a save that its meta.json does not name.
 _FIXED_FILES = {META, JOURNAL, HOLDER_PICKLE, STACK_PICKLE}
 _FIXED_FOLDERS = {WRAPPED}
 
@@ -39,9 +39,9 @@ _NO_LOCKS = {errno.EBADF, errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EI
 _NO_EXCHANGE = {errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP}
 _AT_FDCWD, _RENAME_NOREPLACE, _RENAME_EXCHANGE = -100, 1, 2
 _LONGEST_NAME = 200
-# How long a reader waits for a folder that is being replaced, in seconds.
+# The seconds that a reader waits for a folder that is being replaced.
 _PATIENCE = 2.0
-# How often it reads again what has been replaced while it read.
+# The number of times that a reader starts again because the save was replaced meanwhile.
 _TRIES = 20
 
 T = TypeVar("T")
@@ -51,7 +51,7 @@ T = TypeVar("T")
 
 
 @contextlib.contextmanager
-def locked(
+def hold_lock(
     path: str,
     shown: str = "",
     flags: int = system.DIRECTORY,
@@ -60,59 +60,61 @@ def locked(
     folder: int | None = None,
     mode: int = 0o666,
 ) -> Iterator[bool]:
-    """Hold the lock on a folder or a file; gives `False` on a file system that has no locks (as some of networks).
+    """Hold the lock on a folder or a file for a block.
+
+    Yields `False` if the file system has no locks, as some network file systems.
 
     Args:
-        path: what is locked.
-        shown: what errors name; `path` when empty.
-        flags: what else it is opened with.
-        patience: so many seconds to wait for whoever holds it.
+        path: the folder or the file.
+        shown: the path for errors; `path` when empty.
+        flags: further flags for `os.open`.
+        patience: the seconds to wait for another holder of the lock.
         folder: the descriptor of the folder that `path` is relative to.
-        mode: the permissions of a file that is made.
+        mode: the permissions of a file that is created.
 
     Raises:
-        SaveError: another process or thread holds it.
-        OSError: it cannot be opened.
+        SaveError: another process or thread holds the lock.
+        OSError: the folder or the file cannot be opened.
     """
     if not system.HAS_LOCKS:
         yield False
         return
-    opened = partial(_opened, path, shown or path, flags, folder, mode)
-    fd, sure = acquire(opened, path, shown or path, patience, folder)
+    open_path = partial(_open, path, shown or path, flags, folder, mode)
+    fd, has_locks = acquire(open_path, path, shown or path, patience, folder)
     try:
-        yield sure
+        yield has_locks
     finally:
-        # Explicitly, because a forked child may have the descriptor too.
-        unless_it_fails(system.unlock, fd)
+        # Closing the descriptor would not unlock it if a forked child has it too.
+        try_to(system.unlock, fd)
         os.close(fd)
 
 
 def acquire(
-    opened: Callable[[], int], path: str, shown: str, patience: float, folder: int | None = None
+    open_path: Callable[[], int], path: str, shown: str, patience: float, folder: int | None = None
 ) -> tuple[int, bool]:
-    """Open a file or a folder and lock it; return the descriptor, and whether the file system has locks.
+    """Open a file or a folder and lock it. Returns the descriptor, and `False` if the file system has no locks.
 
     Args:
-        opened: opens it.
-        path, shown, patience, folder: as in `locked`.
+        open_path: opens the file or the folder.
+        path, shown, patience, folder: as in `hold_lock`.
 
     Raises:
         SaveError: another process or thread holds the lock.
     """
     limit = time.monotonic() + patience
     while True:
-        fd = opened()
+        fd = open_path()
         if not system.HAS_LOCKS:
             return fd, False
         try:
             system.lock(fd)
-            # It may have been replaced since it was opened.
+            # Another save may have replaced the file between opening and locking it.
             if _is_still(path, folder, fd):
                 return fd, True
         except BlockingIOError:
             if time.monotonic() >= limit:
                 os.close(fd)
-                raise _busy(shown) from None
+                raise _busy_error(shown) from None
             time.sleep(0.001)
         except OSError as error:
             if error.errno in _NO_LOCKS:
@@ -122,17 +124,18 @@ def acquire(
         os.close(fd)
 
 
-def _opened(path: str, shown: str, flags: int, folder: int | None, mode: int) -> int:
+def _open(path: str, shown: str, flags: int, folder: int | None, mode: int) -> int:
     try:
         return os.open(path, system.CLOEXEC | system.NOFOLLOW | flags, mode, dir_fd=folder)
     except FileNotFoundError:
         if flags & os.O_CREAT:
-            # Its folder is missing.
+            # The parent folder is missing.
             raise
-        raise _busy(shown) from None
+        # The holder of the lock has just replaced or removed it.
+        raise _busy_error(shown) from None
 
 
-def _busy(path: str) -> SaveError:
+def _busy_error(path: str) -> SaveError:
     return SaveError(f"another process or thread is saving to {path!r}: wait until it is done, or save elsewhere")
 
 
@@ -143,11 +146,11 @@ def _is_still(path: str, folder: int | None, fd: int) -> bool:
         return False
 
 
-# --- changing places --------------------------------------------------------------------------------------------------
+# --- exchanging folders -----------------------------------------------------------------------------------------------
 
 
 def path_beside(real: str, what: str = "new") -> str:
-    """The path beside a save under which its replacement is built ("new"), it waits itself ("old"), or its lock is."""
+    """Return the hidden path beside a save for its replacement ("new"), its old content ("old") or its "lock"."""
     parent, name = os.path.split(real)
     if len(name.encode()) > _LONGEST_NAME:
         name = hashlib.blake2b(os.fsencode(name), digest_size=16).hexdigest()
@@ -155,7 +158,7 @@ def path_beside(real: str, what: str = "new") -> str:
 
 
 def swap(first: str, second: str) -> None:
-    """Have two folders change places, in one step where the file system can."""
+    """Exchange two folders, in one step where the file system supports that."""
     try:
         _rename_exchange(first, second)
     except OSError as error:
@@ -163,7 +166,7 @@ def swap(first: str, second: str) -> None:
             raise
     else:
         return
-    # A reader may find nothing at `second` for a moment, and so may everyone when we are killed: see `_await`.
+    # For a moment nothing is at `second`. Readers wait for it, also after this process was killed: see `_wait_for`.
     aside = path_beside(second, "old")
     os.rename(second, aside)
     try:
@@ -188,10 +191,10 @@ def _rename_by_flags(first: str, second: str, flags: int) -> None:
 
 
 def move(first: str, second: str) -> None:
-    """Rename a file or a folder, and replace nothing.
+    """Rename a file or a folder without replacing anything.
 
     Raises:
-        FileExistsError: something has the second name.
+        FileExistsError: a file or a folder has the second name.
     """
     try:
         _rename_by_flags(first, second, _RENAME_NOREPLACE)
@@ -204,7 +207,7 @@ def move(first: str, second: str) -> None:
 
 
 def move_all(names: Iterable[str], source: str, target: str) -> None:
-    """Rename these entries of one folder into another one, or none of them when that fails; nothing is replaced."""
+    """Move files and folders from one folder to another without replacing any. If one fails, all are moved back."""
     done: list[str] = []
     try:
         for name in names:
@@ -217,18 +220,18 @@ def move_all(names: Iterable[str], source: str, target: str) -> None:
 
 
 def put_back(real: str) -> None:
-    """Undo a `swap` in several steps that was cut off, if there was one.
+    """Undo a `swap` in several steps whose process was killed half way, if there was one.
 
     Raises:
-        SaveError: it is still going on, or something else stands in the place.
+        SaveError: the swap is still running, or another file or folder is at its path.
     """
     aside = path_beside(real, "old")
     if not os.path.lexists(aside):
         return
-    with locked(aside):
+    with hold_lock(aside):
         logger.info("a save to %r was cut off: its old content is put back", real)
         try:
-            # A folder that has something in it is not replaced by this.
+            # `os.rename` replaces only an empty folder.
             is_whole = any(os.path.lexists(f"{real}/{name}") for name in (META, "zarr.json"))
             os.rename(aside, path_beside(real) if is_whole else real)
         except OSError as error:
@@ -239,31 +242,31 @@ def put_back(real: str) -> None:
 
 
 def read_consistently(root: str, read: Callable[[], T]) -> T:
-    """What `read` gives of a save, all of it from one: where another has taken its place meanwhile, it reads again.
+    """Call `read` until no other save has replaced the one at `root` meanwhile, so that no result mixes two saves.
 
     Raises:
-        SaveError: that happens each time.
-        OSError: as `read`.
+        SaveError: the save was replaced during every one of 20 calls.
+        OSError: `read` raised it.
     """
     for _ in range(_TRIES):
-        before, after = _state(root), None
+        before, after = _folder_state(root), None
         try:
             result = read()
         except OSError:
-            if _state(root) == before and (before is not None or not _await(root)):
+            if _folder_state(root) == before and (before is not None or not _wait_for(root)):
                 raise
         else:
-            after = _state(root)
+            after = _folder_state(root)
             if after == before:
                 return result
     if after is not None and before is not None and after[:2] == before[:2]:
-        # Still the same folder, to which entries are being added.
+        # Only the time differs: it is the same folder, and another process keeps adding entries.
         return result
-    raise SaveError(f"{root!r} is replaced faster than it can be read")
+    raise SaveError(f"{root!r} is replaced faster than it can be read: read it when no process saves there")
 
 
-def _state(root: str) -> tuple[int, int, int] | None:
-    """What changes when another folder is put in the place of this one; `None` when there is none."""
+def _folder_state(root: str) -> tuple[int, int, int] | None:
+    """Return numbers that change when another folder replaces this one; `None` for a missing folder."""
     try:
         status = os.stat(root)
     except OSError:
@@ -271,10 +274,10 @@ def _state(root: str) -> tuple[int, int, int] | None:
     return status.st_dev, status.st_ino, status.st_mtime_ns
 
 
-def _await(root: str) -> bool:
-    """Whether a folder that is missing is there now: it is missing for a moment where folders cannot be exchanged.
+def _wait_for(root: str) -> bool:
+    """Wait for a folder that a `swap` in several steps has moved away. Returns `True` once it exists.
 
-    Where the process that was replacing it has been killed, its old content is put back.
+    If the swapping process was killed, put the old folder back.
     """
     real = os.path.realpath(root)
     limit = time.monotonic() + _PATIENCE
@@ -289,7 +292,13 @@ def _await(root: str) -> bool:
 
 
 def current_folder_in(real: str, beside: str) -> str:
-    """The current folder when it lies in what is replaced; `os.chdir` takes us to the folder in its place then."""
+    """Return the current folder if it lies in the save at `real`, which `beside` will replace; else an empty string.
+
+    After the exchange, `os.chdir` to the returned path enters the new folder of the same name.
+
+    Raises:
+        SaveError: the current folder belongs to the old save, and the new one lacks it.
+    """
     try:
         current = os.getcwd()
     except FileNotFoundError:
@@ -297,18 +306,18 @@ def current_folder_in(real: str, beside: str) -> str:
     if current != real and not current.startswith(real + "/"):
         return ""
     if not os.path.isdir(beside + current[len(real) :]) and os.path.lexists(f"{current}/{META}"):
-        raise SaveError(f"the current folder, {current!r}, is no part of the new save: os.chdir() to another one first")
+        raise SaveError(f"the new save lacks the current folder, {current!r}: os.chdir() to another folder first")
     return current
 
 
-# --- what is the caller's ---------------------------------------------------------------------------------------------
+# --- files of the caller ----------------------------------------------------------------------------------------------
 
 
-def carry(old: str, new: str) -> None:
-    """Move what belongs to no save of ours from one folder to another, or nothing when that fails."""
+def carry_over(old: str, new: str) -> None:
+    """Move the files that do not belong to the save from one folder to another. If one fails, all are moved back."""
     done: list[str] = []
     made: list[str] = []
-    folders, moves = moves_between(old, new)
+    folders, moves = plan_moves(old, new)
     try:
         for inner in folders:
             os.mkdir(new + inner)
@@ -321,18 +330,18 @@ def carry(old: str, new: str) -> None:
             os.rename(new + path, old + path)
         for inner in reversed(made):
             os.rmdir(new + inner)
-        raise files.named_os_error(error, "keep what is no part of the save, and so replace the folder", new) from error
+        raise files.named_os_error(error, "keep the other files in it, and so replace the folder", new) from error
 
 
-def moves_between(old: str, new: str, inner: str = "") -> tuple[list[str], list[str]]:
-    """The folders to make in `new`, and what to move there from `old`, each as "/path/within".
+def plan_moves(old: str, new: str, inner: str = "") -> tuple[list[str], list[str]]:
+    """Return the folders to create in `new`, and the entries of `old` to move there, each as "/path/within".
 
     Raises:
-        SaveError: a file stands where the new save has a folder, or the other way round.
+        SaveError: the old folder has a file where the new save has a folder, or the other way round.
     """
     folders: list[str] = []
     moves: list[str] = []
-    own_files, own_folders = owned(old + inner)
+    own_files, own_folders = list_own_names(old + inner)
     with os.scandir(old + inner) as found:
         entries = list(found)
     for entry in entries:
@@ -341,7 +350,7 @@ def moves_between(old: str, new: str, inner: str = "") -> tuple[list[str], list[
         if not is_folder and (entry.name in own_files or TEMPORARY.fullmatch(entry.name)):
             continue
         if entry.is_symlink() and entry.name in own_folders:
-            # Replaced as any link is: what it leads to stays.
+            # The new folder replaces the link. The target of the link stays.
             continue
         target = new + path
         taken = os.path.lexists(target)
@@ -354,7 +363,7 @@ def moves_between(old: str, new: str, inner: str = "") -> tuple[list[str], list[
             if not taken:
                 moves.append(path)
         elif taken or (entry.name in own_folders and os.path.lexists(f"{old}{path}/{META}")):
-            below, kept = moves_between(old, new, path)
+            below, kept = plan_moves(old, new, path)
             if kept and not taken:
                 folders.append(path)
             folders += below
@@ -364,17 +373,17 @@ def moves_between(old: str, new: str, inner: str = "") -> tuple[list[str], list[
     return folders, moves
 
 
-def owned(folder: str) -> tuple[Collection[str], Collection[str]]:
-    """The names of the files and of the folders in a folder that belong to the save in it."""
+def list_own_names(folder: str) -> tuple[Collection[str], Collection[str]]:
+    """Return the names of the files and of the folders that belong to the save in this folder."""
     try:
-        meta: Any = parse_json(FOLDERS.read(f"{folder}/{META}"))
+        meta: Any = parse_json(FILE_SYSTEM.read(f"{folder}/{META}"))
     except (OSError, ValueError):
         meta = None
     if not is_meta(meta):
         return (), ()
-    apart = [name for name, _ in listed_apart(meta)]
+    apart = [name for name, _ in special_entries(meta)]
     names = {name for name in meta if "/" not in name} | set(apart)
-    names |= {_encoded(name) for name in (*meta, *apart)}
+    names |= {_encode_name(name) for name in (*meta, *apart)}
     own_folders = names | _FIXED_FOLDERS | {"%2E".join(name.rsplit(".", 1)) for name in names}
     if "stack_dim" in meta:
         with os.scandir(folder) as found:
@@ -383,68 +392,68 @@ def owned(folder: str) -> tuple[Collection[str], Collection[str]]:
     return own_files | _FIXED_FILES, own_folders
 
 
-def _encoded(name: str) -> str:
+def _encode_name(name: str) -> str:
     try:
         return file_name(name, robust=True)
     except SaveError:
-        # Has no form as a file name, and so no file.
+        # The name cannot be encoded as a file name, so a file of it cannot exist.
         return ""
 
 
-# --- what killed saves leave ------------------------------------------------------------------------------------------
+# --- recovery from killed saves ---------------------------------------------------------------------------------------
 
 
-def clean(real: str, sure: bool) -> None:
-    """Take away what saves to this folder that were killed have left in it and beside it; the folder is locked.
+def clean(real: str, has_locks: bool) -> None:
+    """Remove the files that killed saves left in this locked folder and beside it.
 
     Raises:
-        SaveError: without `sure` locks: it may belong to a save that is going on.
+        SaveError: the file system has no locks, so the files may belong to a running save.
     """
     beside = path_beside(real)
     names = os.listdir(real)
     if os.path.lexists(beside):
-        _refuse_unless(sure, real, beside)
+        _refuse_unless(has_locks, real, beside)
         logger.info("removing what a save to %r that was cut off has left beside it", real)
-        with locked(beside):
+        with hold_lock(beside):
             if not os.path.lexists(f"{beside}/{JOURNAL}"):
-                # The two have changed places already: this is the old one.
-                carry(beside, real)
+                # The folders were exchanged already, so `beside` holds the old save.
+                carry_over(beside, real)
             discard(beside)
     if JOURNAL in names:
-        _refuse_unless(sure, real, f"{real}/{JOURNAL}")
+        _refuse_unless(has_locks, real, f"{real}/{JOURNAL}")
         logger.info("removing what a save to %r that was cut off has left in it", real)
         recover(real)
     for name in names:
         if TEMPORARY.fullmatch(name):
-            _remove_temporary(f"{real}/{name}", real, sure)
+            _remove_temporary(f"{real}/{name}", real, has_locks)
 
 
-def _remove_temporary(path: str, real: str, sure: bool) -> None:
-    """Remove a file of a save that was cut off, or the folder that such a save made and did not write to."""
+def _remove_temporary(path: str, real: str, has_locks: bool) -> None:
+    """Remove a temporary file of a killed save, or its empty stage."""
     if os.path.isdir(path) and not os.path.islink(path):
-        _refuse_unless(sure, real, path)
+        _refuse_unless(has_locks, real, path)
         if os.listdir(path):
             raise SaveError(
-                f"the folder {path!r} has the name of one that a save makes, but no journal of a save names it: look "
-                "at what is in it, and remove it"
+                f"the folder {path!r} has the name of a stage of a save, but no journal names it: look at its content, "
+                "and remove it"
             )
         os.rmdir(path)
     elif os.path.lexists(path):
         os.unlink(path)
 
 
-def _refuse_unless(sure: bool, real: str, found: str) -> None:
-    if not sure:
+def _refuse_unless(has_locks: bool, real: str, found: str) -> None:
+    if not has_locks:
         raise SaveError(
             f"there is {found!r}: another process is saving to {real!r}, or was killed while it did. The file system "
-            "has no locks, which would tell: remove that file or folder if no save is going on"
+            "has no locks to tell which: remove that file or folder if no process is saving"
         )
 
 
 class _Identity(NamedTuple):
-    """The identity of a file or a folder that a save made, which another one of its name lacks.
+    """The identity of a file or a folder, which changes when another one takes its name.
 
-    The number of the inode alone would not: a file system gives it to another file when the first one is removed.
+    The inode number alone is not enough: the file system gives it to another file once the first one is removed.
     """
 
     inode: int
@@ -452,7 +461,7 @@ class _Identity(NamedTuple):
 
     @staticmethod
     def of(path: str) -> _Identity | None:
-        """The identity of a file or a folder; `None` when there is none, or a link or a device."""
+        """Return the identity of a file or a folder; `None` for a missing path, a link or a device."""
         try:
             status = os.lstat(path)
         except FileNotFoundError:
@@ -462,25 +471,25 @@ class _Identity(NamedTuple):
 
 
 def write_journal(folder: str, stage: str = "", durable: bool = False) -> None:
-    """Write into a folder what a save is about to move there, in place of an older journal.
+    """Write a journal into a folder: the list of the entries that a save is about to move there.
 
-    The journal is JSON. It has its own inode number, so that a copy of it proves nothing, and what tells the stage and
-    each entry of the stage from any other file.
+    The journal is JSON. It records its own inode number, so that a copy of it is recognized and ignored, and the
+    identities of the stage and of each entry in it.
 
     Args:
         folder: the folder.
-        stage: the name of the folder in it whose entries will be moved; empty when there is none.
-        durable: have it reach the disk.
+        stage: the name of the folder in it whose entries will be moved, or an empty string.
+        durable: flush the journal to the disk.
     """
-    made = {}
+    identities = {}
     for name in os.listdir(f"{folder}/{stage}") if stage else ():
-        if (found := _Identity.of(f"{folder}/{stage}/{name}")) is not None:
-            made[name] = found
+        if (identity := _Identity.of(f"{folder}/{stage}/{name}")) is not None:
+            identities[name] = identity
     temporary = files.temporary_name(folder)
     with files.naming("write the file", f"{folder}/{JOURNAL}"):
         try:
             with files.closing(files.create(temporary)) as fd:
-                parts = {"inode": os.fstat(fd).st_ino, "stage": stage, "entries": made}
+                parts = {"inode": os.fstat(fd).st_ino, "stage": stage, "entries": identities}
                 if stage:
                     parts["stage_inode"] = os.stat(f"{folder}/{stage}").st_ino
                 files.write_bytes(fd, json.dumps(parts).encode())
@@ -488,21 +497,21 @@ def write_journal(folder: str, stage: str = "", durable: bool = False) -> None:
                     os.fsync(fd)
             os.replace(temporary, f"{folder}/{JOURNAL}")
         except BaseException:
-            unless_it_fails(os.unlink, temporary)
+            try_to(os.unlink, temporary)
             raise
 
 
 def recover(real: str) -> None:
-    """Remove what a save that was cut off made in a folder, and its journal; what it committed stays.
+    """Remove the files that a killed save made in a folder, and its journal. A committed save stays.
 
     Raises:
         SaveError: the journal was not written by a save to this folder.
     """
     stage, stage_inode, entries = _read_journal(f"{real}/{JOURNAL}")
     trash = f"{real}/{stage}"
-    # Entries are moved into the stage first: all of the stage is removed, so that recovery may be cut off, too.
-    there = _Identity.of(trash) if stage else None
-    has_trash = there is not None and there.inode == stage_inode and os.path.isdir(trash)
+    # Entries are moved into the stage before the stage is removed, so that a killed recovery can be repeated.
+    identity_of_trash = _Identity.of(trash) if stage else None
+    has_trash = identity_of_trash is not None and identity_of_trash.inode == stage_inode and os.path.isdir(trash)
     is_saved = os.path.lexists(f"{real}/{META}")
     for name, identity in entries.items() if not is_saved else ():
         path = f"{real}/{name}"
@@ -518,7 +527,7 @@ def recover(real: str) -> None:
 
 
 def _read_journal(path: str) -> tuple[str, int, dict[str, _Identity]]:
-    """The name of the stage, its inode number, and the identities of the entries that a journal names.
+    """Return the name of the stage, its inode number, and the identities of the entries that a journal lists.
 
     Raises:
         SaveError: the file was not written at this path by a save of this user.
@@ -527,7 +536,7 @@ def _read_journal(path: str) -> tuple[str, int, dict[str, _Identity]]:
         with open(os.open(path, os.O_RDONLY | system.NONBLOCK | system.NOFOLLOW | system.CLOEXEC), "rb") as file:
             status = os.fstat(file.fileno())
             if not stat.S_ISREG(status.st_mode):
-                raise ValueError("it is no file")
+                raise ValueError("it is not a file")
             found = parse_json(file.read())
         if hasattr(os, "geteuid") and status.st_uid != os.geteuid():
             raise ValueError("it belongs to another user")
@@ -540,18 +549,18 @@ def _read_journal(path: str) -> tuple[str, int, dict[str, _Identity]]:
         return stage, found["stage_inode"] if stage else 0, known
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise SaveError(
-            f"{path!r} is not the journal of a save that this user made in this folder, so that nothing is removed "
-            f"which it names ({error}): remove it, and what a save that was cut off may have left here"
+            f"{path!r} is not the journal of a save that this user made in this folder ({error}), so the files that it "
+            "names are kept: remove it, and the files that a killed save may have left here"
         ) from error
 
 
 def _is_name(name: object) -> bool:
-    """Tell the name of an entry of a folder from a path that leads elsewhere."""
+    """Return True for the name of an entry of a folder, and False for a path that leads elsewhere."""
     return isinstance(name, str) and name not in ("", ".", "..") and not {"/", os.sep, "\0"} & set(name)
 
 
 def discard(folder: str) -> None:
-    """Remove a folder of which nothing is needed, and say so in it to the end, in case that we are killed meanwhile."""
+    """Remove a folder, its journal last: if this process is killed, the next save finds the journal and continues."""
     if not os.path.lexists(f"{folder}/{JOURNAL}"):
         write_journal(folder)
     _remove(f"{folder}/{name}" for name in os.listdir(folder) if name != JOURNAL)
@@ -559,7 +568,7 @@ def discard(folder: str) -> None:
 
 
 def empty(folder: str) -> None:
-    """Remove all that is in a folder."""
+    """Remove the content of a folder."""
     _remove(os.path.join(folder, name) for name in os.listdir(folder))
 
 
@@ -571,10 +580,10 @@ def _remove(paths: Iterable[str]) -> None:
             os.unlink(path)
 
 
-# --- small things -----------------------------------------------------------------------------------------------------
+# --- cleaning up ------------------------------------------------------------------------------------------------------
 
 
-def unless_it_fails(call: Any, *args: Any) -> None:
-    """For tidying up, which must not hide the error that it follows, nor spoil what has succeeded."""
+def try_to(call: Any, *args: Any) -> None:
+    """Call a function and ignore an `OSError`, for cleaning up after an error or after a commit."""
     with contextlib.suppress(OSError):
         call(*args)

@@ -1,4 +1,4 @@
-"""Comparing two saves: where the structure differs, and then the elements, piece by piece."""
+"""The comparison of two specifications, structure first and then elements, for `diff` and open-or-create."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from torch import Tensor
 from tensordict.core.equality import same_value
 from tensordict.core.keys import Path
 from tensordict.io.formats.meta import DTYPES
-from tensordict.io.formats.stack_columns import taken
+from tensordict.io.formats.stack_columns import split_ragged
 from tensordict.io.saving.progress import Progress
-from tensordict.io.specification import LeafSpec, Specification, Unread
+from tensordict.io.specification import DeferredValue, LeafSpec, Specification
 from tensordict.memory.stored_tensors import in_memory
 
-# The pieces in which elements are read; a comparison takes a few times as much memory.
+# The size of the pieces that are compared, in bytes. A comparison needs a few times as much memory.
 _PIECE = 8 << 20
-# Torch has no numbers of these dtypes: elements are the same when their bytes are.
+# Torch cannot compare the numbers of these dtypes, so their bytes are compared.
 OPAQUE = {dtype for name, dtype in DTYPES.items() if re.fullmatch(r"torch\.(u?int[1-7]|bits.*|float4.*)", name)}
 
 
 @dataclass(frozen=True, slots=True)
 class Tolerance:
-    """When two elements are the same: `abs(a - b) <= atol + rtol * abs(b)`."""
+    """The limit below which elements count as equal: `abs(a - b) <= atol + rtol * abs(b)`."""
 
     rtol: float = 0.0
     atol: float = 0.0
@@ -36,7 +36,7 @@ class Tolerance:
 
     @property
     def is_exact(self) -> bool:
-        """Whether only equal elements are the same."""
+        """True if only equal elements count as equal."""
         return not (self.rtol or self.atol)
 
 
@@ -46,9 +46,9 @@ class Difference:
 
     what: "missing" (in the second), "additional", "kind", "batch size", "names", "stack dim", "dtype", "shape",
         "value" or "elements".
-    one, other: what the two have there.
-    differing, count, max_abs: of elements: how many differ, of how many, and by how much at most (`nan` where that is
-        no number).
+    one, other: the kind, size, value, ... in the first and in the second save.
+    differing, count: for "elements", the number of elements that differ, and of all elements.
+    max_abs: for "elements", the largest absolute difference; `nan` if only NaN and infinity differ.
     """
 
     key: Path
@@ -60,28 +60,28 @@ class Difference:
     max_abs: float = math.nan
 
 
-def differences(
+def find_differences(
     one: Specification | LeafSpec,
     other: Specification | LeafSpec,
     tolerance: Tolerance | None,
     key: Path = (),
     progress: Progress | None = None,
 ) -> Iterator[Difference]:
-    """The differences between two saves, in the order of the first.
+    """Yield the differences between two saves, in the order of the first.
 
-    Without a `tolerance`, those of the structure only: any element and any value may stand for another, and names of
-    dims that only one of them has are no difference. `progress` is told of every byte of the first that was compared.
+    With `tolerance=None` only the structure is compared: elements and values may differ, and so may names of dims that
+    only one of the saves has. `progress` counts the bytes of the first save that were compared.
     """
     if isinstance(one, LeafSpec) and isinstance(other, LeafSpec):
         yield from _leaf_differences(one, other, tolerance, key, progress)
     elif isinstance(one, Specification) and isinstance(other, Specification):
         yield from _node_differences(one, other, tolerance, key, progress)
     else:
-        yield Difference(key, "kind", kind_of(one), kind_of(other))
+        yield Difference(key, "kind", describe_kind(one), describe_kind(other))
 
 
-def kind_of(node: Specification | LeafSpec) -> str:
-    """The class of a node in a word or two."""
+def describe_kind(node: Specification | LeafSpec) -> str:
+    """Return the class of a node or the kind of a leaf, in one or two words."""
     if isinstance(node, Specification):
         return node.kind
     return "ragged Tensor" if node.ragged else "Tensor"
@@ -107,12 +107,12 @@ def _node_differences(
     entries, others = one.fields(), other.fields()
     for name, entry in entries.items():
         if name in others:
-            yield from differences(entry, others[name], tolerance, (*key, name), progress)
+            yield from find_differences(entry, others[name], tolerance, (*key, name), progress)
         else:
-            yield Difference((*key, name), "missing", kind_of(entry))
+            yield Difference((*key, name), "missing", describe_kind(entry))
     for name, entry in others.items():
         if name not in entries:
-            yield Difference((*key, name), "additional", None, kind_of(entry))
+            yield Difference((*key, name), "additional", None, describe_kind(entry))
 
 
 def _leaf_differences(
@@ -120,7 +120,7 @@ def _leaf_differences(
 ) -> Iterator[Difference]:
     alike = True
     for what, mine, theirs in (
-        ("kind", kind_of(one), kind_of(other)),
+        ("kind", describe_kind(one), describe_kind(other)),
         ("dtype", str(one.dtype), str(other.dtype)),
         ("shape", list(one.shape), list(other.shape)),
     ):
@@ -131,18 +131,18 @@ def _leaf_differences(
         return
     if tolerance is None and not one.ragged:
         return
-    a, b = source_of(one), source_of(other)
+    a, b = open_source(one), open_source(other)
     shape = one.shape
     if one.ragged:
-        (a, rows, _), (b, others, _) = taken(a), taken(b)
+        (a, rows, _), (b, others, _) = split_ragged(a), split_ragged(b)
         if not torch.equal(rows, others):
             yield Difference(key, "shape", rows.tolist(), others.tolist())
             return
         shape = tuple(a.shape)
     if tolerance is None:
         return
-    found = _Elements()
-    for index in pieces(shape, one.dtype.itemsize):
+    found = _ElementComparison()
+    for index in cut_pieces(shape, one.dtype.itemsize):
         piece = read_piece(a, index)
         found.compare(piece, read_piece(b, index), tolerance)
         if progress is not None:
@@ -151,28 +151,28 @@ def _leaf_differences(
         yield Difference(key, "elements", None, None, found.differing, math.prod(shape), found.max_abs)
 
 
-def source_of(spec: LeafSpec) -> Any:
-    """The tensor of a leaf, or the column."""
+def open_source(spec: LeafSpec) -> Any:
+    """Return the tensor of a leaf, or the column of a lazy stack."""
     source: Any = spec.source
     return source if isinstance(source, Tensor) or not callable(source) else source()
 
 
 def _value(node: Specification) -> Any:
-    if isinstance(node.value, Unread):
+    if isinstance(node.value, DeferredValue):
         return node.value.read(None)
-    # The tensors in a value are compared as its entries.
+    # The tensors in a value are compared as entries, so only the rest of the value is returned.
     return node.form if node.entries else node.value
 
 
-def pieces(shape: tuple[int, ...], itemsize: int) -> Iterator[tuple[int | slice, ...]]:
-    """Indices that cut a tensor of this shape in pieces of at most 8 MiB (or one element), in order."""
+def cut_pieces(shape: tuple[int, ...], itemsize: int) -> Iterator[tuple[int | slice, ...]]:
+    """Yield indices that cut a tensor of this shape into consecutive pieces of at most 8 MiB (or one element)."""
     if math.prod(shape) * itemsize <= _PIECE:
         yield ()
         return
     row = math.prod(shape[1:]) * itemsize
     if row > _PIECE:
         for position in range(shape[0]):
-            for index in pieces(shape[1:], itemsize):
+            for index in cut_pieces(shape[1:], itemsize):
                 yield (position, *index)
         return
     step = _PIECE // row
@@ -181,13 +181,13 @@ def pieces(shape: tuple[int, ...], itemsize: int) -> Iterator[tuple[int | slice,
 
 
 def read_piece(source: Tensor, index: tuple[int | slice, ...]) -> Tensor:
-    """What an index takes of a tensor, in memory."""
+    """Read the part of a tensor at an index into memory."""
     piece: Tensor = in_memory(source[index] if index else source)
     return piece.detach().as_subclass(Tensor)
 
 
-class _Elements:
-    """What the pieces of a tensor that were compared so far have given."""
+class _ElementComparison:
+    """The running result of comparing two tensors piece by piece."""
 
     def __init__(self) -> None:
         self.differing = 0
@@ -202,15 +202,15 @@ class _Elements:
             one, other = one.view(unsigned), other.view(unsigned)
         if torch.equal(one, other):
             return
-        differ = ~_same(one, other, tolerance)
+        differ = ~_are_close(one, other, tolerance)
         count = int(differ.sum())
         if count:
             self.differing += count
-            gaps = [gap for gap in (self.max_abs, _largest_gap(one[differ], other[differ])) if not math.isnan(gap)]
+            gaps = [gap for gap in (self.max_abs, _find_largest_gap(one[differ], other[differ])) if not math.isnan(gap)]
             self.max_abs = max(gaps, default=math.nan)
 
 
-def _same(one: Tensor, other: Tensor, tolerance: Tolerance) -> Tensor:
+def _are_close(one: Tensor, other: Tensor, tolerance: Tolerance) -> Tensor:
     equal = one == other
     has_nan = one.is_floating_point() or one.is_complex()
     if tolerance.is_exact:
@@ -221,14 +221,14 @@ def _same(one: Tensor, other: Tensor, tolerance: Tolerance) -> Tensor:
     )
 
 
-def _largest_gap(one: Tensor, other: Tensor) -> float:
-    """The largest absolute difference between elements; an exact int for ints, and `nan` where there is no number."""
+def _find_largest_gap(one: Tensor, other: Tensor) -> float:
+    """Return the largest absolute difference: exact for ints, and `nan` if all differences are NaN."""
     if one.is_floating_point() or one.is_complex():
         wide = torch.complex128 if one.is_complex() else torch.float64
         gaps = (one.to(wide) - other.to(wide)).abs()
         numbers = gaps[~gaps.isnan()]
         return float(numbers.max()) if numbers.numel() else math.nan
     a, b = one.numpy(), other.numpy()
-    # Modulo 2**64, where the larger minus the smaller is right for signed and unsigned ones.
+    # Subtract the smaller from the larger modulo 2**64, which is exact for signed and for unsigned ints.
     unsigned_a, unsigned_b = a.astype(np.uint64), b.astype(np.uint64)
     return int(np.where(a > b, unsigned_a - unsigned_b, unsigned_b - unsigned_a).max())

@@ -1,4 +1,4 @@
-"""Writing leaves to files, by one thread or several, with checksums of what is written and a bar that shows it."""
+"""The writers of leaves, which formats use to write tensors with threads, checksums and a progress bar."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tensordict.memory import files, system
 from tensordict.memory.file_source import FileSource
 from tensordict.memory.mapped import MemoryMappedTensor, is_whole_file
 
-# A leaf larger than this is written by several threads, each its own range.
+# Several threads write a leaf that is larger than this, each thread one range.
 _SPLIT = 64 << 20
 
 
@@ -28,27 +28,27 @@ class SaveOptions:
     """How to save, in any format; see `TensorDict.memmap`."""
 
     num_threads: int = 0
-    # Have everything reach the disk before the save takes its place.
+    # Flush everything to the disk before the commit.
     durable: bool = False
-    # The algorithm of the checksums of leaves; none when empty.
+    # The algorithm of the checksums of leaves; empty to write no checksums.
     checksum: str = ""
     progress: bool | None = None
-    # Replace whatever is there: otherwise a file that belongs to no save is an error.
+    # Replace foreign files, too; otherwise they raise an error.
     overwrite: bool = False
-    # Of a URL: how it is reached.
+    # For a URL: the options of the storage.
     storage_options: StorageOptions | None = None
 
 
 @dataclass(slots=True)
 class WriteOptions:
-    """What leaves are written with.
+    """The settings that all leaves of a save share.
 
     Args:
-        transaction: what the files are part of.
-        num_threads: how many threads will run the jobs.
-        checksum: the algorithm; none when empty.
-        progress: is told of every byte.
-        reserve: have the disk keep room for files without content.
+        transaction: the transaction of the save.
+        num_threads: the number of threads that will run the jobs.
+        checksum: the algorithm of the checksums; empty to write none.
+        progress: the progress bar, which counts bytes.
+        reserve: reserve room on the disk for files without content.
     """
 
     transaction: Transaction
@@ -60,11 +60,11 @@ class WriteOptions:
 
 @dataclass(slots=True)
 class LeafFile:
-    """The file of a tensor, which is to be `path`.
+    """The file of a tensor, which the commit will put at `path`.
 
     Args:
-        zero: write no content, which is zero then.
-        there: do not write: what is staged is the content of the tensor, and needs a checksum at most.
+        zero: create the file without content; it reads as zeros.
+        is_staged: the staged file has the content of the tensor already, so only the checksum is computed.
     """
 
     key: Path
@@ -72,19 +72,20 @@ class LeafFile:
     path: str
     options: WriteOptions
     zero: bool = False
-    there: bool = False
-    # By the byte at which a piece begins; made when there is a checksum, as thousands of leaves have none.
+    is_staged: bool = False
+    # The checksum of each piece, by its first byte. Created only if checksums are computed, because a save may have
+    # thousands of leaves.
     _checksums: dict[int, checksums.Checksum] | None = None
 
     def jobs(self) -> Iterable[Callable[[], None]]:
-        """The pieces of work that write it, which may run in any order."""
+        """Return the functions that write the file. They may run in any order."""
         if self.options.checksum:
             self._checksums = {}
-        if self.there:
-            return (self._look,) if self.options.checksum or self.options.transaction.durable else ()
+        if self.is_staged:
+            return (self._read_staged,) if self.options.checksum or self.options.transaction.durable else ()
         nbytes = self.tensor.numel() * self.tensor.element_size()
-        one = self.options.num_threads <= 1 or nbytes <= _SPLIT or self.zero or not files.is_direct(self.tensor)
-        if one or self.options.checksum not in ("", "crc32"):
+        is_one_job = self.options.num_threads <= 1 or nbytes <= _SPLIT or self.zero or not files.is_direct(self.tensor)
+        if is_one_job or self.options.checksum not in ("", "crc32"):
             return (self._write,)
         with files.naming("write the file", self.path, self.key):
             os.close(self.options.transaction.create(self.path))
@@ -92,11 +93,11 @@ class LeafFile:
         return [partial(self._write_piece, start, min(start + step, nbytes)) for start in range(0, nbytes, step)]
 
     def checksum(self) -> str:
-        """The form of the checksum that a file keeps, once all jobs are done; empty for none."""
+        """Return the checksum in its stored form once all jobs are done; empty if none is computed."""
         if not self._checksums:
             return ""
         pieces = [self._checksums[start] for start in sorted(self._checksums)]
-        return checksums.text(self.options.checksum, checksums.of_pieces(pieces))
+        return checksums.format_checksum(self.options.checksum, checksums.combine(pieces))
 
     def _write(self) -> None:
         try:
@@ -134,24 +135,25 @@ class LeafFile:
         except OSError as error:
             raise files.named_os_error(error, "write the file", self.path, self.key) from error
 
-    def _look(self) -> None:
+    def _read_staged(self) -> None:
+        """Compute the checksum of a staged file, and sync it if the save is durable."""
         watch = self._watch(0)
         if watch is not None and self.options.checksum:
-            files.see(self.tensor, watch)
+            files.show_content(self.tensor, watch)
         transaction = self.options.transaction
         if transaction.durable:
             files.sync_file(transaction.at(self.path))
 
     def _watch(self, start: int) -> files.Watch | None:
-        """What is shown the bytes from `start` on."""
+        """Return the callback for the bytes from `start` on."""
         if self._checksums is None:
-            return watching(None, self.options.progress)
+            return make_watch(None, self.options.progress)
         checksum = self._checksums[start] = checksums.new(self.options.checksum)
-        return watching(checksum, self.options.progress)
+        return make_watch(checksum, self.options.progress)
 
 
 def _copy_from(source: FileSource, fd: int, nbytes: int) -> bool:
-    """Copy file to file; `False` when the path of the source no longer is the file that is mapped."""
+    """Copy a file to another. Returns `False` if another file has replaced the mapped one at its path."""
     try:
         opened = os.open(source.path, os.O_RDONLY | system.CLOEXEC)
     except FileNotFoundError:
@@ -165,8 +167,8 @@ def _copy_from(source: FileSource, fd: int, nbytes: int) -> bool:
     return True
 
 
-def watching(checksum: checksums.Checksum | None, progress: Progress | None) -> files.Watch | None:
-    """What is shown all that is written of a tensor, for its checksum and the progress bar; `None` for neither."""
+def make_watch(checksum: checksums.Checksum | None, progress: Progress | None) -> files.Watch | None:
+    """Return a callback that adds written bytes to a checksum and a progress bar; `None` for neither."""
     if checksum is None:
         return None if progress is None else lambda piece: progress.add(len(piece))
     if progress is None:
@@ -180,11 +182,11 @@ def watching(checksum: checksums.Checksum | None, progress: Progress | None) -> 
 
 
 class TensorRun:
-    """Tensors on their way into one file, one behind the other, and their checksums.
+    """Consecutive tensors of one file, and their checksums.
 
     Args:
-        tensors: in their order.
-        algorithm: of the checksums; none when empty.
+        tensors: the tensors, in the order of the file.
+        algorithm: the algorithm of the checksums; empty to compute none.
 
     Example:
         >>> import torch
@@ -199,13 +201,18 @@ class TensorRun:
         self._checksums = [checksums.new(algorithm) if algorithm else None for _ in tensors]
 
     def write(self, fd: int, offset: int, num_threads: int = 0, progress: bool | None = None) -> None:
-        """Write them, the first at byte `offset`; `progress` shows a bar."""
+        """Write the tensors, the first at byte `offset`; `progress` shows a bar."""
         with progress_bar(progress, "saving", sum(t.numel() * t.itemsize for t in self.tensors)) as shown:
             watches: list[files.Watch | None] = []
             if self._algorithm or shown is not None:
-                watches = [watching(checksum, shown) for checksum in self._checksums]
+                watches = [make_watch(checksum, shown) for checksum in self._checksums]
             files.write_row(fd, self.tensors, offset, num_threads, watches)
 
     def checksums(self) -> list[str]:
-        """The form of the checksum of each that a file keeps: before `write`, of nothing, and as long; none if none."""
-        return [checksums.text(self._algorithm, checksum) for checksum in self._checksums if checksum is not None]
+        """Return the checksums in their stored form; an empty list if none are computed.
+
+        Before `write` they are the checksums of no bytes, which have the same length.
+        """
+        return [
+            checksums.format_checksum(self._algorithm, checksum) for checksum in self._checksums if checksum is not None
+        ]

@@ -1,8 +1,8 @@
-"""A folder that only its user can read or change, such as a cache of files behind URLs.
+"""A folder that only its user can read or change, for the cache of remote files.
 
-Every operation opens the folder, checks who may use it, and reaches the files through the descriptor. So nobody can put
-another folder in its place between the check and the use. No link is followed, and a file that somebody else could have
-written to is refused. A system without users and descriptors of folders (Windows) makes no such checks.
+Every operation opens the folder, checks its owner and mode, and reaches the files through the descriptor. So nobody can
+replace the folder between the check and the use. Links are not followed, and files that another user could have written
+to are refused. Systems without users and descriptors of folders (Windows) skip these checks.
 """
 
 from __future__ import annotations
@@ -33,27 +33,27 @@ class PrivateFolder:
         self.path = path
 
     def create(self) -> None:
-        """Make the folder if it is missing, and check it.
+        """Create the folder if it is missing, and check it.
 
         Raises:
-            SaveError: others may use it, or it belongs to another user, or is a link.
-            OSError: it cannot be made.
+            SaveError: the folder is open to other users, belongs to another user, or is a link.
+            OSError: the folder cannot be created.
         """
         os.makedirs(self.path, 0o700, exist_ok=True)
-        with self._opened():
+        with self._open_folder():
             pass
 
     def open(self, name: str, flags: int) -> int:
-        """Open a file of the folder; one that is made has the mode 0600.
+        """Open a file of the folder. A new file gets the mode 0600.
 
         Returns:
             the descriptor, which the caller closes.
 
         Raises:
-            FileNotFoundError: there is none, and `flags` does not ask for a new one.
-            SaveError: it is a link or no plain file, or somebody else could have written to it.
+            FileNotFoundError: the file is missing, and `flags` lacks `os.O_CREAT`.
+            SaveError: it is a link or another special file, or another user could have written to it.
         """
-        with self._opened() as folder:
+        with self._open_folder() as folder:
             try:
                 where = self._at(name, folder)
                 fd = os.open(where, flags | system.CLOEXEC | system.NOFOLLOW | system.NONBLOCK, _MODE, dir_fd=folder)
@@ -70,68 +70,68 @@ class PrivateFolder:
         return fd
 
     def read(self, name: str) -> bytes:
-        """The content of a file; raises as `open`."""
+        """Return the content of a file; raises the errors of `open`."""
         with open(self.open(name, os.O_RDONLY), "rb") as file:
             return file.read()
 
     def write(self, name: str, content: bytes) -> None:
-        """Put a file in its place in one step: readers see the old content or the new one."""
+        """Write or replace a file in one step: readers see the old content or the new one."""
         staged = os.path.basename(files.temporary_name(""))
         fd = self.open(staged, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
         try:
             with files.closing(fd):
                 files.write_bytes(fd, content)
-            with self._opened() as folder:
+            with self._open_folder() as folder:
                 os.replace(self._at(staged, folder), self._at(name, folder), src_dir_fd=folder, dst_dir_fd=folder)
         except BaseException:
-            commit.unless_it_fails(self.unlink, staged)
+            commit.try_to(self.unlink, staged)
             raise
 
     def unlink(self, name: str) -> None:
-        """Remove a file, or a link and not what it leads to."""
-        with self._opened() as folder:
+        """Remove a file. Of a link, only the link itself is removed."""
+        with self._open_folder() as folder:
             os.unlink(self._at(name, folder), dir_fd=folder)
 
     def status(self, name: str) -> os.stat_result:
-        """The status of a file; a link is not followed."""
-        with self._opened() as folder:
+        """Return the status of a file; a link is not followed."""
+        with self._open_folder() as folder:
             return os.stat(self._at(name, folder), dir_fd=folder, follow_symlinks=False)
 
     def names(self) -> list[str]:
-        """The names of all files in the folder; an empty list for a missing folder."""
+        """Return the names of all files in the folder; an empty list for a missing folder."""
         try:
-            with self._opened() as folder:
+            with self._open_folder() as folder:
                 return os.listdir(self.path if folder is None else folder)
         except FileNotFoundError:
             return []
 
     @contextlib.contextmanager
-    def locked(self, name: str, flags: int, patience: float) -> Iterator[None]:
-        """Hold the lock on a file for a block; the lock ends with the process at the latest.
+    def hold_lock(self, name: str, flags: int, patience: float) -> Iterator[None]:
+        """Hold the lock on a file for a block. The system releases it if the process ends.
 
         Args:
             name: the file.
-            flags: what else it is opened with; `os.O_CREAT` makes it.
-            patience: how many seconds to wait for another process or thread.
+            flags: further flags for `os.open`; `os.O_CREAT` creates the file.
+            patience: the seconds to wait for another holder of the lock.
 
         Raises:
-            SaveError: another one holds it all that time, or the file is refused as by `open`.
-            FileNotFoundError: there is none, and `flags` does not make it.
+            SaveError: another process or thread holds the lock all that time, or `open` refuses the file.
+            FileNotFoundError: the file is missing, and `flags` lacks `os.O_CREAT`.
         """
         flags |= os.O_RDWR | system.NONBLOCK
-        # Whoever could open the file could lock it, too, so the file is checked first.
+        # Check the file first: another user who can open it could hold its lock.
         os.close(self.open(name, flags))
-        with self._opened() as folder:
+        with self._open_folder() as folder:
             shown = f"{self.path}/{name}"
-            with commit.locked(self._at(name, folder), shown, flags, patience, folder=folder, mode=_MODE):
+            with commit.hold_lock(self._at(name, folder), shown, flags, patience, folder=folder, mode=_MODE):
                 yield
 
     def _at(self, name: str, folder: int | None) -> str:
         return name if folder is not None else f"{self.path}/{name}"
 
     @contextlib.contextmanager
-    def _opened(self) -> Iterator[int | None]:
-        """Open and check the folder; gives its descriptor, or `None` on a system without such descriptors."""
+    def _open_folder(self) -> Iterator[int | None]:
+        """Open and check the folder. Yields its descriptor, or `None` on a system without descriptors of folders."""
         if not _BY_DESCRIPTOR:
             yield None
             return
@@ -143,7 +143,7 @@ class PrivateFolder:
         try:
             return os.open(self.path, os.O_RDONLY | system.DIRECTORY | system.NOFOLLOW | system.CLOEXEC)
         except OSError as error:
-            # Linux says ENOTDIR of a link.
+            # Linux raises ENOTDIR for a link.
             if error.errno in (errno.ELOOP, errno.ENOTDIR) and os.path.islink(self.path):
                 real = os.path.realpath(self.path)
                 raise SaveError(
@@ -155,7 +155,7 @@ class PrivateFolder:
         if status.st_uid != os.geteuid():
             raise SaveError(
                 f"{self.path!r} belongs to the user {status.st_uid}, who could change what is kept there, and this "
-                f"process is of the user {os.geteuid()}: name a folder of your own"
+                f"process runs as the user {os.geteuid()}: name a folder of your own"
             )
         if (mode := stat.S_IMODE(status.st_mode)) & 0o077:
             raise SaveError(
@@ -165,7 +165,7 @@ class PrivateFolder:
 
     def _check_file(self, name: str, status: os.stat_result) -> None:
         if not stat.S_ISREG(status.st_mode):
-            raise self._refusal(name, "is no plain file")
+            raise self._refusal(name, "is not a plain file")
         if not _BY_DESCRIPTOR:
             return
         if status.st_uid != os.geteuid():
@@ -176,7 +176,7 @@ class PrivateFolder:
             raise self._refusal(name, "has a second name, a hard link")
 
     def _refusal(self, name: str, what: str) -> SaveError:
-        # `RemoteSave.naming` replaces a whole path by the URL, so this path is given in two parts.
+        # The path is given in two parts, because `RemoteSave.naming` would replace the whole path by the URL.
         remove = f"cd {shlex.quote(self.path)} && rm {shlex.quote(name)}"
         return SaveError(
             f"the file {name!r} in {self.path!r} {what}, so it may not be what was kept there: remove it: {remove}"

@@ -1,4 +1,4 @@
-"""Progress bars of what may take a while: shown where they are asked for, and where somebody watches."""
+"""Progress bars for saving, loading, verifying and transfers, shown on request and on terminals and in notebooks."""
 
 from __future__ import annotations
 
@@ -18,27 +18,27 @@ from typing import Any
 
 from tensordict.core import extras
 
-# `True` shows a bar at once, `False` none; `None` one where somebody watches, of what takes longer than `_PATIENCE`.
-Wanted = bool | None
+# The argument `progress=`: `True` shows a bar at once, and `False` shows none. `None` shows one on a terminal or in a
+# notebook, once the operation has taken longer than `_PATIENCE` seconds.
+ShowBar = bool | None
 _PATIENCE = 1.0
-# The bars that are at work, and the calls that want none. What is done for one of them has none of its own unless it is
-# asked for.
+# The active bars, and the active calls with `progress=False`. Nested operations show no bar unless requested.
 _open: list[object] = []
-# That of what is sent now.
+# The bar of the current transfer over the network.
 _transfers: list[Progress] = []
 
 
 class Progress:
-    """A bar that any thread may move on, as a context.
+    """A progress bar as a context. Any thread may advance it.
 
     Args:
-        doing: what stands before the bar.
-        total: how much there is to do, or what tells when the bar is shown; `None` when nobody knows.
-        unit: of what: bytes by default.
-        patience: the seconds after which it is shown.
+        doing: the text before the bar.
+        total: the total amount, or a function that returns it when the bar is shown; `None` if it is unknown.
+        unit: the unit of the amounts, bytes by default.
+        patience: the seconds after which the bar is shown.
 
     Raises:
-        ModuleNotFoundError: tqdm is not installed; says what to run.
+        ModuleNotFoundError: tqdm is not installed; names the command that installs it.
 
     Example:
         >>> from tensordict.io.saving.progress import Progress
@@ -63,15 +63,15 @@ class Progress:
     def _show(self) -> None:
         total = self._total() if callable(self._total) else self._total
         scale: dict[str, Any] = {"unit_scale": True, "unit_divisor": 1024} if self._unit == "B" else {}
-        # In terminals it writes to stderr, and in notebooks below the cell.
+        # `tqdm.auto` writes to stderr in terminals, and below the cell in notebooks.
         with warnings.catch_warnings():
-            # In a notebook without ipywidgets: the bar is a line of text then.
+            # In a notebook without ipywidgets tqdm warns, and shows the bar as text.
             warnings.filterwarnings("ignore", "IProgress not found")
             bar = extras.require("tqdm.auto", "progress").tqdm
         self._bar = bar(desc=self._doing, total=total, initial=self.done, unit=self._unit, **scale)
 
     def add(self, amount: int) -> None:
-        """Say that so much more is done."""
+        """Advance the bar by an amount."""
         with self._lock:
             self.done += amount
             if self._bar is not None:
@@ -90,41 +90,41 @@ class Progress:
         self.close()
 
     def close(self) -> None:
-        """Leave the bar as it is."""
+        """Stop updating the bar; it stays visible."""
         if self._bar is not None:
             self._bar.close()
 
 
 def progress_bar(
-    wanted: Wanted, doing: str, total: int | Callable[[], int | None] | None, unit: str = "B"
+    show: ShowBar, doing: str, total: int | Callable[[], int | None] | None, unit: str = "B"
 ) -> contextlib.AbstractContextManager[Progress | None]:
-    """A bar where it is wanted, else `None`, as a context; arguments as of `Progress`."""
-    if wanted:
+    """Return a context that gives a bar, or `None` if none is shown; further arguments as in `Progress`."""
+    if show:
         return Progress(doing, total, unit)
-    if wanted is None and not _open and _is_watched():
+    if show is None and not _open and _has_viewer():
         return Progress(doing, total, unit, _PATIENCE)
-    return quiet(wanted)
+    return hide_bars(show)
 
 
-def quiet(wanted: Wanted) -> contextlib.AbstractContextManager[None]:
-    """A block in which nothing has a bar, a transfer neither, when none is wanted (`False`)."""
-    return _quiet() if wanted is False else contextlib.nullcontext()
+def hide_bars(show: ShowBar) -> contextlib.AbstractContextManager[None]:
+    """Return a context that hides all nested bars, including bars of transfers, if `show` is `False`."""
+    return _hide_bars() if show is False else contextlib.nullcontext()
 
 
 @contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    _open.append(_quiet)
+def _hide_bars() -> Iterator[None]:
+    _open.append(_hide_bars)
     try:
         yield
     finally:
-        _open.remove(_quiet)
+        _open.remove(_hide_bars)
 
 
 class WatchedFile(io.BufferedWriter):
-    """A binary file of which a bar shows how much has been written, for what writes all of something at once.
+    """A binary file that advances a bar, for libraries that write a whole file in one call.
 
     Args:
-        fd: the open file, which is not closed.
+        fd: the descriptor of the file, which stays open.
         progress: the bar, or `None`.
     """
 
@@ -133,7 +133,7 @@ class WatchedFile(io.BufferedWriter):
         self._progress = progress
 
     def write(self, content: Any) -> int:
-        """Write bytes; gives how many."""
+        """Write bytes, and return their number."""
         written = super().write(content)
         if self._progress is not None:
             self._progress.add(written)
@@ -141,21 +141,21 @@ class WatchedFile(io.BufferedWriter):
 
 
 @contextlib.contextmanager
-def transferring(doing: str, total: int) -> Iterator[Progress]:
-    """The bar of bytes that come over a network, or go: one for all that is sent meanwhile, by whatever thread."""
+def show_transfer(doing: str, total: int) -> Iterator[Progress]:
+    """Show a bar for a transfer over the network. Nested transfers, in any thread, advance the same bar."""
     if _transfers:
         yield _transfers[-1]
         return
     with progress_bar(None, doing, total) as shown:
-        _transfers.append(found := shown or Progress(doing, total, patience=math.inf))
+        _transfers.append(bar := shown or Progress(doing, total, patience=math.inf))
         try:
-            yield found
+            yield bar
         finally:
-            _transfers.remove(found)
+            _transfers.remove(bar)
 
 
-def _is_watched() -> bool:
-    """Whether somebody sees the bars of this process: in a terminal or a notebook, and not those of its workers."""
+def _has_viewer() -> bool:
+    """Return True in the main process of a program on a terminal or in a notebook, and False in workers."""
     if multiprocessing.parent_process() is not None or os.environ.get("LOCAL_RANK", "0") != "0":
         return False
     if sys.stderr is None or not (sys.stderr.isatty() or _in_notebook()):
@@ -168,15 +168,15 @@ def _in_notebook() -> bool:
     return shell is not None and "IPKernelApp" in shell.config
 
 
-def bytes_on_disk(path: str | os.PathLike[str]) -> int:
-    """The summed length of the files of a save."""
+def count_bytes(path: str | os.PathLike[str]) -> int:
+    """Return the summed length of the files of a save."""
     if not os.path.isdir(path):
         return os.stat(path).st_size
     return sum(status.st_size for status in _statuses(path))
 
 
-def bytes_allocated(path: str | os.PathLike[str]) -> int:
-    """What the files of a save take on the disk, which counts in blocks; their lengths where it does not say."""
+def count_disk_usage(path: str | os.PathLike[str]) -> int:
+    """Return the summed size of the disk blocks of a save, or of its files where the system does not count blocks."""
     statuses = _statuses(path) if os.path.isdir(path) else [os.stat(path)]
     return sum(status.st_blocks * 512 if hasattr(status, "st_blocks") else status.st_size for status in statuses)
 

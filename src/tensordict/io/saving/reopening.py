@@ -1,7 +1,7 @@
-"""Open-or-create: where there is a save already, `memmap_like` and `from_schema` open it and keep what it holds.
+"""Open-or-create, for `memmap_like` and `from_schema`: they open an existing save and keep its content.
 
-Every entry of the save must be asked for, with its kind, batch size, shape and dtype. Values that are no tensors are
-those of the save. A folder takes entries that it lacks; the other formats refuse them.
+The requested container must have every entry of the save, with its kind, batch size, shape and dtype. Non-tensor values
+are read from the save. A folder receives the requested entries that it lacks; other formats refuse them.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from tensordict.core.contract import Contract
 from tensordict.core.devices import as_device
 from tensordict.core.exceptions import SaveError
 from tensordict.core.keys import joined
-from tensordict.io.saving.comparing import Difference, differences
-from tensordict.io.specification import DICT, LAZY, is_typed, specification_of, to_container
+from tensordict.io.saving.comparing import Difference, find_differences
+from tensordict.io.specification import DICT, LAZY, is_stored_as_class, specification_of, to_container
 from tensordict.memory.file_source import FileSource
 from tensordict.memory.mapped import MemoryMappedTensor
 
-# So many differences are told.
+# The number of differences that an error lists.
 _SHOWN = 4
 
 
-def opened(wanted: Contract, path: str, load: Callable[[], Any]) -> Any:
+def open_whole(wanted: Contract, path: str, load: Callable[[], Any]) -> Any:
     """Load the save at `path`, which must have the structure of `wanted`.
 
     Raises:
-        SaveError: it has another one, or is broken; says what differs.
+        SaveError: the structure differs, or the save is broken. Lists the differences.
     """
     saved, found = _compare(wanted, load)
     if found:
@@ -39,13 +39,13 @@ def opened(wanted: Contract, path: str, load: Callable[[], Any]) -> Any:
 
 
 def open_part(wanted: Contract, path: str, load: Callable[[], Any]) -> tuple[Any, list[Difference]]:
-    """Load the save at `path`, all of whose entries must be in `wanted`.
+    """Load the save at `path`, which may lack entries of `wanted`.
 
     Returns:
-        The save, and the entries of `wanted` that it lacks.
+        The loaded container, and its missing entries as differences.
 
     Raises:
-        SaveError: the save has other entries, or is broken; says what differs.
+        SaveError: the save has other entries, or is broken. Lists the differences.
     """
     saved, found = _compare(wanted, load)
     others = [difference for difference in found if difference.what != "missing"]
@@ -59,27 +59,27 @@ def _compare(wanted: Contract, load: Callable[[], Any]) -> tuple[Any, list[Diffe
     try:
         saved = load()
     except SaveError as error:
-        raise SaveError(f"{error}. It is left as it is; pass overwrite=True to replace what is there") from error
+        raise SaveError(f"{error}. It is left as it is; pass overwrite=True to replace it") from error
     one, other = specification_of(wanted, unread=True), specification_of(saved, unread=True)
-    return saved, list(differences(one, other, None))
+    return saved, list(find_differences(one, other, None))
 
 
 def _refusal(saved: Any, path: str, found: list[Difference]) -> SaveError:
-    """Close a save, and make the error that tells the first differences and what would work."""
+    """Close a save, and return an error that lists the first differences and gives advice."""
     if hasattr(saved, "close"):
         saved.close()
-    told = "; ".join(map(_told, found[:_SHOWN])) + ("; and more" if len(found) > _SHOWN else "")
+    listed = "; ".join(map(_describe, found[:_SHOWN])) + ("; and more" if len(found) > _SHOWN else "")
     if all(difference.what == "missing" for difference in found):
         advice = "Load it and set the new entries"
     else:
         advice = "Ask for all of its entries as they are there, load it and select() some of them"
     return SaveError(
-        f"{path!r} holds a save of another structure than the one asked for, which is left as it is: {told}. {advice}, "
-        "or save elsewhere"
+        f"{path!r} holds a save of another structure than the one asked for, which is left as it is: {listed}. "
+        f"{advice}, or save elsewhere"
     )
 
 
-def _told(found: Difference) -> str:
+def _describe(found: Difference) -> str:
     where = f"entry {joined(found.key)!r}" if found.key else "the container"
     if found.what == "missing":
         return f"{where} is not in the save"
@@ -88,11 +88,11 @@ def _told(found: Difference) -> str:
     return f"{where} has {found.what} {found.other} in the save, and {found.one} is asked for"
 
 
-def as_mapped(wanted: object, saved: object) -> Any:
-    """A save that was loaded from a folder as `memmap_like` gives it: of the classes of `wanted`, and locked.
+def merge_and_lock(wanted: object, saved: object) -> Any:
+    """Return a loaded folder in the form of a result of `memmap_like`: with the classes of `wanted`, and locked.
 
     Raises:
-        PermissionError: a file may not be written to.
+        PermissionError: a file is not writable.
     """
     result = merge(wanted, saved)
     result._mark(memmap=True)
@@ -101,19 +101,19 @@ def as_mapped(wanted: object, saved: object) -> Any:
 
 
 def merge(wanted: Any, saved: Any) -> Any:
-    """Make a container of the classes of `wanted` with the entries of `saved`, and those of `wanted` that it lacks.
+    """Build a container with the classes of `wanted` from the entries of `saved`. Missing ones come from `wanted`.
 
     Raises:
-        PermissionError: a file may not be written to.
+        PermissionError: a file is not writable.
     """
-    if is_typed(wanted):
+    if is_stored_as_class(wanted):
         return wanted._rewrap(merge(wanted._wrapped_container(), saved._wrapped_container()))
     form = specification_of(saved)
     if form.is_value:
         return saved
     entries = dict(specification_of(wanted, unread=True).entries)
     for name, value in form.entries.items():
-        entries[name] = merge(entries[name], value) if isinstance(value, Contract) else _writable(value)
+        entries[name] = merge(entries[name], value) if isinstance(value, Contract) else _check_writable(value)
     if form.kind == DICT:
         result = wanted._build(entries, form.batch_size, as_device("cpu"), form.names)
     elif form.kind == LAZY:
@@ -124,7 +124,7 @@ def merge(wanted: Any, saved: Any) -> Any:
     return result
 
 
-def _writable(leaf: Tensor) -> Tensor:
+def _check_writable(leaf: Tensor) -> Tensor:
     source = leaf._source if isinstance(leaf, MemoryMappedTensor) else None
     if isinstance(source, FileSource) and not source.shared:
         raise PermissionError(errno.EACCES, "the file holds what was saved and may not be written to", source.path)

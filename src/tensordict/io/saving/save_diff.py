@@ -1,12 +1,12 @@
-"""Comparing what is at two paths or URLs."""
+"""`tensordict.diff`, which compares the saves at two paths or URLs."""
 
 from __future__ import annotations
 
 from tensordict.io.formats.opening import describe_save
 from tensordict.io.remote.remote_saves import CacheDir
 from tensordict.io.remote.urls import StorageOptions
-from tensordict.io.saving.comparing import Difference, Tolerance, differences
-from tensordict.io.saving.progress import progress_bar, quiet
+from tensordict.io.saving.comparing import Difference, Tolerance, find_differences
+from tensordict.io.saving.progress import hide_bars, progress_bar
 from tensordict.io.specification import LeafSpec, walk
 from tensordict.memory.mapped import PathLike
 
@@ -22,27 +22,7 @@ def diff(
     storage_options: StorageOptions | None = None,
     cache_dir: CacheDir | None = None,
 ) -> list[Difference]:
-    """Where two saves differ, which may be of different formats, or data sets; read piece by piece.
-
-    Keys, kinds of containers, batch sizes, names of dims, dtypes, shapes, values, and then the elements are compared;
-    not how a data set is cut into shards.
-
-    Args:
-        a, b: folders, files, or URLs.
-        rtol, atol: elements are the same when `abs(a - b) <= atol + rtol * abs(b)`.
-        equal_nan: take NaN for equal to NaN.
-        progress: show a bar (needs tqdm); by default on terminals and in notebooks, after a second.
-        storage_options, cache_dir: of URLs, as in :meth:`TensorDict.load`.
-
-    Returns:
-        the differences, in the order of `a`; none when they are the same. Each has the `key`, `what` differs
-        ("missing" in `b`, "additional", "kind", "batch size", "names", "stack dim", "dtype", "shape", "value" or
-        "elements"), what it is in `one` and the `other`, and for elements how many are `differing`, of what `count`,
-        and by how much at most, `max_abs`.
-
-    Raises:
-        FileNotFoundError: there is nothing at a path.
-        SaveError: a save is of no format that is known, or broken.
+    """Compare two saves or data sets, which may have different formats, without loading them whole.
 
     Example:
         >>> import tempfile
@@ -54,9 +34,29 @@ def diff(
         ...     [found] = diff(folder + "/a", folder + "/b.tdz")
         >>> found.key, found.what, found.differing, found.max_abs
         (('x',), 'elements', 1, 3)
+
+    The keys are compared, and for each key the kind of container, batch size, names of dims, dtype, shape, value, and
+    then the elements, piece by piece. The division of a data set into shards is not compared.
+
+    Args:
+        a, b: folders, files, or URLs.
+        rtol, atol: elements count as equal if `abs(a - b) <= atol + rtol * abs(b)`.
+        equal_nan: count NaN as equal to NaN.
+        progress: show a bar (needs tqdm); by default on terminals and in notebooks, after a second.
+        storage_options, cache_dir: for URLs, as in :meth:`TensorDict.load`.
+
+    Returns:
+        the differences, in the order of `a`; an empty list for equal saves. Each has the `key`; `what` differs
+        ("missing" in `b`, "additional", "kind", "batch size", "names", "stack dim", "dtype", "shape", "value" or
+        "elements"); the kind, shape, ... in `one` and the `other`; and for elements the number that are `differing`,
+        their `count`, and the largest absolute difference `max_abs`.
+
+    Raises:
+        FileNotFoundError: a path does not exist.
+        SaveError: a save has an unknown format, or is broken.
     """
-    with quiet(progress):
+    with hide_bars(progress):
         one, other = (describe_save(path, storage_options=storage_options, cache_dir=cache_dir)[1] for path in (a, b))
     total = sum(node.nbytes for _, node in walk(one) if isinstance(node, LeafSpec))
     with progress_bar(progress, "comparing", total) as shown:
-        return list(differences(one, other, Tolerance(rtol, atol, equal_nan), progress=shown))
+        return list(find_differences(one, other, Tolerance(rtol, atol, equal_nan), progress=shown))

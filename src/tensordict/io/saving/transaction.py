@@ -1,13 +1,13 @@
-"""What a save writes to disk, whatever its format: staged, made visible at once, taken away when it fails.
+"""The transactions of all savers: a save stages its files, and a commit makes them visible in one step.
 
 The life cycle of a `Transaction`, which is a context:
 
-- *begin*: take the lock, take away what a killed save has left, refuse to replace what is no save;
-- *write*: files and folders are made where no reader looks for them;
-- *commit*: all of it takes its place in one step, so that readers see the old save or the new one;
-- *abort*, at the end of a block without a commit: what was written is taken away.
+- *begin*: take the lock, remove the leftovers of killed saves, and refuse to replace foreign files;
+- *write*: create files and folders where readers do not look for them;
+- *commit*: put all of them in place in one step, so that readers see the old save or the new one;
+- *abort*, at the end of a block without a commit: remove the files that were written.
 
-A process that is killed at any moment leaves the old save or the new one, and what the next save takes away.
+A process that is killed at any moment leaves the old save or the new one, and leftovers that the next save removes.
 
 A save that is one file is written beside its path, as `.NAME.tensordict-new`, and renamed. The lock is on another file,
 `.NAME.tensordict-lock`, so that nobody finds the save itself locked.
@@ -18,8 +18,8 @@ save. If something is in the way, the stage is beside the old folder (leaves tha
 and the two change places in one step of the file system. Files of the old folder that belong to no save of ours are
 moved over, and the rest is removed: a reader that has mapped it keeps it. The lock is on the folder.
 
-A *journal*, the file `%save`, says which stage belongs to a save that has not committed. Before the first entry leaves
-the stage, the journal says of each by what it is known again: nothing else is ever removed because a journal names it.
+A *journal*, the file `%save`, names the stage of a save that has not committed. Before the first entry leaves the
+stage, the journal records the identity of each entry. Recovery removes only files with these identities.
 """
 
 from __future__ import annotations
@@ -47,14 +47,14 @@ if TYPE_CHECKING:
 
 
 class Transaction(ABC):
-    """All that a save writes, as a context: visible after `commit`, gone without one.
+    """The files that a save writes, as a context: `commit` makes them visible, and without it they are removed.
 
     Args:
         path: the absolute path of the save.
-        durable: have everything reach the disk before the commit, and the commit itself.
+        durable: flush all files to the disk before the commit, and then the commit itself.
 
     Attributes:
-        staged: where what is to be `path` is until the commit.
+        staged: the path that stands for `path` until the commit.
     """
 
     def __init__(self, path: str, durable: bool) -> None:
@@ -62,7 +62,7 @@ class Transaction(ABC):
         self.durable = durable
         self.staged = path
         self._real = os.path.realpath(path)
-        # The files and folders that it has made.
+        # The files and folders that this transaction created.
         self._files: list[str] = []
         self._folders: list[str] = []
         self._locks = contextlib.ExitStack()
@@ -80,16 +80,16 @@ class Transaction(ABC):
 
     @abstractmethod
     def _begin(self) -> None:
-        """Take the lock and recover from a save that was killed; nothing that is at `path` changes."""
+        """Take the lock and remove the leftovers of a killed save. An existing save at `path` is not changed."""
 
     # --- write --------------------------------------------------------------------------------------------------------
 
     def at(self, path: str) -> str:
-        """Where `path`, which is that of the save or lies in it, is until the commit."""
+        """Return the staged path of `path`, which is the save itself or a file in it."""
         return self.staged + path[len(self.path) :]
 
     def make_folder(self, path: str, key: Path = ()) -> None:
-        """Make the folder that is to be `path`, and those that it lies in, unless it is there."""
+        """Create the folder for `path` in the stage with its parents, if it does not exist."""
         with files.naming("create the folder", path, key):
             self._make_folder(self.at(path))
 
@@ -108,7 +108,7 @@ class Transaction(ABC):
             self._folders.append(path)
 
     def create(self, path: str) -> int:
-        """A descriptor of the new file that is to be `path`; whoever asks for it syncs and closes it."""
+        """Create the file for `path` in the stage. The caller syncs and closes the descriptor."""
         staged = self.at(path)
         fd = files.create(staged)
         self._files.append(staged)
@@ -116,7 +116,7 @@ class Transaction(ABC):
 
     @contextlib.contextmanager
     def new_file(self, path: str, key: Path = ()) -> Iterator[int]:
-        """The descriptor of the new file that is to be `path`; it is synced and closed at the end of the block."""
+        """Create the file for `path` in the stage; sync and close its descriptor at the end of the block."""
         with files.naming("write the file", path, key):
             fd = self.create(path)
         try:
@@ -127,24 +127,24 @@ class Transaction(ABC):
             os.close(fd)
 
     def _finish(self, fd: int) -> None:
-        """Do what remains to be done to a file of which all is written."""
+        """Flush a complete file to the disk, if the save is durable."""
         if self.durable:
             os.fsync(fd)
 
     def write(self, path: str, content: bytes, key: Path = ()) -> None:
-        """Make the file that is to be `path`, with this content."""
+        """Create the file for `path` with this content in the stage."""
         with self.new_file(path, key) as fd, files.naming("write the file", path, key):
             files.write_bytes(fd, content)
 
     @contextlib.contextmanager
     def attempt(self) -> Iterator[None]:
-        """A block that may be tried again: the files that it has made are taken away when it fails."""
+        """Run a block that may be repeated: if it fails, remove the files that it created."""
         before = len(self._files)
         try:
             yield
         except BaseException:
             for path in self._files[before:]:
-                commit.unless_it_fails(os.unlink, path)
+                commit.try_to(os.unlink, path)
             del self._files[before:]
             raise
 
@@ -154,12 +154,11 @@ class Transaction(ABC):
         """Put the save in its place.
 
         Args:
-            meta: of a folder, the content of the `meta.json` at its top.
+            meta: for a folder, the content of the `meta.json` at its top.
 
         Raises:
-            SaveError: something that may not be replaced stands where the save has a file or a folder; nothing has
-                changed then.
-            OSError: the file system refuses; likewise.
+            SaveError: the save has a file or a folder where a foreign one exists. The old save is unchanged.
+            OSError: the file system refuses a step. The old save is unchanged.
         """
         self._publish(meta)
         logger.debug("saved %r", self._real)
@@ -170,7 +169,7 @@ class Transaction(ABC):
 
     @abstractmethod
     def _publish(self, meta: bytes) -> None:
-        """Make what was written visible in one step, and note that it is."""
+        """Make the staged files visible in one step, and set `_committed`."""
 
     # --- abort --------------------------------------------------------------------------------------------------------
 
@@ -182,13 +181,13 @@ class Transaction(ABC):
             self._locks.close()
 
     def _abort(self) -> None:
-        """Take away what was written, as far as it still can be."""
+        """Remove the files that were written, and ignore errors."""
         for path in self._files:
-            commit.unless_it_fails(os.unlink, path)
+            commit.try_to(os.unlink, path)
 
     def _remove_folders(self) -> None:
         for path in reversed(self._folders):
-            commit.unless_it_fails(os.rmdir, path)
+            commit.try_to(os.rmdir, path)
 
 
 # --- one file ---------------------------------------------------------------------------------------------------------
@@ -198,16 +197,16 @@ class FileTransaction(Transaction):
     """A save that is one file.
 
     Args:
-        path: of the save; a link is followed.
-        existsok: whether there may be a file already.
-        durable: have the file and its name reach the disk.
-        check: is given the path of the file that is to be replaced, and raises when it may not be.
-        parents: make the folders that it lies in.
+        path: the path of the save; a link is followed.
+        existsok: replace an existing file.
+        durable: flush the file and its name to the disk.
+        check: is called with the path of the existing file, and raises an error if it may not be replaced.
+        parents: create missing parent folders.
 
     Raises:
-        SaveError: there is a folder or a device, a file without `existsok` or one that `check` refuses, or another
-            saver at work.
-        OSError: the file cannot be made; names `path`.
+        SaveError: `path` is a folder or a device; or a file exists, and `existsok` is false or `check` refuses it; or
+            another process is saving there.
+        OSError: the file cannot be created; names `path`.
 
     Example:
         >>> import os
@@ -241,19 +240,20 @@ class FileTransaction(Transaction):
             self._make_folder(os.path.dirname(self.path))
         with files.naming("write the file", self.path):
             self._lock()
-            # Looked into while nobody else replaces it.
+            # Check again under the lock, because another process may have written the file before.
             check_target(self.path, self._existsok, self._check)
-            # Not written over: a saver that was killed may have given it a second name already, that of the save.
+            # Remove the old staged file instead of writing over it: it may be a hard link to the save, if a save with
+            # `existsok=False` was killed between `os.link` and `os.unlink`.
             _unlink(self.staged)
 
     def _lock(self) -> None:
-        """Take the lock, which is a file beside the save, and choose where that is staged."""
+        """Lock the lock file beside the save, and choose the staged path."""
         lock = commit.path_beside(self._real, "lock")
         self.staged = commit.path_beside(self._real)
-        if not self._locks.enter_context(commit.locked(lock, self.path, os.O_RDWR | os.O_CREAT)):
-            # A file system without locks: a name of our own, which nobody cleans up after us.
+        if not self._locks.enter_context(commit.hold_lock(lock, self.path, os.O_RDWR | os.O_CREAT)):
+            # Without locks the staged path needs a unique name. If this process is killed, the file stays.
             self.staged = files.temporary_name(os.path.dirname(self._real))
-        # While it is still locked: whoever opened it meanwhile sees that it is no longer there.
+        # The lock file is removed while it is locked: `acquire` checks that the file it opened still has its name.
         self._locks.callback(_unlink, lock)
 
     def _finish(self, fd: int) -> None:
@@ -269,25 +269,25 @@ class FileTransaction(Transaction):
                 try:
                     os.link(self.staged, self._real)
                 except FileExistsError:
-                    raise _exists(self.path) from None
+                    raise _exists_error(self.path) from None
                 os.unlink(self.staged)
         self._committed = True
 
     def _abort(self) -> None:
         super()._abort()
-        # The file that is locked lies in what was made for it.
+        # The lock file lies in the folders that were created, so it goes before they can be removed.
         self._locks.close()
         self._remove_folders()
 
 
 class TreeTransaction(FileTransaction):
-    """A save that is a folder in which nothing else is kept: built beside its path, it takes the place of all there.
+    """A save that is a folder without foreign files: it is built beside its path, and replaces the whole old folder.
 
-    The arguments are those of `FileTransaction`; `new_file` of its path is the folder.
+    It takes the arguments of `FileTransaction`. `new_file(path)` creates the folder itself.
 
     Raises:
-        SaveError: there is a file, a folder with something in it that `check` refuses, or another saver at work.
-        OSError: the folder cannot be made; names `path`.
+        SaveError: `path` is a file; or `check` refuses a folder that is not empty; or another process is saving there.
+        OSError: the folder cannot be created; names `path`.
     """
 
     def _begin(self) -> None:
@@ -297,21 +297,22 @@ class TreeTransaction(FileTransaction):
             self._lock()
             commit.put_back(self._real)
             if os.path.lexists(self._real):
-                self._check_replaced()
+                self._check_folder()
             if os.path.lexists(self.staged):
                 shutil.rmtree(self.staged)
 
-    def _check_replaced(self) -> None:
+    def _check_folder(self) -> None:
+        """Raise an error if the old folder may not be replaced."""
         if not os.path.isdir(self._real):
             raise SaveError(f"cannot write a folder to {self.path!r}, which is a file")
         if not self._existsok:
-            raise _exists(self.path)
+            raise _exists_error(self.path)
         if self._check is not None and os.listdir(self._real):
             self._check(self.path)
 
     @contextlib.contextmanager
     def new_file(self, path: str, key: Path = ()) -> Iterator[int]:
-        """The folder that is to be `path`; it has reached the disk at the end of the block, if that is asked for."""
+        """Create the folder for `path`. If the save is durable, flush its files to the disk at the end of the block."""
         with files.naming("create the folder", path, key):
             os.mkdir(self.at(path))
         yield -1
@@ -331,7 +332,7 @@ class TreeTransaction(FileTransaction):
             shutil.copystat(self._real, self.staged)
             commit.swap(self.staged, self._real)
         self._committed = True
-        commit.unless_it_fails(shutil.rmtree, self.staged)
+        commit.try_to(shutil.rmtree, self.staged)
 
     def _abort(self) -> None:
         shutil.rmtree(self.staged, ignore_errors=True)
@@ -339,11 +340,11 @@ class TreeTransaction(FileTransaction):
 
 
 def check_target(path: str, existsok: bool = True, check: Callable[[str], None] | None = None) -> None:
-    """Refuse to write a file where that cannot be done.
+    """Check that a file can be written to `path`.
 
     Raises:
-        SaveError: there is a folder or a device, or, without `existsok`, a file; or `check` refuses the file.
-        PermissionError: there is a file that we may not write.
+        SaveError: `path` is a folder or a device; or a file exists, and `existsok` is false or `check` refuses it.
+        PermissionError: the existing file is not writable.
     """
     try:
         mode = os.stat(path).st_mode
@@ -353,14 +354,14 @@ def check_target(path: str, existsok: bool = True, check: Callable[[str], None] 
         what = "a folder" if stat.S_ISDIR(mode) else "no regular file"
         raise SaveError(f"cannot write a file to {path!r}, which is {what}")
     if not existsok:
-        raise _exists(path)
+        raise _exists_error(path)
     if not os.access(path, os.W_OK):
         raise PermissionError(errno.EACCES, "the file to be replaced may not be written", path)
     if check is not None:
         check(path)
 
 
-def _exists(path: str) -> SaveError:
+def _exists_error(path: str) -> SaveError:
     return SaveError(f"the file {path!r} already exists; pass existsok=True to replace it")
 
 
@@ -370,13 +371,13 @@ def _unlink(path: str) -> None:
 
 
 class OwnFolderTransaction(Transaction):
-    """A save in a new folder that nobody else writes to or looks for: its files are in their places from the start.
+    """A save in a new folder that no other process uses, such as a shard: its files are not staged.
 
-    The folder becomes a save with the commit, which adds its `meta.json`.
+    The commit adds the `meta.json`, which makes the folder a save.
 
     Raises:
-        FileExistsError: there is something at `path`, be it a link.
-        FileNotFoundError: the folder around it is missing.
+        FileExistsError: a file, a folder or a link exists at `path`.
+        FileNotFoundError: the parent folder is missing.
     """
 
     def _begin(self) -> None:
@@ -404,15 +405,15 @@ class FolderTransaction(Transaction):
 
     Args:
         root: the absolute path of the save.
-        names: the files that the save has, as paths in the root.
-        durable: have everything reach the disk.
-        kept: those of them that are what is there already.
-        overwrite: replace files that belong to no save, too.
+        names: the paths of all files of the save, relative to the root.
+        durable: flush everything to the disk.
+        kept: the names of the files that stay unchanged.
+        overwrite: replace foreign files, too.
 
     Raises:
-        SaveError: another process or thread is saving there, the old save cannot be replaced in one step, or there is a
-            file that belongs to no save where the new one has one.
-        OSError: a folder cannot be made.
+        SaveError: another process or thread is saving there; or the old save cannot be replaced in one step; or a
+            foreign file has the name of a file of the save.
+        OSError: a folder cannot be created.
     """
 
     def __init__(
@@ -429,41 +430,41 @@ class FolderTransaction(Transaction):
         self._kept = kept
         self._overwrite = overwrite
 
-        # True if the stage will be exchanged for a folder that holds a save.
+        # True if the stage will be exchanged with an old folder.
         self.is_replacing = False
 
     def _begin(self) -> None:
         commit.put_back(self._real)
         self._make_folder(self._real)
         try:
-            sure = self._locks.enter_context(commit.locked(self._real))
+            has_locks = self._locks.enter_context(commit.hold_lock(self._real))
         except BaseException:
-            # Whoever holds the lock may be about to write into what we have made.
+            # The holder of the lock may be about to write into these folders, so the abort must not remove them.
             self._folders.clear()
             raise
-        commit.clean(self._real, sure)
+        commit.clean(self._real, has_locks)
         in_the_way = sorted(self._names & frozenset(os.listdir(self._real)))
         if in_the_way:
             if not self._overwrite:
-                self._refuse_others()
+                self._refuse_foreign_files()
             self._stage_beside(in_the_way[0])
         else:
             self._stage_inside()
 
-    def _refuse_others(self) -> None:
-        """Refuse to replace files that belong to no save; empty ones hold nothing that could be lost."""
+    def _refuse_foreign_files(self) -> None:
+        """Raise an error if the save would replace a file that belongs to no save. Empty files may be replaced."""
         inside: dict[str, list[str]] = {}
         for path in self._paths:
             folder, _, name = path.rpartition("/")
             inside.setdefault(folder, []).append(name)
         for folder, names in inside.items():
-            there = os.path.join(self._real, folder)
-            if not os.path.isdir(there):
+            old = os.path.join(self._real, folder)
+            if not os.path.isdir(old):
                 continue
-            present = frozenset(os.listdir(there))
-            own = commit.owned(there)[0]
+            present = frozenset(os.listdir(old))
+            own = commit.list_own_names(old)[0]
             for name in names:
-                path = os.path.join(there, name)
+                path = os.path.join(old, name)
                 if name not in present or name in own or os.path.isdir(path) or not os.lstat(path).st_size:
                     continue
                 if os.path.join(folder, name) not in self._kept:
@@ -484,7 +485,7 @@ class FolderTransaction(Transaction):
         if status.st_dev != os.stat(parent).st_dev or parent == self._real:
             raise SaveError(
                 f"{self.path!r} holds {in_the_way!r} already and is where a file system is mounted, so that it cannot "
-                "be replaced in one step: save to a folder in it, or remove what it holds before"
+                "be replaced in one step: save to a folder in it, or empty it first"
             )
         if not os.access(self._real, os.W_OK | os.X_OK):
             raise PermissionError(errno.EACCES, "the folder holds a save and may not be written to", self.path)
@@ -492,10 +493,10 @@ class FolderTransaction(Transaction):
         with files.naming(f"build what replaces {self.path!r} beside it, as", beside):
             os.mkdir(beside)
         self.staged, self.is_replacing = beside, True
-        self._locks.enter_context(commit.locked(beside))
+        self._locks.enter_context(commit.hold_lock(beside))
         if (new := os.stat(beside)).st_gid != status.st_gid or new.st_uid != status.st_uid:
-            # As with any file that is replaced by a rename: only the superuser can keep a foreign owner.
-            commit.unless_it_fails(os.chown, beside, status.st_uid, status.st_gid)
+            # Only the superuser can give the new folder another owner, so an error is ignored.
+            commit.try_to(os.chown, beside, status.st_uid, status.st_gid)
         os.chmod(beside, stat.S_IMODE(status.st_mode))
         commit.write_journal(beside)
 
@@ -510,7 +511,7 @@ class FolderTransaction(Transaction):
             self._move_into_place(meta)
 
     def _move_into_place(self, meta: bytes) -> None:
-        """Rename what is in the stage into the folder, `meta.json` last."""
+        """Move the entries of the stage into the folder, and write `meta.json` last."""
         stage, real = self.staged, self._real
         commit.write_journal(real, os.path.basename(stage), self.durable)
         names = os.listdir(stage)
@@ -526,19 +527,19 @@ class FolderTransaction(Transaction):
             raise
         self._committed = True
         os.unlink(f"{real}/{JOURNAL}")
-        commit.unless_it_fails(os.rmdir, stage)
+        commit.try_to(os.rmdir, stage)
 
     def _exchange(self) -> None:
-        """Have the new folder and the old one change places, and move what is the caller's."""
+        """Exchange the new folder and the old one, and move the caller's files to the new one."""
         beside, real = self.staged, self._real
         if self.durable:
             files.sync_folder(beside)
-        commit.moves_between(real, beside)
+        commit.plan_moves(real, beside)
         current = commit.current_folder_in(real, beside)
         with files.naming("replace the folder", self.path):
             commit.swap(beside, real)
         try:
-            commit.carry(beside, real)
+            commit.carry_over(beside, real)
         except BaseException:
             commit.swap(beside, real)
             raise
@@ -546,15 +547,15 @@ class FolderTransaction(Transaction):
         os.unlink(f"{real}/{JOURNAL}")
         if current:
             os.chdir(current)
-        # What cannot be removed now (a file that a reader has open, on NFS) is left to the next save.
-        commit.unless_it_fails(commit.discard, beside)
+        # Files that cannot be removed (on NFS, if a reader has them open) are left to the next save.
+        commit.try_to(commit.discard, beside)
 
     def _abort(self) -> None:
         if self.is_replacing:
-            commit.unless_it_fails(commit.discard, self.staged)
+            commit.try_to(commit.discard, self.staged)
         elif self.staged != self.path:
-            commit.unless_it_fails(commit.recover, self._real)
+            commit.try_to(commit.recover, self._real)
         if self.staged != self.path:
-            # A full disk takes nothing, not even a journal.
+            # On a full disk `discard` cannot write its journal, so the stage may still exist.
             shutil.rmtree(self.staged, ignore_errors=True)
         self._remove_folders()

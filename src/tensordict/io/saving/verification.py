@@ -1,4 +1,4 @@
-"""Checking a save without loading it: its structure, the sizes of its files, and checksums where they were recorded."""
+"""`tensordict.verify`, which checks the structure, the file sizes and the checksums of a save without loading it."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from tensordict.core.exceptions import SaveError
 from tensordict.core.json_text import parse_json
 from tensordict.core.keys import Path, joined
 from tensordict.io.formats import consolidated, safetensors
-from tensordict.io.formats.archive import archive_problems
+from tensordict.io.formats.archive import find_archive_problems
 from tensordict.io.formats.detect import detect_format
 from tensordict.io.formats.loading import LoadOptions, read_directory
-from tensordict.io.formats.meta import CHECKSUM, TABLE_CHECKSUM, listed_apart
-from tensordict.io.formats.opening import ABOVE, Above, describe_save, read_at
+from tensordict.io.formats.meta import CHECKSUM, TABLE_CHECKSUM, special_entries
+from tensordict.io.formats.opening import REGISTERED_FORMATS, RegisteredFormat, describe_save, read_at
 from tensordict.io.formats.structure import SIZES
-from tensordict.io.formats.value_files import left_pickled
+from tensordict.io.formats.value_files import skip_unpickling
 from tensordict.io.remote.credentials import as_url
 from tensordict.io.remote.remote_saves import Access, CacheDir, RemoteSave
 from tensordict.io.remote.urls import IN_FLIGHT, Remote, StorageOptions, is_url
 from tensordict.io.saving import checksums
-from tensordict.io.saving.checksums import Recorded
-from tensordict.io.saving.progress import Progress, progress_bar, quiet
-from tensordict.io.saving.source import Save
+from tensordict.io.saving.checksums import RecordedChecksum
+from tensordict.io.saving.progress import Progress, hide_bars, progress_bar
+from tensordict.io.saving.source import SaveFolder
 from tensordict.io.specification import LeafSpec, Specification, walk
 from tensordict.io.stores.backends import BACKENDS, backend_of
 from tensordict.io.stores.entries import specification_in
@@ -43,15 +43,15 @@ from tensordict.memory.names import LEAF_SUFFIX, META, TABLE_SUFFIX, file_name, 
 
 @dataclass(slots=True)
 class Report:
-    """What :func:`verify` found.
+    """The result of :func:`verify`.
 
     Args:
-        path: of the save.
+        path: the path of the save.
         format: "directory", "archive", "consolidated", "h5", "zarr", "safetensors" or "dataset"; empty when unknown.
-        leaves: how many tensors there are.
+        leaves: the number of tensors.
         nbytes: the bytes of their elements.
-        checksummed: how many of them were compared with a recorded checksum.
-        problems: one line each; none when the save is sound.
+        checksummed: the number of tensors that were compared with a recorded checksum.
+        problems: one line for each problem; empty for a sound save.
     """
 
     path: str
@@ -63,11 +63,11 @@ class Report:
 
     @property
     def ok(self) -> bool:
-        """Whether there are no problems."""
+        """True if the save has no problems."""
         return not self.problems
 
 
-# Fills in a report; what is raised is one more problem.
+# A function that fills in a report. An error that it raises becomes one more problem.
 Verifier = Callable[[Report, int, Progress | None], None]
 
 
@@ -80,26 +80,7 @@ def verify(
     storage_options: StorageOptions | None = None,
     cache_dir: CacheDir | None = None,
 ) -> Report:
-    """Check a save of any format without loading it: nothing is unpickled, and no class needs to be known.
-
-    The structure, the names, shapes and dtypes, and the length of every file are checked. The content is read only
-    where checksums were recorded by `checksum=` (HDF5 files cannot record them), and always in an archive. Every chunk
-    of a Zarr group that a save of this package wrote must be there. Compressed chunks and shards are decoded, one at a
-    time for each thread; the length of others is checked.
-
-    Args:
-        path: a folder or a file, or its URL. All of a save at a URL is fetched, but for uncompressed chunks of Zarr.
-        raises: `False` returns a report with the problems instead.
-        num_threads: the number of threads that read.
-        progress: show a progress bar (needs tqdm); by default on terminals and in notebooks, after a second.
-        storage_options, cache_dir: of a URL, as in :meth:`TensorDict.load_memmap`.
-
-    Returns:
-        A report: `format`, `leaves`, `nbytes`, `checksummed`, `problems` and `ok`.
-
-    Raises:
-        FileNotFoundError: there is nothing at `path`, also with `raises=False`.
-        SaveError: there are problems; all are listed.
+    """Check a save of any format without loading it. Nothing is unpickled, and its classes need not be importable.
 
     Example:
         >>> import tempfile
@@ -114,17 +95,36 @@ def verify(
         (True, 1, 1)
         >>> changed.problems
         ["entry 'a': its crc32 checksum is d5065190, and 6522df69 was recorded"]
+
+    The structure, the names, shapes and dtypes, and the length of every file are checked. The content of files is read
+    only if checksums were recorded by `checksum=` (HDF5 files cannot record them), and always in an archive. In a Zarr
+    group that this package saved, every chunk must exist. Compressed chunks and shards are decoded, one at a time for
+    each thread; of other chunks the length is checked.
+
+    Args:
+        path: a folder or a file, or its URL. A save at a URL is fetched, except uncompressed chunks of Zarr.
+        raises: `False` returns a report with the problems instead.
+        num_threads: the number of threads that read.
+        progress: show a progress bar (needs tqdm); by default on terminals and in notebooks, after a second.
+        storage_options, cache_dir: for a URL, as in :meth:`TensorDict.load_memmap`.
+
+    Returns:
+        A report: `format`, `leaves`, `nbytes`, `checksummed`, `problems` and `ok`.
+
+    Raises:
+        FileNotFoundError: `path` does not exist, also with `raises=False`.
+        SaveError: the save has problems; lists all of them.
     """
-    check = partial(_verified, num_threads=num_threads, progress=progress)
+    check = partial(_verify_local, num_threads=num_threads, progress=progress)
     if is_url(path):
         access = Access.of(storage_options, cache_dir)
-        with quiet(progress):
+        with hide_bars(progress):
             report = read_at(
                 path,
                 access,
-                partial(_verified_copy, check),
-                lambda format, above: _filled(
-                    Report(as_url(path), format), _with(above, access), num_threads, progress
+                partial(_verify_remote, check),
+                lambda format, registered: _fill_report(
+                    Report(as_url(path), format), _bind_access(registered, access), num_threads, progress
                 ),
             )
     else:
@@ -134,11 +134,11 @@ def verify(
     return report
 
 
-def _verified_copy(check: Callable[[PathLike], Report], save: RemoteSave) -> Report:
-    """The report on the save at a URL."""
+def _verify_remote(check: Callable[[PathLike], Report], save: RemoteSave) -> Report:
+    """Check a save at a URL: in place if its format allows that, else in a local copy."""
     if (remote := save.in_place) is not None:
         report = Report(save.url, save.format)
-        return _filled(report, lambda *_: _verify_opened(report, remote, IN_FLIGHT), 0, False)
+        return _fill_report(report, lambda *_: _verify_store_at(report, remote, IN_FLIGHT), 0, False)
     with tempfile.TemporaryDirectory(prefix="tensordict-verify-") as folder:
         path = save.mirror(folder)
         report = check(path)
@@ -147,7 +147,7 @@ def _verified_copy(check: Callable[[PathLike], Report], save: RemoteSave) -> Rep
     return report
 
 
-def _verified(path: PathLike, num_threads: int, progress: bool | None) -> Report:
+def _verify_local(path: PathLike, num_threads: int, progress: bool | None) -> Report:
     local_path(path)
     report = Report(os.fspath(path))
     if not os.path.lexists(report.path):
@@ -157,27 +157,29 @@ def _verified(path: PathLike, num_threads: int, progress: bool | None) -> Report
     except (OSError, ValueError) as error:
         report.problems.append(str(error))
         return report
-    above = ABOVE.get(report.format)
+    registered = REGISTERED_FORMATS.get(report.format)
     verifier = VERIFIERS.get(report.format, _verify_structure)
-    return _filled(report, verifier if above is None else _with(above, Access()), num_threads, progress)
+    return _fill_report(
+        report, verifier if registered is None else _bind_access(registered, Access()), num_threads, progress
+    )
 
 
-def _with(above: Above, access: Access) -> Verifier:
-    return lambda report, num_threads, shown: above.verify(report, num_threads, shown, access)
+def _bind_access(registered: RegisteredFormat, access: Access) -> Verifier:
+    return lambda report, num_threads, shown: registered.verify(report, num_threads, shown, access)
 
 
-def _filled(report: Report, verifier: Verifier, num_threads: int, progress: bool | None) -> Report:
+def _fill_report(report: Report, verifier: Verifier, num_threads: int, progress: bool | None) -> Report:
     try:
         with progress_bar(progress, "verifying", None) as shown:
             verifier(report, num_threads, shown)
     except (OSError, ValueError) as error:
-        # ImportError, for one, is no problem of the save.
+        # Other errors are not problems of the save, such as an ImportError.
         report.problems.append(str(error))
     return report
 
 
 def _verify_structure(report: Report, num_threads: int, progress: Progress | None) -> None:
-    """Check a file whose reader makes all checks before it reads a tensor."""
+    """Check a file of a format whose reader checks everything before it reads a tensor."""
     _count(report, describe_save(report.path)[1])
 
 
@@ -189,37 +191,37 @@ def _count(report: Report, root: Specification) -> None:
 
 
 def _verify_directory(report: Report, num_threads: int, progress: Progress | None) -> None:
-    source = _Checked(report, progress)
-    options = LoadOptions(unpickle=left_pickled, source=source)
+    source = _CheckingSource(report, progress)
+    options = LoadOptions(unpickle=skip_unpickling, source=source)
     options.complain = lambda error: report.problems.append(str(error))
     read_directory(report.path, options)
     files.run_all(source.jobs, num_threads)
     report.problems.sort()
 
 
-class _Checked:
-    """The folders of a save as a source that checks every file, and maps none but those of ragged tensors."""
+class _CheckingSource:
+    """The folders of a save as a source that checks every file, and maps only the files of ragged tensors."""
 
     def __init__(self, report: Report, progress: Progress | None) -> None:
         self.report = report
         self.progress = progress
-        # What reads the files that have checksums.
+        # The functions that read the files with checksums.
         self.jobs: list[Callable[[], None]] = []
-        # What each meta.json says about its entries.
+        # The descriptions of entries in each meta.json, by folder and name.
         self._specs: dict[str, dict[str, Any]] = {}
-        self._save = Save(os.path.abspath(report.path))
+        self._save = SaveFolder(os.path.abspath(report.path))
         self.exists, self.is_folder = self._save.exists, self._save.is_folder
 
     def read(self, path: str) -> bytes:
-        """The content of a small file."""
+        """Return the content of a small file."""
         content = self._save.read(path)
         folder, _, name = path.rpartition("/")
         if name == META:
-            self._specs[folder] = _specs(content)
+            self._specs[folder] = _read_specs(content)
         return content
 
     def map(self, path: str, dtype: torch.dtype, shape: tuple[int, ...], key: Path) -> Tensor:
-        """A tensor of that form; what is wrong with its file is noted, and stops nothing."""
+        """Check a file, record its problems, and return a tensor of this shape without content."""
         self._save.check(path, key)
         folder, _, file = path.rpartition("/")
         spec = self._specs.get(folder, {}).get(key[-1], {})
@@ -233,7 +235,7 @@ class _Checked:
             status = os.stat(path)
         except FileNotFoundError:
             if nested or 0 in shape or os.path.lexists(f"{folder}/{key[-1]}{LEAF_SUFFIX}"):
-                # Not a problem yet: the loader knows what to do.
+                # The loader tries another file name, or needs no file.
                 self.report.leaves -= not table
                 self.report.nbytes -= 0 if table else nbytes
                 raise
@@ -241,16 +243,16 @@ class _Checked:
             return torch.empty(shape, dtype=dtype, device="meta")
         wrong = ""
         if not stat.S_ISREG(status.st_mode):
-            wrong = f"{path!r} is no regular file"
+            wrong = f"{path!r} is not a regular file"
         elif status.st_size != nbytes:
             wrong = f"{path!r} has {status.st_size} bytes, and {list(shape)} of {dtype} takes {nbytes}"
         elif (recorded := spec.get(TABLE_CHECKSUM if table else CHECKSUM)) is not None:
             self.jobs.append(partial(self._compare, path, recorded, key))
             self.report.checksummed += not table
         if nested:
-            # The sizes of the rows are part of the structure.
+            # The loader reads the sizes of the rows, which are part of the structure.
             if wrong:
-                raise SaveError(_named(key, wrong))
+                raise SaveError(_problem_of(key, wrong))
             return self._save.map(path, dtype, shape, key)
         if wrong:
             self._problem(key, wrong)
@@ -258,31 +260,31 @@ class _Checked:
 
     def _compare(self, path: str, recorded: object, key: Path) -> None:
         with files.naming("read the file", path, key):
-            wrong = checksums.differs(path, recorded, None if self.progress is None else self.progress.add)
+            wrong = checksums.find_mismatch(path, recorded, None if self.progress is None else self.progress.add)
         if wrong:
             self._problem(key, wrong)
 
     def _problem(self, key: Path, what: str) -> None:
-        self.report.problems.append(_named(key, what))
+        self.report.problems.append(_problem_of(key, what))
 
 
-def _named(key: Path, what: str) -> str:
+def _problem_of(key: Path, what: str) -> str:
     return f"entry {joined(key)!r}: {what}"
 
 
-def _specs(content: bytes) -> dict[str, Any]:
-    """What a meta.json says about entries, by name; nothing where it is broken, which its reader will say."""
+def _read_specs(content: bytes) -> dict[str, Any]:
+    """Return the descriptions of entries in a meta.json, by name. Empty for a broken file, which its reader reports."""
     try:
         meta = parse_json(content)
     except ValueError:
         return {}
     if not isinstance(meta, dict):
         return {}
-    return {name: spec for name, spec in (*meta.items(), *listed_apart(meta)) if isinstance(spec, dict)}
+    return {name: spec for name, spec in (*meta.items(), *special_entries(meta)) if isinstance(spec, dict)}
 
 
 def _verify_archive(report: Report, num_threads: int, progress: Progress | None) -> None:
-    problems, root = archive_problems(report.path, progress)
+    problems, root = find_archive_problems(report.path, progress)
     report.problems += [f"{name}: {problem}" if name else problem for name, problem in problems]
     if root is not None:
         _count(report, root)
@@ -290,28 +292,28 @@ def _verify_archive(report: Report, num_threads: int, progress: Progress | None)
 
 
 def _verify_store(report: Report, num_threads: int, progress: Progress | None) -> None:
-    _verify_opened(report, report.path, num_threads)
+    _verify_store_at(report, report.path, num_threads)
 
 
-def _verify_opened(report: Report, where: str | Remote, num_threads: int) -> None:
+def _verify_store_at(report: Report, where: str | Remote, num_threads: int) -> None:
     with contextlib.closing(backend_of(report.format).open(where, "r")) as store:
         _count(report, specification_in(store.root, lambda error: report.problems.append(str(error))))
         report.problems += store.find_damage(num_threads)
 
 
-def _verify_sums(
-    recorded: Callable[[str], list[Recorded]], report: Report, num_threads: int, progress: Progress | None
+def _verify_checksums(
+    read_checksums: Callable[[str], list[RecordedChecksum]], report: Report, num_threads: int, progress: Progress | None
 ) -> None:
-    """Check a file that keeps the checksums of its tensors, if any, itself."""
+    """Check a file that stores the checksums of its own tensors, if any."""
     _verify_structure(report, num_threads, progress)
     add = None if progress is None else progress.add
 
-    def compare(part: Recorded) -> None:
-        wrong = checksums.differs(report.path, part.checksum, add, part.start, part.nbytes)
+    def compare(part: RecordedChecksum) -> None:
+        wrong = checksums.find_mismatch(report.path, part.checksum, add, part.start, part.nbytes)
         if wrong:
             report.problems.append(f"entry {part.entry!r}: {wrong}")
 
-    found = recorded(report.path)
+    found = read_checksums(report.path)
     names = {part.entry for part in found}
     tables = sum(part.entry.endswith(SIZES) and part.entry.removesuffix(SIZES) in names for part in found)
     report.checksummed = len(found) - tables
@@ -323,6 +325,6 @@ VERIFIERS: dict[str, Verifier] = {
     **dict.fromkeys(BACKENDS, _verify_store),
     "directory": _verify_directory,
     "archive": _verify_archive,
-    "consolidated": partial(_verify_sums, consolidated.recorded),
-    "safetensors": partial(_verify_sums, safetensors.recorded),
+    "consolidated": partial(_verify_checksums, consolidated.read_checksums),
+    "safetensors": partial(_verify_checksums, safetensors.read_checksums),
 }

@@ -33,7 +33,7 @@ from tensordict.io.specification import (
     VALUES,
     WRAPPED,
     Specification,
-    Unreadable,
+    UnreadableValue,
     check,
     check_level,
     class_name,
@@ -42,7 +42,7 @@ from tensordict.io.specification import (
     tensorclass_over,
 )
 from tensordict.io.stores.array_store import SIZE, ArrayItem, Group, Item, Store, Text, UnreadableItem
-from tensordict.io.values import Encoded, NotJson, encode, restored
+from tensordict.io.values import EncodedValue, NotJson, decode, encode
 from tensordict.memory.files import is_direct
 from tensordict.memory.storable import check_storable
 from tensordict.memory.stored_tensors import SLAB, StoredTensor, as_array, stored_dtype
@@ -112,7 +112,7 @@ def value_of(
             raise ValueError(f"{kind!r:.40} is no kind of a value")
         is_text = noted is None or item.attribute(TEXT) is not None
         told = text if is_text else parse_json(text)
-        value = told if is_text else restored(told, list(parts.values()))
+        value = told if is_text else decode(told, list(parts.values()))
         dims = item.numbers(STACK_DIM) if kind == VALUE_STACK else None
         own, own_names, _ = read_state(item)
         if kind != VALUE_STACK and own is not None and own[: len(size)] != size:
@@ -170,7 +170,7 @@ def _entry_in(item: Item, node: Specification) -> Any:
     if is_value(item):
         return value_of(item, size, None, node.names, unread=True)
     if isinstance(item, UnreadableItem):
-        return Specification(VALUES[0], size, value=Unreadable(item.why))
+        return Specification(VALUES[0], size, value=UnreadableValue(item.why))
     assert isinstance(item, ArrayItem)
     if item.shape[: len(size)] != size:
         where = f"entry {joined(item.key)!r}"
@@ -211,9 +211,9 @@ def ragged_in(group: Group, size: torch.Size | None, device: torch.device | None
         if row is not None:
             row = checks.ints(row, "the shape of its rows", least=-1)
         flat, sizes = (_part_of(group, name).tensor(None).read() for name in (_ELEMENTS, _SIZES))
-        if flat.dim() != 1 or stack_columns.elements_of_rows(sizes, row) != len(flat):
+        if flat.dim() != 1 or stack_columns.count_elements(sizes, row) != len(flat):
             raise ValueError(f"its {list(flat.shape)} elements are not those of rows of the sizes that are noted")
-        leaf = stack_columns.ragged_leaf(flat, sizes, row, False, ragged.SharedOffsets())
+        leaf = stack_columns.join_ragged(flat, sizes, row, False, ragged.SharedOffsets())
     assert isinstance(leaf, Tensor)
     return leaf if device is None else put_on(leaf, device)
 
@@ -339,7 +339,7 @@ def _is_zero(value: Tensor) -> bool:
 
 
 def _write_ragged(group: Group, value: Tensor, options: Mapping[str, Any], key: Path) -> Group:
-    flat, sizes, row = stack_columns.taken(value)
+    flat, sizes, row = stack_columns.split_ragged(value)
     node = group.new_group(key)
     with group.store.errors(key):
         node.set_attribute(RAGGED, json.dumps(row))
@@ -412,7 +412,7 @@ def _unsupported_kind(store: Store | type[Store], kind: str, key: Path) -> Unsup
     return UnsupportedEntryError(f"{entry_of(key)}{store.a_kind} holds no {kind}; a folder or an archive (memmap) does")
 
 
-def _encode_value(store: Store | type[Store], value: object, key: Path) -> Encoded:
+def _encode_value(store: Store | type[Store], value: object, key: Path) -> EncodedValue:
     """Encode a value; raises `UnsupportedEntryError` if it has no JSON form."""
     try:
         return encode(value)
@@ -514,7 +514,7 @@ def _uneven(stack: Any, key: Path) -> Path | None:
 def _write_value(group: Group, form: Specification, options: Mapping[str, Any], key: Path) -> Item:
     value = form.value
     is_text = not group.store.texts_are_json and type(value) is str and "\0" not in value
-    content, tensors = Encoded(value, []) if is_text else _encode_value(group.store, value, key)
+    content, tensors = EncodedValue(value, []) if is_text else _encode_value(group.store, value, key)
     text = content if is_text else json.dumps(content)
     node = group.new_group(key) if tensors else None
     try:

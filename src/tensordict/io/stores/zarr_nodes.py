@@ -29,7 +29,7 @@ from zarr.storage import LocalStore, MemoryStore, StorePath, WrapperStore, ZipSt
 
 from tensordict.core.json_text import parse_json
 from tensordict.io.saving import commit
-from tensordict.io.saving.source import Save
+from tensordict.io.saving.source import SaveFolder
 from tensordict.io.stores.zarr_chunks import find_longest_chunk
 
 if TYPE_CHECKING:
@@ -57,9 +57,9 @@ class Folder:
         self.root = os.fspath(store.root)
 
     @functools.cached_property
-    def links(self) -> Save:
+    def links(self) -> SaveFolder:
         """Guard that refuses links out of the folder, which zarr would follow."""
-        return Save(self.root)
+        return SaveFolder(self.root)
 
     def read(self, key: str) -> bytes | None:
         """Return the content of a file; `None` if it is missing."""
@@ -286,7 +286,7 @@ class Nodes:
         if not isinstance(self.content, Folder):
             yield
             return
-        with commit.locked(f"{self.content.root}/{path}", patience=_PATIENCE):
+        with commit.hold_lock(f"{self.content.root}/{path}", patience=_PATIENCE):
             yield
 
     def set_document(self, path: str, document: Document) -> None:
@@ -427,7 +427,7 @@ class Nodes:
         for path in self._find_pending(draft):
             del self._pending[path]
         if not self.is_zip and not self.store.read_only:
-            commit.unless_it_fails(self.content.remove, draft)
+            commit.try_to(self.content.remove, draft)
 
     def delete(self, path: str) -> None:
         """Delete the node at a path."""
@@ -520,7 +520,7 @@ def _replace_file(path: str, content: bytes) -> None:
             file.write(content)
         os.replace(part, path)
     except BaseException:
-        commit.unless_it_fails(os.unlink, part)
+        commit.try_to(os.unlink, part)
         raise
 
 

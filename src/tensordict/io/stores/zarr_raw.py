@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from tensordict.io.saving.source import Save
+from tensordict.io.saving.source import SaveFolder
 from tensordict.memory.stored_tensors import Selection
 
 
@@ -39,10 +39,10 @@ class RawChunks:
     dtype: Any
     rows: int
     fill: Any
-    links: Save
+    links: SaveFolder
 
     @staticmethod
-    def of(folder: str, document: Mapping[str, Any], array: Any, links: Save) -> RawChunks | None:
+    def of(folder: str, document: Mapping[str, Any], array: Any, links: SaveFolder) -> RawChunks | None:
         """Describe the chunks of a zarr array with this document; `None` if they do not hold raw elements."""
         shape, chunks = array.shape, array.chunks
         if not all(shape) or not shape or array.shards is not None or chunks[1:] != shape[1:]:

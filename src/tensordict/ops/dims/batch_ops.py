@@ -1,8 +1,8 @@
-"""Operations on the batch dims as values: what each does to sizes, names and leaves, and how it is undone.
+"""Operations on the batch dims as objects: each computes the new size, names and leaves, and knows its inverse.
 
-The public methods of `shape.py` and `stacking.py` check their arguments and make one of these, which `_on_batch` and
-`_cut` do. A `LazyView` does it when it is read, and its inverse when it is written; the end of a `with` block does the
-inverse.
+The public methods of `shape.py` and `stacking.py` check their arguments and build one of these objects. `_on_batch` and
+`_cut` run it. A `LazyView` runs it when an entry is read, and runs its inverse when an entry is written. The end of a
+`with` block also runs the inverse.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ ForMembers = tuple["BatchOp | None", int | None]
 
 
 class BatchOp:
-    """An operation on the batch dims of a container of batch size `old`; never changed once it is made.
+    """An operation on the batch dims of a container. Immutable.
 
     Attributes:
         name: the public method.
-        old: the batch size before. What is nested in the container that it is made for may have further dims.
-        size: that after.
-        leaf: does it to a tensor that begins with the batch dims; dims count from the front.
-        args: what else the class is made with.
-        is_view: whether the result is a view, which is memory-mapped or shared where the original is.
-        copies: whether members of a lazy stack to which nothing is done are copied.
+        old: the batch size before the operation. Nested containers may have more dims.
+        size: the batch size after it.
+        leaf: applies the operation to a tensor whose leading dims are the batch dims.
+        args: the other arguments of the constructor. Dims are counted from the front.
+        is_view: True if the result is a view. A view of memory-mapped or shared memory is also marked so.
+        copies: True if members of a lazy stack are copied even if the operation does not change them.
     """
 
     __slots__ = ("leaf", "old", "size")
@@ -48,15 +48,15 @@ class BatchOp:
     copies: bool = False
 
     def rename(self, names: Names) -> Names:
-        """The names of the dims after it, given those before."""
+        """Return the dim names after the operation; `names` are the names before it."""
         return names
 
     def inverse(self) -> BatchOp:
-        """What makes batch size `old` of `size` again, the elements in their places."""
+        """Return the operation that leads from `size` back to `old`, with every element in its old position."""
         return Reshape(self.size, self.old)
 
     def __call__(self, result: Any) -> Any:
-        """Undo it, at the end of a `with` block over its result."""
+        """Undo the operation, at the end of a `with` block over its result."""
         if result._batch_size[: len(self.size)] != self.size:
             raise ShapeError(
                 f"{self.name} made the batch size {list(self.size)} and cannot be undone for "
@@ -64,40 +64,41 @@ class BatchOp:
             )
         return result._on_batch(self.inverse())
 
-    def over(self, size: Size) -> BatchOp:
-        """The same for a container of this batch size: of other lengths, or with further dims behind."""
+    def with_size(self, size: Size) -> BatchOp:
+        """Return the same operation for a container of another batch size: other lengths, or more trailing dims."""
         return type(self)(size, *self.args)  # type: ignore[call-arg]
 
     def on_members(self, dim: int, count: int) -> ForMembers | None:
-        """What is done to the members of a lazy stack along `dim`, and the stack dim after it.
+        """Translate the operation to a lazy stack of `count` members along `dim`.
 
-        `None` when only the dense stack can do it; in the place of the operation when nothing is done to the members;
-        in the place of the dim when the result is no stack but its only member.
+        Returns:
+            the operation for each member, `None` if members do not change; and the new stack dim, `None` if the result
+            is the only member itself. Without the pair, `None`: only a dense stack can do this operation.
         """
         return None
 
     def positions(self, dim: int, count: int) -> Sequence[int] | None:
-        """The members of a lazy stack that the result has, in order; `None` for all."""
+        """Return the positions of the members that a lazy stack has after the operation; `None` for all, in order."""
         return None
 
     def on_stack(self, stack: Any) -> Any:
-        """Do it to a lazy stack."""
+        """Apply the operation to a lazy stack."""
         return stack._by_members(self)
 
     def call(self) -> tuple[Any, ...]:
-        """The public method and its arguments, as in `("permute", 1, 0)`."""
+        """Return the public method and its arguments, for example `("permute", 1, 0)`."""
         return (self.name, *self.args)
 
     def same_as(self, other: BatchOp) -> bool:
-        """Whether two do the same."""
+        """Return whether two operations are equal."""
         return (type(self), self.old, self.size, self.args) == (type(other), other.old, other.size, other.args)
 
 
-# --- another form of the same elements --------------------------------------------------------------------------------
+# --- reshaping --------------------------------------------------------------------------------------------------------
 
 
 class Reshape(BatchOp):
-    """The elements, in their order, under another batch size; `method` is "view" or "reshape"."""
+    """Give the elements another batch size, in the same order. `method` is "view" or "reshape"."""
 
     method = "reshape"
 
@@ -107,20 +108,20 @@ class Reshape(BatchOp):
         if old and len(size) == 1 and not self.is_view:
             self.leaf = methodcaller("flatten", 0, len(old) - 1)
         else:
-            self.leaf = _to_sizes(Tensor.view if self.is_view else Tensor.reshape, tuple(size), len(old))
+            self.leaf = _make_reshape(Tensor.view if self.is_view else Tensor.reshape, tuple(size), len(old))
 
     def rename(self, names: Names) -> Names:
         return [None] * len(self.size)
 
-    def over(self, size: Size) -> BatchOp:
+    def with_size(self, size: Size) -> BatchOp:
         return Reshape(size, self.size + size[len(self.old) :], self.method)
 
     def on_members(self, dim: int, count: int) -> ForMembers | None:
-        # A dim of the new size has to run over the members as the stack dim does.
+        # The new size must have a dim that steps through the members exactly as the stack dim does.
         before = math.prod(self.old[:dim])
         for after, length in enumerate(self.size):
             if length == count and math.prod(self.size[:after]) == before:
-                old, new = without(self.old, dim), without(self.size, after)
+                old, new = drop_dim(self.old, dim), drop_dim(self.size, after)
                 return None if new == old else Reshape(old, new, self.method), after
         return None
 
@@ -129,7 +130,7 @@ class Reshape(BatchOp):
 
 
 class Flatten(Reshape):
-    """The dims from `start` to `end`, included, as one; without dims, one is added."""
+    """Merge the dims from `start` to `end`, inclusive. A container without batch dims gets one."""
 
     name = "flatten"
 
@@ -144,7 +145,7 @@ class Flatten(Reshape):
 
 
 class Unflatten(Reshape):
-    """The dim at `dim` as several, of the sizes `parts`."""
+    """Split one dim into several dims of the sizes `parts`."""
 
     name = "unflatten"
     method = "view"
@@ -162,11 +163,11 @@ class Unflatten(Reshape):
         return Flatten(self.size, self.dim, self.dim + self.added)
 
 
-# --- another order of the dims ----------------------------------------------------------------------------------------
+# --- reordering dims --------------------------------------------------------------------------------------------------
 
 
 class Permute(BatchOp):
-    """The dims in another order."""
+    """Reorder the dims."""
 
     __slots__ = ("args", "order")
     name = "permute"
@@ -186,17 +187,18 @@ class Permute(BatchOp):
     def inverse(self) -> BatchOp:
         return Permute(self.size, *[self.order.index(dim) for dim in range(len(self.old))])
 
-    def over(self, size: Size) -> BatchOp:
-        return permuted(size, (*self.order, *range(len(self.old), len(size))))
+    def with_size(self, size: Size) -> BatchOp:
+        return make_permute(size, (*self.order, *range(len(self.old), len(size))))
 
     def on_members(self, dim: int, count: int) -> ForMembers:
         order = self.order
-        inner = lowered(order, dim)
-        return None if list(inner) == sorted(inner) else permuted(without(self.old, dim), inner), order.index(dim)
+        inner = to_member_dims(order, dim)
+        member_op = None if list(inner) == sorted(inner) else make_permute(drop_dim(self.old, dim), inner)
+        return member_op, order.index(dim)
 
 
 class Transpose(Permute):
-    """Two dims swapped, which torch does faster."""
+    """Swap two dims. Torch does this faster than a general permutation."""
 
     __slots__ = ()
     name = "transpose"
@@ -204,7 +206,7 @@ class Transpose(Permute):
     def __init__(self, old: Size, dim0: int, dim1: int) -> None:
         self.old, self.args = old, (dim0, dim1) if dim0 < dim1 else (dim1, dim0)
 
-    # Both are made when asked for: a lazy stack whose members stay as they are needs neither.
+    # `leaf` and `size` are computed on demand: a lazy stack whose members do not change needs neither.
 
     @property
     def leaf(self) -> LeafFn:  # type: ignore[override]
@@ -233,8 +235,8 @@ class Transpose(Permute):
         return Transpose(self.size, *self.args)
 
 
-def permuted(old: Size, order: tuple[int, ...]) -> Permute:
-    """The operation that brings the dims in another order."""
+def make_permute(old: Size, order: tuple[int, ...]) -> Permute:
+    """Build the operation that reorders the dims: a `Transpose` if it only swaps two."""
     pair = swapped_pair(order)
     return Permute(old, *order) if pair is None else Transpose(old, *pair)
 
@@ -243,7 +245,7 @@ def permuted(old: Size, order: tuple[int, ...]) -> Permute:
 
 
 class Squeeze(BatchOp):
-    """Without some dims, whose size is 1."""
+    """Drop dims of size 1."""
 
     __slots__ = ("args", "kept")
     name = "squeeze"
@@ -263,16 +265,16 @@ class Squeeze(BatchOp):
 
     def on_members(self, dim: int, count: int) -> ForMembers:
         dropped = self.args
-        inner = lowered(dropped, dim)
+        inner = to_member_dims(dropped, dim)
         after = None if dim in dropped else dim - sum(d < dim for d in dropped)
-        return Squeeze(without(self.old, dim), *inner) if inner else None, after
+        return Squeeze(drop_dim(self.old, dim), *inner) if inner else None, after
 
     def call(self) -> tuple[Any, ...]:
         return (self.name, self.args[0] if len(self.args) == 1 else self.args)
 
 
 class Unsqueeze(BatchOp):
-    """With a dim of size 1 added."""
+    """Insert a dim of size 1."""
 
     __slots__ = ("args",)
     name = "unsqueeze"
@@ -282,7 +284,7 @@ class Unsqueeze(BatchOp):
         size = list(old)
         size.insert(dim, 1)
         self.old, self.size, self.args = old, Size(size), (dim,)
-        # Torch's indexing with None is a quarter faster than its `unsqueeze`.
+        # Indexing a tensor with None takes a quarter less time than `unsqueeze`.
         self.leaf = itemgetter(None) if dim == 0 else methodcaller("unsqueeze", dim)
 
     def rename(self, names: Names) -> Names:
@@ -295,11 +297,11 @@ class Unsqueeze(BatchOp):
     def on_members(self, dim: int, count: int) -> ForMembers:
         (new,) = self.args
         inner, after = (new, dim + 1) if new <= dim else (new - 1, dim)
-        return Unsqueeze(without(self.old, dim), inner), after
+        return Unsqueeze(drop_dim(self.old, dim), inner), after
 
 
 class Expand(BatchOp):
-    """Dims of size 1 repeated and dims added in front, without copying."""
+    """Repeat dims of size 1 and add leading dims, without copying."""
 
     name = "expand"
 
@@ -312,42 +314,42 @@ class Expand(BatchOp):
     def rename(self, names: Names) -> Names:
         return [*[None] * (len(self.size) - len(self.old)), *names]
 
-    def over(self, size: Size) -> BatchOp:
+    def with_size(self, size: Size) -> BatchOp:
         return Expand(size, self.size + size[len(self.old) :])
 
     def on_members(self, dim: int, count: int) -> ForMembers | None:
         after = dim + len(self.size) - len(self.old)
-        return (Expand(without(self.old, dim), without(self.size, after)), after) if self.size[after] else None
+        return (Expand(drop_dim(self.old, dim), drop_dim(self.size, after)), after) if self.size[after] else None
 
     def positions(self, dim: int, count: int) -> Sequence[int] | None:
         wanted = self.size[dim + len(self.size) - len(self.old)]
         return None if wanted == count else [0] * wanted
 
 
-# --- the same dims, other elements ------------------------------------------------------------------------------------
+# --- moving elements --------------------------------------------------------------------------------------------------
 
 
 class Flip(BatchOp):
-    """The elements in reverse order along some dims."""
+    """Reverse the order of the elements along some dims."""
 
     name = "flip"
     copies = True
 
     def __init__(self, old: Size, *dims: int) -> None:
         self.old, self.size, self.args = old, old, dims
-        # Torch parses an int 0.6 us faster than a tuple of one.
+        # Torch parses an int 0.6 us faster than a tuple of one int.
         self.leaf = methodcaller("flip", dims[0] if len(dims) == 1 else dims)
 
     def on_members(self, dim: int, count: int) -> ForMembers:
-        inner = lowered(self.args, dim)
-        return Flip(without(self.old, dim), *inner) if inner else None, dim
+        inner = to_member_dims(self.args, dim)
+        return Flip(drop_dim(self.old, dim), *inner) if inner else None, dim
 
     def positions(self, dim: int, count: int) -> Sequence[int] | None:
         return range(count)[::-1] if dim in self.args else None
 
 
 class Rot90(BatchOp):
-    """Rotated by 90 degrees, `k` times, in the plane of two dims."""
+    """Rotate by 90 degrees, `k` times, in the plane of two dims."""
 
     name = "rot90"
 
@@ -363,7 +365,7 @@ class Rot90(BatchOp):
 
 
 class Roll(BatchOp):
-    """The elements shifted along some dims, or along the first `flat` ones as if they were one."""
+    """Shift the elements along some dims. With `dims=None`, shift along the first `flat` dims as if flattened."""
 
     name = "roll"
     copies = True
@@ -381,7 +383,7 @@ class Roll(BatchOp):
         if dims is None:
             return None
         steps = tuple([shift for shift, d in zip(shifts, dims, strict=True) if d != dim])
-        return Roll(without(self.old, dim), steps, lowered(dims, dim)) if steps else None, dim
+        return Roll(drop_dim(self.old, dim), steps, to_member_dims(dims, dim)) if steps else None, dim
 
     def positions(self, dim: int, count: int) -> Sequence[int]:
         shifts, dims, _ = self.args
@@ -390,7 +392,7 @@ class Roll(BatchOp):
 
 
 class Narrow(BatchOp):
-    """The elements `start` to `start + length` of a dim."""
+    """Select the elements `start` to `start + length` of a dim."""
 
     name = "narrow"
     is_view = True
@@ -401,7 +403,7 @@ class Narrow(BatchOp):
 
     def on_members(self, dim: int, count: int) -> ForMembers:
         at, start, length = self.args
-        return None if at == dim else Narrow(without(self.old, dim), at - (at > dim), start, length), dim
+        return None if at == dim else Narrow(drop_dim(self.old, dim), at - (at > dim), start, length), dim
 
     def positions(self, dim: int, count: int) -> Sequence[int] | None:
         at, start, length = self.args
@@ -412,7 +414,7 @@ class Narrow(BatchOp):
 
 
 class Repeat(BatchOp):
-    """The batch repeated along its dims, and along dims added in front."""
+    """Repeat the batch along its dims, and along new leading dims."""
 
     name = "repeat"
     copies = True
@@ -427,21 +429,21 @@ class Repeat(BatchOp):
     def rename(self, names: Names) -> Names:
         return [*[None] * (len(self.size) - len(self.old)), *names]
 
-    def over(self, size: Size) -> BatchOp:
+    def with_size(self, size: Size) -> BatchOp:
         return Repeat(size, *self.args, *[1] * (len(size) - len(self.old)))
 
     def on_members(self, dim: int, count: int) -> ForMembers | None:
         times = self.args
         after = dim + len(times) - len(self.old)
         inner = times[:after] + times[after + 1 :]
-        return (Repeat(without(self.old, dim), *inner) if inner else None, after) if times[after] else None
+        return (Repeat(drop_dim(self.old, dim), *inner) if inner else None, after) if times[after] else None
 
     def positions(self, dim: int, count: int) -> Sequence[int]:
         return [*range(count)] * self.args[dim + len(self.args) - len(self.old)]
 
 
 class RepeatInterleave(BatchOp):
-    """Every element of a dim repeated, as often as `repeats` says."""
+    """Repeat every element of a dim `repeats` times. A tensor gives each element its own number."""
 
     name = "repeat_interleave"
     copies = True
@@ -449,8 +451,8 @@ class RepeatInterleave(BatchOp):
     def __init__(
         self, old: Size, dim: int, repeats: Tensor | int, output_size: int | None, device: torch.device | None
     ) -> None:
-        # One index for all leaves: repeat_interleave itself would make it anew for each. Where the members of a lazy
-        # stack have different lengths, each of them has one.
+        # All leaves share one index, which torch's repeat_interleave would compute again for each leaf. A length of -1
+        # means that the members of a lazy stack differ: then the operation is built again for each member.
         index = torch.arange(max(old[dim], 0), device=repeats.device if isinstance(repeats, Tensor) else device)
         if old[dim] >= 0:
             index = index.repeat_interleave(repeats, 0, output_size=output_size)
@@ -467,24 +469,24 @@ class RepeatInterleave(BatchOp):
     def on_members(self, dim: int, count: int) -> ForMembers | None:
         at, *how = self.args
         if at != dim:
-            return RepeatInterleave(without(self.old, dim), at - (at > dim), *how), dim
+            return RepeatInterleave(drop_dim(self.old, dim), at - (at > dim), *how), dim
         return (None, dim) if len(self.index) else None
 
     def positions(self, dim: int, count: int) -> Sequence[int] | None:
         return self.index.tolist() if self.args[0] == dim else None
 
 
-# --- cutting ----------------------------------------------------------------------------------------------------------
+# --- splitting --------------------------------------------------------------------------------------------------------
 
 
 class Cut:
-    """The batch in several pieces along `dim`: of these lengths, or single elements, which no longer have the dim.
+    """Split the batch along `dim` into pieces of given lengths, or into single elements without that dim.
 
     Attributes:
-        old: the batch size before, as that of a `BatchOp`.
-        lengths: those of the pieces; `None` for single elements.
-        starts: where each piece begins; `None` when they lie one behind the other.
-        leaf: cuts a tensor.
+        old: the batch size before the split; see `BatchOp.old`.
+        lengths: the lengths of the pieces; `None` for single elements.
+        starts: the first position of each piece; `None` if each piece starts at the end of the previous one.
+        leaf: splits a tensor.
     """
 
     __slots__ = ("dim", "leaf", "lengths", "old", "starts")
@@ -502,58 +504,65 @@ class Cut:
             self.leaf = lambda v: [v.narrow(dim, *bound) for bound in zip(starts, lengths, strict=True)]
 
     def sizes(self) -> list[Size]:
-        """The batch sizes of the pieces."""
+        """Return the batch sizes of the pieces."""
         if self.lengths is None:
             rest = list(self.old)
             return rest.pop(self.dim) * [Size(rest)]
         if torch.compiler.is_compiling():
-            # A set of lengths fixes the sizes of a graph.
+            # A set of lengths would make them constants of the graph.
             return [with_dim(self.old, self.dim, length) for length in self.lengths]
         by_length = {length: with_dim(self.old, self.dim, length) for length in set(self.lengths)}
         return [by_length[length] for length in self.lengths]
 
     def rename(self, names: Names) -> Names:
-        """The names of the dims of each piece, given those before."""
+        """Return the dim names of each piece; `names` are the names before the split."""
         return names[: self.dim] + names[self.dim + 1 :] if self.lengths is None else names
 
     def bounds(self) -> tuple[Iterable[int], list[int]]:
-        """Where the pieces begin, and their lengths."""
+        """Return the first positions and the lengths of the pieces."""
         lengths = self.lengths or []
         return self.starts or [0, *itertools.accumulate(lengths)][: len(lengths)], lengths
 
-    def ragged_leaf(self) -> Callable[[Any], Sequence[Any]]:
-        """What cuts ragged leaves, too."""
+    def make_ragged_leaf(self) -> Callable[[Any], Sequence[Any]]:
+        """Return a function that splits ragged leaves as well as dense ones."""
         dim = self.dim
         return (lambda leaf: ragged.unbind(leaf, dim)) if self.lengths is None else ragged.Split(*self.bounds(), dim)
 
-    def over(self, size: Size, dim: int) -> Cut:
-        """The same for a container of this batch size, along this dim."""
+    def with_size(self, size: Size, dim: int) -> Cut:
+        """Return the same split for a container of another batch size, along another dim."""
         return Cut(size, dim, self.lengths, self.starts)
 
     def on_stack(self, stack: Any) -> Any:
-        """Do it to a lazy stack."""
+        """Split a lazy stack."""
         return stack._cut_by_members(self)
 
 
 # --- helpers ----------------------------------------------------------------------------------------------------------
 
 
-def without(size: Size, dim: int) -> Size:
-    """A size without one of its dims."""
+def drop_dim(size: Size, dim: int) -> Size:
+    """Return a size without one of its dims."""
     return size[:dim] + size[dim + 1 :]
 
 
-def lowered(dims: Iterable[int], dim: int) -> tuple[int, ...]:
-    """Dims of a lazy stack along `dim` as those of its members; the stack dim itself is left out."""
+def to_member_dims(dims: Iterable[int], dim: int) -> tuple[int, ...]:
+    """Convert dims of a lazy stack along `dim` to dims of its members. The stack dim itself is dropped."""
     return tuple([d - (d > dim) for d in dims if d != dim])
 
 
-def _to_sizes(method: Callable[..., Tensor], head: tuple[int, ...], batch_dims: int) -> LeafFn:
-    """`method`, such as `Tensor.view`, giving a leaf the sizes `head` in place of its `batch_dims` leading dims."""
+def _make_reshape(method: Callable[..., Tensor], head: tuple[int, ...], batch_dims: int) -> LeafFn:
+    """Return a function that replaces the first `batch_dims` dims of a leaf by dims of the sizes `head`.
+
+    Args:
+        method: `Tensor.view` or `Tensor.reshape`.
+        head: the new sizes.
+        batch_dims: the number of dims that they replace.
+    """
+    # `view()` and `reshape()` without sizes raise an error, so an empty head needs the Size form.
     if not head:
         return lambda v: method(v, v.shape[batch_dims:])
 
-    # Torch parses ints 0.5 to 1.5 us faster than a tuple or a Size; without batch dims there might be none to parse.
+    # Torch parses ints 0.5 to 1.5 us faster than a tuple or a Size.
     def fn(v: Tensor) -> Tensor:
         features = v.dim() - batch_dims
         if features == 1:

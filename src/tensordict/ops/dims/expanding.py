@@ -1,4 +1,4 @@
-"""Tensors and containers expanded to the right."""
+"""`expand_right` and `expand_as_right`, which add trailing dims to tensors and containers; exported by `utils`."""
 
 from __future__ import annotations
 
@@ -8,14 +8,7 @@ from tensordict.core.exceptions import ShapeError
 
 
 def expand_right(tensor: Any, shape: Any) -> Any:
-    """A view of a tensor or container that has new dims behind its own.
-
-    Args:
-        tensor: of a shape that `shape` begins with; sizes of 1 are expanded.
-        shape: a sequence of ints.
-
-    Raises:
-        RuntimeError: `shape` has fewer dims than the tensor, or other sizes.
+    """Expand a tensor or container to a shape by adding trailing dims.
 
     Example:
         >>> import torch
@@ -23,6 +16,16 @@ def expand_right(tensor: Any, shape: Any) -> Any:
         >>> expand_right(torch.arange(2), (2, 3))
         tensor([[0, 0, 0],
                 [1, 1, 1]])
+
+    Args:
+        tensor: its shape must match the first dims of `shape`, or be 1 there.
+        shape: a sequence of ints.
+
+    Returns:
+        a view.
+
+    Raises:
+        RuntimeError: `shape` has fewer dims than the tensor, or its sizes do not match.
     """
     shape = tuple(shape)
     missing = len(shape) - tensor.ndim
@@ -32,7 +35,7 @@ def expand_right(tensor: Any, shape: Any) -> Any:
 
 
 def expand_as_right(tensor: Any, dest: Any) -> Any:
-    """:func:`expand_right` to the shape of another tensor or container.
+    """Expand a tensor or container to the shape of another one by adding trailing dims; see :func:`expand_right`.
 
     Example:
         >>> import torch

@@ -1,4 +1,4 @@
-"""Choosing elements by an index or a mask that has the shape of the batch."""
+"""The mixin of `gather`, `where` and the masked operations, which select elements by an index or a mask."""
 
 from __future__ import annotations
 
@@ -22,18 +22,7 @@ class Gathering(Contract):
     """`gather`, `where` and the masked operations."""
 
     def gather(self, dim: int, index: Tensor, out: object = None, *, inplace: bool = False) -> Self:
-        """Gather elements along a batch dim (as :func:`torch.gather`), feature dims going along.
-
-        Args:
-            dim: the dim to gather along.
-            index: an integer tensor with the batch's number of dims, no larger than it in the other dims. With fewer
-                dims than the batch, it counts for all elements of the dims that it lacks.
-            out: a container to write into, in place, with the shape of the result.
-            inplace: replace the entries of this container, leaf by leaf, instead of making a new one.
-
-        Raises:
-            IndexError: the dim is out of range.
-            RuntimeError: the index does not fit the batch, or points outside of it.
+        """Gather elements along a batch dim, together with all their features (like :func:`torch.gather`).
 
         Example:
             >>> import torch
@@ -41,6 +30,17 @@ class Gathering(Contract):
             >>> td = TensorDict({"a": torch.arange(6).view(2, 3)}, batch_size=[2, 3])
             >>> td.gather(1, torch.tensor([[0], [2]]))["a"].tolist()
             [[0], [5]]
+
+        Args:
+            dim: the dim to gather along.
+            index: an integer tensor with as many dims as the batch, and no larger than the batch in the other dims. An
+                index with fewer dims applies to all elements of the trailing batch dims.
+            out: a container with the shape of the result, to write into in place.
+            inplace: replace the entries of this container, leaf by leaf, instead of making a new one.
+
+        Raises:
+            IndexError: the dim is out of range.
+            RuntimeError: the index does not fit the batch, or points outside it.
         """
         size = self._batch_size
         batch_dims = len(size)
@@ -63,21 +63,18 @@ class Gathering(Contract):
         indices = _ByShape(index)
 
         def fn(v: Tensor) -> Tensor:
-            # A dict keyed by shapes fixes all sizes of a graph.
+            # The dict is keyed by shape, which would make all sizes constants of the graph.
             return v.gather(dim, indices.make(v.shape) if torch.compiler.is_compiling() else indices[v.shape])
 
         if inplace:
             return replace_leaves(self, fn, index.shape, batch_dims, identity)
         result = self._map(fn, index.shape, batch_dims, identity)
-        return result if out is None else written(out, result)
+        return result if out is None else write_into(out, result)
 
     # --- masks ------------------------------------------------------------------------------------------------------
 
     def masked_select(self, mask: Tensor) -> Self:
-        """Copies of the elements where the mask holds: `td[mask]`.
-
-        Args:
-            mask: a boolean tensor whose shape is that of the batch, or of its first dims.
+        """Copy the elements where the mask is true. The same as `td[mask]`.
 
         Example:
             >>> import torch
@@ -85,15 +82,14 @@ class Gathering(Contract):
             >>> td = TensorDict({"a": torch.arange(3)}, batch_size=[3])
             >>> td.masked_select(torch.tensor([True, False, True]))["a"]
             tensor([0, 2])
-        """
-        return self._index(_checked_mask(mask))
-
-    def masked_fill(self, mask: Tensor, value: float | int | bool | Tensor) -> Self:
-        """Copies with `value` written where the mask holds.
 
         Args:
-            mask: a boolean tensor that broadcasts to the batch size, or to its first dims when it has fewer.
-            value: a number or a tensor without dims.
+            mask: a boolean tensor of the shape of the batch, or of its first dims.
+        """
+        return self._index(_as_mask(mask))
+
+    def masked_fill(self, mask: Tensor, value: float | int | bool | Tensor) -> Self:
+        """Copy this container with `value` where the mask is true.
 
         Example:
             >>> import torch
@@ -101,14 +97,15 @@ class Gathering(Contract):
             >>> td = TensorDict({"a": torch.zeros(3)}, batch_size=[3])
             >>> td.masked_fill(torch.tensor([True, False, True]), 1.0)["a"]
             tensor([1., 0., 1.])
+
+        Args:
+            mask: a boolean tensor that broadcasts to the batch size. A mask with fewer dims applies to the first ones.
+            value: a number or a tensor without dims.
         """
-        return self._map_with(lambda v, part: _filled(v, part, value), self._mask(mask))
+        return self._map_with(lambda v, part: _fill(v, part, value), self._check_batch_mask(mask))
 
     def masked_fill_(self, mask: Tensor, value: float | int | bool | Tensor) -> Self:
-        """Write `value` into the entries where the mask holds; arguments as :meth:`masked_fill`.
-
-        Returns:
-            the same container, which may be locked.
+        """Write `value` into the entries where the mask is true. Arguments as for :meth:`masked_fill`.
 
         Example:
             >>> import torch
@@ -116,25 +113,28 @@ class Gathering(Contract):
             >>> td = TensorDict({"a": torch.zeros(3)}, batch_size=[3])
             >>> td.masked_fill_(torch.tensor([True, False, True]), 1.0)["a"]
             tensor([1., 0., 1.])
+
+        Returns:
+            this container, which may be locked.
         """
-        checked = self._mask(mask)
+        checked = self._check_batch_mask(mask)
         leaves = self._leaves()
         foreach.refuse_graph_leaves(leaves, self)
         if any(leaf.is_nested or isinstance(leaf, Contract) for leaf in leaves):
-            # A ragged leaf or an UnbatchedTensor may refuse the mask: before anything is written.
+            # A ragged leaf or an UnbatchedTensor may reject the mask, so test all of them before the first write.
             self._map_with(_check_mask, checked)
         with self._at_once(identity):
-            self._map_with(lambda v, part: _fill_masked(v, part, value), checked)
+            self._map_with(lambda v, part: _fill_in_place(v, part, value), checked)
         return self
 
-    def _mask(self, mask: Tensor) -> Tensor:
-        """`mask`, known to be one that broadcasts to the batch."""
-        _checked_mask(mask)
+    def _check_batch_mask(self, mask: Tensor) -> Tensor:
+        """Return `mask`. Raises unless it is a boolean tensor that broadcasts to the batch."""
+        _as_mask(mask)
         self._check_broadcast(mask, "mask")
         return mask
 
     def _check_broadcast(self, tensor: Tensor, what: str) -> None:
-        """Refuse a tensor that does not broadcast to the batch size (its first dims, when it has fewer)."""
+        """Raise if a tensor does not broadcast to the batch size, or to as many first dims of it as the tensor has."""
         part = self._batch_size[: tensor.ndim]
         try:
             fits = tensor.ndim == len(part) and expand_size(tuple(part), tensor.shape) == part
@@ -143,7 +143,7 @@ class Gathering(Contract):
         if not fits:
             raise ShapeError(
                 f"the {what} has shape {list(tensor.shape)}, which does not fit the batch size "
-                f"{list(self._batch_size)}: it has to broadcast to its first {tensor.ndim} dims"
+                f"{list(self._batch_size)}: it must broadcast to the first {tensor.ndim} batch dims"
             )
 
     def where(
@@ -155,20 +155,7 @@ class Gathering(Contract):
         pad: int | bool | float | None = None,
         update_batch_size: bool = False,
     ) -> Self:
-        """The elements of this container where the condition holds, those of `other` elsewhere.
-
-        Args:
-            condition: a boolean tensor that broadcasts to the batch size, or to its first dims when it has fewer.
-            other: a container of the same keys, a number, or a tensor that broadcasts as the condition does. The batch
-                size of a container has to broadcast to that of this one; the entries of one without batch dims, to the
-                entries here.
-            out: a container whose entries are replaced by the results, as :meth:`update` does; no memory is written.
-            pad: stands for the entries that only one of the containers has; without it, they are an error.
-            update_batch_size: give `out` the batch size of the result, too.
-
-        Raises:
-            KeyError: an entry is missing in one of the containers and there is no `pad`.
-            RuntimeError: shapes do not fit, or `out` is locked.
+        """Select elements of this container where the condition is true, and elements of `other` elsewhere.
 
         Example:
             >>> import torch
@@ -176,6 +163,20 @@ class Gathering(Contract):
             >>> td = TensorDict({"a": torch.ones(3)}, batch_size=[3])
             >>> td.where(torch.tensor([True, False, True]), 0.0)["a"]
             tensor([1., 0., 1.])
+
+        Args:
+            condition: a boolean tensor that broadcasts to the batch size. With fewer dims it applies to the first ones.
+            other: a number, a tensor that broadcasts like the condition, or a container with the same keys, whose batch
+                size must broadcast to the batch size of `self`. In a container without batch dims, each entry must
+                broadcast to the entry of `self`.
+            out: a container whose entries are replaced by the results, as in :meth:`update`. Its old tensors do not
+                change.
+            pad: the value for elements of entries that one of the containers lacks.
+            update_batch_size: set the batch size of `out`, too.
+
+        Raises:
+            KeyError: one of the containers lacks an entry, and `pad` is not given.
+            RuntimeError: shapes do not fit, or `out` is locked.
         """
         self._check_broadcast(condition, "condition")
         if isinstance(other, Contract) and other._batch_size != self._batch_size:
@@ -184,10 +185,10 @@ class Gathering(Contract):
                 raise ShapeError(
                     f"where needs a container whose batch size broadcasts to {list(own)}, got one of {list(theirs)}"
                 )
-            other = other.expand(own) if theirs else _spread(other, self, own, ())
+            other = other.expand(own) if theirs else _expand_over(other, self, own, ())
         if isinstance(other, Tensor) and other.ndim:
             self._check_broadcast(other, "tensor to take elements from")
-        result: Any = self._chosen(ByNdim(condition), other, pad, ())
+        result: Any = self._choose(ByNdim(condition), other, pad, ())
         if out is None:
             if self._locked:
                 result._lock_tree()
@@ -196,19 +197,19 @@ class Gathering(Contract):
         same = out._batch_size == result._batch_size
         return out.update(result) if same else out._update_with_batch_size(result, False)  # type: ignore[no-any-return]
 
-    def _chosen(self, masks: ByNdim, other: object, pad: object, path: Path) -> Self:
-        """`where`, once the arguments have been checked."""
+    def _choose(self, masks: ByNdim, other: object, pad: object, path: Path) -> Self:
+        """Run `where` with checked arguments."""
         if (members := self._members()) is not None:
             if not members:
-                return self._dense()._chosen(masks, other, pad, path)
+                return self._dense()._choose(masks, other, pad, path)
             if isinstance(other, Contract):
                 pieces = self._pieces_of(other)
             else:
                 pieces = self._parts(other) if isinstance(other, Tensor) and other.ndim else [other] * len(members)
             columns = zip(members, map(ByNdim, self._parts(masks.tensor)), pieces, strict=True)
-            return self._restack([member._chosen(part, piece, pad, path) for member, part, piece in columns])
+            return self._restack([member._choose(part, piece, pad, path) for member, part, piece in columns])
         if isinstance(other, Contract):
-            return _chosen(self, other, masks, pad, path)  # type: ignore[no-any-return]
+            return _choose_entries(self, other, masks, pad, path)  # type: ignore[no-any-return]
         if isinstance(other, Tensor) and other.ndim:
             others = ByNdim(other)
             return self._map(lambda v: ragged.where(masks[v.dim()], v, others[v.dim()]))
@@ -216,7 +217,7 @@ class Gathering(Contract):
 
 
 class _ByShape(dict[torch.Size, Tensor]):
-    """An index over the batch dims expanded over the feature dims, made once per shape that the leaves have."""
+    """Caches an index over the batch dims, expanded over the feature dims, for each shape of leaves."""
 
     def __init__(self, index: Tensor) -> None:
         super().__init__()
@@ -232,35 +233,35 @@ class _ByShape(dict[torch.Size, Tensor]):
         return index.reshape(*index.shape, *[1] * len(features)).expand(*index.shape, *features)
 
 
-def _checked_mask(mask: Any) -> Tensor:
+def _as_mask(mask: Any) -> Tensor:
     if not isinstance(mask, Tensor) or mask.dtype is not torch.bool:
         kind = mask.dtype if isinstance(mask, Tensor) else type(mask).__name__
         raise TypeError(f"a mask is a boolean tensor, got {kind}")
     return mask
 
 
-def _filled(leaf: Tensor, mask: Tensor, value: Any) -> Tensor:
+def _fill(leaf: Tensor, mask: Tensor, value: Any) -> Tensor:
     return (
         ragged.elementwise(Tensor.masked_fill, leaf, mask, value) if leaf.is_nested else leaf.masked_fill(mask, value)
     )
 
 
-def written(out: Any, result: Any) -> Any:
-    """Write `result` into `out`, in place where the entries exist; the batch size of `out` has to fit."""
+def write_into(out: Any, result: Any) -> Any:
+    """Write `result` into `out`, into its existing tensors where it has them. Raises if the batch sizes differ."""
     check_out(out, result._batch_size)
     return out.update(result, inplace=True)
 
 
 def check_out(out: object, size: torch.Size | None) -> None:
-    """Refuse an `out` that is no container, or that has another batch size than `size`."""
+    """Raise unless `out` is a container of the batch size `size`."""
     if not isinstance(out, Contract):
         raise TypeError(f"out must be a container, got {type(out).__name__}")
     if size is not None and out._batch_size != size:
         raise ShapeError(f"out must have the resulting batch size {list(size)}, got {list(out._batch_size)}")
 
 
-def _chosen(node: Any, other: Any, masks: ByNdim, pad: Any, path: Path) -> Any:
-    """Elements of `node` where the mask holds, of `other` elsewhere, `pad` for entries that one of them lacks."""
+def _choose_entries(node: Any, other: Any, masks: ByNdim, pad: Any, path: Path) -> Any:
+    """Select elements of `node` where the mask is true, and of `other` elsewhere; `pad` replaces missing entries."""
     ours, theirs = node._entries, other._entries
     if pad is None and ours.keys() != theirs.keys():
         odd = sorted(joined((*path, name)) for name in ours.keys() ^ theirs.keys())
@@ -279,9 +280,9 @@ def _chosen(node: Any, other: Any, masks: ByNdim, pad: Any, path: Path) -> Any:
         elif isinstance(a, Tensor) and isinstance(a, Contract):
             entries[name] = a
         elif isinstance(a, Contract) and a._is_non_tensor and b._is_non_tensor:
-            entries[name] = _chosen_values(a, b, masks)
+            entries[name] = _choose_values(a, b, masks)
         elif isinstance(a, Contract):
-            entries[name] = a._chosen(masks, b, pad, (*path, name))  # type: ignore[attr-defined]
+            entries[name] = a._choose(masks, b, pad, (*path, name))  # type: ignore[attr-defined]
         else:
             try:
                 entries[name] = ragged.where(masks[a.dim()], a, b)
@@ -290,23 +291,23 @@ def _chosen(node: Any, other: Any, masks: ByNdim, pad: Any, path: Path) -> Any:
     return node._build(entries, node._batch_size, node._device, node._names)
 
 
-def _spread(other: Any, node: Any, size: torch.Size, path: Path) -> Any:
-    """`other`, which has no batch dims, over the batch `size` of `node`: its leaves broadcast to those of `node`."""
+def _expand_over(other: Any, node: Any, size: torch.Size, path: Path) -> Any:
+    """Expand a container without batch dims to the batch size of `node`, and its leaves to the leaves of `node`."""
     entries: dict[str, Any] = {}
     for name, value in other._entries.items():
         below = None if node is None else node._node(name)
         if isinstance(value, Tensor):
             shape = node._shape_of(name) if node is not None and below is None and name in node._structure() else None
-            entries[name] = _over(value, shape, size, (*path, name))
+            entries[name] = _expand_leaf(value, shape, size, (*path, name))
         elif value._batch_size or value._is_non_tensor:
             entries[name] = value.expand(size + value._batch_size)
         else:
-            entries[name] = _spread(value, below, size, (*path, name))
+            entries[name] = _expand_over(value, below, size, (*path, name))
     return other._build(entries, size, other._device, None)
 
 
-def _over(value: Tensor, shape: torch.Size | None, size: torch.Size, path: Path) -> Tensor:
-    """A leaf without batch dims over the batch `size`, for an entry of this shape, if there is one."""
+def _expand_leaf(value: Tensor, shape: torch.Size | None, size: torch.Size, path: Path) -> Tensor:
+    """Expand a leaf without batch dims to `shape`, or over the batch size if `node` lacks the entry."""
     if value.is_nested or isinstance(value, Contract):
         return value
     try:
@@ -323,11 +324,11 @@ def _over(value: Tensor, shape: torch.Size | None, size: torch.Size, path: Path)
         ) from None
 
 
-def _chosen_values(a: Any, b: Any, masks: ByNdim) -> Any:
-    """The values of `a` where the mask holds, of `b` elsewhere."""
+def _choose_values(a: Any, b: Any, masks: ByNdim) -> Any:
+    """Select values of the holder `a` where the mask is true, and of the holder `b` elsewhere."""
     size = a._batch_size
     mask = masks[len(size)].expand(size)
-    return b.copy()._assigned(mask if size else (), a[mask] if size else a) if mask.any() else b.copy()
+    return b.copy()._assign_values(mask if size else (), a[mask] if size else a) if mask.any() else b.copy()
 
 
 def _map_any(value: object, fn: LeafFn) -> Any:
@@ -340,8 +341,8 @@ def _check_mask(leaf: Tensor, mask: Tensor) -> Tensor:
     return leaf
 
 
-def _fill_masked(leaf: Tensor, mask: Tensor, value: Any) -> Tensor:
-    """`leaf.masked_fill_(mask, value)`, ragged leaves included, of which torch fills none in place."""
+def _fill_in_place(leaf: Tensor, mask: Tensor, value: Any) -> Tensor:
+    """Fill a leaf in place. Torch's `masked_fill_` does not support ragged leaves."""
     if not leaf.is_nested:
         return leaf.masked_fill_(mask, value)
     (places, where), back = ragged.in_place(leaf, mask)

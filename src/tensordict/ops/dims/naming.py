@@ -1,4 +1,4 @@
-"""Names of the batch dimensions."""
+"""The mixin of `names`, `rename` and `refine_names`: the names of the batch dims."""
 
 from __future__ import annotations
 
@@ -17,15 +17,13 @@ if TYPE_CHECKING:
 
 
 class Naming(Contract):
-    """The `names` of the batch dims; nested containers share those of their parent."""
+    """The `names` of the batch dims. Nested containers share the names of their parent."""
 
     @property
     def names(self) -> Names:
-        """One name, or `None`, per batch dim; assigning a sequence (or `None`) names the dims of the whole tree.
+        """One name, or `None`, per batch dim.
 
-        Raises:
-            ValueError: on assignment, there is not one name per dim, a name is used twice, or it is the name of a dim
-                that only a nested container has; nothing has changed then.
+        Assign a sequence to name the dims of the whole tree, or `None` to remove all names.
 
         Example:
             >>> import torch
@@ -33,6 +31,10 @@ class Naming(Contract):
             >>> td = TensorDict({"a": torch.zeros(2, 3)}, [2, 3], names=["batch", "time"])
             >>> td[0].names
             ['time']
+
+        Raises:
+            ValueError: on assignment: the number of names is not the number of dims, a name is used twice, or a nested
+                container has an additional dim of the same name. Nothing changes then.
         """
         names = self._names
         return [None] * len(self._batch_size) if names is None else names[:]
@@ -40,12 +42,12 @@ class Naming(Contract):
     @names.setter
     def names(self, names: Sequence[str | None] | None) -> None:
         batch_dims = len(self._batch_size)
-        self._name_tree([None] * batch_dims if names is None else checked_names(names, batch_dims))
+        self._name_tree([None] * batch_dims if names is None else as_names(names, batch_dims))
 
     def _name_tree(self, names: Names) -> None:
-        """Give the batch dims of this container, and the same dims of all nested ones, these names."""
+        """Set the names of the batch dims of this container, and of the same dims of all nested containers."""
         nested: list[tuple[Path, Contract, Names]] = []
-        _collect(self, (), names, nested)
+        _collect_nodes(self, (), names, nested)
         for path, node, own in nested:
             _check_tail(node, own, path)
         with self._at_once():
@@ -54,24 +56,23 @@ class Naming(Contract):
                 _rename(node, own)
 
     def refine_names(self, *names: object) -> Self:
-        """Name the dims that have no name yet; returns the same container.
-
-        Args:
-            *names: one name, or `None`, per batch dim. A dim that has a name can only be given the same one. One of
-                them can be `...`, which stands for the dims in its place and leaves them as they are.
-
-        Raises:
-            RuntimeError: the names disagree with those that the dims have, or do not fit their number; both are
-                shown, and nothing has changed.
+        """Name the dims that do not have a name yet. Returns this container.
 
         Example:
             >>> from tensordict import TensorDict
             >>> td = TensorDict(batch_size=[3, 4, 5])
             >>> td.refine_names("batch", ...).refine_names(..., "time").names
             ['batch', None, 'time']
+
+        Args:
+            *names: one name, or `None`, per batch dim. A dim that has a name must keep it. One of the names can be
+                `...`, which stands for any number of dims and leaves them unchanged.
+
+        Raises:
+            RuntimeError: a name contradicts the present one, or the number of names does not fit. Nothing changes then.
         """
         own = self.names
-        wanted = checked_names(_spelled_out(names, own, "refine_names"), len(own))
+        wanted = as_names(_fill_ellipsis(names, own, "refine_names"), len(own))
         for old, new in zip(own, wanted, strict=True):
             if old is not None and old != new:
                 raise NamesError(
@@ -83,48 +84,48 @@ class Naming(Contract):
         return self
 
     def rename(self, *names: object, **rename_map: str | None) -> Self:
-        """A container of the same entries under other dim names.
-
-        Args:
-            *names: one name, or `None`, per batch dim. One of them can be `...`, which stands for the dims in its
-                place and keeps their names; `None` alone drops all names.
-            **rename_map: new names by old ones, instead of `names`; the other dims keep theirs.
-
-        Returns:
-            a new, unlocked container that shares the leaves.
-
-        Raises:
-            ValueError: names and a map were given, or neither; the names do not fit the number of dims; a name is
-                used twice; or the map renames a dim that does not exist.
+        """Return a container of the same entries with other dim names.
 
         Example:
             >>> from tensordict import TensorDict
             >>> td = TensorDict(batch_size=[3, 4, 5], names=["batch", "time", "step"])
             >>> td.rename(time="frame").names, td.rename("b", ...).names
             (['batch', 'frame', 'step'], ['b', 'time', 'step'])
+
+        Args:
+            *names: one name, or `None`, per batch dim. One of them can be `...`, which stands for any number of dims
+                and keeps their names. A single `None` removes all names.
+            **rename_map: instead of `names`, `old="new"` for each dim to rename.
+
+        Returns:
+            a new, unlocked container that shares the leaves.
+
+        Raises:
+            ValueError: both names and a map are given, or neither; the number of names does not fit; a name is used
+                twice; or the map names an unknown dim.
         """
-        wanted = self._renaming("rename", names, rename_map)
+        wanted = self._resolve_names("rename", names, rename_map)
         renamed = self._map(identity)
         renamed._name_tree(wanted)
         return renamed
 
     def rename_(self, *names: object, **rename_map: str | None) -> Self:
-        """Rename the dims of this container and of all nested ones; arguments and errors as :meth:`rename`.
+        """Rename the dims of this container and of all nested ones. Arguments and errors as for :meth:`rename`.
 
-        Allowed on a locked container; returns the same one.
+        Returns this container, which may be locked.
 
         Example:
             >>> from tensordict import TensorDict
             >>> TensorDict(batch_size=[3, 4], names=["a", "b"]).rename_(a="b", b="a").names
             ['b', 'a']
         """
-        self._name_tree(self._renaming("rename_", names, rename_map))
+        self._name_tree(self._resolve_names("rename_", names, rename_map))
         return self
 
-    def _renaming(self, call: str, names: tuple[object, ...], rename_map: dict[str, str | None]) -> Names:
-        """The names that `rename` asks for."""
+    def _resolve_names(self, call: str, names: tuple[object, ...], rename_map: dict[str, str | None]) -> Names:
+        """Return the new names that the arguments of `rename` describe."""
         if len(names) == len(self._batch_size) and not rename_map and ... not in names and "..." not in names:
-            return checked_names(names, len(names))
+            return as_names(names, len(names))
         own = self.names
         if names and rename_map:
             raise NamesError(
@@ -134,18 +135,18 @@ class Naming(Contract):
             unknown = [name for name in rename_map if name not in own]
             if unknown:
                 raise NamesError(f"{call}: no dim is named {', '.join(map(repr, unknown))}; the names are {own}")
-            return checked_names([name if name is None else rename_map.get(name, name) for name in own], len(own))
+            return as_names([name if name is None else rename_map.get(name, name) for name in own], len(own))
         if not names and own:
             raise NamesError(f"{call} needs names, or a map from old names to new ones; the names are {own}")
         if names == (None,):
             return [None] * len(own)
-        return checked_names(_spelled_out(names, own, call), len(own))
+        return as_names(_fill_ellipsis(names, own, call), len(own))
 
     def _dim(self, dim: object) -> int:
-        """A batch dim by number or by name, counted from the front.
+        """Return the position of a batch dim, given by number or by name, counted from the front.
 
         Raises:
-            IndexError: there is no such dim.
+            IndexError: the number is out of range, or the name is unknown.
         """
         if type(dim) is not str:
             return as_dim(dim, len(self._batch_size))
@@ -155,7 +156,7 @@ class Naming(Contract):
         return own.index(dim)
 
     def _dims(self, dims: object) -> tuple[int, ...]:
-        """One or several batch dims by number or by name, counted from the front, each once."""
+        """Return the positions of one or several different batch dims, as `_dim` does."""
         if not isinstance(dims, (tuple, list)):
             return (self._dim(dims),)
         out = tuple([self._dim(dim) for dim in dims])
@@ -164,8 +165,8 @@ class Naming(Contract):
         return out
 
 
-def checked_names(names: Any, ndim: int) -> Names:
-    """Names as a list; raises when there is not one per dim, or when one is used twice."""
+def as_names(names: Any, ndim: int) -> Names:
+    """Return names as a list. Raises unless they are one per dim and differ from each other."""
     if type(names) not in (list, tuple) and (isinstance(names, str) or not isinstance(names, Sequence)):
         raise TypeError(f"names are a sequence of strings or None, one per batch dim, got {names!r}")
     checked = list(names)
@@ -176,12 +177,12 @@ def checked_names(names: Any, ndim: int) -> Names:
         if not isinstance(name, str):
             raise TypeError(f"names are strings or None, got {checked}")
     if len(set(given)) != len(given):
-        raise NamesError(f"each name can be used once, got {checked}")
+        raise NamesError(f"each name can be used only once, got {checked}")
     return checked
 
 
 def check_agreement(containers: Sequence[Contract], call: str) -> None:
-    """Raise when two containers that are to be joined give one dim different names; no name agrees with any."""
+    """Raise if two of the containers to join name the same dim differently. A dim without a name fits any name."""
     given = [container._names for container in containers]
     if given.count(given[0]) == len(given):
         return
@@ -199,74 +200,74 @@ def check_agreement(containers: Sequence[Contract], call: str) -> None:
             elif new is not None and new != old:
                 raise NamesError(
                     f"{call}: dim {dim} is named {old!r} in the container at position {origins[dim]} and {new!r} in "
-                    f"that at position {position}: {containers[origins[dim]]._names} and {names}. Rename one of them "
-                    "first"
+                    f"the one at position {position}: {containers[origins[dim]]._names} and {names}. Rename one of "
+                    "them first"
                 )
 
 
-def _spelled_out(names: tuple[Any, ...], own: Names, call: str) -> Names:
-    """`names` with the `...` among them, if any, replaced by the names that the dims in its place have."""
+def _fill_ellipsis(names: tuple[Any, ...], own: Names, call: str) -> Names:
+    """Replace `...` in `names` by the present names of the dims that it stands for."""
     if ... not in names and "..." not in names:
         return list(names)
     places = [i for i, name in enumerate(names) if name is ... or name == "..."]
     if len(places) > 1:
-        raise NamesError(f"{call}: one '...' at most can stand for dims, got {names}")
+        raise NamesError(f"{call}: at most one '...' can stand for dims, got {names}")
     before, after = places[0], len(names) - places[0] - 1
     if before + after > len(own):
         raise NamesError(f"{call}: the names {names} do not fit {len(own)} batch dims, which are named {own}")
     return [*names[:before], *own[before : len(own) - after], *names[before + 1 :]]
 
 
-def _collect(node: Contract, prefix: Path, names: Names, found: list[tuple[Path, Contract, Names]]) -> None:
-    """All nested containers, their paths, and the names that their leading dims are to have."""
+def _collect_nodes(node: Contract, prefix: Path, names: Names, found: list[tuple[Path, Contract, Names]]) -> None:
+    """Append all nested containers to `found`, each with its path and the new names of its leading dims."""
     structure = entries if type(entries := node._entries) is dict else node._structure()
     for name, value in structure.items():
         if not isinstance(value, Tensor) and isinstance(value, Contract):
             path = (*prefix, name)
             found.append((path, value, names))
-            _collect(value, path, names, found)
+            _collect_nodes(value, path, names, found)
     if type(entries) is not dict and (members := node._members()):
-        # What only some members have lies in these, which lack the stack dim.
+        # Nested containers that only some members have are not in `structure`. They lack the stack dim.
         dim: int = node.stack_dim
         rest = names[:dim] + names[dim + 1 :]
         for member in members:
             for name, value in member._structure().items():
                 if name not in structure and not isinstance(value, Tensor) and isinstance(value, Contract):
                     found.append(((*prefix, name), value, rest))
-                    _collect(value, (*prefix, name), rest, found)
+                    _collect_nodes(value, (*prefix, name), rest, found)
 
 
 def _check_tail(node: Contract, names: Names, path: Path) -> None:
-    """Raise when a nested container calls a dim of its own by one of the names that its leading dims are to have."""
-    if (own := _doubled(node, names)) is not None:
+    """Raise if a nested container uses one of the new names for one of its additional dims."""
+    if (own := _find_conflict(node, names)) is not None:
         raise NamesError(
-            f"entry {joined(path)!r} has a dim {own!r} of its own, its names being {node._names}: its leading dims "
-            f"cannot be named {names}"
+            f"entry {joined(path)!r} has an additional dim {own!r} (its names are {node._names}): its leading dims "
+            f"cannot be named {names}. Rename that dim first"
         )
 
 
-def _doubled(node: Contract, names: Names) -> str | None:
-    """The first of these names for the leading dims of a container that another dim of it has."""
+def _find_conflict(node: Contract, names: Names) -> str | None:
+    """Return the first of the new names of the leading dims that an additional dim has already, or `None`."""
     behind = [] if node._names is None else node._names[len(names) :]
     return next((name for name in behind if name is not None and name in names), None)
 
 
 def take_names(container: Any, value: Any) -> None:
-    """Give a container without names those of a nested one that was set into it.
+    """Copy the dim names of a nested container that was set into a container without names.
 
-    It stays without where such a name is that of a dim further behind, in any of the containers in it.
+    Does nothing if a nested container uses one of the names for an additional dim.
     """
     if not isinstance(value, Contract) or value._names is None:
         return
     names = value._names[: len(container._batch_size)]
     nested: list[tuple[Path, Contract, Names]] = []
-    _collect(container, (), names, nested)
-    if any(names) and all(_doubled(node, own) is None for _, node, own in nested):
+    _collect_nodes(container, (), names, nested)
+    if any(names) and all(_find_conflict(node, own) is None for _, node, own in nested):
         container._name_tree(names)
 
 
 def _rename(node: Contract, names: Names) -> None:
-    """Give the leading dims of one container these names."""
+    """Set the names of the leading dims of one container."""
     batch_dims = len(names)
     if len(node._batch_size) > batch_dims:
         names = [*names, *(node._names or [None] * len(node._batch_size))[batch_dims:]]

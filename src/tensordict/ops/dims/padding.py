@@ -1,4 +1,4 @@
-"""Padding: batch dims made longer by a value, and ragged entries made dense by one."""
+"""The mixin of `pad` and `to_padded_tensor`, and `pad_and_stack`, which implements `tensordict.pad_sequence`."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ from tensordict.core.contract import Contract, LeafFn, identity, merged_device, 
 from tensordict.core.exceptions import DimError, ShapeError
 from tensordict.core.keys import Path, entry_of, joined
 from tensordict.core.shapes import PerNdim
-from tensordict.ops.dims.gathering import written
+from tensordict.ops.dims.batch_ops import drop_dim
+from tensordict.ops.dims.gathering import write_into
 from tensordict.ops.dims.sizing import Sizing, replace_leaves
 from tensordict.ops.dims.stacking import stack_containers
-from tensordict.ops.refusals import retried
+from tensordict.ops.refusals import retry_ragged_walk
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -29,22 +30,7 @@ class Padding(Sizing):
     """`pad` and `to_padded_tensor`."""
 
     def pad(self, pad_size: Sequence[int], value: float | None = 0.0, inplace: bool = False, safe: bool = True) -> Self:
-        """Make batch dims longer, with `value` in the new places of every entry.
-
-        Args:
-            pad_size: two ints for each batch dim from the first on, as many dims as are to be padded: how many places
-                go before those that are there, and how many behind. A negative one takes places away.
-            value: what stands in the new places, cast to the dtype of each entry.
-            inplace: replace the entries of this container one at a time, so that there is never a second copy of all.
-            safe: accepted for compatibility: the sizes are always checked before anything changes.
-
-        Returns:
-            a new container with the same dim names, or the same one with `inplace`.
-
-        Raises:
-            RuntimeError: the number of ints is odd or too large, more places are taken away than there are, or the
-                container is locked (with `inplace`).
-            NotImplementedError: a ragged entry is to be padded along another dim than its first.
+        """Pad batch dims of every entry with `value`.
 
         Example:
             >>> import torch
@@ -54,34 +40,37 @@ class Padding(Sizing):
             tensor([[1., 1., 1.],
                     [1., 1., 1.],
                     [7., 7., 7.]])
+
+        Args:
+            pad_size: two ints for each batch dim, starting with the first dim: the numbers of elements to add before
+                and after the present ones. A negative number removes elements. Trailing dims can be omitted.
+            value: the value of the new elements, cast to the dtype of each entry.
+            inplace: replace the entries of this container one at a time, so that memory never holds two copies of all.
+            safe: accepted for compatibility. The sizes are always checked before anything changes.
+
+        Returns:
+            a new container with the same dim names; this container with `inplace`.
+
+        Raises:
+            RuntimeError: the number of ints is odd or too large, more elements are removed than a dim has, or the
+                container is locked (with `inplace`).
+            NotImplementedError: a ragged entry can be padded only along its first dim.
         """
         size = self._batch_size
-        pads = _checked_pads(pad_size, size)
-        fn = _padder(pads, 0.0 if value is None else value)
+        pads = _as_pads(pad_size, size)
+        fn = _make_padder(pads, 0.0 if value is None else value)
         new = list(size)
         for dim, extra in enumerate(zip(pads[::2], pads[1::2], strict=True)):
             new[dim] += sum(extra)
         if not inplace:
-            return retried(self, self._map, fn, torch.Size(new), len(size), identity)
+            return retry_ragged_walk(self, self._map, fn, torch.Size(new), len(size), identity)
         for path, leaf in self._walk():
             if leaf.is_nested and any(pads[2:]):
-                raise named_error(_only_rows(leaf, pads), path)
+                raise named_error(_ragged_error(leaf, pads), path)
         return replace_leaves(self, fn, torch.Size(new), len(size), identity)
 
     def to_padded_tensor(self, padding: float = 0.0, mask_key: object = None) -> Self:
-        """Make ragged entries dense: their rows become as long as the longest, with `padding` behind the shorter ones.
-
-        Args:
-            padding: what stands behind the end of a row.
-            mask_key: where to put a bool tensor of the resulting batch size that tells elements from padding; for
-                containers whose batch size reaches over the ragged dim.
-
-        Returns:
-            a new container, in which the ragged dims of the batch size have the length of the longest row. Dense
-            entries are shared.
-
-        Raises:
-            RuntimeError: there is a `mask_key`, but no ragged dim in the batch size.
+        """Make ragged entries dense: pad their rows with `padding` to the length of the longest row.
 
         Example:
             >>> import torch
@@ -90,33 +79,45 @@ class Padding(Sizing):
             >>> TensorDict(x=x, batch_size=[2]).to_padded_tensor(padding=-1)["x"]
             tensor([[ 1., -1., -1.],
                     [ 1.,  1.,  1.]])
+
+        Args:
+            padding: the value after the end of a row.
+            mask_key: write a bool tensor of the resulting batch size under this key, `True` for elements and `False`
+                for padding. Requires a ragged batch dim.
+
+        Returns:
+            a new container. Its batch size contains the length of the longest row instead of a ragged dim. It shares
+            the dense entries.
+
+        Raises:
+            RuntimeError: `mask_key` is given, and no batch dim is ragged.
         """
-        if not any(map(_is_open, self._sizes())):
-            out = self._map(partial(_dense, padding=padding))
+        if not any(map(_has_ragged_dim, self._list_sizes())):
+            out = self._map(partial(_pad_rows, padding=padding))
         else:
-            out = _closed(self, padding, ())
+            out = _pad_ragged_dims(self, padding, ())
         if mask_key is not None:
             size = self._batch_size
             spanning = [leaf for _, leaf in self._walk() if leaf.is_nested and ragged.ragged_dim(leaf) < len(size)]
-            if not spanning or not _is_open(size):
+            if not spanning or not _has_ragged_dim(size):
                 raise RuntimeError(
-                    f"mask_key={mask_key!r} asks where the batch of size {list(size)} has elements, but none of its "
-                    "dims is ragged; give the container a batch size that reaches over the ragged dim"
+                    f"mask_key={mask_key!r} needs a ragged batch dim, but no dim of the batch size {list(size)} is "
+                    "ragged; set a batch size that includes the ragged dim"
                 )
             out.set(mask_key, ragged.valid(spanning[0], len(size)))
         return out
 
-    def _sizes(self) -> list[torch.Size]:
-        """The batch sizes of this container and of those nested in it."""
+    def _list_sizes(self) -> list[torch.Size]:
+        """Return the batch sizes of this container and of all nested containers."""
         sizes = [self._batch_size]
         for value in self._structure().values():
             if isinstance(value, Padding):
-                sizes += value._sizes()
+                sizes += value._list_sizes()
         return sizes
 
 
-def _checked_pads(pad_size: object, size: torch.Size) -> list[int]:
-    """`pad_size` as ints, known to fit the batch size."""
+def _as_pads(pad_size: object, size: torch.Size) -> list[int]:
+    """Return `pad_size` as a list of ints. Raises unless it fits the batch size."""
     pads = pad_size.tolist() if isinstance(pad_size, Tensor) else pad_size
     if isinstance(pads, str) or not isinstance(pads, Iterable):
         raise TypeError(f"pad_size is a sequence of ints, got {pad_size!r} of type {type(pad_size).__name__}")
@@ -131,14 +132,16 @@ def _checked_pads(pad_size: object, size: torch.Size) -> list[int]:
             f"(batch_size={list(size)})"
         )
     for dim, (before, after) in enumerate(zip(pads[::2], pads[1::2], strict=True)):
-        # Neither side can take away more than there is, whatever the other one adds.
+        # Neither side can remove more elements than the dim has, even if the other side adds some.
         if min(before, after, before + after) < -size[dim]:
-            raise ShapeError(f"padding dim {dim}, of size {size[dim]}, by {(before, after)} leaves less than nothing")
+            raise ShapeError(
+                f"padding dim {dim}, of size {size[dim]}, by {(before, after)} would remove more elements than it has"
+            )
     return pads
 
 
-def _padder(pads: list[int], value: float) -> LeafFn:
-    # Torch counts from the last dim of a leaf, and the feature dims stay as they are.
+def _make_padder(pads: list[int], value: float) -> LeafFn:
+    # Torch counts from the last dim of a leaf, so the feature dims, which are not padded, come first.
     pairs = list(zip(pads[::2], pads[1::2], strict=True))
     reverse = tuple([n for pair in reversed(pairs) for n in pair])
     by_ndim = PerNdim(lambda ndim: (0, 0) * (ndim - len(pairs)) + reverse)
@@ -146,22 +149,22 @@ def _padder(pads: list[int], value: float) -> LeafFn:
     def fn(leaf: Any) -> Any:
         if leaf.is_nested:
             if any(pads[2:]):
-                raise _only_rows(leaf, pads)
-            return _with_empty_rows(leaf, *pads[:2]) if pads else leaf
+                raise _ragged_error(leaf, pads)
+            return _add_empty_rows(leaf, *pads[:2]) if pads else leaf
         return torch.constant_pad_nd(leaf, by_ndim[leaf.dim()], value)
 
     return fn
 
 
-def _only_rows(leaf: Tensor, pads: list[int]) -> Exception:
+def _ragged_error(leaf: Tensor, pads: list[int]) -> Exception:
     return NotImplementedError(
-        f"a ragged entry of shape {list(ragged.shape_of(leaf))} can be padded along its first dim only, by rows "
-        f"without elements, and not by {pads}; see to_padded_tensor"
+        f"a ragged entry of shape {list(ragged.shape_of(leaf))} can be padded along its first dim only (with empty "
+        f"rows), and not by {pads}; to_padded_tensor makes it dense"
     )
 
 
-def _with_empty_rows(leaf: Tensor, before: int, after: int) -> Tensor:
-    """A ragged leaf with rows without elements around its own; negative numbers take rows away."""
+def _add_empty_rows(leaf: Tensor, before: int, after: int) -> Tensor:
+    """Add empty rows before and after the rows of a ragged leaf. Negative numbers remove rows."""
     first, last = max(0, -before), leaf.size(0) - max(0, -after)
     leaf = ragged.compact(ragged.RaggedRows(slice(first, last))(leaf))
     before, after = max(0, before), max(0, after)
@@ -178,52 +181,54 @@ def _with_empty_rows(leaf: Tensor, before: int, after: int) -> Tensor:
     )
 
 
-def _is_open(size: torch.Size) -> bool:
-    """Whether a batch size has dims without a length of their own: ragged ones."""
+def _has_ragged_dim(size: torch.Size) -> bool:
+    """Return whether a batch size contains a ragged dim, whose length is negative or symbolic."""
     return any(not isinstance(length, int) or length < 0 for length in size)  # type: ignore[redundant-expr]
 
 
-def _dense(leaf: Any, padding: float) -> Any:
+def _pad_rows(leaf: Any, padding: float) -> Any:
     return ragged.pad(leaf, padding) if leaf.is_nested else leaf
 
 
-def _closed(node: Any, padding: float, path: Path) -> Any:
-    """A container whose batch size reaches over ragged dims, with dense entries and their lengths in its batch size."""
+def _pad_ragged_dims(node: Any, padding: float, path: Path) -> Any:
+    """Pad the ragged leaves of a container with ragged batch dims, and put the new lengths into its batch size."""
     entries: dict[str, Any] = {}
     size = list(node._batch_size)
     for name, value in node._entries.items():
         nested = isinstance(value, Contract)
-        entries[name] = made = _closed(value, padding, (*path, name)) if nested else _dense(value, padding)
+        entries[name] = made = _pad_ragged_dims(value, padding, (*path, name)) if nested else _pad_rows(value, padding)
         for dim, (length, actual) in enumerate(zip(size, made._batch_size if nested else made.shape, strict=False)):
             if not isinstance(length, int) or length < 0:
                 size[dim] = actual
             elif length != actual:
                 raise ShapeError(
                     f"entry {joined((*path, name))!r}: its longest row has the length {actual} along batch dim {dim}, "
-                    f"and that of another entry {length}"
+                    f"but another entry has the length {length}"
                 )
     return node._build(entries, torch.Size(size), node._device, node._names)
 
 
-# --- stacking what differs in one dim ---------------------------------------------------------------------------------
+# --- pad_sequence -----------------------------------------------------------------------------------------------------
 
 
-class _Sequences:
-    """One call of `pad_sequence`: the dim, the value, and whether masks are made."""
+class _SequencePadding:
+    """One call of `pad_sequence`: the dim, the padding value, and whether it returns masks."""
 
     def __init__(self, dim: int, value: float, masks: bool) -> None:
         self.dim = dim
         self.value = value
         self.masks = masks
 
-    def node(self, nodes: Sequence[Contract], path: Path) -> tuple[Any, Any]:
-        """The padded stack of containers, and the container of its masks."""
+    def pad_nodes(self, nodes: Sequence[Contract], path: Path) -> tuple[Any, Any]:
+        """Return the padded stack of containers, and the container of its masks, or `None`."""
         mappings = [node._entries for node in nodes]
         names = mappings[0].keys()
         if any(mapping.keys() != names for mapping in mappings):
             raise_key_mismatch(mappings, path)
         first = nodes[0]
-        size = self._joint([node._batch_size for node in nodes], len(first._batch_size), path, "batch sizes")
+        size = self._find_padded_shape(
+            [node._batch_size for node in nodes], len(first._batch_size), path, "batch sizes"
+        )
         entries: dict[str, Any] = {}
         masks: dict[str, Any] = {}
         for name in names:
@@ -233,10 +238,10 @@ class _Sequences:
             if len(kinds) > 1:
                 raise TypeError(f"entry {joined(key)!r} is a container in one input and a tensor in another")
             if True in kinds and (column[0]._is_non_tensor or isinstance(column[0], Tensor)):
-                # Values that are no tensors, of which `pad` knows; they need no mask.
-                entries[name] = stack_containers([_longer(value, size) for value in column])
+                # Non-tensor values and unbatched tensors do not get a mask.
+                entries[name] = stack_containers([_pad_holder(value, size) for value in column])
                 continue
-            join = self.node if True in kinds else self._leaf_at(len(first._batch_size))
+            join = self.pad_nodes if True in kinds else self._make_leaf_join(len(first._batch_size))
             entries[name], masks[name] = join(column, key)
         names_of = [node._names for node in nodes]
         dim_names = [None, *first._names] if first._names and names_of.count(first._names) == len(nodes) else None
@@ -248,42 +253,43 @@ class _Sequences:
             result = first._rewrap(result)
         return result, make(masks, shape, device, None) if self.masks else None
 
-    def _leaf_at(self, ndim: int) -> Callable[[list[Tensor], Path], tuple[Tensor, Tensor | None]]:
-        """What pads and stacks the leaves of a container of `ndim` batch dims."""
+    def _make_leaf_join(self, ndim: int) -> Callable[[list[Tensor], Path], tuple[Tensor, Tensor | None]]:
+        """Return a function that pads and stacks leaves, and makes their mask. `ndim`: the number of batch dims."""
 
         def join(column: list[Any], path: Path) -> tuple[Tensor, Tensor | None]:
             if True in [leaf.is_nested for leaf in column]:
                 raise NotImplementedError(
-                    f"entry {joined(path)!r} is ragged already: pad it with to_padded_tensor, or use cat"
+                    f"entry {joined(path)!r} is ragged: make it dense first with to_padded_tensor, or use cat"
                 )
             shapes = [leaf.shape for leaf in column]
             rank = len(shapes[0])
             dim = self.dim if self.dim >= 0 else rank + self.dim
             if not 0 <= dim < rank:
-                raise DimError(f"entry {joined(path)!r} has shape {list(shapes[0])}, and so no dim {self.dim} to pad")
-            shape = self._joint(shapes, rank, path, "shapes")
+                raise DimError(f"entry {joined(path)!r} has shape {list(shapes[0])} and no dim {self.dim} to pad")
+            shape = self._find_padded_shape(shapes, rank, path, "shapes")
             lengths = [one[dim] for one in shapes]
             if len({leaf.dtype for leaf in column}) > 1:
                 dtype = reduce(torch.promote_types, [leaf.dtype for leaf in column])
                 column = [leaf.to(dtype) for leaf in column]
-            return self._stacked(column, lengths, dim), self._mask(lengths, shape, dim, ndim, column[0].device)
+            return self._pad_leaves(column, lengths, dim), self._make_mask(lengths, shape, dim, ndim, column[0].device)
 
         return join
 
-    def _joint(self, shapes: list[torch.Size], ndim: int, path: Path, what: str) -> list[int]:
-        """The shape that all have once padded."""
+    def _find_padded_shape(self, shapes: list[torch.Size], ndim: int, path: Path, what: str) -> list[int]:
+        """Return the shape that all inputs have after padding. Raises if they differ in another dim."""
         dim = self.dim if self.dim >= 0 else ndim + self.dim
         columns = list(enumerate(zip(*shapes)))
         differing = [at for at, sizes in columns if at != dim and sizes.count(sizes[0]) != len(sizes)]
         if differing or list(map(len, shapes)).count(ndim) != len(shapes):
-            others = [shape for shape in shapes if len(shape) != ndim or _apart(shape, dim) != _apart(shapes[0], dim)]
+            rest = drop_dim(shapes[0], dim)
+            others = [shape for shape in shapes if len(shape) != ndim or drop_dim(shape, dim) != rest]
             raise ShapeError(
                 f"{entry_of(path)}{what} {list(shapes[0])} and {list(others[0])} differ in more than dim {self.dim}, "
                 "the one that pad_sequence pads"
             )
         return [max(sizes) if at == dim else sizes[0] for at, sizes in columns]
 
-    def _stacked(self, column: list[Any], lengths: list[int], dim: int) -> Tensor:
+    def _pad_leaves(self, column: list[Any], lengths: list[int], dim: int) -> Tensor:
         longest = max(lengths)
         if lengths.count(longest) == len(lengths):
             return torch.stack(column)
@@ -295,8 +301,10 @@ class _Sequences:
             [pad(leaf, (*behind, 0, longest - n), self.value) for leaf, n in zip(column, lengths, strict=True)]
         )
 
-    def _mask(self, lengths: list[int], shape: list[int], dim: int, ndim: int, device: torch.device) -> Tensor | None:
-        """Where the elements are: over the batch dims, and over the padded dim if it is none of them."""
+    def _make_mask(
+        self, lengths: list[int], shape: list[int], dim: int, ndim: int, device: torch.device
+    ) -> Tensor | None:
+        """Return the mask of elements, `False` for padding. Its dims are the batch dims and the padded dim."""
         if not self.masks:
             return None
         longest = shape[dim]
@@ -310,21 +318,16 @@ class _Sequences:
         )
 
 
-def _apart(shape: torch.Size, dim: int) -> list[int]:
-    """The sizes of all dims but one."""
-    return [size for at, size in enumerate(shape) if at != dim]
-
-
-def _longer(node: Contract, size: list[int]) -> Contract:
-    """A container that holds a value, padded behind its elements to a batch size that begins with `size`."""
+def _pad_holder(node: Contract, size: list[int]) -> Contract:
+    """Pad a holder at the end of each dim, to a batch size that starts with `size`."""
     own = node._batch_size
     pads = [n for length, longest in zip(own, size, strict=False) for n in (0, longest - length)]
     new = torch.Size([*size, *own[len(size) :]])
-    return node if new == own else node._map(_padder(pads, 0.0), new, len(own), identity)
+    return node if new == own else node._map(_make_padder(pads, 0.0), new, len(own), identity)
 
 
 def pad_and_stack(containers: Any, dim: int, value: float, out: object, return_mask: object) -> Any:
-    """The stack of containers padded along one dim; see :func:`tensordict.pad_sequence`."""
+    """Pad containers along one dim and stack them; see :func:`tensordict.pad_sequence`."""
     items = list(containers)
     if not items:
         raise ShapeError("pad_sequence needs at least one container, got none")
@@ -332,11 +335,9 @@ def pad_and_stack(containers: Any, dim: int, value: float, out: object, return_m
         if not isinstance(item, Contract):
             raise TypeError(f"pad_sequence takes containers, got {type(item).__name__} at position {position}")
     key: Any = "masks" if return_mask is True else return_mask
-    result, masks = _Sequences(dim, value, return_mask is not False).node(items, ())
+    result, masks = _SequencePadding(dim, value, return_mask is not False).pad_nodes(items, ())
     if masks is not None:
         if key in result:
-            raise KeyError(
-                f"the masks cannot go to {key!r}, where there is an entry already: pass return_mask=<a free key>"
-            )
+            raise KeyError(f"the masks cannot go to {key!r}, an existing entry: pass return_mask=<a free key>")
         result.set(key, masks)
-    return result if out is None else written(out, result)
+    return result if out is None else write_into(out, result)

@@ -1,4 +1,7 @@
-"""Shape operations: what torch.Tensor does to its dims, done to the batch dims; feature dims stay as they are."""
+"""The mixin of shape operations, which rearrange batch dims like the torch.Tensor methods of the same names.
+
+Feature dims do not change.
+"""
 
 from __future__ import annotations
 
@@ -27,9 +30,9 @@ from tensordict.core.shapes import (
 from tensordict.ops.dims import batch_ops
 from tensordict.ops.dims.batch_ops import BatchOp
 from tensordict.ops.dims.sizing import Sizing, replace_leaves
-from tensordict.ops.entries.locking import _keep
+from tensordict.ops.entries.locking import do_nothing
 from tensordict.ops.entries.write_plans import resize
-from tensordict.ops.refusals import naming_entry
+from tensordict.ops.refusals import name_entry
 from tensordict.ops.storing.leaves import _entries_of
 
 if TYPE_CHECKING:
@@ -37,15 +40,18 @@ if TYPE_CHECKING:
 
 
 class Shape(Sizing):
-    """Dims count from the back when negative, relative to the batch dims; a locked container gives a locked result."""
+    """Shape operations. Negative dims count from the last batch dim. The result of a locked container is locked."""
 
     def _on_batch(self, op: BatchOp, undone: bool = False) -> Self:
-        """`op` done to this container, with its lock; what is a view of memory-mapped or shared memory says so.
+        """Apply `op`. The result is locked, memory-mapped or shared if this container is (the latter for views only).
 
-        What is `undone` at the end of a `with` block is lazy where it is a view and `set_lazy_legacy(True)` says so.
+        Args:
+            op: the operation.
+            undone: the result can be used in a `with` block, which undoes the operation at its end. After
+                `set_lazy_legacy(True)`, such a view is a `LazyView`.
 
         Raises:
-            RuntimeError: torch refuses a leaf; its key is named.
+            RuntimeError: torch rejects a leaf. The error names its key.
         """
         if undone and settings.lazy_legacy_possible and op.is_view and settings.lazy_legacy():
             view = registry.lookup("LazyView").over(self._wrapped_container(), op)
@@ -58,7 +64,7 @@ class Shape(Sizing):
             try:
                 result = self._map(op.leaf, op.size, len(op.old), op.rename, op.on_stack)
             except RuntimeError as error:
-                raise naming_entry(error, _entries_of(self), op.leaf) from error
+                raise name_entry(error, _entries_of(self), op.leaf) from error
         if self._locked and result is not self:
             result._lock_tree()
             if op.is_view:
@@ -66,31 +72,22 @@ class Shape(Sizing):
         return remember(result, self, op) if undone else result  # type: ignore[no-any-return]
 
     def _on_batch_in_place(self, op: BatchOp) -> Self:
-        """`op` done to this container itself, leaf by leaf."""
+        """Apply `op` to this container in place, leaf by leaf."""
         if self._members() is not None:
-            raise ShapeError(f"{op.name} cannot change a lazy stack in place: its batch size is that of its members")
+            raise ShapeError(
+                f"{op.name} cannot change a lazy stack in place, because its members determine its batch size; "
+                "use inplace=False"
+            )
         return replace_leaves(self, op.leaf, op.size, len(op.old), op.rename)
 
-    def _unchanged(self) -> Self:
-        """This container as the result of an operation that has nothing to do."""
-        return remember_state(self, _keep)
+    def _return_self(self) -> Self:
+        """Return this container from an operation that would not change it; also usable in a `with` block."""
+        return remember_state(self, do_nothing)
 
-    # --- another form of the same elements --------------------------------------------------------------------------
+    # --- reshaping --------------------------------------------------------------------------------------------------
 
     def view(self, *shape: object, size: object = None, batch_size: object = None) -> Self:
-        """The same memory under another batch size, or under another dtype.
-
-        Args:
-            *shape: the new batch size as ints or as one sequence, one of them possibly -1; or a `torch.dtype`.
-            size: the new batch size, instead of `shape`.
-            batch_size: with a dtype, the batch size of the result and of its nested containers; needed where the
-                change of dtype changes batch dims.
-
-        Returns:
-            a container over views; itself when the size is the one it has. Usable in a `with` block.
-
-        Raises:
-            RuntimeError: the number of elements differs, or an entry's memory does not allow the view (use `reshape`).
+        """View the same memory with another batch size, or as another dtype.
 
         Example:
             >>> import torch
@@ -102,39 +99,54 @@ class Shape(Sizing):
             ...     flat["b"] = torch.ones(12)
             >>> td["b"].shape
             torch.Size([3, 4])
+
+        Args:
+            *shape: the new batch size as ints or as one sequence; one size can be -1, and is then inferred. Or a
+                `torch.dtype`.
+            size: the new batch size, instead of `shape`.
+            batch_size: with a dtype, the batch size of the result and of its nested containers. Needed if the change of
+                dtype changes a batch dim.
+
+        Returns:
+            a container of views; this container if it has that batch size already. A `with` block undoes the view at
+            its end.
+
+        Raises:
+            RuntimeError: the number of elements differs, or the memory of an entry does not allow the view (use
+                `reshape`).
         """
         if len(shape) == 1 and isinstance(shape[0], torch.dtype):
             return self._view_dtype(shape[0], batch_size)
         old = self._batch_size
         new = infer_shape(as_ints(shape, size), old)
         if new == old:
-            return self._unchanged()
+            return self._return_self()
         return self._on_batch(batch_ops.Reshape(old, new, "view"), True)
 
     def _view_dtype(self, dtype: torch.dtype, batch_size: object) -> Self:
         size = None if batch_size is None else as_size(batch_size)
         result = self._map(methodcaller("view", dtype))
         if size is not None:
-            _impose(result, size)
+            _set_tree_size(result, size)
         _check_fit(result, ())
         if self._locked:
             result._lock_tree()
         return result
 
     def reshape(self, *args: object, shape: object = None, size: object = None, inplace: bool = False) -> Self:
-        """The same elements under another batch size: views where the memory allows them, else copies.
-
-        Args:
-            *args: the new batch size as ints or as one sequence, one of them possibly -1.
-            shape: the new batch size, instead of `args`.
-            size: the same.
-            inplace: change this container, leaf by leaf, instead of making a new one.
+        """Give the elements another batch size. Returns views where the memory allows it, and copies elsewhere.
 
         Example:
             >>> import torch
             >>> from tensordict import TensorDict
             >>> TensorDict({"a": torch.zeros(3, 4, 5)}, batch_size=[3, 4]).reshape(-1)["a"].shape
             torch.Size([12, 5])
+
+        Args:
+            *args: the new batch size as ints or as one sequence; one size can be -1, and is then inferred.
+            shape: the new batch size, instead of `args`.
+            size: the same as `shape`.
+            inplace: change this container, leaf by leaf, instead of making a new one.
         """
         old = self._batch_size
         new = infer_shape(as_ints(args, size if shape is None else shape), old)
@@ -146,20 +158,20 @@ class Shape(Sizing):
     def flatten(self, start_dim: int | None = None, end_dim: int | None = None, *, inplace: bool = False) -> Self:
         """Merge neighbouring batch dims into one.
 
-        Args:
-            start_dim: the first dim to merge; the first batch dim by default.
-            end_dim: the last dim to merge, included; the last batch dim by default.
-            inplace: change this container, leaf by leaf, instead of making a new one.
-
-        Returns:
-            views where the memory allows them, else copies. Usable in a `with` block.
-
         Example:
             >>> import torch
             >>> from tensordict import TensorDict
             >>> td = TensorDict({"a": torch.zeros(2, 3, 4, 5)}, batch_size=[2, 3, 4])
             >>> td.flatten(1, 2)["a"].shape
             torch.Size([2, 12, 5])
+
+        Args:
+            start_dim: the first dim to merge; the first batch dim by default.
+            end_dim: the last dim to merge, inclusive; the last batch dim by default.
+            inplace: change this container, leaf by leaf, instead of making a new one.
+
+        Returns:
+            views where the memory allows it, and copies elsewhere. A `with` block undoes it at its end.
         """
         old = self._batch_size
         batch_dims = len(old)
@@ -176,15 +188,7 @@ class Shape(Sizing):
         return self._on_batch(op, True)
 
     def unflatten(self, dim: int, unflattened_size: object, *, inplace: bool = False) -> Self:
-        """Cut one batch dim into several.
-
-        Args:
-            dim: the dim to cut.
-            unflattened_size: the sizes that take its place, one of them possibly -1.
-            inplace: change this container, leaf by leaf, instead of making a new one.
-
-        Returns:
-            views. Usable in a `with` block. A name of the dim stays with the last of the new dims.
+        """Split one batch dim into several dims.
 
         Example:
             >>> import torch
@@ -192,6 +196,14 @@ class Shape(Sizing):
             >>> td = TensorDict({"a": torch.zeros(12, 5)}, batch_size=[12])
             >>> td.unflatten(0, (3, -1))["a"].shape
             torch.Size([3, 4, 5])
+
+        Args:
+            dim: the dim to split.
+            unflattened_size: the sizes of the new dims; one size can be -1, and is then inferred.
+            inplace: change this container, leaf by leaf, instead of making a new one.
+
+        Returns:
+            views. The last of the new dims keeps the name of the dim. A `with` block undoes it at its end.
         """
         old = self._batch_size
         dim = as_dim(dim, len(old))
@@ -203,21 +215,10 @@ class Shape(Sizing):
             return self._on_batch_in_place(op)
         return self._on_batch(op, True)
 
-    # --- another order of the dims ----------------------------------------------------------------------------------
+    # --- reordering dims --------------------------------------------------------------------------------------------
 
     def permute(self, *args: object, dims: object = None) -> Self:
-        """Views with the batch dims in another order.
-
-        Args:
-            *args: the dims in their new order, as ints or as one sequence.
-            dims: the same, by keyword.
-
-        Returns:
-            a container over views; itself when the order is the one it has. Usable in a `with` block.
-
-        Raises:
-            IndexError: a dim is out of range.
-            ValueError: a dim is missing or given twice.
+        """Reorder the batch dims.
 
         Example:
             >>> import torch
@@ -225,22 +226,32 @@ class Shape(Sizing):
             >>> td = TensorDict({"a": torch.zeros(2, 3, 4, 5)}, batch_size=[2, 3, 4], names=["x", "y", "z"])
             >>> td.permute(2, 0, 1)["a"].shape, td.permute(2, 0, 1).names
             (torch.Size([4, 2, 3, 5]), ['z', 'x', 'y'])
-        """
-        return self._permuted(permutation(as_ints(args, dims, "order"), len(self._batch_size)))
 
-    def _permuted(self, order: tuple[int, ...]) -> Self:
+        Args:
+            *args: the dims in their new order, as ints or as one sequence.
+            dims: the same, by keyword.
+
+        Returns:
+            a container of views; this container if the order does not change. A `with` block undoes it at its end.
+
+        Raises:
+            IndexError: a dim is out of range.
+            ValueError: a dim is missing or given twice.
+        """
+        return self._permute(permutation(as_ints(args, dims, "order"), len(self._batch_size)))
+
+    def _permute(self, order: tuple[int, ...]) -> Self:
         pair = swapped_pair(order)
         if pair is None and order == tuple(range(len(order))):
-            return self._unchanged()
+            return self._return_self()
         old = self._batch_size
         op = batch_ops.Permute(old, *order) if pair is None else batch_ops.Transpose(old, *pair)
         return self._on_batch(op, True)
 
     def transpose(self, dim0: int, dim1: int) -> Self:
-        """Views with two batch dims swapped; itself when they are the same. Usable in a `with` block.
+        """Swap two batch dims. Returns views; this container if both dims are the same.
 
-        Raises:
-            IndexError: a dim is out of range.
+        A `with` block undoes it at its end.
 
         Example:
             >>> import torch
@@ -250,13 +261,18 @@ class Shape(Sizing):
             ...     swapped["b"] = torch.zeros(3, 2)
             >>> td["b"].shape
             torch.Size([2, 3])
+
+        Raises:
+            IndexError: a dim is out of range.
         """
         old = self._batch_size
         dim0, dim1 = as_dim(dim0, len(old)), as_dim(dim1, len(old))
-        return self._unchanged() if dim0 == dim1 else self._on_batch(batch_ops.Transpose(old, dim0, dim1), True)
+        return self._return_self() if dim0 == dim1 else self._on_batch(batch_ops.Transpose(old, dim0, dim1), True)
 
     def movedim(self, source: int | tuple[int, ...], destination: int | tuple[int, ...]) -> Self:
-        """Views with batch dims moved to other positions, the others keeping their order (as :func:`torch.movedim`).
+        """Move batch dims to other positions. The other dims keep their order (as :func:`torch.movedim`).
+
+        Returns views.
 
         Example:
             >>> import torch
@@ -264,30 +280,24 @@ class Shape(Sizing):
             >>> TensorDict({"a": torch.zeros(2, 3, 4, 5)}, batch_size=[2, 3, 4]).movedim(0, -1)["a"].shape
             torch.Size([3, 4, 2, 5])
         """
-        return self._permuted(move_dims(source, destination, len(self._batch_size)))
+        return self._permute(move_dims(source, destination, len(self._batch_size)))
 
     def moveaxis(self, source: int | tuple[int, ...], destination: int | tuple[int, ...]) -> Self:
-        """The same as :meth:`movedim`."""
+        """Move batch dims to other positions. The same as :meth:`movedim`."""
         return self.movedim(source, destination)
 
     def swapaxes(self, axis0: int, axis1: int) -> Self:
-        """The same as :meth:`transpose`."""
+        """Swap two batch dims. The same as :meth:`transpose`."""
         return self.transpose(axis0, axis1)
 
     def swapdims(self, axis0: int, axis1: int) -> Self:
-        """The same as :meth:`transpose`."""
+        """Swap two batch dims. The same as :meth:`transpose`."""
         return self.transpose(axis0, axis1)
 
     # --- dims of size 1, and expansion ------------------------------------------------------------------------------
 
     def squeeze(self, dim: int | tuple[int, ...] | None = None) -> Self:
-        """Views without batch dims of size 1.
-
-        Args:
-            dim: the dim, or dims, to drop if their size is 1; by default all batch dims of size 1.
-
-        Returns:
-            a container over views; itself when there is nothing to drop. Usable in a `with` block.
+        """Drop batch dims of size 1.
 
         Example:
             >>> import torch
@@ -295,78 +305,84 @@ class Shape(Sizing):
             >>> td = TensorDict({"a": torch.zeros(3, 1, 4, 1)}, batch_size=[3, 1, 4])
             >>> td.squeeze().batch_size, td.squeeze(1)["a"].shape
             (torch.Size([3, 4]), torch.Size([3, 4, 1]))
+
+        Args:
+            dim: the dim, or dims, to drop if their size is 1; by default all batch dims of size 1.
+
+        Returns:
+            a container of views; this container if no dim is dropped. A `with` block undoes it at its end.
         """
         old = self._batch_size
         given = range(len(old)) if dim is None else as_dims(dim, len(old))
         dropped = [d for d in given if old[d] == 1]
-        return self._on_batch(batch_ops.Squeeze(old, *dropped), True) if dropped else self._unchanged()
+        return self._on_batch(batch_ops.Squeeze(old, *dropped), True) if dropped else self._return_self()
 
     def unsqueeze(self, dim: int) -> Self:
-        """Views with a batch dim of size 1 added at `dim`. Usable in a `with` block.
-
-        Raises:
-            IndexError: the dim is not between `-batch_dims - 1` and `batch_dims`.
+        """Insert a batch dim of size 1 at `dim`. Returns views; a `with` block undoes it at its end.
 
         Example:
             >>> import torch
             >>> from tensordict import TensorDict
             >>> TensorDict({"a": torch.zeros(3, 5)}, batch_size=[3]).unsqueeze(-1)["a"].shape
             torch.Size([3, 1, 5])
+
+        Raises:
+            IndexError: the dim is not between `-batch_dims - 1` and `batch_dims`.
         """
         old = self._batch_size
         return self._on_batch(batch_ops.Unsqueeze(old, as_new_dim(dim, len(old))), True)
 
     def expand(self, *args: object, size: object = None, shape: object = None) -> Self:
-        """Views with batch dims of size 1 repeated, and dims added in front, without copying (as `Tensor.expand`).
-
-        Args:
-            *args: the new batch size as ints or as one sequence; -1 keeps a dim.
-            size: the new batch size, instead of `args`.
-            shape: the same.
-
-        Raises:
-            RuntimeError: a dim that is not of size 1 would change.
+        """Expand batch dims of size 1 and add leading dims, without copying (as `Tensor.expand`).
 
         Example:
             >>> import torch
             >>> from tensordict import TensorDict
             >>> TensorDict({"a": torch.zeros(3, 1, 5)}, batch_size=[3, 1]).expand(2, -1, 4)["a"].shape
             torch.Size([2, 3, 4, 5])
+
+        Args:
+            *args: the new batch size as ints or as one sequence; -1 keeps a dim.
+            size: the new batch size, instead of `args`.
+            shape: the same as `size`.
+
+        Raises:
+            RuntimeError: a dim that is not of size 1 would change.
         """
         old = self._batch_size
         return self._on_batch(batch_ops.Expand(old, expand_size(as_ints(args, shape if size is None else size), old)))
 
     def expand_as(self, other: object) -> Self:
-        """Expand to the shape of a tensor, or entry by entry to the shapes of another container.
-
-        Raises:
-            KeyError: `other` is a container without one of the entries.
+        """Expand the batch to the shape of a tensor, or each entry to its shape in another container.
 
         Example:
             >>> import torch
             >>> from tensordict import TensorDict
             >>> TensorDict({"a": torch.zeros(1, 5)}, [1]).expand_as(torch.zeros(2, 3))["a"].shape
             torch.Size([2, 3, 5])
+
+        Raises:
+            KeyError: `other` is a container that lacks one of the entries.
         """
         if isinstance(other, Tensor):
             return self.expand(other.shape)
         if not isinstance(other, Contract):
             raise TypeError(f"expand_as takes a tensor or a container, got {type(other).__name__}")
-        result = _expanded_like(self, other, ())
+        result = _expand_like(self, other, ())
         if self._locked:
             result._lock_tree()
         return result  # type: ignore[no-any-return]
 
     def broadcast_to(self, shape: object) -> Self:
-        """The same as :meth:`expand` with one sequence."""
+        """Expand the batch to `shape`. The same as :meth:`expand` with one sequence."""
         return self.expand(shape)
 
     def atleast_1d(self) -> Self:
-        """With one batch dim at least: itself, or views with a dim of size 1 added."""
-        return self._at_least(1)
+        """Add a batch dim of size 1 to a container without batch dims. Returns views, or this container."""
+        return self._add_leading_dims(1)
 
     def atleast_2d(self) -> Self:
-        """With two batch dims at least: itself, or views with dims of size 1 added in front.
+        """Add leading dims of size 1 until the container has two batch dims. Returns views, or this container.
 
         Example:
             >>> import torch
@@ -374,22 +390,22 @@ class Shape(Sizing):
             >>> TensorDict({"a": torch.zeros(3, 5)}, batch_size=[3]).atleast_2d().batch_size
             torch.Size([1, 3])
         """
-        return self._at_least(2)
+        return self._add_leading_dims(2)
 
     def atleast_3d(self) -> Self:
-        """With three batch dims at least: itself, or views with dims of size 1 added in front."""
-        return self._at_least(3)
+        """Add leading dims of size 1 until the container has three batch dims. Returns views, or this container."""
+        return self._add_leading_dims(3)
 
-    def _at_least(self, ndim: int) -> Self:
+    def _add_leading_dims(self, ndim: int) -> Self:
         result = self
         while len(result._batch_size) < ndim:
             result = result.unsqueeze(0)
         return result
 
-    # --- the same dims, other elements ------------------------------------------------------------------------------
+    # --- moving elements --------------------------------------------------------------------------------------------
 
     def flip(self, dims: int | tuple[int, ...]) -> Self:
-        """Copies with the elements in reverse order along one or several batch dims.
+        """Reverse the order of the elements along one or several batch dims. Returns copies.
 
         Example:
             >>> import torch
@@ -401,21 +417,23 @@ class Shape(Sizing):
         return self._on_batch(batch_ops.Flip(old, *as_dims(dims, len(old))))
 
     def fliplr(self) -> Self:
-        """`flip(1)`; needs two batch dims."""
-        self._need_dims(2, "fliplr")
+        """Reverse the second batch dim. The same as `flip(1)`."""
+        self._require_dims(2, "fliplr")
         return self.flip(1)
 
     def flipud(self) -> Self:
-        """`flip(0)`; needs one batch dim."""
-        self._need_dims(1, "flipud")
+        """Reverse the first batch dim. The same as `flip(0)`."""
+        self._require_dims(1, "flipud")
         return self.flip(0)
 
-    def _need_dims(self, count: int, what: str) -> None:
+    def _require_dims(self, count: int, what: str) -> None:
         if len(self._batch_size) < count:
             raise DimError(f"{what} needs at least {count} batch dims, got the batch size {list(self._batch_size)}")
 
     def rot90(self, k: int = 1, dims: tuple[int, int] = (0, 1)) -> Self:
-        """Copies rotated by 90 degrees, `k` times, in the plane of two batch dims, from the first towards the second.
+        """Rotate by 90 degrees, `k` times, in the plane of two batch dims, from the first towards the second.
+
+        Returns copies.
 
         Example:
             >>> import torch
@@ -423,7 +441,7 @@ class Shape(Sizing):
             >>> TensorDict({"a": torch.arange(6).view(2, 3)}, batch_size=[2, 3]).rot90()["a"].tolist()
             [[2, 5], [1, 4], [0, 3]]
         """
-        self._need_dims(2, "rot90")
+        self._require_dims(2, "rot90")
         old = self._batch_size
         plane = as_dims(dims, len(old))
         if len(plane) != 2:
@@ -433,18 +451,18 @@ class Shape(Sizing):
     def roll(
         self, shifts: int | tuple[int, ...], dims: int | tuple[int, ...] | None = None, *, inplace: bool = False
     ) -> Self:
-        """Copies with the elements shifted along batch dims, those pushed out coming back at the other end.
-
-        Args:
-            shifts: by how many places; a tuple goes with a tuple of dims.
-            dims: the dims; by default the batch is treated as flattened, and its shape restored afterwards.
-            inplace: replace the entries of this container, leaf by leaf, instead of making a new one.
+        """Shift the elements along batch dims. Elements that leave at one end return at the other. Returns copies.
 
         Example:
             >>> import torch
             >>> from tensordict import TensorDict
             >>> TensorDict({"a": torch.arange(4)}, batch_size=[4]).roll(1, 0)["a"]
             tensor([3, 0, 1, 2])
+
+        Args:
+            shifts: the number of positions; a tuple for a tuple of dims.
+            dims: the dims; by default, shift the flattened batch and restore its shape.
+            inplace: replace the entries of this container, leaf by leaf, instead of making a new one.
         """
         old = self._batch_size
         if dims is None:
@@ -458,17 +476,17 @@ class Shape(Sizing):
         return self._on_batch_in_place(op) if inplace else self._on_batch(op)
 
     def narrow(self, dim: int, start: int | Tensor, length: int) -> Self:
-        """Views of the elements `start` to `start + length` of a batch dim.
-
-        Raises:
-            IndexError: `dim` or `start` is out of range.
-            RuntimeError: the range goes past the end.
+        """Select the elements `start` to `start + length` of a batch dim. Returns views.
 
         Example:
             >>> import torch
             >>> from tensordict import TensorDict
             >>> TensorDict({"a": torch.arange(4)}, batch_size=[4]).narrow(0, 1, 2)["a"]
             tensor([1, 2])
+
+        Raises:
+            IndexError: `dim` or `start` is out of range.
+            RuntimeError: the range goes past the end.
         """
         old = self._batch_size
         dim = as_dim(dim, len(old))
@@ -483,17 +501,17 @@ class Shape(Sizing):
     # --- repetition -------------------------------------------------------------------------------------------------
 
     def repeat(self, *repeats: object, inplace: bool = False) -> Self:
-        """Copies with the batch repeated along its dims (as `Tensor.repeat`; see :meth:`repeat_interleave`).
-
-        Args:
-            *repeats: how often, one int per batch dim (or one sequence); with more ints, dims are added in front.
-            inplace: replace the entries of this container, leaf by leaf, instead of making a new one.
+        """Repeat the batch along its dims (as `Tensor.repeat`). Returns copies. See also :meth:`repeat_interleave`.
 
         Example:
             >>> import torch
             >>> from tensordict import TensorDict
             >>> TensorDict({"a": torch.arange(2)}, batch_size=[2]).repeat(2)["a"]
             tensor([0, 1, 0, 1])
+
+        Args:
+            *repeats: the number of repetitions, one int per batch dim, or one sequence. More ints add leading dims.
+            inplace: replace the entries of this container, leaf by leaf, instead of making a new one.
         """
         old = self._batch_size
         times = as_ints(repeats, what="number of repetitions")
@@ -505,16 +523,16 @@ class Shape(Sizing):
         return self._on_batch_in_place(op) if inplace else self._on_batch(op)
 
     def tile(self, dims: object) -> Self:
-        """Copies with the batch repeated along its last dims (as `Tensor.tile`).
-
-        Args:
-            dims: how often, an int or a sequence; dims that it does not reach, from the back, are not repeated.
+        """Repeat the batch along its last dims (as `Tensor.tile`). Returns copies.
 
         Example:
             >>> import torch
             >>> from tensordict import TensorDict
             >>> TensorDict({"a": torch.zeros(2, 3, 5)}, batch_size=[2, 3]).tile((2,))["a"].shape
             torch.Size([2, 6, 5])
+
+        Args:
+            dims: the number of repetitions, an int or a sequence. Too few numbers count for the last dims.
         """
         times = as_ints((dims,), what="number of repetitions")
         return self.repeat((1,) * (len(self._batch_size) - len(times)) + times)
@@ -522,19 +540,19 @@ class Shape(Sizing):
     def repeat_interleave(
         self, repeats: Tensor | int, dim: int | None = None, *, output_size: int | None = None, inplace: bool = False
     ) -> Self:
-        """Copies with every element of a batch dim repeated.
-
-        Args:
-            repeats: how often; a tensor gives each element its own count.
-            dim: the dim; by default the batch is flattened first.
-            output_size: the resulting size of the dim, if known: saves a synchronisation on GPUs.
-            inplace: replace the entries of this container, leaf by leaf, instead of making a new one.
+        """Repeat every element of a batch dim. Returns copies.
 
         Example:
             >>> import torch
             >>> from tensordict import TensorDict
             >>> TensorDict({"a": torch.arange(2)}, batch_size=[2]).repeat_interleave(2, dim=0)["a"]
             tensor([0, 0, 1, 1])
+
+        Args:
+            repeats: the number of repetitions; a tensor gives each element its own number.
+            dim: the dim; by default the batch is flattened first.
+            output_size: the resulting size of the dim, if known. Saves a synchronisation on GPUs.
+            inplace: replace the entries of this container, leaf by leaf, instead of making a new one.
         """
         if dim is None and len(self._batch_size) != 1:
             flat = self.flatten(inplace=inplace)
@@ -545,8 +563,8 @@ class Shape(Sizing):
         return self._on_batch_in_place(op) if inplace else self._on_batch(op)
 
 
-def _expanded_like(node: Any, other: Contract, path: tuple[str, ...]) -> Any:
-    """`node` with every leaf expanded to the shape of the same entry of `other`, whose batch sizes it takes."""
+def _expand_like(node: Any, other: Contract, path: tuple[str, ...]) -> Any:
+    """Expand every leaf of `node` to the shape of the same entry of `other`. Returns a container of its batch size."""
     entries: dict[str, Any] = {}
     theirs = other._entries
     for name, value in node._entries.items():
@@ -557,7 +575,7 @@ def _expanded_like(node: Any, other: Contract, path: tuple[str, ...]) -> Any:
         if is_node(value) != is_node(target):
             raise TypeError(f"expand_as: entry {key!r} is a tensor in one of the containers only")
         if is_node(value):
-            entries[name] = _expanded_like(value, target, key)
+            entries[name] = _expand_like(value, target, key)
         else:
             try:
                 entries[name] = value.expand(target.shape)
@@ -569,16 +587,16 @@ def _expanded_like(node: Any, other: Contract, path: tuple[str, ...]) -> Any:
     return node._build(entries, size, node._device, names)
 
 
-def _impose(node: Contract, size: torch.Size) -> None:
-    """Give every container of a tree the batch size `size`."""
+def _set_tree_size(node: Contract, size: torch.Size) -> None:
+    """Set the batch size of every container of a tree."""
     resize(node, size)
     for value in node._entries.values():
         if isinstance(value, Contract):
-            _impose(value, size)
+            _set_tree_size(value, size)
 
 
 def _check_fit(node: Contract, path: tuple[str, ...]) -> None:
-    """Raise when an entry's shape does not begin with the batch size."""
+    """Raise if the shape of an entry does not begin with the batch size."""
     size = node._batch_size
     for name, value in node._structure().items():
         if isinstance(value, Contract) and not is_node(value):
@@ -586,7 +604,7 @@ def _check_fit(node: Contract, path: tuple[str, ...]) -> None:
         if node._shape_of(name)[: len(size)] != size:
             raise ShapeError(
                 f"entry {(*path, name)!r} has shape {list(value.shape)} in the new dtype, which does not begin with "
-                f"the batch size {list(size)}; pass the batch size that it should have as batch_size="
+                f"the batch size {list(size)}; pass the new batch size as batch_size="
             )
         if isinstance(value, Contract):
             _check_fit(value, (*path, name))

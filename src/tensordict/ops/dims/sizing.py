@@ -1,4 +1,4 @@
-"""The batch size itself: reading it, and changing it in place."""
+"""The mixin of `batch_size`, its other names, and `auto_batch_size_`; also in-place replacement of all leaves."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ _Sizes = dict[str, Any]
 
 
 class Sizing(Writing):
-    """`batch_size` and the other ways to ask for it."""
+    """`batch_size` and its other names."""
 
     @property
     def batch_size(self) -> torch.Size:
         """The leading dims that all entries share.
 
-        Assigning another size changes what counts as batch dims; entries stay as they are. Nested containers that do
-        not begin with the new size are given it. When an entry does not fit, a `RuntimeError` names it and nothing
-        changes. Allowed on locked containers.
+        Assign another size to change the number of batch dims. The tensors do not change. A nested container gets the
+        new size if its own size does not begin with it. If an entry does not fit, a `RuntimeError` names it and nothing
+        changes. Also works on a locked container.
 
         Example:
             >>> import torch
@@ -67,45 +67,34 @@ class Sizing(Writing):
         return len(self._batch_size)
 
     def dim(self) -> int:
-        """The number of batch dims."""
+        """Return the number of batch dims."""
         return len(self._batch_size)
 
     def ndimension(self) -> int:
-        """The number of batch dims."""
+        """Return the number of batch dims."""
         return len(self._batch_size)
 
     def size(self, dim: int | None = None) -> torch.Size | int:
-        """The batch size, or the size of one batch dim.
-
-        Raises:
-            IndexError: the dim is out of range.
+        """Return the batch size, or the size of one batch dim.
 
         Example:
             >>> from tensordict import TensorDict
             >>> TensorDict(batch_size=[3, 4]).size(-1)
             4
+
+        Raises:
+            IndexError: the dim is out of range.
         """
         return self._batch_size if dim is None else self._batch_size[as_dim(dim, len(self._batch_size))]
 
     def numel(self) -> int:
-        """The number of elements of the batch; 1 at least, since stacking two empty batches gives two elements."""
+        """Return the number of elements of the batch, at least 1: the stack of two empty batches has two elements."""
         return max(1, self._batch_size.numel())
 
     def auto_batch_size_(self, batch_dims: int | None = None, keep_compliant_size: bool = False) -> Self:
         """Set the batch size to the longest one that fits all entries.
 
-        Nested containers are given the longest size that fits their own entries.
-
-        Args:
-            batch_dims: the largest number of batch dims, here and in nested containers.
-            keep_compliant_size: leave nested containers whose batch size begins with the new one as they are.
-
-        Returns:
-            the same container; an empty one keeps its batch size.
-
-        Raises:
-            RuntimeError: a container of the tree cannot have that batch size, as a lazy stack which would lose its
-                stack dim: the error that setting it raises. Nothing has changed then.
+        Each nested container gets the longest size that fits its own entries.
 
         Example:
             >>> import torch
@@ -113,17 +102,28 @@ class Sizing(Writing):
             >>> td = TensorDict({"a": torch.zeros(3, 4, 5), "b": {"c": torch.zeros(3, 4, 6)}})
             >>> td.auto_batch_size_().batch_size, td.auto_batch_size_(batch_dims=1).batch_size
             (torch.Size([3, 4]), torch.Size([3]))
+
+        Args:
+            batch_dims: the largest number of batch dims, also in nested containers.
+            keep_compliant_size: do not change nested containers whose batch size begins with the new one.
+
+        Returns:
+            this container. An empty container keeps its batch size.
+
+        Raises:
+            RuntimeError: a nested container cannot have the new batch size, for example a lazy stack that would lose
+                its stack dim. Nothing changes then.
         """
         if batch_dims is not None and batch_dims < 0:
             raise ShapeError(f"batch_dims is the largest number of batch dims, got {batch_dims}")
         nested: _Sizes = {}
-        size = _common_size(self, batch_dims, nested)
+        size = _find_common_size(self, batch_dims, nested)
         if size is None:
             return self
         before: list[tuple[Contract, torch.Size, Names | None]] = []
         with self._at_once():
             try:
-                _spread(self, size, batch_dims, keep_compliant_size, nested, before)
+                _set_sizes(self, size, batch_dims, keep_compliant_size, nested, before)
             except RuntimeError:
                 for node, old, names in reversed(before):
                     node._batch_size = old
@@ -136,10 +136,12 @@ class Sizing(Writing):
 def replace_leaves(
     root: ContainerT, fn: LeafFn, size: torch.Size, batch_dims: int, rename: Rename | None
 ) -> ContainerT:
-    """`_map`, in place: every leaf is replaced by `fn(leaf)`, one at a time, so that no second copy of all exists.
+    """Replace every leaf by `fn(leaf)` in place; see `_map` for the other arguments.
+
+    The leaves are replaced one at a time, so that memory never holds two copies of all.
 
     Raises:
-        RuntimeError: a container of the tree is locked; nothing has changed then.
+        RuntimeError: a container of the tree is locked. Nothing changes then.
     """
     found: list[Any] = []
     _collect_nodes(root, found)
@@ -169,40 +171,43 @@ def _collect_nodes(node: Contract, out: list[Any]) -> None:
             _collect_nodes(value, out)
 
 
-def _common_size(node: Contract, limit: int | None, nested: _Sizes | None = None) -> torch.Size | None:
-    """The longest size with which every leaf of the tree begins; `None` when there is no leaf.
+def _find_common_size(node: Contract, limit: int | None, nested: _Sizes | None = None) -> torch.Size | None:
+    """Return the longest size that the shapes of all leaves begin with; `None` without leaves.
 
-    `nested` gets, by name, the size of each nested container that is there, and not made on reading, and the same of
-    those in it.
+    Args:
+        node: a container.
+        limit: the largest number of dims.
+        nested: receives the sizes of nested containers that are stored and not made on reading: name -> (size, sizes
+            of the containers in it).
     """
     common: torch.Size | None = None
     if members := node._members():
-        # Entries that only some of them have count too.
-        for size in (_common_size(member, None) for member in members):
-            common = size if common is None else common if size is None else _shared(common, size)
+        # Entries that only some members have count as well.
+        for size in (_find_common_size(member, None) for member in members):
+            common = size if common is None else common if size is None else _common_prefix(common, size)
         dim: int = node.stack_dim
         return None if common is None else torch.Size((*common[:dim], len(members), *common[dim:])[:limit])
-    # What a lazy stack makes on reading is asked for its shape only: where its members differ it cannot be made.
+    # Ask a lazy stack only for the shape of an entry. Reading the entry fails if the members differ.
     structure = node._structure()
     made = structure is not node._entries
     for name, value in structure.items():
         shape: torch.Size | None
         if type(value) is Tensor and not made:
-            # As `_leading_size`, without its call: half the time.
+            # `_leading_size`, inlined, takes half the time.
             try:
                 shape = value.shape[:limit] if limit is not None else value.shape
             except RuntimeError:
                 shape = _leading_size(value)[:limit]
         elif not isinstance(value, Contract):
-            shape = (_before_uneven(node._shape_of(name)) if made else _leading_size(value))[:limit]
+            shape = (_cut_at_uneven(node._shape_of(name)) if made else _leading_size(value))[:limit]
         elif isinstance(value, Tensor):
             shape = None  # An `UnbatchedTensor` fits any batch.
         elif value._is_non_tensor:
-            # One value fits any batch, a stack of them only its own.
+            # A single value fits any batch. A stack of values fits only its own batch.
             shape = value._batch_size[:limit] if value._members() is not None else None
         else:
             inner: _Sizes = {}
-            shape = _common_size(value, limit, inner)
+            shape = _find_common_size(value, limit, inner)
             if nested is not None and not made:
                 nested[name] = shape, inner
         if shape is None or shape == common:
@@ -210,12 +215,12 @@ def _common_size(node: Contract, limit: int | None, nested: _Sizes | None = None
         if common is None:
             common = shape
         elif shape[: len(common)] != common:
-            common = _shared(common, shape)
+            common = _common_prefix(common, shape)
     return common
 
 
-def _shared(one: torch.Size, other: torch.Size) -> torch.Size:
-    """The dims with which two sizes begin."""
+def _common_prefix(one: torch.Size, other: torch.Size) -> torch.Size:
+    """Return the leading dims that two sizes have in common."""
     count = 0
     for a, b in zip(one, other, strict=False):
         if a != b:
@@ -224,12 +229,12 @@ def _shared(one: torch.Size, other: torch.Size) -> torch.Size:
     return one[:count]
 
 
-def _before_uneven(shape: torch.Size) -> torch.Size:
+def _cut_at_uneven(shape: torch.Size) -> torch.Size:
     return shape[: shape.index(-1)] if -1 in shape else shape
 
 
 def _leading_size(leaf: Tensor) -> torch.Size:
-    """The dims of a leaf that can be batch dims: those before a ragged one."""
+    """Return the leading dims of a leaf that can be batch dims. They end before a ragged dim."""
     try:
         shape: torch.Size = leaf.shape
         return shape if type(leaf) is Tensor or not leaf.is_nested else shape[: ragged.ragged_dim(leaf)]
@@ -237,7 +242,7 @@ def _leading_size(leaf: Tensor) -> torch.Size:
         return ragged.shape_of(leaf)[: ragged.ragged_dim(leaf)]
 
 
-def _spread(
+def _set_sizes(
     node: Contract,
     size: torch.Size,
     limit: int | None,
@@ -245,7 +250,10 @@ def _spread(
     nested: _Sizes,
     before: list[tuple[Contract, torch.Size, Any]],
 ) -> None:
-    """Set the size of a container and the longest fitting ones of those nested in it; `before` gets what they had."""
+    """Set the batch size of a container, and of each nested container the longest one that fits.
+
+    Appends each changed container with its old size and names to `before`.
+    """
     before.append((node, node._batch_size, node._names))
     resize(node, size)
     for name, value in node._structure().items():
@@ -257,9 +265,9 @@ def _spread(
                 resize(value, size)
         elif isinstance(value, Contract) and not (keep and value._batch_size[: len(size)] == size):
             inner: _Sizes = {}
-            own, inner = nested[name] if name in nested else (_common_size(value, limit, inner), inner)
+            own, inner = nested[name] if name in nested else (_find_common_size(value, limit, inner), inner)
             if own is not None:
-                _spread(value, own, limit, keep, inner, before)
+                _set_sizes(value, own, limit, keep, inner, before)
             elif value._batch_size[: len(size)] != size:
-                # One without leaves keeps a size that fits.
-                _spread(value, size, limit, keep, inner, before)
+                # A container without leaves gets the new size only if its own does not begin with it.
+                _set_sizes(value, size, limit, keep, inner, before)

@@ -1,4 +1,4 @@
-"""Cutting a container in pieces along a batch dim, and joining containers along one."""
+"""The mixin of `split`, `unbind`, `stack`, `cat` and their kin, and the functions behind the free `stack` and `cat`."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from tensordict.core.ragged import REFUSALS
 from tensordict.core.shapes import as_dim, as_new_dim, even_lengths, split_lengths, with_dim
 from tensordict.ops.dims import ragged_stacks
 from tensordict.ops.dims.batch_ops import Cut
-from tensordict.ops.dims.gathering import check_out, written
+from tensordict.ops.dims.gathering import check_out, write_into
 from tensordict.ops.dims.naming import check_agreement
-from tensordict.ops.entries.locking import Locking, adopt, raise_locked
+from tensordict.ops.entries.locking import Locking, lock_like, raise_locked
 from tensordict.ops.entries.writing import Writing
-from tensordict.ops.refusals import has_ragged, retried
+from tensordict.ops.refusals import has_ragged_leaves, retry_ragged_walk
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -37,24 +37,12 @@ _NO_NODES = {False}
 
 
 class Stacking(Writing):
-    """`split`, `unbind` and their kin, `stack` and `cat`."""
+    """`split`, `unbind`, `stack`, `cat` and their kin."""
 
-    # --- cutting ----------------------------------------------------------------------------------------------------
+    # --- splitting --------------------------------------------------------------------------------------------------
 
     def split(self, split_size: int | Sequence[int] | Tensor, dim: int = 0) -> tuple[Self, ...]:
-        """Views of the pieces along a batch dim.
-
-        Args:
-            split_size: the length of the pieces, the last of which may be shorter; or the list of all their lengths.
-                Either may be a tensor of integers.
-            dim: the dim to cut.
-
-        Returns:
-            a tuple of containers, locked if this one is.
-
-        Raises:
-            IndexError: the dim is out of range.
-            ValueError: the lengths do not add up, or the length is not positive.
+        """Split the container into pieces along a batch dim.
 
         Example:
             >>> import torch
@@ -62,13 +50,27 @@ class Stacking(Writing):
             >>> td = TensorDict({"a": torch.zeros(5, 2)}, batch_size=[5])
             >>> [piece.batch_size[0] for piece in td.split(2)]
             [2, 2, 1]
+
+        Args:
+            split_size: the length of the pieces (the last piece may be shorter), or a list of their lengths. Either may
+                be a tensor of integers.
+            dim: the dim to split.
+
+        Returns:
+            a tuple of views, which are locked if this container is.
+
+        Raises:
+            IndexError: the dim is out of range.
+            ValueError: the lengths do not add up, or the length is not positive.
         """
         old = self._batch_size
         dim = as_dim(dim, len(old))
-        return self._cut(Cut(old, dim, split_lengths(old[dim], split_size)))
+        return self._split_batch(Cut(old, dim, split_lengths(old[dim], split_size)))
 
     def chunk(self, chunks: int, dim: int = 0) -> tuple[Self, ...]:
-        """Views of at most `chunks` pieces of equal length along a batch dim, the last possibly shorter.
+        """Split the container into at most `chunks` pieces of equal length along a batch dim.
+
+        Returns views. The last piece may be shorter.
 
         Example:
             >>> import torch
@@ -81,14 +83,10 @@ class Stacking(Writing):
         dim = as_dim(dim, len(self._batch_size))
         length = self._batch_size[dim]
         lengths = split_lengths(length, -(-length // chunks)) if length else [0] * chunks
-        return self._cut(Cut(self._batch_size, dim, lengths))
+        return self._split_batch(Cut(self._batch_size, dim, lengths))
 
     def tensor_split(self, indices_or_sections: int | Sequence[int] | Tensor, dim: int = 0) -> tuple[Self, ...]:
-        """Views of the pieces along a batch dim (as :func:`torch.tensor_split`).
-
-        Args:
-            indices_or_sections: the number of pieces, whose lengths differ by one at most; or the positions to cut at.
-            dim: the dim to cut.
+        """Split the container into pieces along a batch dim (as :func:`torch.tensor_split`). Returns views.
 
         Example:
             >>> import torch
@@ -98,24 +96,31 @@ class Stacking(Writing):
             [2, 2, 1]
             >>> [piece.batch_size[0] for piece in td.tensor_split([1, 4])]
             [1, 3, 1]
+
+        Args:
+            indices_or_sections: the number of pieces, whose lengths differ by one at most; or the positions between
+                them.
+            dim: the dim to split.
         """
         dim = as_dim(dim, len(self._batch_size))
         length = self._batch_size[dim]
         cuts = indices_or_sections.tolist() if isinstance(indices_or_sections, Tensor) else indices_or_sections
         if isinstance(cuts, int):
-            return self._cut(Cut(self._batch_size, dim, even_lengths(length, cuts)))
+            return self._split_batch(Cut(self._batch_size, dim, even_lengths(length, cuts)))
         starts = [0, *[slice(None, cut).indices(length)[1] for cut in cuts]]
-        # Cuts that go backwards give pieces that overlap.
+        # Positions in descending order give overlapping pieces, as in torch.
         lengths = [max(0, stop - start) for start, stop in itertools.pairwise([*starts, length])]
-        return self._cut(Cut(self._batch_size, dim, lengths, starts))
+        return self._split_batch(Cut(self._batch_size, dim, lengths, starts))
 
-    def _cut(self, op: Cut) -> tuple[Self, ...]:
-        """The pieces of this container, with its lock; those of a memory-mapped or shared one are that, too."""
+    def _split_batch(self, op: Cut) -> tuple[Self, ...]:
+        """Run a split. The pieces are locked, memory-mapped or shared if this container is."""
         if type(self._entries) is not dict and self._members() is not None:
             pieces = self._rewrap(self._wrapped_container()._cut_by_members(op))
         elif op.dim == 0 and getattr(self._entries, "cuts_by_index", False):
             at: Any = (
-                range(op.old[0]) if op.lengths is None else itertools.starmap(_span, zip(*op.bounds(), strict=True))
+                range(op.old[0])
+                if op.lengths is None
+                else itertools.starmap(_make_slice, zip(*op.bounds(), strict=True))
             )
             pieces = list(map(self._index, at))
         else:
@@ -123,9 +128,9 @@ class Stacking(Writing):
             try:
                 pieces = self._map_many(op.leaf, sizes, batch_dims, op.rename, op.on_stack)
             except REFUSALS:
-                if not has_ragged(self):
+                if not has_ragged_leaves(self):
                     raise
-                pieces = retried(self, self._map_many, op.ragged_leaf(), sizes, batch_dims, op.rename)
+                pieces = retry_ragged_walk(self, self._map_many, op.make_ragged_leaf(), sizes, batch_dims, op.rename)
         if self._locked and (op.lengths is not None or self._is_memmap or self._is_shared):
             for piece in pieces:
                 piece._lock_tree()
@@ -133,9 +138,10 @@ class Stacking(Writing):
         return tuple(pieces)
 
     def unbind(self, dim: int = 0) -> tuple[Self, ...]:
-        """Views of every element along a batch dim, which they no longer have.
+        """Split the container into its elements along a batch dim. Returns views, which lack that dim.
 
-        Those of a memory-mapped or shared container are that too, and locked, as `td[i]` is; others are not locked.
+        The elements of a memory-mapped or shared container are memory-mapped or shared, and locked, like `td[i]`. Other
+        elements are not locked.
 
         Example:
             >>> import torch
@@ -149,7 +155,7 @@ class Stacking(Writing):
         entries: Any = self._entries
         if type(entries) is not dict and getattr(entries, "dim", None) == dim and entries.containers:
             return self._rewrap(tuple(entries.containers))  # type: ignore[no-any-return]
-        return self._cut(Cut(old, dim))
+        return self._split_batch(Cut(old, dim))
 
     # --- joining ----------------------------------------------------------------------------------------------------
 
@@ -157,31 +163,33 @@ class Stacking(Writing):
     def stack(cls, input: Iterable[_Container], dim: int = 0, *, out: object = None) -> _Container:
         """Stack containers of the same keys and shapes along a new batch dim.
 
-        Args:
-            input: the containers.
-            dim: where the new dim goes.
-            out: a container of the resulting batch size to write into, in place, which may be locked. What it lacks is
-                left out, but an empty one takes all; other entries that it has are left alone.
-
-        Returns:
-            a new container, or `out`.
-
-        Raises:
-            KeyError: the keys differ; the odd ones are named.
-            RuntimeError: the batch sizes or the shapes of an entry differ; both, and the key, are named.
-
         Example:
             >>> import torch
             >>> from tensordict import TensorDict
             >>> tds = [TensorDict({"a": torch.zeros(3, 5)}, batch_size=[3]) for _ in range(2)]
             >>> TensorDict.stack(tds, 1)["a"].shape
             torch.Size([3, 2, 5])
+
+        Args:
+            input: the containers.
+            dim: the position of the new dim.
+            out: a container of the resulting batch size to write into in place. It may be locked. Entries that it lacks
+                are skipped, unless it is empty; its other entries do not change.
+
+        Returns:
+            a new container, or `out`.
+
+        Raises:
+            KeyError: the keys differ. The error names the keys that only some inputs have.
+            RuntimeError: the batch sizes, or the shapes of an entry, differ. The error names both and the key.
         """
         return stack_containers(input, dim, out)  # type: ignore[no-any-return]
 
     @classmethod
     def cat(cls, input: Iterable[_Container], dim: int = 0, *, out: object = None) -> _Container:
-        """Concatenate containers of the same keys along an existing batch dim; arguments and errors as `stack`.
+        """Concatenate containers of the same keys along an existing batch dim.
+
+        Arguments and errors as for :meth:`stack`.
 
         Example:
             >>> import torch
@@ -204,7 +212,7 @@ class Stacking(Writing):
     ) -> _Container: ...
     @classmethod
     def lazy_stack(cls, input: Iterable[Any], dim: int = 0, *, out: object = None, **kwargs: object) -> Any:
-        """Stack containers along a new batch dim without touching their entries: see :func:`tensordict.lazy_stack`.
+        """Stack containers along a new batch dim without copying their entries; see :func:`tensordict.lazy_stack`.
 
         Example:
             >>> import torch
@@ -227,7 +235,7 @@ class Stacking(Writing):
     ) -> _Container: ...
     @classmethod
     def maybe_dense_stack(cls, input: Iterable[Any], dim: int = 0, *, out: object = None, **kwargs: object) -> Any:
-        """:meth:`stack` where keys and shapes allow it, else :meth:`lazy_stack`.
+        """Stack containers with :meth:`stack` if their keys and shapes agree, and with :meth:`lazy_stack` otherwise.
 
         Example:
             >>> import torch
@@ -239,13 +247,7 @@ class Stacking(Writing):
         return maybe_dense_stack_containers(input, dim, out, **kwargs)
 
     def to_lazystack(self, dim: int = 0) -> Self:
-        """A lazy stack along a batch dim of the elements of this container along it, which are views.
-
-        Args:
-            dim: the stack dim of the result; itself, when this is a lazy stack along that dim.
-
-        Raises:
-            IndexError: there is no such dim.
+        """Convert this container to a lazy stack of its elements along a batch dim. The elements are views.
 
         Example:
             >>> import torch
@@ -253,6 +255,15 @@ class Stacking(Writing):
             >>> stack = TensorDict({"a": torch.zeros(2, 3)}, [2, 3]).to_lazystack(1)
             >>> stack.stack_dim, len(stack.tensordicts), stack.batch_size
             (1, 3, torch.Size([2, 3]))
+
+        Args:
+            dim: the stack dim of the result.
+
+        Returns:
+            a lazy stack; this container if it is a lazy stack along that dim already.
+
+        Raises:
+            IndexError: the dim is out of range.
         """
         names = self._names
         dim = as_dim(dim, len(self._batch_size))
@@ -267,22 +278,9 @@ class Stacking(Writing):
         return self._as_result(stack)  # type: ignore[no-any-return]
 
     def densify(self, layout: torch.layout = torch.strided) -> Self:
-        """The same entries with every lazy stack in the tree made dense; what cannot be stacked as a nested tensor.
+        """Convert every lazy stack in the tree to a `TensorDict`. Leaves of unequal shapes become nested tensors.
 
-        The `TensorDict` that a lazy stack becomes has all entries of all members; one that lacks an entry has an empty
-        leaf in its place.
-
-        Args:
-            layout: the layout of the nested tensors that stand for leaves of unequal shapes.
-
-        Returns:
-            this container where it has no lazy stack; else one of the same kind over the same leaves, with a
-            `TensorDict` of copies in the place of each lazy stack. Its batch size ends before the
-            first dim along which members differ in length; values there become lists.
-
-        Raises:
-            RuntimeError: the leaves of a lazy stack are no nested tensor of that layout, or its stack dim is not the
-                first; the entry is named.
+        The new `TensorDict` has all entries of all members. A member that lacks an entry contributes an empty leaf.
 
         Example:
             >>> import torch
@@ -293,11 +291,23 @@ class Stacking(Writing):
             >>> stack = lazy_stack([TensorDict(a=torch.ones(1)), TensorDict(a=torch.ones(2), b=torch.ones(2))])
             >>> [row.shape[0] for row in stack.densify()["b"].unbind()]
             [0, 2]
+
+        Args:
+            layout: the layout of the nested tensors.
+
+        Returns:
+            this container if it contains no lazy stacks. Otherwise a container of the same kind that shares the other
+            leaves and contains a `TensorDict` of copies for each lazy stack. The batch size of that `TensorDict` ends
+            before the first dim whose length differs between members; its values become lists.
+
+        Raises:
+            RuntimeError: a nested tensor of that layout cannot hold the leaves, or the stack dim is not the first dim.
+                The error names the entry.
         """
         if self._is_non_tensor:
             return self
         if self._members() is not None:
-            return self._rewrap(ragged_stacks.densified(self._wrapped_container(), layout, ()))  # type: ignore[no-any-return]
+            return self._rewrap(ragged_stacks.densify_stack(self._wrapped_container(), layout, ()))  # type: ignore[no-any-return]
         entries = {}
         changed = False
         for name, value in self._entries.items():
@@ -307,20 +317,7 @@ class Stacking(Writing):
         return self._build(entries, self._batch_size, self._device, self._names) if changed else self
 
     def stack_tensors(self, *keys: object, out_key: object, dim: int = 0, keep_entries: bool = False) -> Self:
-        """Stack entries of this container into a new one and drop them.
-
-        Args:
-            *keys: the (nested) keys of the entries, of which one may be given several times.
-            out_key: where the result goes.
-            dim: the new dim in the result's shape.
-            keep_entries: keep the entries.
-
-        Returns:
-            the same container.
-
-        Raises:
-            KeyError: an entry does not exist, or the result would be in one that is dropped.
-            RuntimeError: a container is locked, or shapes do not fit. Nothing has changed when there is an error.
+        """Stack entries of this container into a new entry, and drop them.
 
         Example:
             >>> import torch
@@ -328,11 +325,24 @@ class Stacking(Writing):
             >>> td = TensorDict(a=torch.zeros(()), b=torch.ones(())).stack_tensors("a", "b", out_key="c")
             >>> td["c"].tolist(), "a" in td
             ([0.0, 1.0], False)
+
+        Args:
+            *keys: the (nested) keys of the entries. A key may occur several times.
+            out_key: the key of the result.
+            dim: the position of the new dim in the shape of the result.
+            keep_entries: do not drop the entries.
+
+        Returns:
+            this container.
+
+        Raises:
+            KeyError: an entry does not exist, or `out_key` lies within an entry that is dropped.
+            RuntimeError: a container is locked, or shapes do not fit. Nothing changes after an error.
         """
         return self._join_entries(keys, partial(torch.stack, dim=dim), out_key, keep_entries)
 
     def cat_tensors(self, *keys: object, out_key: object, dim: int = 0, keep_entries: bool = False) -> Self:
-        """Concatenate entries of this container into a new one and drop them; arguments as :meth:`stack_tensors`.
+        """Concatenate entries of this container into a new entry, and drop them. Arguments as :meth:`stack_tensors`.
 
         Example:
             >>> import torch
@@ -348,10 +358,10 @@ class Stacking(Writing):
         if self._locked:
             raise_locked(f"write the entry {out_key!r}")
         out = path_of(out_key)
-        values = [self._existing(key) for key in keys]
+        values = [self._get_existing(key) for key in keys]
         gone = {} if keep_entries else {path_of(key): None for key in keys}
         for path in gone:
-            if self._holder(path)[0]._locked:
+            if self._find_parent(path)[0]._locked:
                 raise_locked(f"drop the entry {joined(path)!r}")
             if path != out and out[: len(path)] == path:
                 raise KeyError(
@@ -366,7 +376,7 @@ class Stacking(Writing):
 
 def stack_containers(input: Iterable[Any], dim: int = 0, out: object = None) -> Any:
     """Stack containers along a new batch dim; see :meth:`Stacking.stack`."""
-    items = _checked(input, "stack")
+    items = _as_containers(input, "stack")
     if settings.lazy_legacy_possible and settings.lazy_legacy() and out is None:
         return lazy_stack_containers(items, dim)
     first = items[0]
@@ -386,10 +396,10 @@ def stack_containers(input: Iterable[Any], dim: int = 0, out: object = None) -> 
     _check_one_class(items, "stack")
     if out is not None:
         return _join_into(out, items, torch.stack, dim, new)
-    joint = None if type(first._entries) is dict else _stacked_as_wholes(items, dim)
+    joint = None if type(first._entries) is dict else _stack_as_wholes(items, dim)
     if joint is not None:
         return joint
-    fn = torch.stack if dim == 0 else _along(torch.stack, dim)
+    fn = torch.stack if dim == 0 else _bind_dim(torch.stack, dim)
     rename: Rename | None = None
     if first._names is not None and all(other._names == first._names for other in items):
 
@@ -399,57 +409,59 @@ def stack_containers(input: Iterable[Any], dim: int = 0, out: object = None) -> 
     try:
         return first._merge(items, fn, new, len(size), rename, (), partial(stack_containers, dim=dim))
     except KeyMismatchError as error:
-        # Programs know by the first words that a lazy stack is what they need.
+        # Client programs match these words to fall back to a lazy stack.
         text = str(error)
         words = "The sets of keys in the tensordicts to stack are exclusive: "
         raise KeyMismatchError(text if text.startswith(words) else words + text) from None
     except REFUSALS:
-        if not has_ragged(*items):
+        if not has_ragged_leaves(*items):
             raise
     try:
         on_node = partial(stack_containers, dim=dim)
         return first._merge(items, partial(ragged.stack, dim=dim), new, len(size), rename, (), on_node)
     except (NotImplementedError, ShapeError):
-        # No tensor has the form of ragged rows over two batch dims: the stack keeps the containers as they are.
+        # A tensor cannot hold ragged rows over two batch dims, but a lazy stack of the containers can.
         return lazy_stack_containers(items, dim)
 
 
-def checked_for_lazy_cat(input: Iterable[Any], dim: int) -> Sequence[Any]:
-    """The containers to concatenate lazily, which are of one class; raises unless `dim` is their first."""
-    items = _checked(input, "lazy_cat")
+def check_lazy_cat(input: Iterable[Any], dim: int) -> Sequence[Any]:
+    """Return the containers to concatenate lazily. Raises unless they are of one class and `dim` is the first dim."""
+    items = _as_containers(input, "lazy_cat")
     _check_one_class(items, "lazy_cat")
     if as_dim(dim, len(items[0]._batch_size)):
-        raise ShapeError(f"lazy_cat concatenates along dim 0, got dim={dim}: cat makes a copy along any dim")
+        raise ShapeError(
+            f"lazy_cat concatenates along dim 0 only, got dim={dim}: use cat, which copies, for other dims"
+        )
     return items
 
 
-def _span(start: int, length: int) -> slice:
+def _make_slice(start: int, length: int) -> slice:
     return slice(start, start + length)
 
 
 def lazy_stack_containers(input: Any, dim: int = 0, out: Any = None, **kwargs: Any) -> Any:
     """Stack containers lazily along a new batch dim; see :func:`tensordict.lazy_stack`."""
-    items = _checked(input, "lazy_stack")
+    items = _as_containers(input, "lazy_stack")
     stack = makers.lazy_stack(*items, stack_dim=dim, **kwargs)
-    return items[0]._as_result(stack) if out is None else written(out, stack)
+    return items[0]._as_result(stack) if out is None else write_into(out, stack)
 
 
 def maybe_dense_stack_containers(input: object, dim: int = 0, out: object = None, **kwargs: object) -> Any:
     """Stack containers, lazily when they have different keys or shapes; see :func:`tensordict.maybe_dense_stack`."""
-    items = _checked(input, "maybe_dense_stack")
-    # To compare all of them would take as long as stacking small leaves does.
-    if not _congruent((items[0], items[-1])):
+    items = _as_containers(input, "maybe_dense_stack")
+    # Compare only two of them: comparing all would take as long as stacking small leaves.
+    if not _are_congruent((items[0], items[-1])):
         return lazy_stack_containers(items, dim, out, **kwargs)
     try:
         return stack_containers(items, dim, out)
-    except (KeyError, RuntimeError, TypeError):  # guarded: `_congruent` compares the names
-        if _congruent(items):
+    except (KeyError, RuntimeError, TypeError):  # guarded: `_are_congruent` compares the names
+        if _are_congruent(items):
             raise
     return lazy_stack_containers(items, dim, out, **kwargs)
 
 
-def _congruent(items: Sequence[Contract]) -> bool:
-    """Whether containers have the same keys, shapes and devices, so that they can be stacked."""
+def _are_congruent(items: Sequence[Contract]) -> bool:
+    """Return whether containers have the same keys, shapes and devices, so that they can be stacked."""
     first = items[0]
     size, mapping = first._batch_size, first._structure()
     names = mapping.keys()
@@ -460,7 +472,7 @@ def _congruent(items: Sequence[Contract]) -> bool:
     for name, value in mapping.items():
         if type(value) is not Tensor and isinstance(value, Contract):
             nodes = [value, *[theirs[name] for _, theirs in others]]
-            if not all(isinstance(node, Contract) for node in nodes) or not _congruent(nodes):
+            if not all(isinstance(node, Contract) for node in nodes) or not _are_congruent(nodes):
                 return False
             continue
         shape, device = first._shape_of(name), value.device
@@ -475,12 +487,12 @@ def _congruent(items: Sequence[Contract]) -> bool:
 
 def cat_containers(input: Iterable[Any], dim: int = 0, out: object = None) -> Any:
     """Concatenate containers along a batch dim; see :meth:`Stacking.cat`."""
-    items = _checked(input, "cat")
+    items = _as_containers(input, "cat")
     first = items[0]
     size = first._batch_size
     dim = as_dim(dim, len(size))
     sizes = [item._batch_size for item in items]
-    # `sizes.count(size)` says the same, and Dynamo does not trace it.
+    # Dynamo cannot trace `sizes.count(size)`.
     if any(other != size for other in sizes):
         for position, theirs in enumerate(sizes):
             if len(theirs) != len(size) or with_dim(theirs, dim, size[dim]) != size:
@@ -494,20 +506,20 @@ def cat_containers(input: Iterable[Any], dim: int = 0, out: object = None) -> An
     new = with_dim(size, dim, length)
     if out is not None:
         return _join_into(out, items, torch.cat, dim, new)
-    joint = _concatenated_as_wholes(items, dim)
+    joint = _cat_as_wholes(items, dim)
     if joint is not None:
         return joint
-    fn = torch.cat if dim == 0 else _along(torch.cat, dim)
+    fn = torch.cat if dim == 0 else _bind_dim(torch.cat, dim)
     try:
         return first._merge(items, fn, new, len(size), identity, (), partial(cat_containers, dim=dim))
     except REFUSALS:
-        if not has_ragged(*items):
+        if not has_ragged_leaves(*items):
             raise
     return first._merge(items, ragged.Cat(dim), new, len(size), identity, (), partial(cat_containers, dim=dim))
 
 
-def _stacked_as_wholes(items: Sequence[Any], dim: int) -> Any:
-    """The stack of values, or of lazy stacks of one form, which is one too; `None` for other containers."""
+def _stack_as_wholes(items: Sequence[Any], dim: int) -> Any:
+    """Stack values, or lazy stacks of equal form, whose result is a lazy stack again; `None` for other containers."""
     first = items[0]
     if first._is_non_tensor or not first._members():
         return first._join(items, dim, stacked=True)
@@ -517,33 +529,36 @@ def _stacked_as_wholes(items: Sequence[Any], dim: int) -> Any:
         if stack._members() is None or stack.stack_dim != at or stack._batch_size != size:
             return None
     inner, after = (dim, at + 1) if dim <= at else (dim - 1, at)
-    columns = zip(*[_read(item)._members() for item in items], strict=True)
+    columns = zip(*[_load(item)._members() for item in items], strict=True)
     out = first._restack([stack_containers(list(column), inner) for column in columns], after)
     if any(stack.stack_dim_name != name for stack in stacks):
         out._wrapped_container().stack_dim_name = None
     return out
 
 
-def _concatenated_as_wholes(items: Sequence[Contract], dim: int) -> Any:
-    """Whatever comes first: one lazy stack among the containers makes the result one."""
+def _cat_as_wholes(items: Sequence[Contract], dim: int) -> Any:
+    """Concatenate containers by the method of the first class that has one; `None` if they are merged entry by entry.
+
+    One lazy stack among the containers makes the result a lazy stack.
+    """
     kinds = list(map(type, items))
     for kind in dict.fromkeys(kinds):
         other: Any = items[kinds.index(kind)]
         plain = other._is_non_tensor or other._members() is None
-        joint = other._join(items, dim, stacked=False) if plain else _members_concatenated(other, items, dim)
+        joint = other._join(items, dim, stacked=False) if plain else _cat_members(other, items, dim)
         if joint is not None:
             return joint
     return None
 
 
-def _members_concatenated(stack: Any, items: Sequence[Contract], dim: int) -> Any:
-    """The concatenation of containers as a lazy stack, as one of them is; `None` where that has no members.
+def _cat_members(stack: Any, items: Sequence[Contract], dim: int) -> Any:
+    """Concatenate containers as a lazy stack like `stack`, one of them. Returns `None` if `stack` has no members.
 
     Raises:
-        ShapeError: the containers have different numbers of what would be joined member by member.
+        ShapeError: the numbers of members differ, and `dim` is not the stack dim.
     """
     at = stack._wrapped_container().stack_dim
-    columns = [stack._pieces_of(_read(item)) for item in items]
+    columns = [stack._pieces_of(_load(item)) for item in items]
     if dim == at and any(columns):
         members = [member for column in columns for member in column]
         if stack._members():
@@ -559,13 +574,13 @@ def _members_concatenated(stack: Any, items: Sequence[Contract], dim: int) -> An
     return stack._restack([cat_containers(list(row), inner) for row in zip(*columns, strict=True)])
 
 
-def _read(item: Any) -> Any:
-    """A container in memory: of one that is stored elsewhere a copy, read as a whole."""
+def _load(item: Any) -> Any:
+    """Load a stored container into memory; return any other unchanged."""
     return item.clone() if item._wrapped_container()._is_in_file else item
 
 
-def _checked(input: Any, what: str) -> Sequence[Contract]:
-    """The inputs as a sequence of containers, one at least."""
+def _as_containers(input: Any, what: str) -> Sequence[Contract]:
+    """Return the inputs as a sequence of at least one container. Raises for anything else."""
     if not isinstance(input, (list, tuple)):
         input = input.unbind(0) if isinstance(input, Stacking) else tuple(input)
     if not input:
@@ -580,7 +595,7 @@ def _checked(input: Any, what: str) -> Sequence[Contract]:
 
 
 def _check_one_class(items: Sequence[object], what: str, path: Path = ()) -> None:
-    """Raise when two of the containers are of tensorclasses of which neither derives from the other."""
+    """Raise if two of the containers belong to unrelated tensorclasses."""
     kinds: dict[Any, None] = dict.fromkeys(map(type, items))
     if len(kinds) == 1:
         return
@@ -595,7 +610,7 @@ def _check_one_class(items: Sequence[object], what: str, path: Path = ()) -> Non
 
 
 def _join_into(out: Any, items: Sequence[object], join: Any, dim: int, size: torch.Size) -> Any:
-    """Write the stack or concatenation of `items` into `out`; every check comes before the first write."""
+    """Write the stack or concatenation of `items` into `out`. All checks come before the first write."""
     check_out(out, size)
     writes: list[tuple[Path, list[Tensor], Tensor]] = []
     missing: list[tuple[Any, str, Any]] = []
@@ -609,7 +624,7 @@ def _join_into(out: Any, items: Sequence[object], join: Any, dim: int, size: tor
                 raise named_error(error, path) from error
     for node, name, value in missing:
         if isinstance(value, Locking):
-            adopt(node, value)
+            lock_like(node, value)
         node._entries[name] = value
     for stack, joint in stacks:
         stack.update(joint, inplace=True)
@@ -626,13 +641,21 @@ def _plan_join(
     missing: list[tuple[Any, str, Any]],
     stacks: list[tuple[Any, Any]],
 ) -> None:
-    """List what goes into existing tensors of `out`; what it lacks is left out, and an empty container takes all.
+    """Check and list the writes of `_join_into`. Entries that `out` lacks are skipped, unless it is empty.
 
-    A lazy stack has no tensors to write into: what goes to `stacks` is split among its members.
+    Args:
+        out: the container to write into.
+        items: the containers to join.
+        join: `torch.stack` or `torch.cat`.
+        dim: the dim to join along.
+        prefix: the path of `out`.
+        writes: receives the path, the leaves to join, and the existing tensor for the result.
+        missing: receives the container, the name and the value of each entry to add.
+        stacks: receives each lazy stack in `out` with the container to copy into its members.
     """
     _check_one_class(items, join.__name__, prefix)
     if out._pair_members(out) is not None:
-        stacks.append((out, _joined(join, list(items), dim, prefix)))
+        stacks.append((out, _join_column(join, list(items), dim, prefix)))
         return
     mappings = [item._entries for item in items]
     if list(map(len, mappings)).count(len(mappings[0])) != len(mappings):
@@ -649,7 +672,7 @@ def _plan_join(
             out._check_field(name)
             continue
         together = column if target is None else [*column, target]
-        # Asking for the types first is a third of the time of asking each value whether it is a container.
+        # Comparing the types first takes a third of the time of asking each value whether it is a container.
         kinds = set(map(type, together))
         nodes = _NO_NODES if foreach.are_plain(kinds) else {issubclass(kind, Contract) for kind in kinds}
         if len(nodes) > 1:
@@ -658,14 +681,14 @@ def _plan_join(
             if out._locked:
                 raise_locked(f"add the entry {joined(path)!r}, which out lacks")
             out._check_field(name)
-            joint = _joined(join, column, dim, path)
+            joint = _join_column(join, column, dim, path)
             missing.append((out, name, out._admit(joint, path)))
         elif True in nodes and any(node._is_non_tensor or isinstance(node, Tensor) for node in together):
-            missing.append((out, name, out._admit(_joined(join, column, dim, path), path)))
+            missing.append((out, name, out._admit(_join_column(join, column, dim, path), path)))
         elif True in nodes:
             _plan_join(target, column, join, dim, path, writes, missing, stacks)
         else:
-            shape = _joint_shape(column, join, dim, path)
+            shape = _find_joined_shape(column, join, dim, path)
             if target.shape != shape:
                 raise ShapeError(
                     f"entry {joined(path)!r} of out has shape {list(target.shape)}, but the result has {list(shape)}"
@@ -673,20 +696,20 @@ def _plan_join(
             writes.append((path, column, target))
 
 
-def _along(join: Any, dim: int) -> Callable[[list[Any]], Any]:
-    """`torch.stack` or `torch.cat` along one dim."""
+def _bind_dim(join: Any, dim: int) -> Callable[[list[Any]], Any]:
+    """Return a function that calls `torch.stack` or `torch.cat` along one dim."""
 
     def fn(column: list[Any]) -> Any:
         result = join(column, dim)
         if type(result) is not Tensor and result.is_nested:
-            # Of ragged leaves with regular dims torch makes results that fail when they are read.
+            # Torch joins ragged leaves with regular dims to tensors that fail when they are read.
             return ragged.stack(column, dim) if join is torch.stack else ragged.Cat(dim)(column)
         return result
 
     return fn
 
 
-def _joined(join: Any, column: list[Any], dim: int, path: Path) -> Any:
+def _join_column(join: Any, column: list[Any], dim: int, path: Path) -> Any:
     if isinstance(column[0], Contract):
         return stack_containers(column, dim) if join is torch.stack else cat_containers(column, dim)
     try:
@@ -695,12 +718,12 @@ def _joined(join: Any, column: list[Any], dim: int, path: Path) -> Any:
         raise named_error(error, path) from error
 
 
-def _joint_shape(column: list[Tensor], join: object, dim: int, path: Path) -> torch.Size:
-    """The shape of the stack or concatenation of `column`; raises when the shapes do not fit."""
+def _find_joined_shape(column: list[Tensor], join: object, dim: int, path: Path) -> torch.Size:
+    """Return the shape of the stack or concatenation of leaves. Raises if their shapes do not fit."""
     try:
         shapes = [value.shape for value in column]
     except RuntimeError:
-        shapes = list(map(ragged.shape_of, column))  # torch knows no shape of a strided ragged tensor
+        shapes = list(map(ragged.shape_of, column))  # a strided nested tensor lacks `shape`
     first = shapes[0]
     expected = shapes if join is torch.stack else [with_dim(shape, dim, first[dim]) for shape in shapes]
     if expected != [first] * len(expected):

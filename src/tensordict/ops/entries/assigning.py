@@ -1,4 +1,4 @@
-"""Assignment to parts of containers: what `td[index] = value`, `set_at_` and `update_at_` write."""
+"""Assignment to parts of containers, as a `Write`, for `td[index] = value`, `set_at_` and `update_at_`."""
 
 from __future__ import annotations
 
@@ -15,25 +15,33 @@ from tensordict.core.indices import checked_size, is_basic, leaf_index
 from tensordict.core.keys import Path, joined, path_of
 from tensordict.core.ragged import REFUSALS
 from tensordict.ops.entries.locking import raise_locked
-from tensordict.ops.entries.numbers import stored, to_tensor
-from tensordict.ops.entries.update_sources import nested_under
-from tensordict.ops.entries.write_plans import Write, WritePlan, alike, check_expandable, plain_pairs, raise_no_entry
+from tensordict.ops.entries.numbers import make_entry, to_tensor
+from tensordict.ops.entries.update_sources import nest_under
+from tensordict.ops.entries.write_plans import (
+    Write,
+    WritePlan,
+    check_expandable,
+    have_same_shapes,
+    pair_plain_entries,
+    raise_no_entry,
+)
 
 # Stands for the size of a ragged dim.
 _ANY_LENGTH = 2**30
 
 
 class Assign(Write):
-    """What is assigned to a part of the batch: a mapping or container, or one tensor or number to every leaf.
+    """Assigns to a part of the batch: the entries of a mapping or container, or one tensor or number to every leaf.
 
     Attributes:
-        at: the index, an output of `leaf_index`.
-        indexed: the shape that it indexes: the batch size, or that of an entry whose other dims it reaches.
-        size: the shape of the part.
-        fills: whether torch is given a number as it is, and refuses what the dtype cannot hold.
+        at: the index, as `leaf_index` returns it.
+        indexed: the shape that the index applies to: the batch size, or the shape of an entry if the index reaches its
+            feature dims.
+        size: the shape of the indexed part.
+        fills: if true, torch assigns a number itself, and raises if the dtype cannot hold it.
     """
 
-    # The shape of the last leaf that `part_of` was asked for, and its answer: the next often has the same shape.
+    # The last leaf shape that `part_of` was called with, and its result. The next leaf often has the same shape.
     _shape = _part = torch.Size()
 
     def __init__(
@@ -51,19 +59,19 @@ class Assign(Write):
         self.indexed = indexed
         self.size = size
         self.fills = fills
-        # A basic index makes views to copy into, all in one call; otherwise the leaves themselves are indexed.
+        # A basic index gives views, and all copies into views are one call. With another index each leaf is assigned.
         self.basic = is_basic(at)
 
     def part_of(self, leaf: Any) -> torch.Size:
-        """The shape of the part of a leaf or value that is assigned: what is behind the dims indexed stays."""
+        """Return the shape of the indexed part of a leaf or value: `size`, followed by the dims behind `indexed`."""
         shape = leaf.shape
         if shape != self._shape or not shape:
             self._shape, self._part = shape, self.size + shape[len(self.indexed) :]
         return self._part
 
     def to_leaf(self, leaf: Tensor, item: Any, path: Path) -> None:
-        """Have `item` assigned to its part of a leaf; raises naming `path` when it does not fit."""
-        item = fitting(leaf, item, self.part_of(leaf), path)
+        """Plan to assign `item` to the indexed part of a leaf. Raises an error with `path` if it does not fit."""
+        item = fit_value(leaf, item, self.part_of(leaf), path)
         if self.basic:
             self.plan.targets.append(leaf[self.at])
             self.plan.values.append(item)
@@ -77,14 +85,14 @@ class Assign(Write):
         items: Any = source
         mapping, plan = node._entries, self.plan
         at, basic = self.at, self.basic
-        # As a member of a lazy stack is assigned: making a view of each leaf would double the time.
+        # Members of a lazy stack are assigned with the index `()`. Views of all leaves would double the time.
         all_of_it = basic and at == ()
-        if basic and not all_of_it and (pairs := plain_pairs(mapping, items)) is not None:
+        if basic and not all_of_it and (pairs := pair_plain_entries(mapping, items)) is not None:
             try:
                 parts = [target[at] for target in pairs[0]]
             except REFUSALS:
-                parts = []  # of ragged tensors, which are written row by row
-            if parts and alike(parts, pairs[1]):
+                parts = []  # ragged tensors have no such views; the loop below writes them row by row
+            if parts and have_same_shapes(parts, pairs[1]):
                 plan.targets += parts
                 plan.values += pairs[1]
                 return
@@ -92,7 +100,7 @@ class Assign(Write):
         for key, item in items.items():
             if type(key) is not str:
                 key, *rest = path_of(key)
-                item = nested_under(rest, item)
+                item = nest_under(rest, item)
             current: Any = mapping.get(key)
             if type(current) is Tensor or isinstance(current, Tensor):
                 if type(current) is not Tensor and isinstance(current, Contract):
@@ -101,23 +109,23 @@ class Assign(Write):
                     _refuse_stored(current, (*prefix, key))
                 try:
                     if basic:
-                        # A view has the shape to compare with, and torch casts what is copied into it.
+                        # The view has the shape that the item needs, and `copy_` casts the item.
                         if not all_of_it:
                             current = current[at]
                         if type(item) is not Tensor or item.shape != current.shape:
-                            item = fitting(current, item, current.shape, (*prefix, key))
+                            item = fit_value(current, item, current.shape, (*prefix, key))
                         plan.targets.append(current)
                         plan.values.append(item)
                     else:
                         expected = self.part_of(current)
                         if type(item) is not Tensor or item.shape != expected or item.dtype is not current.dtype:
-                            item = fitting(current, item, expected, (*prefix, key))
+                            item = fit_value(current, item, expected, (*prefix, key))
                         plan.assigned.append((current, at, item))
                 except REFUSALS:
                     leaf = mapping[key]
                     if not leaf.is_nested:
                         raise
-                    plan.steps.append((_ragged_write(leaf, at, item, (*prefix, key)), ()))
+                    plan.steps.append((_make_ragged_write(leaf, at, item, (*prefix, key)), ()))
                 continue
             path = (*prefix, key)
             if current is None:
@@ -137,27 +145,27 @@ class Assign(Write):
             elif type(leaf) is not Tensor and isinstance(leaf, Contract):
                 continue  # An `UnbatchedTensor`, which has no part for the index.
             elif leaf.is_nested:
-                self.plan.steps.append((_ragged_write(leaf, self.at, value, path), ()))
+                self.plan.steps.append((_make_ragged_write(leaf, self.at, value, path), ()))
             elif self.fills:
                 self.plan.assigned.append((leaf, self.at, value))
             else:
                 self.to_leaf(leaf, value, path)
 
     def _allocate(self, node: Any, name: str, item: Any, path: Path) -> None:
-        """Have zeros for all of the batch added, with `item` assigned to its part."""
+        """Plan a new entry: zeros for the whole batch, with `item` assigned to the indexed part."""
         if not self.adds:
             raise_no_entry(path, node)
         if node._locked:
-            raise_locked(f"allocate the entry {joined(path)!r}, which is not there yet")
-        fresh = node._admit(_allocated(item, self.at, self.indexed, self.size, path), path)
+            raise_locked(f"add the entry {joined(path)!r}")
+        fresh = node._admit(_allocate_like(item, self.at, self.indexed, self.size, path), path)
         self.plan.steps.append((_add_entry, (node._entries, name, fresh)))
 
 
 class AssignWithin(Write):
-    """What is assigned to a part of one entry, `{name: value}`; the index may reach its dims behind the batch.
+    """Assigns to a part of one entry, given as `{name: value}`. For a leaf, the index may reach the feature dims.
 
     Attributes:
-        index: as it was given. That into a nested container, or into values that are no tensors, is one into the batch.
+        index: the index of the caller. In a nested container, and in values, it applies to the batch dims.
     """
 
     def __init__(self, index: object, plan: WritePlan | None = None) -> None:
@@ -169,7 +177,7 @@ class AssignWithin(Write):
         inner = node._node(name)
         shape = node._batch_size if is_node(inner) else node._shape_of(name)
         if any(type(n) is not int or n < 0 for n in shape):
-            # The ragged dim has no size; whether an index fits it is seen row by row.
+            # The ragged dim has no size. The index is checked against each row when the row is written.
             shape = torch.Size([n if type(n) is int and n >= 0 else _ANY_LENGTH for n in shape])
         at = leaf_index(self.index, shape)
         write = Assign(at, shape, checked_size(at, shape), adds=False, plan=self.plan)
@@ -180,48 +188,55 @@ class AssignWithin(Write):
             node._plan_write(write, source, prefix)
 
 
-def without_leading(item: Tensor, ndim: int) -> Tensor:
-    """`item` without what it has of dims of size 1 before its last `ndim`, as torch assigns it."""
+def drop_leading_dims(item: Tensor, ndim: int) -> Tensor:
+    """Remove leading dims of size 1, as torch does in assignments, until `ndim` dims are left."""
     return item if item.ndim <= ndim else item.reshape(item.shape[item.ndim - ndim :])
 
 
-def fitting(target: Tensor, item: object, expected: torch.Size, path: Path) -> Tensor:
-    """`item` if it can be assigned to a part of `target` of shape `expected`; raises naming `path` when not."""
+def fit_value(target: Tensor, item: object, expected: torch.Size, path: Path) -> Tensor:
+    """Return `item` as a tensor that can be assigned to a part of `target` of shape `expected`.
+
+    Raises an error with `path` if it does not fit.
+    """
     if not isinstance(item, Tensor):
-        item = assignable(item, path, target.device)
+        item = make_assignable(item, path, target.device)
     if target.is_nested:
         raise ShapeError(f"entry {joined(path)!r} is ragged")
     shape = ragged.shape_of(item)
     if shape != expected:
         check_expandable(shape, expected, path)
-        item = without_leading(item, len(expected))
-    # Torch casts when a basic index is assigned and refuses when an advanced one is; here both cast.
+        item = drop_leading_dims(item, len(expected))
+    # For a basic index torch casts the item, for an advanced one it raises. Here both cast.
     return item if item.dtype == target.dtype else item.to(target.dtype)
 
 
-def assignable(item: object, path: Path, device: torch.device) -> Tensor:
-    """Numbers, lists and arrays of them as a tensor, to be assigned to a part of one."""
+def make_assignable(item: object, path: Path, device: torch.device) -> Tensor:
+    """Return a number, or a list or array of numbers, as a tensor that can be assigned to a part of a leaf."""
     refuse_container(item, path)
     return to_tensor(item, path, device)
 
 
 def refuse_container(item: object, path: Path) -> None:
-    """Raise when a container or a mapping is to be assigned to a part of a tensor."""
+    """Raise if `item`, to be assigned to a part of a tensor, is a container or a mapping."""
     if isinstance(item, (Contract, Mapping)):
         raise TypeError(f"entry {joined(path)!r} is a tensor and cannot be assigned a {type(item).__name__}")
 
 
 def _refuse_stored(leaf: Tensor, path: Path) -> None:
+    """Raise an error with `path` if a ragged leaf is stored in a file, and so cannot be written row by row."""
     try:
         refuse_stored(leaf)
     except ShapeError as error:
         raise named_error(error, path) from None
 
 
-def _ragged_write(leaf: Tensor, at: object, item: object, path: Path) -> Callable[[], Any]:
-    """What assigns `item` to a part of a ragged leaf, once called; raises naming `path` when it does not fit."""
+def _make_ragged_write(leaf: Tensor, at: object, item: object, path: Path) -> Callable[[], Any]:
+    """Return a function that assigns `item` to a part of a ragged leaf. Raises an error with `path` if it does not fit.
+
+    The function takes no arguments.
+    """
     if isinstance(item, Contract) or not isinstance(item, (Tensor, int, float, complex)):
-        item = assignable(item, path, leaf.device)
+        item = make_assignable(item, path, leaf.device)
     try:
         return ragged.assignment(leaf, at, item)
     except (RuntimeError, ValueError) as error:
@@ -229,17 +244,18 @@ def _ragged_write(leaf: Tensor, at: object, item: object, path: Path) -> Callabl
 
 
 def _spread(holder: Any, at: object, indexed: torch.Size, ndim: int) -> Any:
-    """A holder for all of the batch: of the one value, or of `None` where the values of `holder` are not assigned.
+    """Return a holder for the whole batch, from a holder for the indexed part.
 
-    The first `ndim` batch dims of `holder` are those of the part.
+    One value for the part becomes the value of all elements. Several values are assigned at the index, and the other
+    elements hold `None`. The first `ndim` batch dims of `holder` are the dims of the part.
     """
     if holder._members() is None:
         return makers.value(holder._value, indexed)
-    return makers.value(None, indexed + holder._batch_size[ndim:])._assigned(at, holder)
+    return makers.value(None, indexed + holder._batch_size[ndim:])._assign_values(at, holder)
 
 
-def _allocated(item: Any, at: Any, indexed: torch.Size, new_size: torch.Size, path: Path) -> Any:
-    """Zeros for all of the batch, shaped after `item`, with `item` assigned at the index."""
+def _allocate_like(item: Any, at: Any, indexed: torch.Size, new_size: torch.Size, path: Path) -> Any:
+    """Return zeros for the whole batch, shaped like `item` in the other dims, with `item` assigned at the index."""
     if isinstance(item, Contract):
         if isinstance(item, Tensor):
             return item
@@ -247,20 +263,22 @@ def _allocated(item: Any, at: Any, indexed: torch.Size, new_size: torch.Size, pa
             return _spread(item, at, indexed, len(new_size))
         size = indexed + item._batch_size[len(new_size) :]
         entries = {
-            name: _allocated(value, at, indexed, new_size, (*path, name)) for name, value in item._entries.items()
+            name: _allocate_like(value, at, indexed, new_size, (*path, name)) for name, value in item._entries.items()
         }
         names: Names | None = None
         if item._names is not None:
             names = [*([None] * len(indexed)), *item._names[len(new_size) :]]
         return item._build(entries, size, item._device, names)
     if isinstance(item, Mapping):
-        return {key: _allocated(value, at, indexed, new_size, (*path, *path_of(key))) for key, value in item.items()}
+        return {
+            key: _allocate_like(value, at, indexed, new_size, (*path, *path_of(key))) for key, value in item.items()
+        }
     if not isinstance(item, Tensor):
-        item = stored(item, path, new_size, None)
+        item = make_entry(item, path, new_size, None)
         if isinstance(item, Contract):
             return _spread(item, at, indexed, len(new_size))
     if item.is_nested:
-        raise ShapeError(f"entry {joined(path)!r} is ragged and not there yet: set all of it before assigning to parts")
+        raise ShapeError(f"the ragged entry {joined(path)!r} does not exist: set all of it before assigning to parts")
     if item.shape[: len(new_size)] != new_size:
         raise ShapeError(
             f"entry {joined(path)!r} has shape {list(item.shape)}, which does not begin with the size "
@@ -272,5 +290,5 @@ def _allocated(item: Any, at: Any, indexed: torch.Size, new_size: torch.Size, pa
 
 
 def _add_entry(entries: MutableMapping[str, Any], name: str, value: Any) -> None:
-    """Add an entry at the end of a plan; Dynamo does not trace `operator.setitem` of a dict."""
+    """Add an entry, as a step of a plan. Dynamo does not trace `operator.setitem` of a dict."""
     entries[name] = value

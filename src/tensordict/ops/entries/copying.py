@@ -1,4 +1,4 @@
-"""Copying: of the data, of the structure, and by pickling."""
+"""`clone` and `copy` of containers, and their support for `copy.deepcopy`, `pickle` and `multiprocessing`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch import Tensor
 from tensordict.core import foreach, ragged
 from tensordict.core.contract import NOT_BACKED, Clones, Contract, EntryStore, is_flat
 from tensordict.io.formats import pickled_containers, torch_files
-from tensordict.io.specification import is_typed
+from tensordict.io.specification import is_stored_as_class
 from tensordict.memory import pickling
 from tensordict.memory.flat_buffers import is_whole
 from tensordict.ops.storing.leaves import Leaves
@@ -24,23 +24,15 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 _REQUIRES_GRAD = attrgetter("requires_grad")
-# Who holds the container and which block it is in: true of one object in one process only.
+# Attributes that belong to one object in one process, and are not copied: the locked parents and the open blocks.
 TRANSIENT = ("_lock_owners", "_undo", "_blocks")
 
 
 class Copying(Leaves):
-    """`clone`, `copy`, and the protocols of the `copy` and `pickle` modules."""
+    """The methods `clone` and `copy`, and the protocols of the modules `copy` and `pickle`."""
 
     def clone(self, recurse: bool = True, **kwargs: object) -> Self:
-        """A copy: new containers over new leaves.
-
-        Args:
-            recurse: `False` copies the containers only and shares the leaves, as :meth:`copy` does.
-            **kwargs: passed to `torch.Tensor.clone` (`memory_format`).
-
-        Returns:
-            a new container with the batch size, device and names of this one. It is not locked, and its
-            leaves are not memory-mapped, whatever this one is. Gradients flow back through the copy.
+        """Copy the containers and the leaves.
 
         Example:
             >>> import torch
@@ -48,6 +40,14 @@ class Copying(Leaves):
             >>> td = TensorDict(a=torch.zeros(1))
             >>> td.clone()["a"] is td["a"], td.clone(recurse=False)["a"] is td["a"]
             (False, True)
+
+        Args:
+            recurse: `False` copies only the containers and shares the leaves, as :meth:`copy` does.
+            **kwargs: passed to `torch.Tensor.clone` (`memory_format`).
+
+        Returns:
+            a new container with the same batch size, device and names. It is not locked and not memory-mapped, even if
+            this one is. Gradients flow back through the copy.
         """
         if not recurse:
             return self.copy()
@@ -56,28 +56,43 @@ class Copying(Leaves):
             with block:
                 return self.clone(recurse, **kwargs)
         if torch.compiler.is_compiling():
-            # It does not trace `Clones`, which have values copied and parameters stay parameters.
+            # Dynamo does not trace `Clones`, which copies values and keeps parameters as parameters.
             return self._map(lambda leaf: leaf.clone(**kwargs))
-        # Leaves are taken out and put back, and other threads may add and delete entries in between: not in a copy.
+        # Other threads may add and delete entries between taking the leaves out and putting the clones in. So work on a
+        # copy of the dict.
         entries = stored.copy() if type(stored) is dict and self._wrapped_container() is self else None
         if entries is not None and is_flat(entries):
             leaves = list(entries.values())
-            return self._build(dict(zip(entries, _clones(leaves, kwargs))), self._batch_size, self._device, self._names)
+            return self._build(
+                dict(zip(entries, _clone_leaves(leaves, kwargs))), self._batch_size, self._device, self._names
+            )
         source = self.copy() if type(stored) is dict else self
-        return source._rebuilt(Clones(_clones(source._leaves(), kwargs)))
+        return source._rebuilt(Clones(_clone_leaves(source._leaves(), kwargs)))
 
     def copy(self) -> Self:
-        """A copy of the structure that shares the leaves (as `dict.copy`, but nested containers are copied too)."""
+        """Copy the containers, nested ones too, and share the leaves. `dict.copy` copies one level only.
+
+        Example:
+            >>> import torch
+            >>> from tensordict import TensorDict
+            >>> td = TensorDict({"a": {"b": torch.zeros(1)}})
+            >>> copied = td.copy()
+            >>> copied["a"] is td["a"], copied["a", "b"] is td["a", "b"]
+            (False, True)
+
+        Returns:
+            a new container, not locked.
+        """
         mapping: Any = self._entries
         if type(mapping) is not dict:
             if (members := self._members(or_template=True)) is not None:
                 with self._at_once():
                     return self._restack([member.copy() for member in members])
-            # What is in a file stays there.
-            kept = self._share_entries().items()
-            entries = {k: value.copy() if isinstance(value, Contract) else value for k, value in kept}
+            # Tensors in a file are not read.
+            shared = self._share_entries().items()
+            entries = {k: value.copy() if isinstance(value, Contract) else value for k, value in shared}
             return self._subset(entries, self._device)
-        # Not `mapping.copy()`: compiled code guards the order of the entries here, and does not there.
+        # Dynamo guards the order of the entries for `dict(mapping)`, but not for `mapping.copy()`.
         entries = dict(mapping)
         for name, value in entries.items():
             if type(value) is not Tensor and isinstance(value, Contract):
@@ -88,7 +103,7 @@ class Copying(Leaves):
         return self.copy()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        """An unlocked copy of everything; what was one tensor or container under two keys stays one."""
+        """Copy everything, into an unlocked container. A tensor or container under two keys is copied once."""
         entries = {name: _deep_copy(value, memo) for name, value in self._entries.items()}
         result = self._build(entries, self._batch_size, self._device, self._names)
         memo[id(self)] = result
@@ -96,20 +111,20 @@ class Copying(Leaves):
 
     def __init_subclass__(cls, **options: object) -> None:
         super().__init_subclass__(**options)
-        # Its pickler goes by the class alone, before it asks for `__reduce_ex__`.
-        ForkingPickler.register(cls, pickling.for_process)
+        # `ForkingPickler` looks up the exact class before it calls `__reduce_ex__`, so each class is registered.
+        ForkingPickler.register(cls, pickling.reduce_for_process)
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> Any:
         if type(self).__reduce__ is not object.__reduce__:
-            # A class of the program that has a way of its own.
+            # A class of the program that defines its own pickling.
             return self.__reduce__()
         packed = None
         if protocol == torch_files.PROTOCOL:
-            if self._wrapped_container() is not self and not is_typed(self):
-                # A wrapper with a state of its own, such as a container of parameters.
+            if self._wrapped_container() is not self and not is_stored_as_class(self):
+                # A wrapper with additional state, such as a container of parameters.
                 return object.__reduce_ex__(self, protocol)
-            packed = pickling.for_torch(self) or torch_files.reduced(self)
-        return pickling.reduced(self, int(protocol)) if packed is None else packed
+            packed = pickling.reduce_for_torch(self) or torch_files.reduce(self)
+        return pickling.reduce(self, int(protocol)) if packed is None else packed
 
     def __getstate__(self) -> dict[str, Any]:
         slots = {name: getattr(self, name) for name in self._slots}
@@ -117,7 +132,7 @@ class Copying(Leaves):
         state.update(self.__dict__)
         for name in TRANSIENT:
             state.pop(name, None)
-        # Under the names that earlier versions have for them.
+        # Pickles store the fields of `Backing` as attributes of these names.
         backing = state.pop("_own_backing", state.pop("_backing", NOT_BACKED))
         state.update({f"_{name}": value for name, value in zip(backing._fields, backing, strict=True) if value})
         if "_consolidated" in state and not is_whole(self._leaves(), self._consolidated):
@@ -125,8 +140,8 @@ class Copying(Leaves):
         return state
 
     def __setstate__(self, state: dict[str, object]) -> None:
-        # Nested containers have been restored by now: each level tells its own children who holds them.
-        state = pickled_containers.as_ours(type(self), state)
+        # The nested containers are restored already. Each level registers itself with its children as a locked parent.
+        state = pickled_containers.convert_state(type(self), state)
         locked = state.get("_locked", False)
         for name in self._slots:
             setattr(self, name, state[name] if name in state else getattr(Contract, name))
@@ -134,15 +149,15 @@ class Copying(Leaves):
         if locked:
             self._lock_tree()
         if self._is_shared:
-            # Plain pickling copies; only multiprocessing's own pickler hands over the shared memory itself.
-            self._is_shared = shared_memory.is_seen(self)
+            # A plain pickle copies the tensors. Only the pickler of `multiprocessing` passes the shared memory on.
+            self._is_shared = shared_memory.shares_tensors(self)
 
 
-def _clones(leaves: list[Tensor], options: dict[str, Any]) -> Sequence[Tensor]:
-    # Torch's call on lists has all clones require gradients when one does: buffers beside parameters, too.
+def _clone_leaves(leaves: list[Tensor], options: dict[str, Any]) -> Sequence[Tensor]:
+    # In torch's call on lists, one leaf that requires gradients makes all clones require them, even clones of buffers.
     if not options and foreach.usable(leaves) and len(set(map(_REQUIRES_GRAD, leaves))) == 1:
         return foreach.clone(leaves)
-    # With empty keywords, a call takes 0.1 us more.
+    # Passing empty keywords would take 0.1 us a call.
     return [leaf.clone(**options) for leaf in leaves] if options else [leaf.clone() for leaf in leaves]
 
 
@@ -150,8 +165,7 @@ def _deep_copy(value: object, memo: dict[int, Any]) -> Any:
     if isinstance(value, Tensor) and (
         torch.compiler.is_dynamo_compiling() if not value.requires_grad else not value.is_leaf
     ):
-        # Torch deep-copies no tensor in the middle of a graph, and none in compiled code. The clone of the first is in
-        # the same graph.
+        # `copy.deepcopy` fails for tensors inside an autograd graph, and in compiled code. A clone stays in the graph.
         if id(value) not in memo:
             memo[id(value)] = value.clone()
         return memo[id(value)]

@@ -1,4 +1,4 @@
-"""New containers of the same structure, and filling in place."""
+"""Methods that make a container of the same structure (`new_zeros`, ...), and methods that fill one in place."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from tensordict.ops.entries.reading import NO_DEFAULT, Reading
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-# What the new_... methods of a tensor take besides the size.
+# Keyword arguments of `Tensor.new_empty` and the like.
 _Options = dict[str, Any]
 
 
 class Factories(Reading):
-    """`new_zeros` and its kin, `zero_` and `fill_`."""
+    """The methods `new_empty`, `new_zeros`, `new_ones`, `new_full`, `new_tensor`, `zero_` and `fill_`."""
 
     def new_empty(
         self,
@@ -37,28 +37,29 @@ class Factories(Reading):
         pin_memory: bool | None = None,
         empty_lazy: bool = False,
     ) -> Self:
-        """A container of the same structure and another batch size, its entries not initialised.
-
-        Args:
-            *size: the new batch size, as ints or as one sequence.
-            dtype: the dtype of all entries; by default each keeps its own.
-            device: the device of the new container; by default entries stay where they are.
-            requires_grad: whether autograd records operations on the entries.
-            layout: the layout of the entries.
-            pin_memory: whether to allocate in pinned memory.
-            empty_lazy: lazy stacks come back without entries.
-
-        Returns:
-            a new container, not locked; dims of the nested containers past the batch dims are kept.
+        """Make a container of the same structure and another batch size, with uninitialised entries.
 
         Example:
             >>> import torch
             >>> from tensordict import TensorDict
             >>> TensorDict({"a": torch.zeros(3, 5)}, batch_size=[3]).new_empty(7)["a"].shape
             torch.Size([7, 5])
+
+        Args:
+            *size: the new batch size, as ints or as one sequence.
+            dtype: the dtype of all entries; by default each keeps its own.
+            device: the device of the new container; by default each entry keeps its own.
+            requires_grad: whether autograd records operations on the entries.
+            layout: the layout of the entries.
+            pin_memory: whether to allocate in pinned memory.
+            empty_lazy: accepted for compatibility, without effect.
+
+        Returns:
+            a new container, not locked. The new size replaces the batch dims of this container; nested containers keep
+            their further batch dims.
         """
-        options = _options(dtype, device, requires_grad, layout, pin_memory)
-        return self._new(as_size(as_ints(size)), lambda v, shape: v.new_empty(shape, **options), device)
+        options = _collect_options(dtype, device, requires_grad, layout, pin_memory)
+        return self._make_of_size(as_size(as_ints(size)), lambda v, shape: v.new_empty(shape, **options), device)
 
     def new_zeros(
         self,
@@ -70,16 +71,18 @@ class Factories(Reading):
         pin_memory: bool | None = None,
         empty_lazy: bool = False,
     ) -> Self:
-        """A container of the same structure and another batch size, filled with 0; arguments as :meth:`new_empty`.
+        """Make a container of the same structure and another batch size, filled with 0.
 
         Example:
             >>> import torch
             >>> from tensordict import TensorDict
             >>> TensorDict({"a": torch.ones(3)}, batch_size=[3]).new_zeros(2)["a"]
             tensor([0., 0.])
+
+        Takes the arguments of :meth:`new_empty`.
         """
-        options = _options(dtype, device, requires_grad, layout, pin_memory)
-        return self._new(as_size(as_ints(size)), lambda v, shape: v.new_zeros(shape, **options), device)
+        options = _collect_options(dtype, device, requires_grad, layout, pin_memory)
+        return self._make_of_size(as_size(as_ints(size)), lambda v, shape: v.new_zeros(shape, **options), device)
 
     def new_ones(
         self,
@@ -91,16 +94,18 @@ class Factories(Reading):
         pin_memory: bool | None = None,
         empty_lazy: bool = False,
     ) -> Self:
-        """A container of the same structure and another batch size, filled with 1; arguments as :meth:`new_empty`.
+        """Make a container of the same structure and another batch size, filled with 1.
 
         Example:
             >>> import torch
             >>> from tensordict import TensorDict
             >>> TensorDict({"a": torch.zeros(3)}, batch_size=[3]).new_ones(2)["a"]
             tensor([1., 1.])
+
+        Takes the arguments of :meth:`new_empty`.
         """
-        options = _options(dtype, device, requires_grad, layout, pin_memory)
-        return self._new(as_size(as_ints(size)), lambda v, shape: v.new_ones(shape, **options), device)
+        options = _collect_options(dtype, device, requires_grad, layout, pin_memory)
+        return self._make_of_size(as_size(as_ints(size)), lambda v, shape: v.new_ones(shape, **options), device)
 
     def new_full(
         self,
@@ -114,22 +119,28 @@ class Factories(Reading):
         pin_memory: bool | None = None,
         empty_lazy: bool = False,
     ) -> Self:
-        """A container of the same structure, of batch size `size`, filled with `fill_value`; else as :meth:`new_empty`.
+        """Make a container of the same structure and of batch size `size`, filled with `fill_value`.
 
         Example:
             >>> import torch
             >>> from tensordict import TensorDict
             >>> TensorDict({"a": torch.zeros(3)}, batch_size=[3]).new_full((2,), 7.0)["a"]
             tensor([7., 7.])
-        """
-        options = _options(dtype, device, requires_grad, layout, pin_memory)
-        return self._new(as_size(as_ints((size,))), lambda v, shape: v.new_full(shape, fill_value, **options), device)
 
-    def _new(self, size: torch.Size, make: Callable[[Tensor, tuple[int, ...]], Tensor], device: object) -> Self:
+        Takes the other arguments of :meth:`new_empty`.
+        """
+        options = _collect_options(dtype, device, requires_grad, layout, pin_memory)
+        return self._make_of_size(
+            as_size(as_ints((size,))), lambda v, shape: v.new_full(shape, fill_value, **options), device
+        )
+
+    def _make_of_size(
+        self, size: torch.Size, make: Callable[[Tensor, tuple[int, ...]], Tensor], device: object
+    ) -> Self:
         head, batch_dims = tuple(size), len(self._batch_size)
         keep_names = (lambda names: names) if len(size) == batch_dims else None
         result = self._map(lambda v: make(v, (*head, *v.shape[batch_dims:])), size, batch_dims, keep_names)
-        return result if device is NO_DEFAULT else _on_device(result, device)
+        return result if device is NO_DEFAULT else _set_device(result, device)
 
     def new_tensor(
         self,
@@ -140,27 +151,28 @@ class Factories(Reading):
         requires_grad: bool = False,
         pin_memory: bool | None = None,
     ) -> Self:
-        """A container with the keys of this one and copies of `data` in them.
-
-        Args:
-            data: a container, whose entries are copied one by one; or a tensor (or what becomes one), which every
-                entry is a copy of.
-            dtype: the dtype of all entries; by default that of the entry of this container.
-            device: the device of the new container; by default that of the entry of this container.
-            requires_grad: whether autograd records operations on the entries.
-            pin_memory: whether the entries are put in pinned memory.
-
-        Returns:
-            a new container with the batch size of `data` (its shape, for a tensor).
-
-        Raises:
-            KeyError: `data` is a container and lacks one of the keys.
+        """Make a container with the keys of this one and copies of `data`.
 
         Example:
             >>> import torch
             >>> from tensordict import TensorDict
             >>> TensorDict({"a": torch.zeros(3)}, batch_size=[3]).new_tensor(torch.arange(2))["a"]
             tensor([0., 1.])
+
+        Args:
+            data: a container, whose entries are copied to the same keys; or a tensor (or a value that `torch.as_tensor`
+                takes), which is copied to every key.
+            dtype: the dtype of all entries; by default each has the dtype of the entry in this container.
+            device: the device of the new container; by default each entry is on the device of the entry in this
+                container.
+            requires_grad: whether autograd records operations on the entries.
+            pin_memory: whether to put the entries in pinned memory.
+
+        Returns:
+            a new container. Its batch size is the batch size of `data`, or the shape of `data` for a tensor.
+
+        Raises:
+            KeyError: `data` is a container and lacks one of the keys.
         """
 
         def copy(like: Tensor, source: Tensor) -> Tensor:
@@ -170,21 +182,21 @@ class Factories(Reading):
 
         if not isinstance(data, Contract):
             data = torch.as_tensor(data)
-        result = _filled_like(self, data, copy)
-        return result if device is NO_DEFAULT else _on_device(result, device)  # type: ignore[no-any-return]
+        result = _copy_into_structure(self, data, copy)
+        return result if device is NO_DEFAULT else _set_device(result, device)  # type: ignore[no-any-return]
 
     def zero_(self) -> Self:
         """Write 0 into all entries, nested ones too; returns the same container, which may be locked.
-
-        Raises:
-            RuntimeError: an entry is a leaf of the autograd graph that requires grad; it is named and nothing has
-                changed.
 
         Example:
             >>> import torch
             >>> from tensordict import TensorDict
             >>> TensorDict(a=torch.ones(2)).zero_()["a"]
             tensor([0., 0.])
+
+        Raises:
+            RuntimeError: an entry is a leaf of the autograd graph that requires grad. The error names it, and nothing
+                has changed.
         """
         self._fill_leaves(self._leaves(), 0)
         return self
@@ -192,18 +204,18 @@ class Factories(Reading):
     def fill_(self, key: object, value: float | bool) -> Self:
         """Write a number into all elements of the entry at a nested key; returns the same container.
 
-        Raises:
-            KeyError: there is no such entry.
-
         Example:
             >>> import torch
             >>> from tensordict import TensorDict
             >>> TensorDict(a=torch.zeros(2)).fill_("a", 3.0)["a"]
             tensor([3., 3.])
+
+        Raises:
+            KeyError: the container has no such entry.
         """
         path = path_of(key)
         if not self._has(path):
-            raise self._missing(key)
+            raise self._make_missing_error(key)
         node = self if len(path) == 1 else self._find(path[:-1])
         self._fill_leaves(node._leaves_of(path[-1]), value)
         return self
@@ -223,16 +235,17 @@ class Factories(Reading):
 
 
 def like(container: Any, make: Callable[..., Tensor], *, device: object = None, **kwargs: Any) -> Any:
-    """A container of the same structure and sizes with leaves `make(leaf, ...)`: `torch.zeros_like` and its kin."""
+    """Make a container of the same structure with leaves `make(leaf, ...)`, for `torch.zeros_like` and the like."""
     if device is not None:
         kwargs["device"] = device
     result = container._map(partial(make, **kwargs) if kwargs else make)
-    return result if device is None else _on_device(result, device)
+    return result if device is None else _set_device(result, device)
 
 
-def _options(
+def _collect_options(
     dtype: torch.dtype | None, device: object, requires_grad: bool, layout: torch.layout, pin_memory: bool | None
 ) -> _Options:
+    """Return the keyword arguments for `Tensor.new_empty`, without arguments at their default."""
     options: _Options = {}
     if layout is not torch.strided:
         options["layout"] = layout
@@ -247,13 +260,13 @@ def _options(
     return options
 
 
-def _on_device(node: Any, device: Any) -> Any:
-    """Note the device in a tree whose leaves were made there; `None` leaves it open."""
+def _set_device(node: Any, device: Any) -> Any:
+    """Set the device of all containers of a tree; `None` for no device. The leaves are on the device already."""
     if device is None:
         node._device = None
     else:
         device = torch.device(device)
-        # A bare "cuda" stands for the current device: ask torch which one that is.
+        # "cuda" without an index stands for the current device. A new tensor tells which one this is.
         node._device = (
             device
             if device.index is not None or device.type in ("cpu", "meta")
@@ -261,26 +274,26 @@ def _on_device(node: Any, device: Any) -> Any:
         )
     for value in node._structure().values():
         if isinstance(value, Contract):
-            _on_device(value, device)
+            _set_device(value, device)
     return node
 
 
-def _filled_like(node: Any, data: Any, copy: Callable[[Tensor, Tensor], Tensor]) -> Any:
-    """The structure of `node` with copies of `data`, a tensor for all leaves or a container with one for each."""
+def _copy_into_structure(node: Any, data: Any, copy: Callable[[Tensor, Tensor], Tensor]) -> Any:
+    """Copy `data` into the structure of `node`. It is a tensor for all leaves, or a container with one for each."""
     entries: dict[str, Any] = {}
     for name, value in node._entries.items():
         source = data
         if isinstance(data, Reading):
             source = data._entries.get(name)
             if source is None:
-                raise data._missing(name)
+                raise data._make_missing_error(name)
         if isinstance(value, Contract) and isinstance(value, Tensor):
-            # An UnbatchedTensor: a tensor over the batch dims has no part for it.
+            # An `UnbatchedTensor` has no batch dims, so a tensor over the batch dims has nothing to copy into it.
             entries[name] = (source if isinstance(source, type(value)) else value).clone()
         elif isinstance(value, Contract):
-            entries[name] = _filled_like(value, source, copy)
+            entries[name] = _copy_into_structure(value, source, copy)
         elif isinstance(source, Contract):
-            raise TypeError(f"new_tensor: entry {name!r} is a tensor here and a container in the data")
+            raise TypeError(f"new_tensor: entry {name!r} is a tensor in this container, but a container in the data")
         else:
             entries[name] = copy(value, source)
     size = data._batch_size if isinstance(data, Contract) else data.shape

@@ -1,4 +1,4 @@
-"""Locking: a locked tree refuses structural writes and allows in-place ones."""
+"""Locking: a locked tree refuses structural writes, and allows in-place writes."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ if TYPE_CHECKING:
 
 
 class Locking(Contract):
-    """`lock_`, `unlock_` and what they promise about shared children.
+    """The methods `lock_`, `unlock_` and `is_locked`.
 
-    Every node knows its locked parents by weak reference, so a parent that is garbage-collected no longer keeps its
-    children from being unlocked.
+    A node stays locked as long as one of its parents is locked. So every node keeps weak references to its locked
+    parents; a parent that was garbage-collected does not count.
     """
 
     @property
     def is_locked(self) -> bool:
-        """Whether structural writes are refused; assigning `True` or `False` locks or unlocks the tree."""
+        """True if structural writes are refused. Assigning `True` or `False` locks or unlocks the tree."""
         return self._locked
 
     @is_locked.setter
@@ -40,9 +40,6 @@ class Locking(Contract):
     def lock_(self) -> Self:
         """Lock this container and all nested ones; returns the same container.
 
-        Entries can then no longer be added, replaced, renamed or deleted; in-place writes (`set_`, `update_`,
-        `td[index] = ...`) stay possible. As a context manager, the lock lasts for the block.
-
         Example:
             >>> import torch
             >>> from tensordict import TensorDict
@@ -53,33 +50,43 @@ class Locking(Contract):
             ...     td["b"] = torch.zeros(1)
             >>> td.is_locked
             True
+
+        A locked container refuses to add, replace, rename or delete entries. In-place writes (`set_`, `update_`,
+        `td[index] = ...`) are allowed. As a context manager, the lock lasts for the block.
         """
         was_locked = self._locked
         if not was_locked:
             self._lock_tree()
-        return remember_state(self, _keep if was_locked else _unlock)
+        return remember_state(self, do_nothing if was_locked else _unlock)
 
     def unlock_(self) -> Self:
         """Unlock this container and all nested ones; returns the same container.
 
-        A nested container that another locked container holds too stays locked until that one lets go. Unlocking
-        ends the memory-mapped or shared state of the container, since its entries may then be replaced.
+        Example:
+            >>> import torch
+            >>> from tensordict import TensorDict
+            >>> td = TensorDict(a=torch.zeros(3)).lock_()
+            >>> td.unlock_().is_locked
+            False
+
+        A nested container that is also an entry of another locked container stays locked until that one is unlocked.
+        After unlocking, `is_memmap()` and `is_shared()` are false, because the entries may be replaced.
 
         Raises:
-            RuntimeError: when a locked parent holds this container, or a member of this lazy stack: unlock the parent
-                instead.
+            RuntimeError: this container, or a member of this lazy stack, is an entry of a locked container. Unlock that
+                one instead.
         """
         if type(self._entries) is not dict:
-            with _exclusive():
+            with _hold_lock_state():
                 held = not self._wrapped_container()._sealed and _has_held_members(self)
             if held:
                 raise LockedError(
-                    "the members of this lazy stack are held by a locked container and cannot be unlocked alone; "
+                    "a member of this lazy stack is an entry of a locked container and cannot be unlocked alone; "
                     "call unlock_() on the outermost container"
                 )
         was_locked = self._locked
         if was_locked:
-            if _locked_owners(underlying(self) if self._is_over_another else self):
+            if _find_locked_owners(underlying(self) if self._is_over_another else self):
                 raise LockedError(
                     "Cannot unlock a tensordict that is part of a locked graph: this container is nested in a locked "
                     "one. Call unlock_() on the outermost container"
@@ -87,17 +94,17 @@ class Locking(Contract):
             self._unlock_tree()
             if self._backing is not NOT_BACKED and self._consolidated is not None:
                 self._consolidated = None
-        return remember_state(self, _lock if was_locked else _keep)
+        return remember_state(self, _lock if was_locked else do_nothing)
 
     def _lock_tree(self, owner: weakref.ref[Any] | None = None) -> None:
-        """Lock this container and all nested ones; `owner` is the locked one that it is an entry of."""
-        # A wrapper or a view may be gone before the container that it is over.
+        """Lock this container and all nested ones. `owner` is the locked container that has it as an entry."""
+        # Lock the container that holds the entries: a wrapper or a view of it may be garbage-collected before it.
         node = underlying(self) if self._is_over_another else self
         entries = node._entries
         if owner is None and type(entries) is dict and is_flat(entries):
             node._locked = True
             return
-        with _exclusive():
+        with _hold_lock_state():
             _lock_node(node, owner)
 
     def _unlock_tree(self) -> None:
@@ -109,15 +116,15 @@ class Locking(Contract):
         if type(entries) is dict and is_flat(entries):
             node._locked = False
             return
-        with _exclusive():
+        with _hold_lock_state():
             node._locked = False
             for value in entries.values() if type(entries) is dict else node._children():
                 if type(value) is not Tensor and isinstance(value, Locking):
                     child: Any = underlying(value) if value._is_over_another else value
                     if owners := child._lock_owners:
-                        # Nearly always this container alone.
-                        alone = len(owners) == 1 and owners[0]() is node
-                        child._lock_owners = owners = None if alone else _locked_owners(child, node) or None
+                        # In nearly all cases this container is the only locked parent.
+                        only = len(owners) == 1 and owners[0]() is node
+                        child._lock_owners = owners = None if only else _find_locked_owners(child, node) or None
                     if not owners and child._locked:
                         value._unlock_tree()
 
@@ -126,19 +133,18 @@ class Locking(Contract):
             raise_locked(what)
 
 
-# Threads may lock and unlock containers that hold the same one: whether it is locked, who holds it and what is in it
-# change together.
-_changing = Lock()
+# Held while the lock state of a tree changes. Two threads may lock and unlock two parents of the same container.
+_lock_state = Lock()
 
 
-def _exclusive() -> contextlib.AbstractContextManager[object]:
-    return contextlib.nullcontext() if torch.compiler.is_dynamo_compiling() else _changing.held
+def _hold_lock_state() -> contextlib.AbstractContextManager[object]:
+    return contextlib.nullcontext() if torch.compiler.is_dynamo_compiling() else _lock_state.held
 
 
 def _lock_node(node: Contract, owner: weakref.ref[Any] | None) -> None:
     if owner is not None:
-        # The dead are left out, or a child that outlives many parents would remember them all.
-        node._lock_owners = [*_locked_owners(node), owner] if node._lock_owners else [owner]
+        # Drop references to dead parents, which would pile up in a child that outlives many parents.
+        node._lock_owners = [*_find_locked_owners(node), owner] if node._lock_owners else [owner]
         if node._locked:
             return
     node._locked = True
@@ -151,22 +157,22 @@ def _lock_node(node: Contract, owner: weakref.ref[Any] | None) -> None:
             _lock_node(underlying(value) if value._is_over_another else value, own)
 
 
-def adopt(parent: Contract, child: Any) -> None:
-    """Lock what takes the place of an entry of a locked container, as its in-place writes may have to."""
+def lock_like(parent: Contract, child: Any) -> None:
+    """Lock a new entry of `parent` if `parent` is locked: an in-place write may replace the holder of a value."""
     if parent._locked:
         child._lock_tree(weakref.ref(underlying(parent)))
 
 
 def raise_locked(what: str) -> None:
-    """Raise the error of a structural write to a locked container."""
+    """Raise the error for a structural write to a locked container."""
     raise LockedError(
         f"Cannot modify locked TensorDict: cannot {what}. Write in place (set_, update_, td[index] = ...) "
         "or unlock it first (with td.unlock_(): ...)"
     )
 
 
-def _locked_owners(node: Contract, but: object = None) -> list[weakref.ref[Any]]:
-    """The parents that are alive and locked, `but` left out."""
+def _find_locked_owners(node: Contract, but: object = None) -> list[weakref.ref[Any]]:
+    """Return the locked parents of a node that still exist, except `but`."""
     owners = []
     for ref in node._lock_owners or ():
         owner = ref()
@@ -176,9 +182,9 @@ def _locked_owners(node: Contract, but: object = None) -> list[weakref.ref[Any]]
 
 
 def _has_held_members(container: Contract) -> bool:
-    """Whether a locked container holds a member of this lazy stack, or of one of its members."""
+    """Return whether a member of this lazy stack, at any depth, has a locked parent."""
     members = container._members(or_template=True) or ()
-    return any(_locked_owners(underlying(member)) or _has_held_members(member) for member in members)
+    return any(_find_locked_owners(underlying(member)) or _has_held_members(member) for member in members)
 
 
 def _lock(container: Any) -> None:
@@ -189,5 +195,5 @@ def _unlock(container: Any) -> None:
     container.unlock_()
 
 
-def _keep(container: Contract) -> None:
-    """The undoing of an operation that changed nothing."""
+def do_nothing(container: Contract) -> None:
+    """Undo an operation that changed nothing."""

@@ -1,4 +1,4 @@
-"""What a container takes besides tensors and containers: numbers, lists and arrays of them, and any other value."""
+"""Conversion of written items to entries: numbers, lists and arrays become tensors, other objects become values."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ _NUMBERS = (bool, int, float, complex, np.number, np.bool_)
 
 
 def to_tensor(item: object, path: Path, device: torch.device | None) -> Tensor:
-    """A number, list or numpy array as a tensor; numpy memory is shared where torch can.
+    """Convert a number, list or numpy array to a tensor. It shares the memory of an array where torch can.
 
     Raises:
-        TypeError: it is none of these; names `path`.
+        TypeError: `item` is another object; the error names `path`.
     """
-    tensor = _as_numbers(item, path, device)
+    tensor = _numbers_to_tensor(item, path, device)
     if tensor is None:
         raise TypeError(
             f"entry {joined(path)!r} is a tensor and cannot be given a {type(item).__name__}; it takes tensors, "
@@ -34,10 +34,14 @@ def to_tensor(item: object, path: Path, device: torch.device | None) -> Tensor:
     return tensor
 
 
-def _as_numbers(item: object, path: Path, device: torch.device | None) -> Tensor | None:
-    """What consists of numbers as a tensor, `None` for any other value; raises naming `path` for ragged lists."""
+def _numbers_to_tensor(item: object, path: Path, device: torch.device | None) -> Tensor | None:
+    """Convert an item that consists of numbers to a tensor; return `None` for any other item.
+
+    Raises:
+        TypeError: `item` is a list of rows of different lengths; the error names `path`.
+    """
     if type(item) is np.ndarray and item.dtype.kind in "biufc":
-        # A third of the time of `as_tensor`, which does the same.
+        # The same as `as_tensor`, in a third of the time.
         return torch.from_numpy(item) if device is None else torch.as_tensor(item, device=device)
     if isinstance(item, _NUMBERS):
         return torch.as_tensor(item, device=device)
@@ -48,17 +52,17 @@ def _as_numbers(item: object, path: Path, device: torch.device | None) -> Tensor
         while isinstance(first, (list, tuple)) and first:
             first = first[0]
         if isinstance(first, (Contract, str, bytes)):
-            # To torch, a container is a sequence, and one without batch dims an empty one. Texts end here because
-            # compiled code cannot catch torch's error.
+            # `as_tensor` would take a container for a sequence, and a container without batch dims for an empty one.
+            # For strings it raises an error, which compiled code cannot catch.
             return None
         try:
             if isinstance(first, Tensor) or any(isinstance(x, Tensor) for x in item):
-                return _stacked(item, device)
-            # torch is slow with a list of arrays, and warns.
+                return _stack_nested_lists(item, device)
+            # torch is slow with a list of arrays, and warns about it.
             by_numpy = isinstance(item, range) or any(isinstance(x, np.ndarray) for x in item)
             tensor = torch.as_tensor(np.asarray(item) if by_numpy else item, device=device)
             if not tensor.numel() and shape_of_rows(item) is None:
-                # Torch takes the first row for all: what the others have would be lost.
+                # The first row is empty, and torch would drop the content of the other rows.
                 raise ValueError(f"expected rows of length {tensor.shape[-1]}")
             return tensor
         except (TypeError, ValueError, RuntimeError) as error:
@@ -72,67 +76,71 @@ def _as_numbers(item: object, path: Path, device: torch.device | None) -> Tensor
         try:
             return torch.as_tensor(item, device=device)
         except (TypeError, ValueError, RuntimeError):
-            # An array of something else than numbers, such as strings.
+            # An array of other elements, such as strings.
             return None
     return None
 
 
-def _stacked(item: Any, device: torch.device | None) -> Tensor:
-    """Nested lists with tensors in them as one tensor."""
+def _stack_nested_lists(item: Any, device: torch.device | None) -> Tensor:
+    """Stack nested lists that contain tensors into one tensor."""
     return torch.stack(
-        [_stacked(x, device) if isinstance(x, (list, tuple)) else torch.as_tensor(x, device=device) for x in item]
+        [
+            _stack_nested_lists(x, device) if isinstance(x, (list, tuple)) else torch.as_tensor(x, device=device)
+            for x in item
+        ]
     )
 
 
-def _containers_stacked(item: object) -> Any:
-    """A container, or the stack of those in nested lists; `None` for anything else."""
+def _stack_containers(item: object) -> Any:
+    """Stack the containers in nested lists; return a single container unchanged, and `None` for any other item."""
     if isinstance(item, Contract):
         return None if item._is_non_tensor else item
     if not isinstance(item, list) or not item:
         return None
-    parts = [_containers_stacked(x) for x in item]
+    parts = [_stack_containers(x) for x in item]
     return None if any(part is None for part in parts) else type(parts[0]).maybe_dense_stack(parts)
 
 
-def stored(item: object, path: Path, size: torch.Size, device: torch.device | None) -> Any:
-    """What is stored for a value that is no tensor, container or mapping, in a container of this batch size.
+def make_entry(item: object, path: Path, size: torch.Size, device: torch.device | None) -> Any:
+    """Convert an item that is not a tensor, container or mapping to an entry of a container of batch size `size`.
 
-    Numbers become a tensor, a list of containers their stack, a structured array a container over its memory, anything
-    else gets a holder.
+    Numbers become a tensor, a list of containers becomes their stack, and a structured array becomes a container over
+    its memory. Any other object is put in a holder.
     """
-    tensor = _as_numbers(item, path, device if device is None or device.index is None else place_of(device))
+    tensor = _numbers_to_tensor(item, path, device if device is None or device.index is None else place_of(device))
     if tensor is not None:
         return tensor
     if isinstance(item, np.ndarray) and item.dtype.names is not None:
         return container_of(item, path)
-    stack = _containers_stacked(item)
+    stack = _stack_containers(item)
     if stack is not None:
         return stack
     return makers.held(item, size, device)
 
 
-def overwriting(holder: Any, parent: Any, name: str, item: Any, path: Path) -> Callable[[], None]:
-    """What writes a value over all of a holder in place, as its `_replacing`; the entry stays one of its kind.
+def make_overwrite(holder: Any, parent: Any, name: str, item: Any, path: Path) -> Callable[[], None]:
+    """Return a function that overwrites the values of a holder in place. The kind of the entry does not change.
 
     Raises:
-        ShapeError: a tensor, or a number that would be one, is written over a value; or a list over a single one.
+        ShapeError: `item` would become a tensor, but the holder has another type of value; or it would become several
+            values, but the holder has one.
     """
-    if type(item) is not str:  # which nearly all values are: the check takes 2 of 8 us
+    if type(item) is not str:  # nearly all values are strings, and the check takes 2 of 8 us
         _check_kind(holder, item, path)
     write: Callable[[], None] = holder._replacing(parent, name, item, (), holder._batch_size, path)
     return write
 
 
 def _check_kind(holder: Any, item: object, path: Path) -> None:
-    """Raise for a value that would make another kind of entry of a holder."""
-    made = item if isinstance(item, (Tensor, Contract)) else stored(item, path, holder._batch_size, None)
+    """Raise if writing `item` over a holder would change the kind of the entry."""
+    made = item if isinstance(item, (Tensor, Contract)) else make_entry(item, path, holder._batch_size, None)
     single = hasattr(holder, "_value")
     if isinstance(made, Tensor) and not isinstance(item, (tuple, range)):
         values = [holder._value] if single else holder._flat_values()
         if type(item) not in set(map(type, values)):
             raise ShapeError(
-                f"Failed to update {joined(path)!r} in tensordict: it holds a value that is no tensor, and a "
-                f"{type(item).__name__} written in place would change that. set() and update() replace an entry"
+                f"Failed to update {joined(path)!r} in tensordict: it holds a value, and writing a "
+                f"{type(item).__name__} in place would make it a tensor. set() and update() replace an entry"
             )
     elif single and isinstance(made, Contract) and made._is_non_tensor and not hasattr(made, "_value"):
         raise ShapeError(

@@ -1,4 +1,4 @@
-"""Changing which entries a container has, and where they sit in the tree."""
+"""Methods that select, remove or move entries: `select`, `exclude`, `flatten_keys`, `rename_keys`, `split_keys`."""
 
 from __future__ import annotations
 
@@ -24,23 +24,10 @@ if TYPE_CHECKING:
 
 
 class Structure(Writing):
-    """`select`, `exclude`, `flatten_keys`, `split_keys` and their kin."""
+    """The methods `select`, `exclude`, `empty`, `replace`, `flatten_keys`, `rename_keys`, `split_keys` and others."""
 
     def select(self, *keys: object, inplace: bool = False, strict: bool = True, as_tensordict: bool = False) -> Self:
-        """Only the entries at these nested keys.
-
-        Args:
-            *keys: nested keys; a key of a nested container takes all of it.
-            inplace: delete the other entries from this container instead.
-            strict: raise when a key is missing; otherwise ignore it.
-            as_tensordict: give a plain `TensorDict` when this container is of another kind; nested ones stay what they
-                are.
-
-        Returns:
-            a new container over the same tensors (unlocked), or `self` with `inplace`.
-
-        Raises:
-            KeyError: a key is missing and `strict`.
+        """Select the entries at these nested keys.
 
         Example:
             >>> import torch
@@ -48,10 +35,24 @@ class Structure(Writing):
             >>> td = TensorDict({"a": torch.zeros(1), "b": {"c": torch.zeros(1), "d": torch.zeros(1)}})
             >>> list(td.select(("b", "c")).keys(True, True))
             [('b', 'c')]
+
+        Args:
+            *keys: nested keys. The key of a nested container selects all of its entries.
+            inplace: delete the other entries from this container instead of making a new one.
+            strict: raise an error for a missing key, instead of ignoring it.
+            as_tensordict: return a plain `TensorDict`, whatever the class of this container. Nested containers keep
+                their class.
+
+        Returns:
+            a new container over the same tensors, not locked; with `inplace`, this container.
+
+        Raises:
+            KeyError: a key is missing, with `strict`.
+            RuntimeError: with `inplace`, the container is locked.
         """
         mapping = self._entries
         if type(mapping) is dict and not inplace and not as_tensordict:
-            # The usual case: keys of this level, all of them there.
+            # The usual case: all keys are names of this level and exist.
             entries: dict[str, Any] = {}
             for key in keys:
                 if type(key) is not str or key not in mapping:
@@ -66,59 +67,66 @@ class Structure(Writing):
             path = (key,) if type(key) is str else path_of(key)
             if not (self._has(path) if strict else self._has_anywhere(path)):
                 if strict:
-                    raise self._missing(joined(path))
+                    raise self._make_missing_error(joined(path))
                 continue
             _want(wanted, path)
         if inplace:
-            gone: list[tuple[Any, str]] = []
+            deletions: list[tuple[Any, str]] = []
             with self._at_once():
-                self._plan_keep(wanted, gone)
-                _delete(gone, "select in place")
+                self._plan_deletions(wanted, deletions)
+                _delete(deletions, "select in place")
             return self
-        selected = self._selected(wanted)
+        selected = self._select_tree(wanted)
         plain = registry.lookup("TensorDict")
         if as_tensordict and not isinstance(selected, plain):
             made: Any = plain._make(dict(selected._entries), selected._batch_size, selected._device, selected._names)
             return made  # type: ignore[no-any-return]
         return selected
 
-    def _selected(self, wanted: dict[str, object]) -> Self:
+    def _select_tree(self, wanted: dict[str, object]) -> Self:
         mapping: Mapping[str, Any] = self._entries
         if type(mapping) is not dict:
             if (members := self._members(or_template=True)) is not None:
-                return self._restack([member._selected(_known(member, wanted)) for member in members])
+                return self._restack([member._select_tree(_restrict_to_member(member, wanted)) for member in members])
             mapping = self._share_entries()
         entries: dict[str, Any] = {}
         for name, below in wanted.items():
-            entries[name] = mapping[name] if below is None else mapping[name]._selected(below)
+            entries[name] = mapping[name] if below is None else mapping[name]._select_tree(below)
         if type(mapping) is not dict:
             return self._subset(entries, self._device)
         return self._build(entries, self._batch_size, self._device, self._names)
 
-    def _plan_keep(self, wanted: dict[str, object], gone: list[tuple[Contract, str]]) -> None:
-        """List the entries that are not wanted, and the containers that hold them."""
+    def _plan_deletions(self, wanted: dict[str, object], deletions: list[tuple[Contract, str]]) -> None:
+        """Add the entries that are not wanted to `deletions`, as pairs of their container and their name."""
         if (members := self._members(or_template=True)) is not None:
             for member in members:
-                member._plan_keep(_known(member, wanted), gone)
+                member._plan_deletions(_restrict_to_member(member, wanted), deletions)
             return
         for name in self._entries:
             if name not in wanted:
-                gone.append((self, name))
+                deletions.append((self, name))
             elif wanted[name] is not None:
-                self._entries[name]._plan_keep(wanted[name], gone)
+                self._entries[name]._plan_deletions(wanted[name], deletions)
 
     def exclude(self, *keys: object, inplace: bool = False) -> Self:
-        """All entries but those at these nested keys; missing keys are ignored.
-
-        Returns:
-            a new container over the same tensors (unlocked), or `self` with `inplace`. A nested container that is
-            left without entries stays.
+        """Leave out the entries at these nested keys; missing keys are ignored.
 
         Example:
             >>> import torch
             >>> from tensordict import TensorDict
             >>> list(TensorDict({"a": torch.zeros(1), "b": torch.zeros(1)}).exclude("a").keys())
             ['b']
+
+        Args:
+            *keys: nested keys.
+            inplace: delete the entries from this container instead of making a new one.
+
+        Returns:
+            a new container over the same tensors, not locked; with `inplace`, this container. A nested container
+            without remaining entries is kept.
+
+        Raises:
+            RuntimeError: with `inplace`, the container is locked.
         """
         paths = [(key,) if type(key) is str else path_of(key) for key in keys]
         if inplace:
@@ -129,18 +137,18 @@ class Structure(Writing):
                         member.exclude(*paths, inplace=True)
                 return self
             with self._at_once():
-                _delete([self._holder(path) for path in paths if self._peek(path) is not None], "exclude in place")
+                _delete([self._find_parent(path) for path in paths if self._peek(path) is not None], "exclude in place")
             return self
-        return self._excluding(paths)
+        return self._exclude_paths(paths)
 
-    def _excluding(self, paths: list[Path]) -> Self:
+    def _exclude_paths(self, paths: list[Path]) -> Self:
         mapping: Mapping[str, Any] = self._entries
         if type(mapping) is dict:
             entries = dict(mapping)
         else:
             if (members := self._members(or_template=True)) is not None:
-                return self._restack([member._excluding(paths) for member in members])
-            # What goes is not looked at: it may be what a file has and torch has not.
+                return self._restack([member._exclude_paths(paths) for member in members])
+            # Do not read the excluded entries: a file may have data that torch has no dtype for.
             mapping = self._share_entries()
             entries = {name: mapping[name] for name in mapping if (name,) not in paths}
         below: dict[str, list[Path]] = {}
@@ -152,7 +160,7 @@ class Structure(Writing):
         for name, rest in below.items():
             child = entries.get(name)
             if isinstance(child, Structure):
-                entries[name] = child._excluding(rest)
+                entries[name] = child._exclude_paths(rest)
         if type(mapping) is not dict:
             return self._subset(entries, self._device)
         return self._build(entries, self._batch_size, self._device, self._names)
@@ -165,12 +173,24 @@ class Structure(Writing):
         device: Any = NO_DEFAULT,
         names: Any = None,
     ) -> Self:
-        """A new container without entries: same batch size, device and names unless others are given.
+        """Make a container without entries, with the same batch size, device and names.
+
+        Example:
+            >>> import torch
+            >>> from tensordict import TensorDict
+            >>> td = TensorDict({"a": torch.zeros(3), "b": {"c": torch.zeros(3)}}, batch_size=[3])
+            >>> list(td.empty().keys()), list(td.empty(recurse=True).keys()), td.empty().batch_size
+            ([], ['b'], torch.Size([3]))
 
         Args:
-            recurse: keep the nested containers, emptied too.
+            recurse: keep the nested containers, without their entries.
+            batch_size: another batch size.
+            device: another device, or `None` for no device.
+            names: other dim names.
 
-        Of a lazy stack this is one of empty members; a `TensorDict` when another batch size is asked for.
+        Returns:
+            a new container. For a lazy stack, a lazy stack of empty members, or a `TensorDict` if another batch size is
+            given.
         """
         if (
             type(self._entries) is dict
@@ -198,9 +218,7 @@ class Structure(Writing):
         return self._build(entries, self._batch_size if size is None else size, target, own_names and list(own_names))
 
     def replace(self, *args: Any, **kwargs: Any) -> Self:
-        """A shallow copy in which the entries of one mapping, or the keyword arguments, are replaced or added.
-
-        With nothing to replace the container itself is returned.
+        """Make a shallow copy and replace or add entries, given as a mapping or as keyword arguments.
 
         Example:
             >>> import torch
@@ -208,6 +226,12 @@ class Structure(Writing):
             >>> td = TensorDict(a=torch.zeros(1))
             >>> td.replace(a=torch.ones(1))["a"], td["a"]
             (tensor([1.]), tensor([0.]))
+
+        Returns:
+            a new container that shares the other tensors. Without arguments, this container.
+
+        Raises:
+            TypeError: the argument is not a mapping or a container, or several are given.
         """
         if len(args) > 1:
             raise TypeError(f"replace takes one mapping, got {len(args)} positional arguments")
@@ -221,19 +245,7 @@ class Structure(Writing):
         return self.copy().update(source, **kwargs)
 
     def flatten_keys(self, separator: str = ".", inplace: bool = False, is_leaf: IsLeaf | None = None) -> Self:
-        """One level of entries, whose names are the nested keys joined by `separator`.
-
-        Args:
-            separator: what goes between the names.
-            inplace: change this container instead of making one.
-            is_leaf: takes a class and says whether its instances count as leaves (and are not flattened).
-
-        Returns:
-            a container over the same tensors (unlocked). As a context manager, entries written to it end up at their
-            nested keys in the original.
-
-        Raises:
-            KeyError: two keys have the same joined name.
+        """Put all leaves into one level, under their nested keys joined by `separator`.
 
         Example:
             >>> import torch
@@ -243,20 +255,33 @@ class Structure(Writing):
             ...     flat["a.c"] = torch.ones(1)
             >>> sorted(td["a"].keys())
             ['b', 'c']
+
+        Args:
+            separator: the text between the names.
+            inplace: change this container instead of making a new one.
+            is_leaf: takes a class and returns whether its instances count as leaves. They are then not flattened.
+
+        Returns:
+            a new container over the same tensors, not locked; with `inplace`, this container. As a context manager, it
+            writes the entries back to their nested keys in the original at the end of the block.
+
+        Raises:
+            KeyError: two keys have the same joined name.
+            RuntimeError: with `inplace`, the container is locked.
         """
         keys: list[Any] = []
-        flat = self._flat(separator, is_leaf, keys)
+        flat = self._flatten(separator, is_leaf, keys)
         undo = _Unflatten(separator, keys)
         if inplace:
             self._refuse_if_locked("flatten the keys in place")
-            self._exchange(flat)
+            self._replace_entries(flat)
             return remember_state(self, _KeysInPlace(undo, "unflatten"))
         return remember(flat, self, undo)
 
-    def _flat(self, separator: str, is_leaf: IsLeaf | None, keys: list[Any]) -> Self:
-        """One level of entries; `keys` gets the nested keys that they had."""
+    def _flatten(self, separator: str, is_leaf: IsLeaf | None, keys: list[Any]) -> Self:
+        """Return a container with all leaves in one level. Adds their nested keys to `keys`, in the same order."""
         if (members := self._members(or_template=True)) is not None:
-            return self._restack([member._flat(separator, is_leaf, keys) for member in members])
+            return self._restack([member._flatten(separator, is_leaf, keys) for member in members])
         items = _all_leaves(self) if is_leaf is None else list(self.items(True, True, is_leaf))
         entries = {}
         for key, value in items:
@@ -272,31 +297,43 @@ class Structure(Writing):
         return self._build(entries, self._batch_size, self._device, self._names)
 
     def unflatten_keys(self, separator: str = ".", inplace: bool = False) -> Self:
-        """A tree of entries, made by splitting the names at `separator`: the reverse of :meth:`flatten_keys`.
-
-        Raises:
-            KeyError: a name would need a container where another entry is a tensor.
+        """Split the names at `separator` and nest the entries accordingly, the reverse of :meth:`flatten_keys`.
 
         Example:
             >>> import torch
             >>> from tensordict import TensorDict
             >>> list(TensorDict({"a.b": torch.zeros(1)}).unflatten_keys().keys(True, True))
             [('a', 'b')]
+
+        Args:
+            separator: the text between the parts of a name.
+            inplace: change this container instead of making a new one.
+
+        Returns:
+            a new container over the same tensors, not locked; with `inplace`, this container. As a context manager, it
+            writes the entries back to the original at the end of the block, under their joined names.
+
+        Raises:
+            KeyError: a name leads into an entry that is a tensor.
+            RuntimeError: with `inplace`, the container is locked.
         """
-        tree = self._tree(separator)
+        tree = self._nest(separator)
         undo = _Flatten(separator, self)
         if inplace:
             self._refuse_if_locked("unflatten the keys in place")
-            self._exchange(tree)
+            self._replace_entries(tree)
             return remember_state(self, _KeysInPlace(undo, "flatten"))
         return remember(tree, self, undo)
 
-    def _tree(self, separator: str, places: Mapping[str, Path] | None = None) -> Self:
-        """The entries by the parts of their names, or where `places` says; containers that meet are merged."""
+    def _nest(self, separator: str, places: Mapping[str, Path] | None = None) -> Self:
+        """Nest the entries by the parts of their names, or at the path that `places` has for a name.
+
+        Containers at the same path are merged.
+        """
         if (members := self._members(or_template=True)) is not None:
-            return self._restack([member._tree(separator, places) for member in members])
+            return self._restack([member._nest(separator, places) for member in members])
         root: Any = self._build({}, self._batch_size, self._device, self._names)
-        # The entries of the containers that are new here, by path, and by the joined names of it, which are at hand.
+        # The entries of all new containers, by their path. The loop also looks them up by the joined name of the path.
         levels: dict[Any, Any] = {(): root._entries}
         for name, value in self._entries.items():
             path = places.get(name) if places else None
@@ -306,31 +343,31 @@ class Structure(Writing):
             parent, found, last = name.rpartition(separator)
             level = levels.get(parent) if found else root._entries
             if level is None:
-                level = levels[parent] = _level(root, tuple(parent.split(separator)), levels)
+                level = levels[parent] = _enter_level(root, tuple(parent.split(separator)), levels)
             if last in level:
                 _place(root, tuple(name.split(separator)), value, levels)
             else:
                 level[last] = value
         return root  # type: ignore[no-any-return]
 
-    def _exchange(self, other: Any) -> None:
-        """Make the entries of `other`, a container of the same kind, all there is in this one."""
+    def _replace_entries(self, other: Any) -> None:
+        """Replace all entries of this container by the entries of `other`, a container of the same kind."""
         if (members := self._members(or_template=True)) is not None:
             with self._at_once():
                 for member, piece in zip(members, other._members(or_template=True), strict=True):
-                    member._exchange(piece)
+                    member._replace_entries(piece)
             return
         entries = dict(other._entries)
         if self._wrapped_container()._is_in_file:
-            # What is written may be read from what is there, so that goes last; nested containers that stay are left.
+            # New entries may be read from old ones, so write first and delete then. Skip unchanged nested containers.
             own: Any = self._entries
             stay = {name for name, value in entries.items() if name in own and own.node(name) is value}
-            gone = set(own) - entries.keys()
-            if gone:
+            deletions = set(own) - entries.keys()
+            if deletions:
                 own.refuse_deletion()
             with self._at_once(), replacing():
                 own.update({name: value for name, value in entries.items() if name not in stay})
-                for name in gone:
+                for name in deletions:
                     del own[name]
             return
         for name in list(self._entries):
@@ -339,18 +376,20 @@ class Structure(Writing):
             self._entries[name] = value
 
     def rename_keys(self, mapping: Mapping[Any, Any], *, safe: bool = False) -> Self:
-        """A shallow copy whose entries have moved: `{old nested key: new nested key}`.
-
-        All moves happen at once, so names can be swapped.
-
-        Raises:
-            KeyError: an old key is missing, or a new one is taken and `safe=True`.
+        """Make a shallow copy in which entries have other nested keys.
 
         Example:
             >>> import torch
             >>> from tensordict import TensorDict
             >>> list(TensorDict(a=torch.zeros(1)).rename_keys({"a": ("b", "c")}).keys(True, True))
             [('b', 'c')]
+
+        Args:
+            mapping: the new nested key for each old one. All entries move at once, so keys can be swapped.
+            safe: raise an error if a new key exists, instead of replacing its entry.
+
+        Raises:
+            KeyError: an old key is missing; or a new one exists, with `safe`.
         """
         if (members := self._members(or_template=True)) is not None:
             return self._restack([member.rename_keys(mapping, safe=safe) for member in members])
@@ -358,7 +397,7 @@ class Structure(Writing):
         moved = {path_of(new): out.pop(old) for old, new in mapping.items()}
         for path, value in moved.items():
             if safe and out._peek(path) is not None:
-                raise KeyError(f"cannot rename to {joined(path)!r}: there is such an entry already (safe=True)")
+                raise KeyError(f"cannot rename to {joined(path)!r}: this entry exists already (safe=True)")
             out._write(path, value)
         return out
 
@@ -370,17 +409,7 @@ class Structure(Writing):
         strict: bool = True,
         reproduce_struct: bool = False,
     ) -> tuple[Self, ...]:
-        """Split by keys: one container per set of keys, and one with what is left.
-
-        Args:
-            *key_sets: lists of nested keys, or mappings from a nested key to the key it gets in the result.
-            inplace: remove the entries from this container, which becomes the last one returned.
-            default: written for missing keys.
-            strict: raise when a key is missing and there is no default; otherwise ignore it.
-            reproduce_struct: give every result the nested containers of this one, empty if need be.
-
-        Raises:
-            KeyError: a key is missing, or asked for twice.
+        """Split the entries by keys: one container for each set of keys, and one for the remaining entries.
 
         Example:
             >>> import torch
@@ -388,18 +417,32 @@ class Structure(Writing):
             >>> one, two, rest = TensorDict(a=0, b=0, c=0).split_keys(["a"], {"b": "d"})
             >>> list(one.keys()), list(two.keys()), list(rest.keys())
             (['a'], ['d'], ['c'])
+
+        Args:
+            *key_sets: lists of nested keys, or mappings from a nested key to the key in the result.
+            inplace: remove the entries from this container and return it as the last one.
+            default: the entry for missing keys.
+            strict: raise an error for a missing key without a default, instead of ignoring it.
+            reproduce_struct: give every result all nested containers of this one, even without entries.
+
+        Returns:
+            a tuple of new containers over the same tensors.
+
+        Raises:
+            KeyError: a key is missing, or occurs in two sets.
+            RuntimeError: with `inplace`, the container is locked.
         """
         if inplace:
             self._refuse_if_locked("split the keys in place")
         moves = [list(keys.items()) if isinstance(keys, Mapping) else [(key, key) for key in keys] for keys in key_sets]
         *outs, last = self._split_by(moves, default if default is not NO_DEFAULT or strict else None, reproduce_struct)
         if inplace:
-            self._exchange(last)
+            self._replace_entries(last)
             last = self
         return (*outs, last)
 
     def _split_by(self, moves: list[list[tuple[Any, Any]]], default: object, reproduce_struct: bool) -> list[Any]:
-        """A container for each list of (old key, new key), and one with what is left."""
+        """Return a container for each list of (old key, new key) pairs, and one for the remaining entries."""
         if (members := self._members(or_template=True)) is not None:
             columns = [member._split_by(moves, default, reproduce_struct) for member in members]
             return [self._restack(column) for column in zip(*columns, strict=True)]
@@ -410,7 +453,7 @@ class Structure(Writing):
             out = self.empty(recurse=reproduce_struct)
             for old, new in pairs:
                 if type(old) is str and old in kept and type(new) is str:
-                    # What fits at this level here fits there.
+                    # The entry fits there, because `out` has the batch size and device of this container.
                     out._check_field(new)
                     out._entries[new] = kept.pop(old)
                 elif (value := last.pop(old, default)) is not None:
@@ -431,34 +474,48 @@ class Structure(Writing):
             >>> td = TensorDict(a=0, b=0)
             >>> list(td.separates("a").keys()), list(td.keys())
             (['a'], ['b'])
+
+        Args:
+            *keys: nested keys.
+            default: the entry for missing keys.
+            strict: raise an error for a missing key without a default, instead of ignoring it.
+            filter_empty: `False` gives the result all nested containers of this one, even without entries.
+
+        Raises:
+            KeyError: a key is missing.
+            RuntimeError: the container is locked.
         """
         out, _ = self.split_keys(keys, inplace=True, default=default, strict=strict, reproduce_struct=not filter_empty)
         return out
 
     def filter_empty_(self) -> Self:
-        """Delete the nested containers in which no leaf is found; returns the same container."""
+        """Delete the nested containers that have no leaves at any depth; returns the same container.
+
+        Raises:
+            RuntimeError: the container is locked.
+        """
         self._refuse_if_locked("filter empty containers")
         if (members := self._members(or_template=True)) is not None:
             for member in members:
                 member.filter_empty_()
             return self
-        gone: list[tuple[Any, str]] = []
-        self._plan_filter(gone)
-        _delete(gone, "filter empty containers")
+        deletions: list[tuple[Any, str]] = []
+        self._list_empty(deletions)
+        _delete(deletions, "filter empty containers")
         return self
 
-    def _plan_filter(self, gone: list[tuple[Contract, str]]) -> None:
-        """List the nested containers in which no leaf is found, and those that hold them."""
+    def _list_empty(self, deletions: list[tuple[Contract, str]]) -> None:
+        """Add the nested containers without leaves to `deletions`, as pairs of their parent and their name."""
         for name, value in self._structure().items():
             if isinstance(value, Structure):
                 if value.is_empty():
-                    gone.append((self, name))
+                    deletions.append((self, name))
                 else:
-                    value._plan_filter(gone)
+                    value._list_empty(deletions)
 
 
 class _Flatten:
-    """The undoing of `unflatten_keys`: containers that were there before stay, the others become names again."""
+    """Undoes `unflatten_keys`: flattens the containers that it created, and keeps containers that existed before."""
 
     def __init__(self, separator: str, source: Contract) -> None:
         self.separator = separator
@@ -474,7 +531,7 @@ class _Flatten:
 
     @property
     def names(self) -> dict[Path, str]:
-        """The names by what they are split into; made at the end of a block, which most calls do not have.
+        """The names by their parts. They are split when a block ends, because most calls are not used as a block.
 
         `functools.cached_property` takes a lock before Python 3.12, which Dynamo does not trace.
         """
@@ -487,28 +544,28 @@ class _Flatten:
             return tree._restack(list(map(self, members)))  # members may have different entries
         entries: dict[str, Any] = {}
         for name, value in tree._entries.items():
-            for new, item in self._flat(name, value):
+            for new, item in self._flatten(name, value):
                 if new in entries:
                     raise KeyError(f"flatten_keys: two entries would be called {new!r}")
                 entries[new] = item
         return tree._build(entries, tree._batch_size, tree._device, tree._names)
 
-    def _flat(self, name: str, value: Any) -> list[tuple[str, object]]:
-        """The entries that an entry of the tree becomes."""
+    def _flatten(self, name: str, value: Any) -> list[tuple[str, object]]:
+        """Return the flat entries for one entry of the tree, as (name, entry) pairs."""
         if not is_node(value) or value._is_non_tensor:
             return [(name, value)]
         if name not in self.nodes:
             return [(self.separator.join((name, *path_of(key))), item) for key, item in _all_leaves(value)]
-        # What was merged into it by its name.
+        # `unflatten_keys` moved the entries at these paths into a container that existed before.
         merged = [path for path in self.names if len(path) > 1 and path[0] == name and value._has(path[1:])]
         kept = value.exclude(*[path[1:] for path in merged]) if merged else value
         return [(name, kept), *[(self.names[path], value._find(path[1:])) for path in merged]]
 
 
 class _KeysInPlace:
-    """The undoing of `flatten_keys` or `unflatten_keys` in the container itself.
+    """Undoes `flatten_keys` or `unflatten_keys` with `inplace=True`.
 
-    An object, as compiled code cannot give back a method of one.
+    This is a class because compiled code cannot return a bound method.
     """
 
     def __init__(self, undo: Callable[[Any], Any], done: str) -> None:
@@ -516,28 +573,28 @@ class _KeysInPlace:
 
     def __call__(self, container: Any) -> None:
         container._refuse_if_locked(f"{self.done} the keys in place")
-        container._exchange(self.undo(container))
+        container._replace_entries(self.undo(container))
 
 
 class _Unflatten:
-    """The undoing of `flatten_keys`: what was flattened goes back to where it was, what is new by its name."""
+    """Undoes `flatten_keys`: returns flattened entries to their old keys, and splits the names of new entries."""
 
     def __init__(self, separator: str, keys: list[Any]) -> None:
         self.separator = separator
         self.keys = keys
 
     def __call__(self, container: Any) -> Any:
-        return container._tree(self.separator, self._places())
+        return container._nest(self.separator, self._find_old_paths())
 
-    def _places(self) -> dict[str, Path]:
-        """Where the entries were whose names have the separator in them, and so do not tell."""
+    def _find_old_paths(self) -> dict[str, Path]:
+        """Return the old paths of entries that had the separator in a name. Splitting their joined name would fail."""
         paths = map(path_of, self.keys)
         return {self.separator.join(path): path for path in paths if any(self.separator in name for name in path)}
 
 
 def _place(root: Any, path: Path, value: Any, levels: dict[Any, Any]) -> None:
-    """Put an entry at a path below `root`; a container is merged with the one that is there."""
-    level = _level(root, path[:-1], levels)
+    """Put an entry at a path below `root`. A container is merged with an existing one."""
+    level = _enter_level(root, path[:-1], levels)
     name = path[-1]
     if name not in level:
         level[name] = value
@@ -552,37 +609,40 @@ def _place(root: Any, path: Path, value: Any, levels: dict[Any, Any]) -> None:
         _place(root, (*path, below), item, levels)
 
 
-def _level(root: Any, path: Path, levels: dict[Any, Any]) -> Any:
-    """The entries of the container at a path below `root`; `levels` has those that are new."""
+def _enter_level(root: Any, path: Path, levels: dict[Any, Any]) -> Any:
+    """Return the entries of the container at a path below `root`, creating it if needed, and add them to `levels`.
+
+    An existing container is replaced by a copy, so that the original does not change.
+    """
     level = levels[()]
     for depth, name in enumerate(path, 1):
         prefix = path[:depth]
         if prefix not in levels:
             child = level.get(name)
             if child is not None and not isinstance(child, Contract):
-                raise KeyError(f"unflatten_keys: a container is needed at {joined(prefix)!r}, where there is a tensor")
-            child = level[name] = root._child() if child is None else child.copy()
+                raise KeyError(f"unflatten_keys: {joined(prefix)!r} would be both a tensor and a container")
+            child = level[name] = root._make_child() if child is None else child.copy()
             levels[prefix] = child._entries
         level = levels[prefix]
     return level
 
 
-def _delete(gone: list[tuple[Contract, str]], what: str) -> None:
-    """Delete entries from the containers that hold them, or none: another parent may have locked a nested container."""
-    for node, name in gone:
+def _delete(deletions: list[tuple[Contract, str]], what: str) -> None:
+    """Delete entries, given as pairs of container and name. If one of the containers is locked, delete none."""
+    for node, name in deletions:
         if node._locked:
             raise_locked(f"{what}, which deletes {name!r} from a locked nested container")
-    for node, name in gone:
+    for node, name in deletions:
         node._entries.pop(name, None)
 
 
-def _known(member: Contract, wanted: dict[str, object]) -> dict[str, Any]:
-    """The wanted names that a member of a lazy stack has."""
+def _restrict_to_member(member: Contract, wanted: dict[str, object]) -> dict[str, Any]:
+    """Return the wanted names that a member of a lazy stack has."""
     return {name: below for name, below in wanted.items() if name in member._entries}
 
 
 def _want(wanted: dict[str, Any], path: Path) -> None:
-    """Add a path to a tree of wanted names, in which `None` stands for 'all of it'."""
+    """Add a path to a tree of wanted names. In this tree, `None` selects an entry as a whole."""
     for name in path[:-1]:
         if name in wanted and wanted[name] is None:
             return

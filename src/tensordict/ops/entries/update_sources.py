@@ -1,4 +1,4 @@
-"""What an update reads its values from: a container, a mapping with nested keys, keyword arguments."""
+"""Sources of updates: containers, mappings with nested keys, (key, value) pairs and keyword arguments."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from tensordict.core.contract import Contract, is_node
 from tensordict.core.keys import Path, path_of
 
 
-def one_source(source: Any, kwargs: dict[str, Any]) -> Any:
-    """The one thing an update reads from."""
+def merge_sources(source: Any, kwargs: dict[str, Any]) -> Any:
+    """Return one mapping or container with the entries of an update, from its argument and its keyword arguments."""
     if source is None:
         return kwargs
     if type(source) is dict and not kwargs:
@@ -28,8 +28,8 @@ def one_source(source: Any, kwargs: dict[str, Any]) -> Any:
         ) from error
 
 
-def restricted(source: Any, keys: Iterable[object]) -> Any:
-    """The entries of `source` at these nested keys, those that exist."""
+def select_from_source(source: Any, keys: Iterable[object]) -> Any:
+    """Return the entries of `source` at these nested keys, without missing keys."""
     if isinstance(keys, str):
         keys = [keys]
     if isinstance(source, Contract):
@@ -44,23 +44,23 @@ def restricted(source: Any, keys: Iterable[object]) -> Any:
             if own[: len(path)] == path:
                 out[key] = value
             elif path[: len(own)] == own and isinstance(value, (Contract, Mapping)):
-                found = restricted(value, [path[len(own) :]])
+                found = select_from_source(value, [path[len(own) :]])
                 out.update({(*own, *path_of(below)): item for below, item in found.items()})
     return out
 
 
-def leaf_items(source: Any, prefix: Path = ()) -> Iterator[tuple[Path, Any]]:
-    """The values of a container or mapping below all nested keys, with these."""
+def walk_leaf_items(source: Any, prefix: Path = ()) -> Iterator[tuple[Path, Any]]:
+    """Iterate over the leaves and values of a container or mapping, as (path, value) pairs."""
     for key, item in source.items():
         path = (*prefix, *path_of(key))
         if isinstance(item, Mapping) or (is_node(item) and not item._is_non_tensor):
-            yield from leaf_items(item, path)
+            yield from walk_leaf_items(item, path)
         else:
             yield path, item
 
 
-def nested_under(path: Sequence[str], value: object) -> Any:
-    """`value` inside one mapping per name."""
+def nest_under(path: Sequence[str], value: object) -> Any:
+    """Wrap `value` in one dict for each name of `path`."""
     for name in reversed(path):
         value = {name: value}
     return value

@@ -1,4 +1,7 @@
-"""What is written: an operation that writes is a `Write`, which fills a plan while it checks; then the plan is run."""
+"""Writes in two steps: a `Write` checks all values and fills a `WritePlan`; running the plan changes the container.
+
+A write that fails its checks therefore changes nothing. `update`, `update_`, `set_` and assignments use this.
+"""
 
 from __future__ import annotations
 
@@ -16,22 +19,22 @@ from tensordict.core.keys import Path, joined, path_of
 from tensordict.memory.file_source import FileSource
 from tensordict.memory.sparse_files import make_room
 from tensordict.ops.dims.naming import take_names
-from tensordict.ops.entries.locking import adopt, raise_locked
-from tensordict.ops.entries.numbers import overwriting, to_tensor
-from tensordict.ops.entries.update_sources import nested_under
+from tensordict.ops.entries.locking import lock_like, raise_locked
+from tensordict.ops.entries.numbers import make_overwrite, to_tensor
+from tensordict.ops.entries.update_sources import nest_under
 
 _NAMES = {str}
 
 
 class WritePlan:
-    """What one call writes: filled while everything is checked, then carried out by `run`.
+    """The checked writes of one call. `run` carries them out in the order of these attributes.
 
     Attributes:
-        targets, values: the tensors that are copied into, and what is copied into each: all in one call, and first.
-        assigned: tensors, an index into each, and what is assigned there: then.
-        steps: what is done at last, in this order: functions, and the arguments of each.
-        parts: the plans that are carried out as steps of this one.
-        absent: the first path at which the source has an entry and the container none.
+        targets, values: tensors, and the value to copy into each; all copies are one call.
+        assigned: tensors, an index into each, and the value to assign there.
+        steps: functions and their arguments, called in this order.
+        parts: other plans that run as steps of this one.
+        absent: the first path that the source has and the container does not; `None` if there is none.
     """
 
     parts: tuple[WritePlan, ...] = ()
@@ -44,9 +47,9 @@ class WritePlan:
         self.steps: list[tuple[Callable[..., Any], tuple[Any, ...]]] = []
 
     def copy(self, target: Tensor, item: object, path: Path) -> None:
-        """Have `item`, which broadcasts, copied into a tensor; raises naming `path` when it does not fit."""
+        """Plan to copy `item` into a tensor; it is broadcast. Raises an error with `path` if it does not fit."""
         if not target.is_nested or not isinstance(item, Tensor):
-            self.values.append(_copyable(target, item, path))
+            self.values.append(_make_copyable(target, item, path))
             self.targets.append(target)
             return
         try:
@@ -57,15 +60,18 @@ class WritePlan:
         self.targets += targets
         self.values += values
 
-    def part(self) -> WritePlan:
-        """A plan that is carried out as a step of this one: for copies that may read what those before them write."""
+    def add_part(self) -> WritePlan:
+        """Add an empty plan that runs as a step of this one.
+
+        It runs after earlier parts, so its copies may read tensors that an earlier part writes.
+        """
         part = WritePlan()
         self.parts += (part,)
         self.steps.append((part.run, ()))
         return part
 
     def run(self, container: Any = None, non_blocking: bool = False) -> None:
-        """Write everything; `container`, which is written to, names the entry in errors.
+        """Write everything. Errors name entries of `container`, the container that is written to.
 
         Raises:
             RuntimeError: a tensor is a leaf of the autograd graph that requires grad; nothing has changed.
@@ -80,9 +86,9 @@ class WritePlan:
                 self.run(container, non_blocking)
             return
         if FileSource.any_sparse:
-            make_room(self._places(), container)
+            make_room(self._list_places(), container)
         if self.assigned or self.parts:
-            foreach.refuse_graph_leaves(self._written(), container)
+            foreach.refuse_graph_leaves([target for target, _ in self._list_places()], container)
         if self.targets:
             foreach.copy_(self.targets, self.values, non_blocking, container)
         for target, at, item in self.assigned:
@@ -90,28 +96,24 @@ class WritePlan:
         for step, operands in self.steps:
             step(*operands)
 
-    def _written(self) -> list[Tensor]:
-        """All tensors that are written into."""
-        return [target for target, _ in self._places()]
-
-    def _places(self) -> list[tuple[Tensor, Any]]:
-        """All tensors that are written into, each with the index of the part; `None` stands for all of it."""
+    def _list_places(self) -> list[tuple[Tensor, Any]]:
+        """Return all tensors to write into, each with the index of the written part, or `None` for the whole tensor."""
         found = [(target, None) for target in self.targets] + [(target, at) for target, at, _ in self.assigned]
         for part in self.parts:
-            found += part._places()
+            found += part._list_places()
         return found
 
 
 class Write:
-    """What is written, and how: `into` says it for a container that holds its entries.
+    """The base of all writes. `into` checks the values for one container and adds them to the plan.
 
-    A container gets it through `Writing._plan_write`; one that consists of others, or is the form of another one, hands
-    it on to these.
+    `Writing._plan_write` calls it. A lazy stack passes the write on to its members, and a wrapper to the container
+    inside.
 
     Attributes:
-        plan: what `into` fills.
-        adds: whether entries that are not there yet are added.
-        inplace: whether entries that are there keep their memory.
+        plan: the plan that `into` fills.
+        adds: true if missing entries are added.
+        inplace: true if existing entries keep their memory.
     """
 
     plan: WritePlan
@@ -119,18 +121,18 @@ class Write:
     inplace: bool = True
 
     def into(self, node: Any, source: Any, prefix: Path) -> None:
-        """Check what is written to a container that holds its entries, and add it to the plan.
+        """Check the values for a container, and add their writes to the plan.
 
         Args:
-            node: the container.
-            source: what is written to it.
+            node: the container, which holds its entries itself.
+            source: the values; each subclass defines their form.
             prefix: the path of the container, for errors.
         """
         raise NotImplementedError
 
 
 class Update(Write):
-    """The entries of a mapping or container: they are added, or replace what is there, or are copied into it."""
+    """Adds the entries of a mapping or container, replaces existing entries, or (with `inplace`) copies into them."""
 
     adds = True
 
@@ -152,32 +154,32 @@ class Update(Write):
         self.ignore_lock = ignore_lock
 
     def merges(self, item: object) -> bool:
-        """Whether `item` is merged into a nested container, rather than put in its place."""
+        """Return whether `item` is merged into a nested container, instead of replacing it."""
         if self.is_leaf is not None and self.is_leaf(type(item)):
             return False
         if isinstance(item, Contract):
-            # A value that is no tensor has nothing to be copied into the entries of a container.
+            # A value has no entries to merge.
             return not isinstance(item, Tensor) and not (item._is_non_tensor and self.adds)
         return isinstance(item, Mapping)
 
     def _replaces(self, current: Any, item: object) -> bool:
-        """Whether a nested container makes way for one of another batch size, with `update_batch_size`."""
-        if not self.update_batch_size or not isinstance(item, Contract) or not has_other_size(current, item):
+        """Return whether `item` replaces a nested container because it has another batch size (`update_batch_size`)."""
+        if not self.update_batch_size or not isinstance(item, Contract) or not batch_sizes_differ(current, item):
             return False
-        check_all_given(current, item)
+        check_source_complete(current, item)
         return True
 
     def into(self, node: Any, source: Any, prefix: Path) -> None:
         mapping, plan = node._entries, self.plan
         targets, values = plan.targets, plan.values
         adds, inplace = self.adds, self.inplace
-        if inplace and (pairs := plain_pairs(mapping, source)) is not None and alike(*pairs):
+        if inplace and (pairs := pair_plain_entries(mapping, source)) is not None and have_same_shapes(*pairs):
             targets += pairs[0]
             values += pairs[1]
             return
         writable = not adds or self.ignore_lock or not node._locked
         trusting = writable and not inplace and node._device is None and not self.clone
-        if trusting and (given := fitting(source, node._batch_size)) is not None:
+        if trusting and (given := take_plain_entries(source, node._batch_size)) is not None:
             plan.steps.append((mapping.update, (given,)))
             return
         size = node._batch_size
@@ -186,11 +188,11 @@ class Update(Write):
         for key, item in source.items():
             if type(key) is not str:
                 key, *rest = path_of(key)
-                item = nested_under(rest, item)
+                item = nest_under(rest, item)
             elif type(item) is Tensor:
                 try:
                     if trusting:
-                        # As in `begin_with`.
+                        # The same check as in `have_batch_size`.
                         if not ndim or (item.shape[0] == first and (ndim == 1 or item.shape[:ndim] == size)):
                             fresh[key] = item
                             continue
@@ -201,22 +203,22 @@ class Update(Write):
                             values.append(item)
                             continue
                 except (RuntimeError, IndexError):
-                    pass  # no dims; or a ragged tensor of the strided layout, of which torch knows no shape
-            self._other(node, key, item, (*prefix, key), fresh, writable)
+                    pass  # no dims; or a ragged tensor of the strided layout, which has no `shape`
+            self._plan_entry(node, key, item, (*prefix, key), fresh, writable)
         if fresh:
-            plan.steps.append((_store, (node, fresh)))
+            plan.steps.append((_store_entries, (node, fresh)))
 
-    def _other(self, node: Any, key: str, item: Any, path: Path, fresh: dict[str, Any], writable: bool) -> None:
-        """Check an item that is no plain tensor in the place of one, and add it to the plan or to what is `fresh`."""
+    def _plan_entry(self, node: Any, key: str, item: Any, path: Path, fresh: dict[str, Any], writable: bool) -> None:
+        """Check an item that `into` has no shortcut for, and add it to the plan or to `fresh`, the entries to store."""
         current: Any = fresh[key] if key in fresh else node._entries.get(key)
         is_container = isinstance(current, Contract) and not isinstance(current, Tensor)
         if current is None and not self.adds:
-            # TorchRL's processes write a step that has more entries than the specs, and the reference lets them.
+            # TorchRL's processes write steps with more entries than their specs, and the reference allows this.
             self.plan.absent = self.plan.absent or path
         elif is_container and not current._is_non_tensor and self.merges(item) and not self._replaces(current, item):
             current._plan_write(self, item, path)
         elif self.inplace and is_container and current._is_non_tensor:
-            self.plan.steps.append((overwriting(current, node, key, item, path), ()))
+            self.plan.steps.append((make_overwrite(current, node, key, item, path), ()))
         elif self.inplace and isinstance(current, Tensor):
             self.plan.copy(current, item, path)
         elif not self.adds:
@@ -231,7 +233,7 @@ class Update(Write):
 
 
 class Copy(Update):
-    """The entries of a mapping or container, copied into those that are there: `update_` and `set_`."""
+    """Copies the entries of a mapping or container into existing entries, for `update_` and `set_`."""
 
     adds = False
     inplace = True
@@ -245,13 +247,13 @@ class Copy(Update):
         self.plan = WritePlan() if plan is None else plan
 
 
-def has_other_size(container: Contract, source: Contract) -> bool:
-    """Whether the batch dims that both have differ."""
+def batch_sizes_differ(container: Contract, source: Contract) -> bool:
+    """Return whether the batch sizes differ in the dims that both have."""
     return any(own != new for own, new in zip(container._batch_size, source._batch_size))
 
 
-def check_all_given(container: Any, source: Contract) -> None:
-    """Raise unless a container of another batch size has all entries of the one that it takes the place of."""
+def check_source_complete(container: Any, source: Contract) -> None:
+    """Raise if `source`, which has another batch size and replaces `container`, does not have all of its entries."""
     kept = [key for key in container.keys(True) if not source._has(path_of(key))]
     if kept:
         raise ShapeError(
@@ -261,10 +263,10 @@ def check_all_given(container: Any, source: Contract) -> None:
 
 
 class Resize(Write):
-    """A batch size, which is the `source`: for a container, and for nested ones whose own would not begin with it.
+    """Changes the batch size of a container to `source`, and of nested ones whose batch size does not begin with it.
 
     Attributes:
-        changes: the containers, and what becomes of their batch sizes once all has been checked.
+        changes: the containers and their new batch sizes, to be set after all checks.
     """
 
     def __init__(self) -> None:
@@ -288,7 +290,7 @@ class Resize(Write):
 
 
 def resize(node: Contract, size: torch.Size) -> None:
-    """Set one container's batch size, known to fit its leaves; names of the dims that stay are kept."""
+    """Set the batch size of one container without checks. The remaining dims keep their names."""
     names = node._names
     node._batch_size = size
     if names is not None:
@@ -296,10 +298,11 @@ def resize(node: Contract, size: torch.Size) -> None:
         node._names = padded if any(name is not None for name in padded) else None
 
 
-def plain_pairs(mapping: object, source: object) -> tuple[list[Tensor], list[Tensor]] | None:
-    """The entries of a container and those of a source under the same names, if all are plain tensors or parameters.
+def pair_plain_entries(mapping: object, source: object) -> tuple[list[Tensor], list[Tensor]] | None:
+    """Return the entries of a source, and the entries of a container under the same names, in two lists.
 
-    By far the most frequent case, which is cheaper to look at as a whole than entry by entry.
+    Returns `None` unless all of them are plain tensors or parameters. In this most frequent case, one check of all
+    entries is faster than a check of each.
     """
     given: object = source._entries if isinstance(source, Contract) else source
     if type(mapping) is not dict or type(given) is not dict:
@@ -310,59 +313,60 @@ def plain_pairs(mapping: object, source: object) -> tuple[list[Tensor], list[Ten
     return (entries, items) if foreach.are_plain(kinds) else None
 
 
-def alike(targets: list[Tensor], values: list[Tensor]) -> bool:
-    """Whether tensors have the shapes of those that they are copied into."""
+def have_same_shapes(targets: list[Tensor], values: list[Tensor]) -> bool:
+    """Return whether each value has the shape of its target. Ragged tensors of the strided layout give `False`."""
     try:
         return [target.shape for target in targets] == [value.shape for value in values]
     except RuntimeError:
-        return False  # as far as torch can tell: a ragged tensor of the strided layout has no shape
+        return False  # a ragged tensor of the strided layout has no `shape`
 
 
-def fitting(source: object, size: torch.Size) -> Mapping[str, Any] | None:
-    """The entries of a source, if all are plain tensors that fit into a container of this batch size; `None` if not."""
+def take_plain_entries(source: object, size: torch.Size) -> Mapping[str, Any] | None:
+    """Return the entries of a source, if all are plain tensors that fit a container of this batch size, else `None`."""
     given: object = source
     if isinstance(source, Contract):
         given = source._entries
         if source._batch_size == size:
-            size = torch.Size()  # the entries were checked when they were put there
+            size = torch.Size()  # the source has checked its entries
     if type(given) is not dict or (given is source and {*map(type, given)} != _NAMES):
         return None
-    return given if begin_with(given.values(), size) else None
+    return given if have_batch_size(given.values(), size) else None
 
 
-def begin_with(values: Collection[Any], size: torch.Size) -> bool:
-    """Whether all are plain tensors or parameters whose shapes begin with a batch size, which is all there is to check.
+def have_batch_size(values: Collection[Any], size: torch.Size) -> bool:
+    """Return whether all values are plain tensors or parameters whose shapes begin with a batch size.
 
-    By far the most frequent case, which is cheaper to look at as a whole than entry by entry.
+    Such values need no further checks. In this most frequent case, one check of all values is faster than a check of
+    each.
     """
     if not foreach.are_plain({*map(type, values)}):
         return False
     ndim = len(size)
     first = size[0] if ndim else None
     try:
-        # One batch dim is the common case: cutting shapes takes 130 ns.
+        # One batch dim is the common case. Comparing a slice of the shape would take 130 ns.
         for value in values if ndim else ():
             if value.shape[0] != first or (ndim > 1 and value.shape[:ndim] != size):
                 return False
     except (RuntimeError, IndexError):
-        return False  # no dims, or a ragged tensor of the strided layout, which has no shape as far as torch can tell
+        return False  # no dims; or a ragged tensor of the strided layout, which has no `shape`
     return True
 
 
-def _store(node: Contract, entries: Mapping[str, Any]) -> None:
-    """Add or replace entries that were checked."""
+def _store_entries(node: Contract, entries: Mapping[str, Any]) -> None:
+    """Add or replace entries, as a step of a plan. They have been checked."""
     nodes = [value for value in entries.values() if type(value) is not Tensor and is_node(value)]
     if node._locked:  # with `ignore_lock`
         for value in nodes:
-            adopt(node, value)
+            lock_like(node, value)
     node._entries.update(entries)
     if node._names is None:
         for value in nodes:
             take_names(node, value)
 
 
-def _copyable(target: Tensor, item: object, path: Path) -> Tensor:
-    """`item` as a tensor that `target.copy_` takes, which broadcasts; raises naming `path` when it does not fit."""
+def _make_copyable(target: Tensor, item: object, path: Path) -> Tensor:
+    """Return `item` as a tensor that broadcasts to `target`. Raises an error with `path` if it does not."""
     if not isinstance(item, Tensor):
         if isinstance(item, (Contract, Mapping)):
             raise TypeError(f"entry {joined(path)!r} is a tensor and cannot be updated with a container")
@@ -382,7 +386,7 @@ def _copyable(target: Tensor, item: object, path: Path) -> Tensor:
 
 
 def check_expandable(shape: torch.Size, target: torch.Size, path: Path) -> None:
-    """Raise unless a value of `shape` broadcasts to `target`."""
+    """Raise if a value of shape `shape` does not broadcast to the shape `target`."""
     if shape == target:
         return
     if len(shape) <= len(target) or all(n == 1 for n in shape[: len(shape) - len(target)]):
@@ -393,7 +397,7 @@ def check_expandable(shape: torch.Size, target: torch.Size, path: Path) -> None:
 
 
 def raise_no_entry(path: Path, container: Contract) -> NoReturn:
-    """Raise the error of a write in place to an entry that is not there; one of the container may have been meant."""
+    """Raise the error for an in-place write to a missing entry. It suggests a similar key of the container."""
     known = {other[-1]: other for other, _ in container._walk()}
     hint = "".join(f"; did you mean {joined(known[name])!r}?" for name in nearest(path[-1], known, 1))
     raise KeyError(f"The key {joined(path)!r} was not found in the dest tensordict: use update to add it{hint}")

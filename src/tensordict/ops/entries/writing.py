@@ -1,4 +1,4 @@
-"""Writing entries: the checks at the door, and every way through it."""
+"""Methods that write, delete and rename entries, and the checks that every written entry passes."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from tensordict.core.keys import Path, joined, path_of
 from tensordict.core.replacing import replacing
 from tensordict.memory.file_source import FileSource
 from tensordict.memory.sparse_files import make_room
-from tensordict.ops.dims.naming import checked_names, take_names
+from tensordict.ops.dims.naming import as_names, take_names
 from tensordict.ops.entries.locking import Locking, raise_locked
-from tensordict.ops.entries.numbers import stored
+from tensordict.ops.entries.numbers import make_entry
 from tensordict.ops.entries.reading import NO_DEFAULT, Reading
-from tensordict.ops.entries.update_sources import one_source, restricted
+from tensordict.ops.entries.update_sources import merge_sources, select_from_source
 from tensordict.ops.entries.write_plans import (
     Copy,
     Resize,
     Update,
     Write,
-    check_all_given,
-    fitting,
-    has_other_size,
+    batch_sizes_differ,
+    check_source_complete,
     raise_no_entry,
     resize,
+    take_plain_entries,
 )
 
 if TYPE_CHECKING:
@@ -40,7 +40,10 @@ if TYPE_CHECKING:
 
 
 class Writing(Reading, Locking):
-    """`set` and its kin. Whatever fails leaves the container as it was: values are checked before the first write."""
+    """The methods `set`, `update`, `set_`, `update_`, `del_`, `rename_key_` and others.
+
+    All values are checked before the first write, so that a failed call changes nothing.
+    """
 
     # --- out-of-place writes: an entry is added or replaced ---------------------------------------------------------
 
@@ -54,27 +57,7 @@ class Writing(Reading, Locking):
         overwrite: bool = False,
         **kwargs: object,
     ) -> Self:
-        """Write an entry; nested containers on the way are created.
-
-        Args:
-            key: a string or a tuple of strings.
-            item: a tensor, container, mapping, number, list or numpy array, whose shape must begin with the batch size;
-                or any other value, which is held by a `NonTensorData` (a list of such, by a `NonTensorStack`).
-                A tensor or container is stored as it is, not copied, unless its device must change.
-            inplace: if `True` and the entry exists, copy into it instead of replacing it.
-            non_blocking: passed to the device transfer, if there is one.
-            overwrite: in an HDF5 file or a Zarr group, replace a tensor that is there by one of another shape or dtype.
-                Otherwise the value is written into it: cast to its dtype, and broadcast to its shape. In memory,
-                entries are always replaced.
-
-        Returns:
-            the same container.
-
-        Raises:
-            RuntimeError: the container is locked, or the shape does not begin with the batch size, or, in a file, does
-                not broadcast to that of the tensor that is there.
-            TypeError: the item is a ragged list of numbers, or the key is not a key.
-            KeyError: the key goes through an entry that is a tensor.
+        """Write an entry; missing containers on the way are created.
 
         Example:
             >>> import torch
@@ -82,6 +65,26 @@ class Writing(Reading, Locking):
             >>> td = TensorDict(batch_size=[2])
             >>> td.set(("a", "b"), torch.zeros(2, 3)).get("a").batch_size
             torch.Size([2])
+
+        Args:
+            key: a string or a tuple of strings.
+            item: a tensor, container, mapping, number, list or numpy array, whose shape must begin with the batch size.
+                A tensor or container is stored without a copy, unless its device must change. Any other object is
+                stored as a value, in a `NonTensorData`, and a list of such objects in a `NonTensorStack`.
+            inplace: copy into an existing entry, instead of replacing it.
+            non_blocking: passed to the transfer to the device.
+            overwrite: in an HDF5 file or a Zarr group, replace an existing tensor of another shape or dtype. Without
+                it, the item is cast to the dtype of the existing tensor and broadcast to its shape. In memory, entries
+                are always replaced.
+
+        Returns:
+            the same container.
+
+        Raises:
+            RuntimeError: the container is locked, or the shape does not begin with the batch size, or (in a file) it
+                does not broadcast to the shape of the existing tensor.
+            TypeError: the item is a list of rows of different lengths, or the key is neither a string nor a tuple.
+            KeyError: the key leads into a tensor.
         """
         if inplace and self._has(path_of(key)):
             return self.set_(key, item, non_blocking=non_blocking)
@@ -95,11 +98,11 @@ class Writing(Reading, Locking):
         return self
 
     def _write_name(self, name: str, item: object, non_blocking: bool = False, path: Path | None = None) -> None:
-        """Check `item` and store it under a name of this level; `path` leads there from where the write began."""
+        """Check `item` and store it under a name of this level. Errors name `path`, the nested key in the root."""
         if self._locked:
             raise_locked(f"set the entry {name if path is None else joined(path)!r}")
-        # A plain tensor that fits is by far the most frequent item: 0.2 us here, 0.6 us through `_admit`. One batch dim
-        # is the common case, as in `_fill`.
+        # Most items are plain tensors that fit. This check takes 0.2 us, `_admit` would take 0.6. One batch dim is the
+        # common case, as in `_fill`.
         if type(item) is Tensor and self._device is None:
             size = self._batch_size
             ndim = len(size)
@@ -108,12 +111,12 @@ class Writing(Reading, Locking):
                     item.shape[:ndim] == size if ndim > 1 else (shape := item.shape) and shape[0] == size[0]
                 )
             except RuntimeError:
-                fits = False  # as far as torch can tell: a ragged tensor of the strided layout has no shape
+                fits = False  # a ragged tensor of the strided layout has no `shape`
             if fits:
                 self._entries[name] = item
                 return
         if type(item) is str:
-            # Nothing about text can be refused, nor does its holder bring names along.
+            # A string needs no checks, and its holder has no dim names to take over.
             self._entries[name] = self._admit(item, ())
             return
         value = self._admit(item, (name,) if path is None else path, non_blocking)
@@ -125,7 +128,7 @@ class Writing(Reading, Locking):
         """Check `item` and store it at `path`."""
         node: Any = self
         if self._holds_parameters and len(path) > 1:
-            # A nested container knows of no parameters.
+            # A nested container does not know that it is part of a container of parameters.
             item = self._admit_item(item, path, non_blocking)  # type: ignore[attr-defined]
             self._wrapped_container()._write(path, item, non_blocking)
             return
@@ -133,7 +136,7 @@ class Writing(Reading, Locking):
             try:
                 child = node._entries.get(name)
             except StackError:
-                child = None  # a tensor of different shapes in the members of a lazy stack
+                child = None  # a leaf whose shape differs between the members of a lazy stack
             if not isinstance(child, Contract):
                 self._write_branch(path, item, non_blocking)
                 return
@@ -141,7 +144,7 @@ class Writing(Reading, Locking):
         node._write_name(path[-1], item, non_blocking, path)
 
     def _write_branch(self, path: Path, item: object, non_blocking: bool) -> None:
-        """Store `item` at a `path` of which a part is missing."""
+        """Store `item` at `path`, and create the missing containers on the way."""
         node: Any = self
         depth = 0
         while (child := node._node(path[depth])) is not None:
@@ -157,39 +160,39 @@ class Writing(Reading, Locking):
         if node._locked:
             raise_locked(f"add the entry {joined(path)!r}")
         if type(entries) is not dict and node._members():
-            # Members that have an entry of this name, which others lack, keep it.
+            # Some members may have an entry of this name already. They keep it.
             node._wrapped_container()._write_to_members(path[depth:], item, path, non_blocking)
         else:
-            entries[name] = node._branch(path[depth + 1 :], item, path, non_blocking)
+            entries[name] = node._make_branch(path[depth + 1 :], item, path, non_blocking)
 
-    def _branch(self, rest: Path, item: object, path: Path, non_blocking: bool) -> Any:
-        """A new nested container that holds `item` at `rest`."""
-        child = self._child()
+    def _make_branch(self, rest: Path, item: object, path: Path, non_blocking: bool) -> Any:
+        """Make a nested container that has `item` at `rest`."""
+        child = self._make_child()
         child._write_name(rest[-1], item, non_blocking, path)
         for name in reversed(rest[:-1]):
-            below, child = child, self._child()
+            below, child = child, self._make_child()
             child._entries[name] = below
         return child
 
-    def _child(self) -> Any:
-        """A new, empty container with the batch size, device and names of this one, to be nested in it."""
+    def _make_child(self) -> Any:
+        """Make an empty container with the batch size, device and names of this one, to be nested in it."""
         return makers.dense({}, self._batch_size, self._device, self._names)
 
     def _admit(self, item: object, path: Path, non_blocking: bool = False) -> Any:
-        """`item` as this container can store it; raises naming `path` when it cannot."""
+        """Convert `item` to an entry of this container. Raises an error with `path` if it does not fit."""
         if type(item) is str:
-            # By far the most frequent value that is no tensor: a holder that is made here needs none of the checks.
+            # Most values are strings. Their holder is made here and needs no checks.
             return makers.value(item, self._batch_size, self._device, self._names)
         if not isinstance(item, Tensor):
-            # To ask an abstract class takes 0.3 us.
+            # `isinstance` with the abstract class `Mapping` takes 0.3 us.
             is_dict = type(item) is dict
             if not is_dict and isinstance(item, Contract):
                 return self._admit_node(item, path, non_blocking)
             if is_dict or isinstance(item, Mapping):
-                child = self._child()
+                child = self._make_child()
                 child._fill(item, path, non_blocking)
                 return child
-            item = stored(item, path, self._batch_size, self._device)
+            item = make_entry(item, path, self._batch_size, self._device)
             if not isinstance(item, Tensor):
                 return self._admit_node(item, path, non_blocking)
         if self._device is not None and item.device != self._device:
@@ -211,29 +214,35 @@ class Writing(Reading, Locking):
         return item
 
     def _admit_node(self, node: Any, path: Path, non_blocking: bool) -> Any:
+        """Adapt a container to be nested in this one: its batch size, its device and its dim names."""
         size = self._batch_size
         if node._batch_size != size and node._batch_size[: len(size)] != size:
             node = node.copy()
             try:
                 node._rebatch(size, path)
             except RuntimeError as error:
-                why = "a list is one value an element; set_non_tensor keeps one whole" if node._is_non_tensor else error
+                why = (
+                    "a list gives one value to each element; set_non_tensor stores the list as one value"
+                    if node._is_non_tensor
+                    else error
+                )
                 raise RuntimeError(
                     f"entry {joined(path)!r}, of batch size {list(node._batch_size)}: a nested container's batch size "
-                    f"must begin with its parent's, {list(size)}, and this one cannot be given it: {why}"
+                    f"must begin with its parent's, {list(size)}, and cannot be changed to it: {why}"
                 ) from error
         if self._device is not None and node._device != self._device:
             node = node.to(self._device, non_blocking=non_blocking)
         if self._names is not None:
-            node = _with_leading_names(node, self._names, path)
+            node = _add_leading_names(node, self._names, path)
         return node
 
     def _fill(
         self, source: Mapping[Any, Any], prefix: Path = (), non_blocking: bool = False, fields: Any = None
     ) -> None:
-        """Write every item of a mapping into this container, which nobody else has seen yet.
+        """Write every item of a mapping into this container, which is new.
 
-        `fields` is the tensorclass over it when these are its fields: it casts them, and `None` is no entry.
+        If the items are the fields of a tensorclass, `fields` is the tensorclass. It casts them, and `None` makes no
+        entry.
         """
         size = self._batch_size
         ndim = len(size)
@@ -241,12 +250,12 @@ class Writing(Reading, Locking):
         device = self._device
         on_cpu = device is not None and device.type == "cpu"
         entries = self._entries
-        if device is None and type(source) is not dict and (given := fitting(source, size)) is not None:
+        if device is None and type(source) is not dict and (given := take_plain_entries(source, size)) is not None:
             entries.update(given)
             return
         for key, item in source.items():
             if type(key) is str:
-                # One batch dim is the common case: 120 ns to look at it, 220 ns to cut and compare shapes.
+                # One batch dim is the common case. Comparing its size takes 120 ns, comparing slices 220 ns.
                 try:
                     fits = (
                         type(item) is Tensor
@@ -268,7 +277,14 @@ class Writing(Reading, Locking):
                 self._write(path_of(key), item, non_blocking)
 
     def setdefault(self, key: object, default: object, inplace: bool = False) -> Any:
-        """The entry at `key`, written with `default` first when there is none (as `dict.setdefault`)."""
+        """Return the entry at `key`. If it is missing, write `default` first (as `dict.setdefault` does).
+
+        Example:
+            >>> from tensordict import TensorDict
+            >>> td = TensorDict(a=1)
+            >>> td.setdefault("a", 2), td.setdefault("b", 3)
+            (tensor(1), tensor(3))
+        """
         path = path_of(key)
         if self._has(path):
             return self._find(key)
@@ -277,12 +293,18 @@ class Writing(Reading, Locking):
         try:
             return self._find(key)
         except StackError:
-            # Rows of different shapes are in the members of a lazy stack, which makes no tensor of them.
+            # The rows of `default` have different shapes, and the lazy stack cannot return them as one tensor.
             self.del_(added)
             raise
 
     def create_nested(self, key: object) -> Self:
-        """Add an empty nested container at `key`, replacing what is there; returns the same container."""
+        """Add an empty nested container at `key`, or replace the entry there by one; returns the same container.
+
+        Example:
+            >>> from tensordict import TensorDict
+            >>> TensorDict(batch_size=[3]).create_nested(("a", "b"))["a", "b"].batch_size
+            torch.Size([3])
+        """
         path = path_of(key)
         self._write(path, makers.dense({}, self._batch_size, self._device, self._names))
         return self
@@ -300,23 +322,7 @@ class Writing(Reading, Locking):
         ignore_lock: bool = False,
         **kwargs: object,
     ) -> Self:
-        """Write the entries of a mapping or container; nested ones are merged, not replaced.
-
-        All values are checked before the first is written.
-
-        Args:
-            input_dict_or_td: what to read from; keyword arguments may be given instead.
-            clone: store copies.
-            inplace: copy into the entries that exist instead of replacing them.
-            non_blocking: passed to device transfers.
-            keys_to_update: restrict the update to these (nested) keys.
-            is_leaf: takes a class and says whether its instances replace the entry as a whole.
-            update_batch_size: take over the batch sizes of the source, of nested containers too, where they are others;
-                all entries of such a container must be in the source then.
-            ignore_lock: write even if this container is locked.
-
-        Returns:
-            the same container.
+        """Write the entries of a mapping or container. Nested containers are merged, not replaced.
 
         Example:
             >>> import torch
@@ -324,11 +330,27 @@ class Writing(Reading, Locking):
             >>> td = TensorDict({"a": {"b": torch.zeros(1)}})
             >>> sorted(td.update({"a": {"c": torch.ones(1)}, "d": 1.0}).keys(True, True), key=str)
             [('a', 'b'), ('a', 'c'), 'd']
+
+        All values are checked before the first write.
+
+        Args:
+            input_dict_or_td: a container, a mapping, (key, value) pairs, or nothing but keyword arguments.
+            clone: store copies.
+            inplace: copy into existing entries, instead of replacing them.
+            non_blocking: passed to transfers to the device.
+            keys_to_update: write only the entries at these nested keys.
+            is_leaf: takes a class and returns whether its instances replace an entry as a whole.
+            update_batch_size: take over different batch sizes of the source and of its nested containers. The source
+                must then have all entries of such a container.
+            ignore_lock: write even if this container is locked.
+
+        Returns:
+            the same container.
         """
-        source = one_source(input_dict_or_td, kwargs)
+        source = merge_sources(input_dict_or_td, kwargs)
         if source is self:
             return self
-        if update_batch_size and isinstance(source, Contract) and has_other_size(self, source):
+        if update_batch_size and isinstance(source, Contract) and batch_sizes_differ(self, source):
             if inplace or keys_to_update is not None:
                 raise ShapeError(
                     "update_batch_size=True replaces the entries of a container of another batch size, "
@@ -336,23 +358,23 @@ class Writing(Reading, Locking):
                 )
             return self._update_with_batch_size(source, clone)
         if keys_to_update is not None:
-            source = restricted(source, keys_to_update)
-        write = Update(inplace, clone, self._queues(non_blocking), is_leaf, ignore_lock, update_batch_size)
+            source = select_from_source(source, keys_to_update)
+        write = Update(inplace, clone, self._queues_transfers(non_blocking), is_leaf, ignore_lock, update_batch_size)
         self._plan_write(write, source)
         write.plan.run(self, write.non_blocking)
         if self._device is not None:
-            self._settle(non_blocking)
+            self._wait_for_transfers(non_blocking)
         return self
 
     def _plan_write(self, write: Write, source: object, prefix: Path = ()) -> None:
-        """Check what is written to this container, at `prefix`, and add it to the plan of `write`."""
+        """Check the values for this container, which is at `prefix`, and add them to the plan of `write`."""
         write.into(self, source, prefix)
 
     def _update_with_batch_size(self, source: Contract, clone: bool) -> Self:
         if self._locked:
             raise_locked("update the batch size")
         size = source._batch_size
-        check_all_given(self, source)
+        check_source_complete(self, source)
         staged: Any = self.empty()
         staged._rebatch(size, ())
         for name, value in source._entries.items():
@@ -368,10 +390,6 @@ class Writing(Reading, Locking):
     def set_(self, key: object, item: object, *, non_blocking: bool = False) -> Self:
         """Copy `item` into the existing entry at `key`; allowed on a locked container.
 
-        Raises:
-            KeyError: there is no such entry.
-            ValueError: the value does not broadcast to the entry.
-
         Example:
             >>> import torch
             >>> from tensordict import TensorDict
@@ -380,6 +398,19 @@ class Writing(Reading, Locking):
             >>> _ = td.set_("a", torch.ones(2))
             >>> a
             tensor([1., 1.])
+
+        Args:
+            key: a string or a tuple of strings.
+            item: a tensor, number, list or numpy array, which is broadcast to the entry; a container or mapping for a
+                nested container; any object for a value.
+            non_blocking: passed to the transfer to the device.
+
+        Returns:
+            the same container.
+
+        Raises:
+            KeyError: the container has no such entry.
+            ValueError: the item does not broadcast to the entry.
         """
         if self._holds_parameters and torch.is_grad_enabled():
             with torch.no_grad():
@@ -387,16 +418,16 @@ class Writing(Reading, Locking):
         node: Any = self
         name = key
         if type(key) is not str:
-            node, name = self._holder(path_of(key))
+            node, name = self._find_parent(path_of(key))
         entries = node._entries
         if type(item) is Tensor and (type(entries) is dict or (isinstance(entries, EntryStore) and entries.shares)):
-            # The most frequent case: 0.5 us, 4 us through a plan.
+            # The most frequent case takes 0.5 us here. A plan would take 4 us.
             current: Any = entries.get(name)  # type: ignore[union-attr]
             try:
-                alike = isinstance(current, Tensor) and item.shape == current.shape
+                fits = isinstance(current, Tensor) and item.shape == current.shape
             except RuntimeError:
-                alike = False  # see `_write_name`
-            if alike:
+                fits = False  # see `_write_name`
+            if fits:
                 if FileSource.any_sparse:
                     make_room([(current, None)], self)
                 try:
@@ -406,7 +437,7 @@ class Writing(Reading, Locking):
                     raise
                 return self
         if name not in entries:
-            raise node._missing(name)
+            raise node._make_missing_error(name)
         inner = node._node(name)
         if is_node(inner) and not inner._is_non_tensor and node._members() is None:
             inner.update_(item, non_blocking=non_blocking)
@@ -427,30 +458,45 @@ class Writing(Reading, Locking):
     ) -> Self:
         """Copy the values of a mapping or container into existing entries; allowed on a locked container.
 
-        All shapes are checked before the first copy. What the source has beside the entries of this container is left
-        out. `clone` is accepted for symmetry with :meth:`update`.
+        Example:
+            >>> import torch
+            >>> from tensordict import TensorDict
+            >>> td = TensorDict(a=torch.zeros(2)).lock_()
+            >>> td.update_({"a": torch.ones(2)})["a"]
+            tensor([1., 1.])
+
+        All shapes are checked before the first copy.
+
+        Args:
+            input_dict_or_td: as in :meth:`update`. Entries that this container does not have are ignored.
+            clone: accepted for symmetry with :meth:`update`, without effect.
+            non_blocking: passed to transfers to the device.
+            keys_to_update: copy only the entries at these nested keys.
+
+        Returns:
+            the same container.
 
         Raises:
-            KeyError: none of the entries exists here.
+            KeyError: this container has none of the entries.
             ValueError: a value does not broadcast to its entry.
         """
-        source = one_source(input_dict_or_td, kwargs)
+        source = merge_sources(input_dict_or_td, kwargs)
         if source is self:
             return self
         if keys_to_update is not None:
-            source = restricted(source, keys_to_update)
+            source = select_from_source(source, keys_to_update)
         write = Copy()
         self._plan_write(write, source)
         plan = write.plan
         if plan.absent is not None and not plan.targets and not plan.steps:
             raise_no_entry(plan.absent, self)
-        plan.run(self, self._queues(non_blocking))
+        plan.run(self, self._queues_transfers(non_blocking))
         if self._device is not None:
-            self._settle(non_blocking)
+            self._wait_for_transfers(non_blocking)
         return self
 
     def copy_(self, tensordict: object, non_blocking: bool = False) -> Self:
-        """Copy the values of another container into the entries of this one (as `Tensor.copy_`)."""
+        """Copy the values of another container into the entries of this one, as :meth:`update_` does."""
         return self.update_(tensordict, non_blocking=non_blocking)
 
     # --- removal and renaming ----------------------------------------------------------------------------------------
@@ -458,8 +504,13 @@ class Writing(Reading, Locking):
     def del_(self, key: object) -> Self:
         """Delete the entry at a nested key; returns the same container. `del td[key]` does the same.
 
+        Example:
+            >>> from tensordict import TensorDict
+            >>> list(TensorDict(a=0, b=1).del_("a").keys())
+            ['b']
+
         Raises:
-            KeyError: there is no such entry.
+            KeyError: the container has no such entry.
             RuntimeError: the container is locked.
         """
         path = (key,) if type(key) is str else path_of(key)
@@ -471,39 +522,46 @@ class Writing(Reading, Locking):
         if self._locked or (within and parent._locked):
             raise_locked(f"delete the entry {joined(path)!r}")
         if not within or path[-1] not in parent._entries:
-            raise self._missing(joined(path))
+            raise self._make_missing_error(joined(path))
         del parent._entries[path[-1]]
         return self
 
     def _delete_from(self, members: Sequence[Any], path: Path) -> None:
         """Delete an entry from all members that have it."""
-        # A list: compiled code takes a view of an empty dict for true.
+        # A list, because compiled code takes an empty dict view for true.
         having = list(distinct([member for member in members if member._has_anywhere(path)]))
         if self._locked or any(member._locked for member in having):
             raise_locked(f"delete the entry {joined(path)!r}")
         if not having:
-            raise self._missing(joined(path))
+            raise self._make_missing_error(joined(path))
         with self._at_once():
             for member in having:
                 member.del_(path)
 
     def pop(self, key: object, default: object = NO_DEFAULT) -> Any:
-        """Delete the entry at a nested key and return it, or return `default` when there is none.
+        """Delete the entry at a nested key and return it. If it is missing, return `default`.
+
+        Example:
+            >>> from tensordict import TensorDict
+            >>> td = TensorDict(a=0)
+            >>> td.pop("a"), td.pop("a", "missing"), len(td.keys())
+            (tensor(0), 'missing', 0)
 
         Raises:
-            KeyError: there is no such entry, and no default.
+            KeyError: the container has no such entry, and `default` is not given.
+            RuntimeError: the container is locked.
         """
         path = path_of(key)
         value = self._peek(path)
         if value is None:
             if default is NO_DEFAULT:
-                raise self._missing(joined(path))
+                raise self._make_missing_error(joined(path))
             return default
         self.del_(path)
         return value
 
     def popitem(self) -> tuple[str, Any]:
-        """Delete the entry that was added last and return its name and value (as `dict.popitem`)."""
+        """Delete the entry that was added last, and return its name and value (as `dict.popitem` does)."""
         self._refuse_if_locked("pop an entry")
         for name in reversed(list(self._entries)):
             value = self._entries[name]
@@ -524,13 +582,19 @@ class Writing(Reading, Locking):
     def rename_key_(self, old_key: object, new_key: object, safe: bool = False) -> Self:
         """Move an entry to another (nested) key; returns the same container.
 
+        Example:
+            >>> from tensordict import TensorDict
+            >>> list(TensorDict(a=0).rename_key_("a", ("b", "c")).keys(True, True))
+            [('b', 'c')]
+
         Args:
-            old_key: where the entry is.
-            new_key: where it goes; what is there is replaced.
-            safe: refuse to replace.
+            old_key: the key of the entry.
+            new_key: its new key. An existing entry there is replaced.
+            safe: raise an error if `new_key` exists.
 
         Raises:
-            KeyError: there is no entry at `old_key`, or one at `new_key` and `safe=True`.
+            KeyError: `old_key` does not exist; or `new_key` exists, with `safe`.
+            RuntimeError: the container is locked.
         """
         if self._locked:
             raise_locked(f"rename the entry {old_key!r}")
@@ -539,7 +603,7 @@ class Writing(Reading, Locking):
         parent: Any = self if len(old) == 1 else self._peek(old[:-1])
         entries: Any = parent._entries if isinstance(parent, Contract) else {}
         if old[-1] not in entries:
-            raise self._missing(joined(old))
+            raise self._make_missing_error(joined(old))
         if safe and self._has_anywhere(new):
             raise KeyError(f"cannot rename {old_key!r}: key {new_key!r} is already present in TensorDict (safe=True)")
         if old == new:
@@ -551,18 +615,18 @@ class Writing(Reading, Locking):
             if (members := self._members(or_template=True)) is not None:
                 self._check_field(new[0])
                 for member in members:
-                    check_way(member, new, new)
+                    check_path_through(member, new, new)
                 with self._at_once(identity):
                     for member in distinct(members):
                         member.rename_key_(old, new)
                 return self
             if isinstance(entries, EntryStore):
                 entries.refuse_deletion()
-            # What is in a file stays there.
+            # Move the stored tensors without reading them.
             entries = parent._writable()
         with self._at_once(), replacing():
             if in_level:
-                # Within a level the value fits as it did before.
+                # The entry stays in the same container, so it needs no checks.
                 self._check_field(new[0])
                 entries[new[0]] = entries[old[0]]
             else:
@@ -575,30 +639,30 @@ class Writing(Reading, Locking):
     # --- the batch size ----------------------------------------------------------------------------------------------
 
     def _rebatch(self, size: torch.Size, path: Path = ()) -> None:
-        """Change the batch size of this container, and of nested ones whose batch size would not begin with it.
+        """Change the batch size of this container, and of nested ones whose batch size does not begin with it.
 
-        Every entry is checked before anything changes.
+        Every entry is checked before the first change.
         """
         write = Resize()
         self._plan_write(write, size, path)
         for node, new in write.changes:
             resize(node, new)
 
-    def _queues(self, non_blocking: bool | None) -> bool:
-        """Whether transfers to the device of this container are queued, to be waited for once at the end."""
+    def _queues_transfers(self, non_blocking: bool | None) -> bool:
+        """Return whether transfers to the device are queued. `_wait_for_transfers` then waits for all of them once."""
         device = self._device
         return bool(non_blocking) or (device is not None and device.type not in ("cpu", "meta"))
 
-    def _settle(self, non_blocking: bool | None) -> None:
-        """Wait for the queued transfers, unless the caller asked not to."""
-        if not non_blocking and self._queues(False):
+    def _wait_for_transfers(self, non_blocking: bool | None) -> None:
+        """Wait for the queued transfers, unless the caller passed `non_blocking=True`."""
+        if not non_blocking and self._queues_transfers(False):
             assert self._device is not None
             wait_for((self._device,))
 
     # --- shared lookups ----------------------------------------------------------------------------------------------
 
     def _peek(self, path: Path) -> Any:
-        """The entry at `path`, or `None`."""
+        """Return the entry at `path`, or `None`."""
         node: Any = self
         for name in path:
             if not isinstance(node, Contract):
@@ -606,16 +670,17 @@ class Writing(Reading, Locking):
             node = node._entries.get(name)
         return node
 
-    def _existing(self, key: object) -> Any:
+    def _get_existing(self, key: object) -> Any:
+        """Return the entry at `key`, or raise a `KeyError`."""
         path = path_of(key)
         value = self._peek(path)
         if value is None:
-            raise self._missing(joined(path))
+            raise self._make_missing_error(joined(path))
         return value
 
 
-def _with_leading_names(node: Any, names: list[str | None], path: Path) -> Any:
-    """`node` with the leading dim names of its parent."""
+def _add_leading_names(node: Any, names: list[str | None], path: Path) -> Any:
+    """Return `node` with the dim names of its parent for the leading dims, as a copy if they change."""
     own = node._names or [None] * len(node._batch_size)
     merged = []
     for i, name in enumerate(own):
@@ -626,17 +691,19 @@ def _with_leading_names(node: Any, names: list[str | None], path: Path) -> Any:
     if merged == own:
         return node
     node = node.copy()
-    node._name_tree(checked_names(merged, len(merged)))
+    node._name_tree(as_names(merged, len(merged)))
     return node
 
 
-def check_way(member: Contract, way: Path, path: Path) -> None:
-    """Raise when the way to an entry of a member of a lazy stack leads through a tensor."""
+def check_path_through(member: Contract, below: Path, path: Path) -> None:
+    """Raise if the path `below` leads into a tensor of a member of a lazy stack. The error names `path`."""
     node = member
-    for depth, name in enumerate(way[:-1], 1):
+    for depth, name in enumerate(below[:-1], 1):
         inner = node._node(name)
         if inner is None and name in node._entries:
-            raise KeyError(f"cannot write {joined(path)!r}: the entry {joined(way[:depth])!r} of a member is a tensor")
+            raise KeyError(
+                f"cannot write {joined(path)!r}: the entry {joined(below[:depth])!r} of a member is a tensor"
+            )
         if inner is None:
             return
         node = inner

@@ -1,4 +1,4 @@
-"""Functions of several operands, element by element: arithmetic, its operators, bounds and logic, in place and not."""
+"""The mixin of elementwise functions of several operands: arithmetic, operators, bounds and logic."""
 
 from __future__ import annotations
 
@@ -14,9 +14,18 @@ from tensordict.core import torch_internals as internals
 from tensordict.core.contract import Contract
 from tensordict.core.foreach import Many, One
 from tensordict.core.keys import joined
-from tensordict.ops.dims.gathering import written
-from tensordict.ops.math.logic import combining
-from tensordict.ops.math.pairing import beside, checked_default, grown, operand, pair_up, refuse_operand, spread
+from tensordict.ops.dims.gathering import write_into
+from tensordict.ops.math.logic import plan_operator
+from tensordict.ops.math.pairing import (
+    align_with_leaves,
+    as_operand,
+    check_default,
+    expand_to_common,
+    is_operand,
+    list_counterparts,
+    pair_up,
+    refuse_operand,
+)
 from tensordict.ops.storing.leaves import Leaves
 
 if TYPE_CHECKING:
@@ -28,7 +37,7 @@ if TYPE_CHECKING:
 if TYPE_CHECKING:
     from torch.utils.data import Dataset
 
-    # To type checkers a container is one: `DataLoader` asks for this class, and takes what acts alike.
+    # For type checkers, containers are datasets: `DataLoader` is annotated with this class, but accepts any sequence.
     _DataSet = Dataset[Any]
 else:
     _DataSet = object
@@ -37,41 +46,31 @@ else:
 class Arithmetic(Leaves, _DataSet):
     """Arithmetic with another container, a mapping, a tensor or a number.
 
-    The other operand: a container must have the same keys, in any order; leaves meet leaves as torch's broadcasting has
-    it. A tensor broadcasts to the batch size, and from there to the feature dims of every leaf. A number meets every
-    leaf. Dtypes are promoted as torch promotes them, leaf by leaf.
+    The other operand: a container must have the same keys, in any order; each pair of leaves broadcasts like two
+    tensors. A tensor broadcasts to the batch size, and from there to the feature dims of every leaf. A number applies
+    to every leaf. Each pair of leaves promotes its dtypes like two tensors.
 
-    default: what to do with keys that only one of two containers has. `None`: that is an error. `"intersection"`: the
-        result lacks them. A number or a tensor: it stands for the missing entries, on both sides.
+    default: how to treat keys that only one of two containers has. `None`: raise an error. `"intersection"`: drop them.
+        A number or a tensor: use it for the missing entries, on both sides.
 
-    Ragged entries meet ragged ones with the same rows, whichever object holds their offsets, and anything that
-    broadcasts to each row.
+    A ragged entry combines with ragged entries that have the same rows, and with anything that broadcasts to each row.
 
-    Methods without an underscore at the end give a new container over new leaves. It has the structure, device and
-    names of this one and is locked if this one is; its batch size is larger if that of the other operand asks for it.
-    Methods with an underscore write into the leaves and return the same container; a locked one allows that. What can
-    be checked (keys, shapes, dtypes, leaves that require grad) is checked before the first leaf changes.
+    Methods without a trailing underscore return a new container with new leaves. It has the structure, device and names
+    of `self`, is locked if `self` is, and has a larger batch size if the batch sizes broadcast to one. Methods with a
+    trailing underscore write into the leaves and return `self`, which may be locked. They check keys, shapes, dtypes
+    and leaves that require grad before they change the first leaf.
 
-    All of them raise a `KeyError` that names the odd keys, and torch's `RuntimeError` or `TypeError` with the key of
-    the entry in front of its message.
+    All of them raise a `KeyError` that names the keys that only one side has. Torch's `RuntimeError` or `TypeError` is
+    prefixed with the key of the entry.
     """
 
-    # Has numpy's arrays and numbers leave an operation with a container on the right to the container.
+    # NumPy arrays and numbers on the left then leave the operation to the container on the right.
     __array_ufunc__ = None
 
     # --- sums and products ------------------------------------------------------------------------------------------
 
     def add(self, other: object, *, alpha: float | None = None, default: object = None) -> Self:
-        """`self + alpha * other`.
-
-        Args:
-            other: a container, a mapping, a tensor or a number.
-            alpha: a number to multiply `other` by.
-            default: what to do with keys that only one side has: `None`, `"intersection"`, a number or a tensor.
-
-        Raises:
-            KeyError: the keys differ and there is no default.
-            RuntimeError: the shapes of an entry do not broadcast, or a tensor not to the batch size.
+        """Add `alpha * other` to each element.
 
         Example:
             >>> import torch
@@ -81,12 +80,22 @@ class Arithmetic(Leaves, _DataSet):
             tensor([2., 3.])
             >>> td.add(TensorDict({"b": {"c": torch.ones(2)}}, [2]), alpha=10, default="intersection")["b", "c"]
             tensor([11., 11.])
+
+        Args:
+            other: a container, a mapping, a tensor or a number. A tensor broadcasts to the batch size.
+            alpha: a number to multiply `other` by.
+            default: how to treat keys that only one side has. `None` raises an error, `"intersection"` drops them, and
+                a number or a tensor is used for the missing entries.
+
+        Raises:
+            KeyError: the keys differ and `default` is not given.
+            RuntimeError: the shapes of an entry do not broadcast, or a tensor does not broadcast to the batch size.
         """
-        one, many = _scaled(torch.add, internals.foreach_add, alpha)
-        return self._with(one, many, "add", other, default)
+        one, many = _bind_alpha(torch.add, internals.foreach_add, alpha)
+        return self._apply_binary(one, many, "add", other, default)
 
     def add_(self, other: object, *, alpha: float | None = None) -> Self:
-        """As :meth:`add`, in place.
+        """Add `alpha * other` to each element, in place. Returns this container.
 
         Example:
             >>> import torch
@@ -95,21 +104,21 @@ class Arithmetic(Leaves, _DataSet):
             >>> td.add_(1) is td, td["a"]
             (True, tensor([1., 1.]))
         """
-        one, many = _scaled(Tensor.add_, internals.foreach_add_, alpha)
-        return self._with_(one, many, "add_", other)
+        one, many = _bind_alpha(Tensor.add_, internals.foreach_add_, alpha)
+        return self._apply_binary_(one, many, "add_", other)
 
     def sub(self, other: object, *, alpha: float | None = None, default: object = None) -> Self:
-        """`self - alpha * other`; the arguments as for :meth:`add`."""
-        one, many = _scaled(torch.sub, internals.foreach_sub, alpha)
-        return self._with(one, many, "sub", other, default)
+        """Subtract `alpha * other` from each element. Arguments as for :meth:`add`."""
+        one, many = _bind_alpha(torch.sub, internals.foreach_sub, alpha)
+        return self._apply_binary(one, many, "sub", other, default)
 
     def sub_(self, other: object, alpha: float | None = None) -> Self:
-        """As :meth:`sub`, in place."""
-        one, many = _scaled(Tensor.sub_, internals.foreach_sub_, alpha)
-        return self._with_(one, many, "sub_", other)
+        """Subtract `alpha * other` from each element, in place. Returns this container."""
+        one, many = _bind_alpha(Tensor.sub_, internals.foreach_sub_, alpha)
+        return self._apply_binary_(one, many, "sub_", other)
 
     def rsub(self, other: object, *, alpha: float | None = None, default: object = None) -> Self:
-        """`other - alpha * self`; the arguments as for :meth:`add`.
+        """Subtract `alpha` times each element from `other`. Arguments as for :meth:`add`.
 
         Example:
             >>> import torch
@@ -117,99 +126,99 @@ class Arithmetic(Leaves, _DataSet):
             >>> TensorDict(a=torch.ones(2)).rsub(3)["a"]
             tensor([2., 2.])
         """
-        one, many = _scaled(torch.rsub, _foreach_rsub, alpha)
-        return self._with(one, many, "rsub", other, default)
+        one, many = _bind_alpha(torch.rsub, _foreach_rsub, alpha)
+        return self._apply_binary(one, many, "rsub", other, default)
 
     def mul(self, other: object, *, default: object = None) -> Self:
-        """`self * other`; the arguments as for :meth:`add`."""
-        return self._with(torch.mul, internals.foreach_mul, "mul", other, default)
+        """Multiply each element by `other`. Arguments as for :meth:`add`."""
+        return self._apply_binary(torch.mul, internals.foreach_mul, "mul", other, default)
 
     def mul_(self, other: object) -> Self:
-        """As :meth:`mul`, in place."""
-        return self._with_(Tensor.mul_, internals.foreach_mul_, "mul_", other)
+        """Multiply each element by `other`, in place. Returns this container."""
+        return self._apply_binary_(Tensor.mul_, internals.foreach_mul_, "mul_", other)
 
     def div(self, other: object, *, default: object = None) -> Self:
-        """`self / other`, of floating point even for integers; the arguments as for :meth:`add`."""
-        return self._with(torch.div, internals.foreach_div, "div", other, default)
+        """Divide each element by `other`. Integers give floating point results. Arguments as for :meth:`add`."""
+        return self._apply_binary(torch.div, internals.foreach_div, "div", other, default)
 
     def div_(self, other: object) -> Self:
-        """As :meth:`div`, in place; not for integers, which the result does not fit."""
-        return self._with_(Tensor.div_, internals.foreach_div_, "div_", other)
+        """Divide each element by `other`, in place. Raises for integer entries. Returns this container."""
+        return self._apply_binary_(Tensor.div_, internals.foreach_div_, "div_", other)
 
     def mod(self, other: object) -> Self:
-        """`self % other`, the remainder of the division rounded down (`torch.remainder`)."""
-        return self._with(torch.remainder, None, "mod", other)
+        """Compute `self % other`, the remainder of the division rounded down (`torch.remainder`)."""
+        return self._apply_binary(torch.remainder, None, "mod", other)
 
     def pow(self, other: object, *, default: object = None) -> Self:
-        """`self ** other`; the arguments as for :meth:`add`."""
-        return self._with(torch.pow, internals.foreach_pow, "pow", other, default, plain_number=True)
+        """Raise each element to the power `other`. Arguments as for :meth:`add`."""
+        return self._apply_binary(torch.pow, internals.foreach_pow, "pow", other, default, plain_number=True)
 
     def pow_(self, other: object) -> Self:
-        """As :meth:`pow`, in place."""
-        return self._with_(Tensor.pow_, internals.foreach_pow_, "pow_", other, plain_number=True)
+        """Raise each element to the power `other`, in place. Returns this container."""
+        return self._apply_binary_(Tensor.pow_, internals.foreach_pow_, "pow_", other, plain_number=True)
 
     # --- three operands ---------------------------------------------------------------------------------------------
 
     def lerp(self, end: object, weight: object) -> Self:
-        """`self + weight * (end - self)`: linear interpolation.
-
-        Args:
-            end: a container or a tensor.
-            weight: a container, a tensor or a number.
+        """Interpolate linearly: compute `self + weight * (end - self)`.
 
         Example:
             >>> import torch
             >>> from tensordict import TensorDict
             >>> TensorDict(a=torch.zeros(2)).lerp(TensorDict(a=torch.ones(2)), 0.25)["a"]
             tensor([0.2500, 0.2500])
+
+        Args:
+            end: a container or a tensor.
+            weight: a container, a tensor or a number.
         """
-        return self._with_two(torch.lerp, internals.foreach_lerp, "lerp", end, weight)
+        return self._apply_ternary(torch.lerp, internals.foreach_lerp, "lerp", end, weight)
 
     def lerp_(self, end: object, weight: object) -> Self:
-        """As :meth:`lerp`, in place."""
-        return self._with_two_(Tensor.lerp_, internals.foreach_lerp_, "lerp_", end, weight)
+        """Interpolate linearly towards `end`, in place; see :meth:`lerp`. Returns this container."""
+        return self._apply_ternary_(Tensor.lerp_, internals.foreach_lerp_, "lerp_", end, weight)
 
     def addcmul(self, other1: object, other2: object, *, value: float = 1) -> Self:
-        """`self + value * other1 * other2`, the others being containers or tensors."""
+        """Compute `self + value * other1 * other2`, for two containers or tensors."""
         one, many = partial(torch.addcmul, value=value), partial(internals.foreach_addcmul, value=value)
-        return self._with_two(one, many, "addcmul", other1, other2)
+        return self._apply_ternary(one, many, "addcmul", other1, other2)
 
     def addcmul_(self, other1: object, other2: object, *, value: float = 1) -> Self:
-        """As :meth:`addcmul`, in place."""
+        """Add `value * other1 * other2` to each element, in place. Returns this container."""
         one, many = partial(Tensor.addcmul_, value=value), partial(internals.foreach_addcmul_, value=value)
-        return self._with_two_(one, many, "addcmul_", other1, other2)
+        return self._apply_ternary_(one, many, "addcmul_", other1, other2)
 
     def addcdiv(self, other1: object, other2: object, value: float = 1) -> Self:
-        """`self + value * other1 / other2`, the others being containers or tensors."""
+        """Compute `self + value * other1 / other2`, for two containers or tensors."""
         one, many = partial(torch.addcdiv, value=value), partial(internals.foreach_addcdiv, value=value)
-        return self._with_two(one, many, "addcdiv", other1, other2)
+        return self._apply_ternary(one, many, "addcdiv", other1, other2)
 
     def addcdiv_(self, other1: object, other2: object, *, value: float = 1) -> Self:
-        """As :meth:`addcdiv`, in place."""
+        """Add `value * other1 / other2` to each element, in place. Returns this container."""
         one, many = partial(Tensor.addcdiv_, value=value), partial(internals.foreach_addcdiv_, value=value)
-        return self._with_two_(one, many, "addcdiv_", other1, other2)
+        return self._apply_ternary_(one, many, "addcdiv_", other1, other2)
 
     # --- bounds -----------------------------------------------------------------------------------------------------
 
     def clamp(self, min: object = None, max: object = None, *, out: object = None) -> Self:
-        """Each element, or the bound that it exceeds; the upper bound where the two contradict each other.
-
-        Args:
-            min: the lower bound, a container, a tensor or a number; `None` for none.
-            max: the upper bound.
-            out: a container to write into, in place, of the batch size of the result.
-
-        Returns:
-            a new container, or `out`.
-
-        Raises:
-            RuntimeError: neither bound is given.
+        """Limit each element to the range from `min` to `max`. Where `min` exceeds `max`, the result is `max`.
 
         Example:
             >>> import torch
             >>> from tensordict import TensorDict
             >>> TensorDict(a=torch.arange(4)).clamp(1, 2)["a"]
             tensor([1, 1, 2, 2])
+
+        Args:
+            min: the lower bound: a container, a tensor, a number or `None`.
+            max: the upper bound, likewise.
+            out: a container with the batch size of the result, to write into in place.
+
+        Returns:
+            a new container, or `out`.
+
+        Raises:
+            RuntimeError: both bounds are `None`.
         """
         if min is None:
             if max is None:
@@ -218,160 +227,175 @@ class Arithmetic(Leaves, _DataSet):
         elif max is None:
             result = self.clamp_min(min)
         else:
-            result = self._with_two(_clamp, _foreach_clamp, "clamp", min, max)
-        return result if out is None else written(out, result)
+            result = self._apply_ternary(_clamp, _foreach_clamp, "clamp", min, max)
+        return result if out is None else write_into(out, result)
 
     def clamp_min(self, other: object, default: object = None) -> Self:
-        """Each element, or the lower bound that it is below; the arguments as for :meth:`add`."""
-        return self._with(torch.clamp_min, internals.foreach_clamp_min, "clamp_min", other, default, plain_number=True)
+        """Replace each element below the bound `other` by that bound. Arguments as for :meth:`add`."""
+        return self._apply_binary(
+            torch.clamp_min, internals.foreach_clamp_min, "clamp_min", other, default, plain_number=True
+        )
 
     def clamp_min_(self, other: object) -> Self:
-        """As :meth:`clamp_min`, in place."""
-        return self._with_(Tensor.clamp_min_, internals.foreach_clamp_min_, "clamp_min_", other, plain_number=True)
+        """Replace each element below the bound `other` by that bound, in place. Returns this container."""
+        return self._apply_binary_(
+            Tensor.clamp_min_, internals.foreach_clamp_min_, "clamp_min_", other, plain_number=True
+        )
 
     def clamp_max(self, other: object, *, default: object = None) -> Self:
-        """Each element, or the upper bound that it is above; the arguments as for :meth:`add`."""
-        return self._with(torch.clamp_max, internals.foreach_clamp_max, "clamp_max", other, default, plain_number=True)
+        """Replace each element above the bound `other` by that bound. Arguments as for :meth:`add`."""
+        return self._apply_binary(
+            torch.clamp_max, internals.foreach_clamp_max, "clamp_max", other, default, plain_number=True
+        )
 
     def clamp_max_(self, other: object) -> Self:
-        """As :meth:`clamp_max`, in place."""
-        return self._with_(Tensor.clamp_max_, internals.foreach_clamp_max_, "clamp_max_", other, plain_number=True)
+        """Replace each element above the bound `other` by that bound, in place. Returns this container."""
+        return self._apply_binary_(
+            Tensor.clamp_max_, internals.foreach_clamp_max_, "clamp_max_", other, plain_number=True
+        )
 
     def maximum(self, other: object, *, default: object = None) -> Self:
-        """The larger of two elements, NaN if either is; the arguments as for :meth:`add`."""
-        return self._with(_maximum, internals.foreach_maximum, "maximum", other, default, plain_number=True)
+        """Compute the larger of each pair of elements; NaN if one is NaN. Arguments as for :meth:`add`."""
+        return self._apply_binary(_maximum, internals.foreach_maximum, "maximum", other, default, plain_number=True)
 
     def maximum_(self, other: object) -> Self:
-        """As :meth:`maximum`, in place."""
-        return self._with_(Tensor.clamp_min_, internals.foreach_maximum_, "maximum_", other, plain_number=True)
+        """Compute the larger of each pair of elements, in place. Returns this container."""
+        return self._apply_binary_(Tensor.clamp_min_, internals.foreach_maximum_, "maximum_", other, plain_number=True)
 
     def minimum(self, other: object, *, default: object = None) -> Self:
-        """The smaller of two elements, NaN if either is; the arguments as for :meth:`add`."""
-        return self._with(_minimum, internals.foreach_minimum, "minimum", other, default, plain_number=True)
+        """Compute the smaller of each pair of elements; NaN if one is NaN. Arguments as for :meth:`add`."""
+        return self._apply_binary(_minimum, internals.foreach_minimum, "minimum", other, default, plain_number=True)
 
     def minimum_(self, other: object) -> Self:
-        """As :meth:`minimum`, in place."""
-        return self._with_(Tensor.clamp_max_, internals.foreach_minimum_, "minimum_", other, plain_number=True)
+        """Compute the smaller of each pair of elements, in place. Returns this container."""
+        return self._apply_binary_(Tensor.clamp_max_, internals.foreach_minimum_, "minimum_", other, plain_number=True)
 
     # --- logic ------------------------------------------------------------------------------------------------------
 
     def bitwise_and(self, other: object, *, default: object = None) -> Self:
-        """The bitwise "and", which is the logical one of bools; the arguments as for :meth:`add`."""
-        return self._with(torch.bitwise_and, None, "bitwise_and", other, default, plain_number=True)
+        """Compute the bitwise "and"; for bools this is the logical "and". Arguments as for :meth:`add`."""
+        return self._apply_binary(torch.bitwise_and, None, "bitwise_and", other, default, plain_number=True)
 
     def logical_and(self, other: object, *, default: object = None) -> Self:
-        """Whether both elements are true (non-zero), as a container of bools; the arguments as for :meth:`add`."""
-        return self._with(_logical_and, None, "logical_and", other, default, plain_number=True)
+        """Test whether both elements are true (non-zero). Returns bools. Arguments as for :meth:`add`."""
+        return self._apply_binary(_logical_and, None, "logical_and", other, default, plain_number=True)
 
     # --- operators --------------------------------------------------------------------------------------------------
-    # A right side that is no operand is for that object to handle, and then for Python to refuse.
+    # For any other object these return NotImplemented: Python then tries its operator, and raises a TypeError.
 
-    def __add__(self, other: object) -> Self:  # type: ignore[override]  # that of `Dataset` joins two of them
-        return NotImplemented if operand(other) is NotImplemented else self.add(other)
+    def __add__(self, other: object) -> Self:  # type: ignore[override]  # `Dataset.__add__` joins two datasets
+        return self.add(other) if is_operand(other) else NotImplemented
 
     __radd__ = __add__
 
     def __iadd__(self, other: object) -> Self:  # type: ignore[override]
-        return NotImplemented if operand(other) is NotImplemented else self.add_(other)
+        return self.add_(other) if is_operand(other) else NotImplemented
 
     def __sub__(self, other: object) -> Self:
-        return NotImplemented if operand(other) is NotImplemented else self.sub(other)
+        return self.sub(other) if is_operand(other) else NotImplemented
 
     def __rsub__(self, other: object) -> Self:
-        return NotImplemented if operand(other) is NotImplemented else self.rsub(other)
+        return self.rsub(other) if is_operand(other) else NotImplemented
 
     def __isub__(self, other: object) -> Self:
-        return NotImplemented if operand(other) is NotImplemented else self.sub_(other)
+        return self.sub_(other) if is_operand(other) else NotImplemented
 
     def __mul__(self, other: object) -> Self:
-        return NotImplemented if operand(other) is NotImplemented else self.mul(other)
+        return self.mul(other) if is_operand(other) else NotImplemented
 
     __rmul__ = __mul__
 
     def __imul__(self, other: object) -> Self:
-        return NotImplemented if operand(other) is NotImplemented else self.mul_(other)
+        return self.mul_(other) if is_operand(other) else NotImplemented
 
     def __truediv__(self, other: object) -> Self:
-        return NotImplemented if operand(other) is NotImplemented else self.div(other)
+        return self.div(other) if is_operand(other) else NotImplemented
 
     def __rtruediv__(self, other: object) -> Self:
-        if operand(other) is NotImplemented:
-            return NotImplemented
-        return self._with(_rdiv, _foreach_rdiv, "/", other, plain_number=True)
+        return (
+            self._apply_binary(_rdiv, _foreach_rdiv, "/", other, plain_number=True)
+            if is_operand(other)
+            else NotImplemented
+        )
 
     def __itruediv__(self, other: object) -> Self:
-        return NotImplemented if operand(other) is NotImplemented else self.div_(other)
+        return self.div_(other) if is_operand(other) else NotImplemented
 
     def __floordiv__(self, other: object) -> Self:
-        return NotImplemented if operand(other) is NotImplemented else self._with(torch.floor_divide, None, "//", other)
+        return self._apply_binary(torch.floor_divide, None, "//", other) if is_operand(other) else NotImplemented
 
     def __rfloordiv__(self, other: object) -> Self:
-        return NotImplemented if operand(other) is NotImplemented else self._with(_rfloordiv, None, "//", other)
+        return self._apply_binary(_rfloordiv, None, "//", other) if is_operand(other) else NotImplemented
 
     def __ifloordiv__(self, other: object) -> Self:
-        if operand(other) is NotImplemented:
-            return NotImplemented
-        return self._with_(Tensor.floor_divide_, None, "//=", other)
+        return self._apply_binary_(Tensor.floor_divide_, None, "//=", other) if is_operand(other) else NotImplemented
 
     def __mod__(self, other: object) -> Self:
-        return NotImplemented if operand(other) is NotImplemented else self.mod(other)
+        return self.mod(other) if is_operand(other) else NotImplemented
 
     def __rmod__(self, other: object) -> Self:
-        return NotImplemented if operand(other) is NotImplemented else self._with(_rmod, None, "%", other)
+        return self._apply_binary(_rmod, None, "%", other) if is_operand(other) else NotImplemented
 
     def __imod__(self, other: object) -> Self:
-        return NotImplemented if operand(other) is NotImplemented else self._with_(Tensor.remainder_, None, "%=", other)
+        return self._apply_binary_(Tensor.remainder_, None, "%=", other) if is_operand(other) else NotImplemented
 
     def __pow__(self, other: object) -> Self:
-        return NotImplemented if operand(other) is NotImplemented else self.pow(other)
+        return self.pow(other) if is_operand(other) else NotImplemented
 
     def __rpow__(self, other: object) -> Self:
-        if operand(other) is NotImplemented:
-            return NotImplemented
-        return self._with(_rpow, _foreach_rpow, "**", other, plain_number=True)
+        return (
+            self._apply_binary(_rpow, _foreach_rpow, "**", other, plain_number=True)
+            if is_operand(other)
+            else NotImplemented
+        )
 
     def __ipow__(self, other: object) -> Self:
-        return NotImplemented if operand(other) is NotImplemented else self.pow_(other)
+        return self.pow_(other) if is_operand(other) else NotImplemented
 
     def __iand__(self, other: object) -> Self:
-        return self._logic_(Tensor.bitwise_and_, torch.bitwise_and, "&=", other)
+        return self._apply_logic_(Tensor.bitwise_and_, torch.bitwise_and, "&=", other)
 
     def __ior__(self, other: object) -> Self:
-        return self._logic_(Tensor.bitwise_or_, torch.bitwise_or, "|=", other)
+        return self._apply_logic_(Tensor.bitwise_or_, torch.bitwise_or, "|=", other)
 
     def __ixor__(self, other: object) -> Self:
-        return self._logic_(Tensor.bitwise_xor_, torch.bitwise_xor, "^=", other)
+        return self._apply_logic_(Tensor.bitwise_xor_, torch.bitwise_xor, "^=", other)
 
-    def _logic_(self, one: One, op: object, what: str, other: object) -> Self:
-        value = operand(other)
+    def _apply_logic_(self, one: One, op: object, what: str, other: object) -> Self:
+        value = as_operand(other)
         if value is NotImplemented:
             return NotImplemented  # type: ignore[no-any-return]
-        plan = combining(self, value, op) if isinstance(value, Contract) else None
-        self._with_(one, None, what, value, plain_number=True)
+        plan = plan_operator(self, value, op) if isinstance(value, Contract) else None
+        self._apply_binary_(one, None, what, value, plain_number=True)
         if plan is not None:
             plan.run(self)
         return self
 
-    # --- the mechanism ----------------------------------------------------------------------------------------------
+    # --- implementation ---------------------------------------------------------------------------------------------
 
-    def _with(
+    def _apply_binary(
         self, one: One, many: Many, what: str, other: object, default: object = None, plain_number: bool = False
     ) -> Self:
-        """A container over `one(leaf, what stands beside it)`, which `many` gives for lists in one call.
+        """Apply a function of two operands to every leaf.
 
         Args:
-            what: the operation, for error messages.
-            plain_number: hand a number to torch as it is, because torch is quick with it, or treats it in its own way.
+            one: the function of a leaf and its counterpart.
+            many: the same for lists of leaves and counterparts in one call, or `None`.
+            what: the name of the operation, for error messages.
+            other: the right operand.
+            default: see the class docstring.
+            plain_number: pass a Python number to torch unchanged, because torch is fast with it or gives it a special
+                meaning.
         """
-        default = checked_default(default)
-        value = operand(other)
+        default = check_default(default)
+        value = as_operand(other)
         structure = self
         right: Any = value
         if isinstance(value, Contract):
-            structure, left, right = pair_up(grown(self, value._batch_size), value, default)
+            structure, left, right = pair_up(expand_to_common(self, value._batch_size), value, default)
         elif isinstance(value, Tensor):
-            structure = grown(self, value.shape)
-            left, right = structure._leaves(), spread(structure, value, what)
+            structure = expand_to_common(self, value.shape)
+            left, right = structure._leaves(), align_with_leaves(structure, value, what)
         elif value is NotImplemented:
             refuse_operand(what, other)
         else:
@@ -381,51 +405,53 @@ class Arithmetic(Leaves, _DataSet):
         results = foreach.results(structure, one, many, left, right)
         return self._same_lock(structure._rebuilt(iter(results)))
 
-    def _with_(self, one: One, many: Many, what: str, other: object, plain_number: bool = False) -> Self:
-        """As :meth:`_with`, for functions that write into the leaves."""
-        left, right = self._fitting(other, what)
+    def _apply_binary_(self, one: One, many: Many, what: str, other: object, plain_number: bool = False) -> Self:
+        """Apply a function of two operands that writes into the leaves; see :meth:`_apply_binary`."""
+        left, right = self._pair_in_place(other, what)
         if not plain_number:
             right = foreach.number(left, right)
         foreach.write(self, one, many, left, right)
         return self
 
-    def _with_two(self, one: One, many: Many, what: str, first: object, second: object) -> Self:
-        """As :meth:`_with`, for functions of three operands."""
-        values = operand(first), operand(second)
+    def _apply_ternary(self, one: One, many: Many, what: str, first: object, second: object) -> Self:
+        """Apply a function of three operands to every leaf; see :meth:`_apply_binary`."""
+        values = as_operand(first), as_operand(second)
         structure = self
         for value, given in zip(values, (first, second), strict=True):
             if value is NotImplemented:
                 refuse_operand(what, given)
             if isinstance(value, (Contract, Tensor)):
-                structure = grown(structure, value._batch_size if isinstance(value, Contract) else value.shape)
-        sides = [beside(structure, value, what) for value in values]
+                structure = expand_to_common(
+                    structure, value._batch_size if isinstance(value, Contract) else value.shape
+                )
+        sides = [list_counterparts(structure, value, what) for value in values]
         results = foreach.results(structure, one, many, structure._leaves(), *sides)
         return self._same_lock(structure._rebuilt(iter(results)))
 
-    def _with_two_(self, one: One, many: Many, what: str, first: object, second: object) -> Self:
-        """As :meth:`_with_two`, for functions that write into the leaves."""
-        left, one_side = self._fitting(first, what)
-        foreach.write(self, one, many, left, one_side, self._fitting(second, what)[1])
+    def _apply_ternary_(self, one: One, many: Many, what: str, first: object, second: object) -> Self:
+        """Apply a function of three operands that writes into the leaves; see :meth:`_apply_binary`."""
+        left, one_side = self._pair_in_place(first, what)
+        foreach.write(self, one, many, left, one_side, self._pair_in_place(second, what)[1])
         return self
 
-    def _fitting(self, other: object, what: str) -> tuple[list[Any], Any]:
-        """The leaves and what stands beside them, checked to leave the shape of each leaf as it is."""
-        value = operand(other)
+    def _pair_in_place(self, other: object, what: str) -> tuple[list[Any], Any]:
+        """Return the leaves and their counterparts. Raises if a result would not have the shape of its leaf."""
+        value = as_operand(other)
         if isinstance(value, Contract):
-            # What is broadcast may be a part of what changes: its values are those from before.
+            # Copy an operand that broadcasts: it may be a view of these leaves, which change during the operation.
             size, theirs = self._batch_size, value._batch_size
             if size != theirs and len(size) == len(theirs):
                 value = value.clone()
             _, left, right = pair_up(self, value)
-            if _shapes(left) != _shapes(right):
+            if _list_shapes(left) != _list_shapes(right):
                 self._refuse_larger(left, right, what)
                 right = [
                     two if two.is_nested or two.shape == one.shape else two.clone() for one, two in zip(left, right)
                 ]
             return left, right
         if isinstance(value, Tensor):
-            # A copy: the tensor may be one of the leaves, which change one after the other.
-            value = spread(self, value.clone(), what)
+            # Copy the tensor: it may be one of the leaves, which change one after the other.
+            value = align_with_leaves(self, value.clone(), what)
         elif value is NotImplemented:
             refuse_operand(what, other)
         return self._leaves(), value
@@ -433,7 +459,7 @@ class Arithmetic(Leaves, _DataSet):
     def _refuse_larger(self, left: list[Any], right: list[Any], what: str) -> None:
         for (path, _), mine, other in zip(self._walk(), left, right, strict=True):
             if mine.is_nested:
-                # Its rows are compared right before it is written to.
+                # The write itself compares the rows.
                 continue
             if other.is_nested:
                 raise RuntimeError(f"entry {joined(path)!r}: {what} cannot write a ragged result into a dense leaf")
@@ -441,33 +467,33 @@ class Arithmetic(Leaves, _DataSet):
             fits = other.dim() <= mine.dim() and all(theirs in (1, size) for size, theirs in pairs)
             if not fits:
                 raise RuntimeError(
-                    f"entry {joined(path)!r}: {what} writes into a leaf of shape {list(mine.shape)}, to which one of "
-                    f"shape {list(other.shape)} does not broadcast"
+                    f"entry {joined(path)!r}: {what} writes into a leaf of shape {list(mine.shape)}, but the other "
+                    f"operand has shape {list(other.shape)}, which does not broadcast to it"
                 )
 
 
-def _shapes(leaves: list[Any]) -> list[Any]:
-    """The shapes of leaves; `None` for ragged ones that have none."""
+def _list_shapes(leaves: list[Any]) -> list[Any]:
+    """Return the shapes of leaves; `None` for a ragged leaf if one of them is a strided nested tensor."""
     try:
         return list(map(Tensor.size, leaves))
     except RuntimeError:
         return [None if leaf.is_nested else leaf.shape for leaf in leaves]
 
 
-def _scaled(one: One, many: Callable[..., Any], alpha: float | None) -> tuple[One, Many]:
-    """The functions with `alpha` times the other operand, if there is one."""
-    return (one, many) if alpha is None else (partial(one, alpha=alpha), partial(_of_lists, many, alpha=alpha))
+def _bind_alpha(one: One, many: Callable[..., Any], alpha: float | None) -> tuple[One, Many]:
+    """Bind `alpha`, the factor of the other operand, to both functions, unless it is `None`."""
+    return (one, many) if alpha is None else (partial(one, alpha=alpha), partial(_call_on_lists, many, alpha=alpha))
 
 
-def _of_lists(many: Callable[..., Any], left: list[Tensor], right: object, **options: Any) -> Any:
-    """Call what takes two lists; a `TypeError` for a number, which torch raises too late in compiled code."""
+def _call_on_lists(many: Callable[..., Any], left: list[Tensor], right: object, **options: Any) -> Any:
+    """Call a function of two lists. Raises a `TypeError` for a number, which compiled code would raise too late."""
     if type(right) is not list:
-        raise TypeError(f"torch has no such call for a list of tensors and {right!r}")
+        raise TypeError(f"torch cannot do this for a list of tensors and {right!r} in one call")
     return many(left, right, **options)
 
 
 def _foreach_rsub(left: list[Tensor], right: Any, **alpha: Any) -> Any:
-    return _of_lists(lambda left, right: internals.foreach_sub(right, left, **alpha), left, right)
+    return _call_on_lists(lambda left, right: internals.foreach_sub(right, left, **alpha), left, right)
 
 
 def _rdiv(leaf: Tensor, other: Operand) -> Tensor:
@@ -477,7 +503,7 @@ def _rdiv(leaf: Tensor, other: Operand) -> Tensor:
 def _foreach_rdiv(left: list[Tensor], right: object) -> Any:
     if type(right) is list:
         return internals.foreach_div(right, left)
-    # As torch divides a number by a tensor: the results are the same to the last bit.
+    # Torch divides a number by a tensor in the same two steps, so the results are equal to the last bit.
     return internals.foreach_mul(internals.foreach_reciprocal(left), foreach.number(left, right))
 
 
@@ -504,7 +530,7 @@ def _clamp(leaf: Tensor, low: Any, high: Any) -> Tensor:
 def _foreach_clamp(left: list[Tensor], low: Any, high: Any) -> Any:
     clamped = internals.foreach_clamp_min(left, low)
     if type(low) is type(high) is not list:
-        # The first call has promoted the dtypes as the second would.
+        # The first call has promoted the dtypes already.
         internals.foreach_clamp_max_(clamped, high)
         return clamped
     return internals.foreach_clamp_max(clamped, high)

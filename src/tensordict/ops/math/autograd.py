@@ -1,4 +1,4 @@
-"""Gradients: which leaves have one, and differentiating with respect to all leaves of a container."""
+"""The mixin of `requires_grad`, `grad`, `detach` and `backward`; also `torch.autograd.grad` for containers."""
 
 from __future__ import annotations
 
@@ -20,29 +20,29 @@ if TYPE_CHECKING:
 
 
 class Autograd(Leaves):
-    """What autograd knows of the leaves."""
+    """Gradients of the leaves."""
 
     @property
     def requires_grad(self) -> bool:
-        """Whether any leaf requires grad."""
+        """True if any leaf requires grad."""
         return any(leaf.requires_grad for leaf in self._leaves())
 
     def requires_grad_(self, requires_grad: bool = True) -> Self:
-        """Make autograd record operations on every leaf, or stop doing so; returns the same container.
-
-        Raises:
-            RuntimeError: a leaf is neither floating point nor complex, or it is the result of a recorded operation
-                and recording cannot be switched off; nothing has changed then.
+        """Make every leaf require grad, or stop requiring it. Returns this container.
 
         Example:
             >>> import torch
             >>> from tensordict import TensorDict
             >>> TensorDict(a=torch.zeros(2)).requires_grad_()["a"].requires_grad
             True
+
+        Raises:
+            RuntimeError: a leaf is neither floating point nor complex; or, with `False`, it is the result of a recorded
+                operation. Nothing changes then.
         """
         pairs = list(_walk(self))
         if self._holds_parameters:
-            # Buffers beside them stay as they are.
+            # Among parameters, other tensors are buffers, which do not train.
             pairs = [(path, leaf) for path, leaf in pairs if isinstance(leaf, nn.Parameter)]
         for path, leaf in pairs:
             if requires_grad and not (leaf.is_floating_point() or leaf.is_complex()):
@@ -53,21 +53,18 @@ class Autograd(Leaves):
             if not requires_grad and leaf.requires_grad and not leaf.is_leaf:
                 raise RuntimeError(
                     f"entry {joined(path)!r} is the result of a recorded operation, so recording cannot be switched "
-                    "off for it alone; use td.detach()"
+                    "off for this entry alone; use td.detach()"
                 )
         for _, leaf in pairs:
             leaf.requires_grad_(requires_grad)
         return self
 
     def detach(self) -> Self:
-        """A container of the same memory, cut from the autograd graph; locked if this one is."""
+        """Return a container of detached leaves on the same memory. It is locked if this container is."""
         return self._same_lock(self._map(Tensor.detach))
 
     def detach_(self) -> Self:
-        """Cut every leaf from the autograd graph that made it; returns the same container.
-
-        Raises:
-            RuntimeError: an entry that requires grad is a view, of which torch refuses it; nothing has changed then.
+        """Detach every leaf from the autograd graph, in place. Returns this container.
 
         Example:
             >>> import torch
@@ -75,6 +72,10 @@ class Autograd(Leaves):
             >>> td = TensorDict(a=torch.zeros(2, requires_grad=True) * 2)
             >>> td.detach_().requires_grad
             False
+
+        Raises:
+            RuntimeError: an entry that requires grad is a view, which torch cannot detach in place. Nothing changes
+                then.
         """
         recorded = [(path, leaf) for path, leaf in _walk(self) if leaf.requires_grad]
         for path, leaf in recorded:
@@ -89,14 +90,14 @@ class Autograd(Leaves):
 
     @property
     def data(self) -> Self:
-        """A container of the same memory that autograd does not see; locked if this one is."""
-        # 30 instead of 55 ns a leaf; torch.compile knows no attrgetter.
+        """A container of the same memory that autograd does not track, like `Tensor.data`. Locked if this one is."""
+        # attrgetter takes 30 ns a leaf instead of 55 ns, but torch.compile cannot trace it.
         data = _data if not torch.compiler.is_compiling() else lambda leaf: leaf.data
         return self._same_lock(self._map(data))
 
     @property
     def grad(self) -> Self | None:
-        """A container of the gradients of the leaves that have one; `None` when none has. Locked if this one is.
+        """A container of the gradients of all leaves that have one; `None` without any. Locked if this one is.
 
         Example:
             >>> import torch
@@ -110,10 +111,7 @@ class Autograd(Leaves):
         return None if gradients is None else self._same_lock(gradients)
 
     def zero_grad(self, set_to_none: bool = True) -> Self:
-        """Drop the gradients of all leaves; returns the same container.
-
-        Args:
-            set_to_none: `False` keeps the gradients that exist and fills them with zeros, in place.
+        """Drop the gradients of all leaves. Returns this container.
 
         Example:
             >>> import torch
@@ -122,6 +120,9 @@ class Autograd(Leaves):
             >>> td["a"].sum().backward()
             >>> td.zero_grad().grad is None
             True
+
+        Args:
+            set_to_none: with `False`, fill the existing gradients with zeros in place instead.
         """
         kept = []
         for leaf in self._leaves():
@@ -132,11 +133,11 @@ class Autograd(Leaves):
                 leaf.grad = None
                 continue
             if gradient.requires_grad:
-                # Zeros have no history: the graph of a gradient made with create_graph=True ends here.
+                # Detach a gradient made with create_graph=True: zeros do not depend on its graph.
                 gradient = leaf.grad = gradient.detach()
             kept.append(gradient)
         if True in map(_is_nested, kept):
-            # The calls on lists know no ragged tensors.
+            # The calls on lists do not support ragged tensors.
             for gradient in kept:
                 gradient.zero_()
         elif kept:
@@ -150,20 +151,7 @@ class Autograd(Leaves):
         create_graph: bool = False,
         inputs: object = None,
     ) -> None:
-        """Add to `.grad` of the graph's leaves the derivative of all entries that require grad, in one pass.
-
-        Args:
-            gradient: a container with the gradient with respect to each of these entries, of the entry's shape, under
-                the same key. `None` stands for ones; each of these entries must have one element then.
-            retain_graph: keep the graph for another pass; by default as `create_graph`.
-            create_graph: record the computation, so that the gradients can be differentiated in turn.
-            inputs: the only tensors whose `.grad` is added to: a container, a tensor, or a sequence of both.
-
-        Raises:
-            RuntimeError: no entry requires grad; an entry has several elements and no gradient was given; or a
-                gradient has another shape. The entry is named, and nothing has been computed.
-            KeyError: `gradient` lacks an entry, which is named.
-            TypeError: `gradient` is not a container.
+        """Run one backward pass from all entries that require grad, adding to the `.grad` of the graph's leaves.
 
         Example:
             >>> import torch
@@ -172,6 +160,19 @@ class Autograd(Leaves):
             >>> TensorDict(first=x.sum(), second=(2 * x).sum()).backward()
             >>> x.grad
             tensor([3., 3., 3.])
+
+        Args:
+            gradient: a container with the gradient with respect to each of these entries, under the same key and of the
+                same shape. `None` means ones; then each of these entries must have one element.
+            retain_graph: keep the graph for another pass. The default is the value of `create_graph`.
+            create_graph: record the computation, so that the gradients can be differentiated.
+            inputs: add only to the `.grad` of these tensors: a container, a tensor, or a sequence of both.
+
+        Raises:
+            RuntimeError: all entries lack a graph; an entry has several elements and `gradient` is not given; or a
+                gradient has another shape. The error names the entry, and nothing has been computed.
+            KeyError: `gradient` lacks an entry. The error names it.
+            TypeError: `gradient` is not a container.
         """
         pairs = [(path, leaf) for path, leaf in _entries_of(self) if leaf.requires_grad]
         if not pairs:
@@ -185,13 +186,13 @@ class Autograd(Leaves):
                         "entries of one element. Pass a container of gradients, or reduce the entry first"
                     )
         else:
-            gradients = [_matching(gradient, path, leaf) for path, leaf in pairs]
+            gradients = [_find_gradient(gradient, path, leaf) for path, leaf in pairs]
         torch.autograd.backward(
             [leaf for _, leaf in pairs],
             gradients,
             retain_graph=retain_graph,
             create_graph=create_graph,
-            inputs=None if inputs is None else _tensors_of(inputs),
+            inputs=None if inputs is None else _list_tensors(inputs),
         )
 
 
@@ -199,7 +200,7 @@ _data: Callable[[Any], Any] = attrgetter("data")
 _is_nested = attrgetter("is_nested")
 
 
-def gradients(
+def compute_gradients(
     outputs: Any,
     inputs: Any,
     grad_outputs: Any = None,
@@ -210,11 +211,12 @@ def gradients(
     is_grads_batched: bool = False,
     materialize_grads: bool = False,
 ) -> Any:
-    """:func:`torch.autograd.grad` where containers are among the outputs or the inputs.
+    """Call :func:`torch.autograd.grad` with containers among the outputs or the inputs.
 
     Returns:
-        the gradients with respect to each input, a container for a container; not in a tuple when the only input is a
-        container. With `allow_unused`, entries that the outputs do not depend on are left out.
+        a tuple of the gradient with respect to each input, a container for a container. A single container as the only
+        input gives its gradient without a tuple. With `allow_unused`, a gradient container lacks the entries that the
+        outputs do not depend on.
     """
     inputs = (inputs,) if isinstance(inputs, (Tensor, Contract)) else tuple(inputs)
     outputs = (outputs,) if isinstance(outputs, (Tensor, Contract)) else tuple(outputs)
@@ -222,16 +224,16 @@ def gradients(
         given = None
     else:
         single = isinstance(grad_outputs, (Tensor, Contract))
-        given = _paired((grad_outputs,) if single else tuple(grad_outputs), outputs)
+        given = _list_gradients((grad_outputs,) if single else tuple(grad_outputs), outputs)
     for item in inputs:
         if isinstance(item, Contract):
             for path, leaf in _walk(item):
                 if not leaf.requires_grad:
                     raise RuntimeError(f"entry {joined(path)!r} of the inputs does not require grad")
     found = torch.autograd.grad(
-        # The same tensors that `_paired` finds gradients for: those of a container are the ones under its keys.
-        [leaf for item in outputs for leaf in _under_keys(item)],
-        _tensors_of(inputs),
+        # `_list_gradients` lists gradients for the same tensors in the same order.
+        [leaf for item in outputs for leaf in _list_leaves(item)],
+        _list_tensors(inputs),
         given,
         retain_graph=retain_graph,
         create_graph=create_graph,
@@ -241,16 +243,16 @@ def gradients(
         materialize_grads=materialize_grads,
     )
     remaining = iter(found)
-    results = tuple([_gradients_like(item, remaining) for item in inputs])
+    results = tuple([_take_gradients(item, remaining) for item in inputs])
     return results[0] if len(inputs) == 1 and isinstance(inputs[0], Contract) else results
 
 
-def _under_keys(item: object) -> list[Any]:
+def _list_leaves(item: object) -> list[Any]:
     return [leaf for _, leaf in _entries_of(item)] if isinstance(item, Contract) else [item]
 
 
-def _gradients_like(item: object, remaining: Iterator[Tensor | None]) -> Any:
-    """The next of the gradients, in the structure of one input."""
+def _take_gradients(item: object, remaining: Iterator[Tensor | None]) -> Any:
+    """Return the next gradients of the iterator in the structure of one input."""
     if not isinstance(item, Autograd):
         return next(remaining)
     found = item._map_some(lambda leaf: next(remaining))
@@ -259,8 +261,8 @@ def _gradients_like(item: object, remaining: Iterator[Tensor | None]) -> Any:
     return item._same_lock(found)
 
 
-def _paired(given: Sequence[Any], outputs: Sequence[Any]) -> list[Tensor | None]:
-    """The gradient with respect to each tensor among the outputs."""
+def _list_gradients(given: Sequence[Any], outputs: Sequence[Any]) -> list[Tensor | None]:
+    """Return the gradient with respect to each tensor among the outputs."""
     if len(given) != len(outputs):
         raise RuntimeError(f"{len(given)} grad_outputs do not fit {len(outputs)} outputs")
     found: list[Tensor | None] = []
@@ -270,19 +272,19 @@ def _paired(given: Sequence[Any], outputs: Sequence[Any]) -> list[Tensor | None]
         elif gradient is None:
             found += [None for _ in _entries_of(output)]
         else:
-            found += [_matching(gradient, path, leaf) for path, leaf in _entries_of(output)]
+            found += [_find_gradient(gradient, path, leaf) for path, leaf in _entries_of(output)]
     return found
 
 
-def _matching(gradient: object, path: tuple[str, ...], leaf: Tensor) -> Tensor:
-    """The gradient with respect to the entry at `path`, which must have its shape."""
+def _find_gradient(gradient: object, path: tuple[str, ...], leaf: Tensor) -> Tensor:
+    """Return the gradient with respect to the entry at `path`. Raises unless it has the shape of the entry."""
     if not isinstance(gradient, Contract):
         raise TypeError(f"the gradient of a container is a container with the same keys, got {type(gradient).__name__}")
     value: Any = gradient
     for name in path:
         value = value._entries.get(name) if isinstance(value, Contract) else None
     if not isinstance(value, Tensor):
-        raise KeyError(f"the gradient has no tensor for the entry {joined(path)!r}")
+        raise KeyError(f"the gradient lacks a tensor for the entry {joined(path)!r}")
     if leaf.is_nested:
         try:
             return ragged.like(value, leaf)
@@ -294,8 +296,8 @@ def _matching(gradient: object, path: tuple[str, ...], leaf: Tensor) -> Tensor:
     return value
 
 
-def _tensors_of(items: Any) -> list[Tensor]:
-    """The tensors of a container, of a tensor, or of a sequence of both."""
+def _list_tensors(items: Any) -> list[Tensor]:
+    """Return the tensors of a container, or of a sequence of containers and tensors, or a tensor itself, as a list."""
     if isinstance(items, Leaves):
         return items._leaves()
     if isinstance(items, Tensor):

@@ -1,4 +1,4 @@
-"""Comparison and logic of values that are no tensors: as Python computes them, element by element."""
+"""The mixin of operators on holders of non-tensor values, which apply Python's operators to each value."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from tensordict.ops.math.comparison import Comparison
 
 
 def or_with_right(left: Any, right: Any) -> Any:
-    """`right | left`, which for dicts is not `left | right`."""
+    """Return `right | left`. For dicts it differs from `left | right`."""
     return right | left
 
 
-# What operators on containers do to values; those that ask for an order leave them as they are.
+# The operators that apply to non-tensor values. All others, such as `<`, leave values unchanged.
 _ON_VALUES: dict[Any, Callable[[Any, Any], Any]] = {
     torch.eq: same_value,
     torch.ne: lambda one, other: not same_value(one, other),
@@ -36,14 +36,14 @@ _ON_VALUES: dict[Any, Callable[[Any, Any], Any]] = {
 }
 
 
-def combining(container: Any, other: Contract, op: object) -> WritePlan:
-    """What writes the results of an operator over the values of a container, which some in `other` stand beside.
+def plan_operator(container: Any, other: Contract, op: object) -> WritePlan:
+    """Plan to replace the values of a container by the results of an operator with the values in `other`.
 
-    Values that `other` has no counterpart of stay as they are.
+    Values that `other` lacks do not change.
 
     Raises:
-        TypeError: Python does not know the operator for these values.
-        ShapeError: they are of other batch sizes.
+        TypeError: the values do not support the operator.
+        ShapeError: the batch sizes of two holders differ.
     """
     fresh: dict[Any, Any] = {}
     for key, holder in container.non_tensor_items(include_nested=True):
@@ -52,7 +52,7 @@ def combining(container: Any, other: Contract, op: object) -> WritePlan:
             try:
                 if not (hasattr(holder, "_value") and hasattr(theirs, "_value")):
                     _check_sizes(holder, theirs)
-                fresh[key] = holder._combined(theirs, _ON_VALUES[op])
+                fresh[key] = holder._combine(theirs, _ON_VALUES[op])
             except (TypeError, ShapeError) as error:
                 raise named_error(error, path_of(key)) from None
     write = Copy()
@@ -63,53 +63,56 @@ def combining(container: Any, other: Contract, op: object) -> WritePlan:
 def _check_sizes(one: Any, other: Contract) -> None:
     if not other._is_non_tensor or one._batch_size != other._batch_size:
         raise ShapeError(
-            f"values that are no tensors can be compared with such of the same batch size: one side has "
+            "a non-tensor value can be compared only with non-tensor values of the same batch size: one side has "
             f"{list(one._batch_size)}, the other is a {type(other).__name__} of {list(other._batch_size)}"
         )
 
 
-def _bools(values: list[Any], size: torch.Size, device: torch.device | None) -> Tensor:
+def _make_bools(values: list[Any], size: torch.Size, device: torch.device | None) -> Tensor:
     return torch.tensor(values, dtype=torch.bool, device=device).reshape(size)
 
 
-class Operators(Comparison):
-    """Comparison and logic of values: as Python computes them, element by element."""
+class ValueOperators(Comparison):
+    """Comparison and logic of non-tensor values, by Python's operators on each value."""
 
     def _flat_values(self) -> list[Any]:
-        """The value of every element of the batch, the last dim changing fastest."""
+        """Return the value of every element of the batch, in row-major order."""
         raise NotImplementedError
 
-    def _compared_as(self, other: Any, op: Any) -> Any:
+    def _compare_as(self, other: Any, op: Any) -> Any:
         if isinstance(other, (Tensor, Contract)):
-            return super()._compared_as(other, op)
+            return super()._compare_as(other, op)
         if op in (torch.eq, torch.ne) and not isinstance(other, numbers.Number):
-            return NotImplemented  # A container equals no such thing.
-        return self._compared_with_value(other, op)
+            return NotImplemented  # Python then compares identities.
+        return self._compare_with_value(other, op)
 
-    def _compared_with_value(self, other: object, op: object) -> Any:
-        return self._compared_with_container(makers.value(other, self._batch_size), op)
+    def _compare_with_value(self, other: object, op: object) -> Any:
+        return self._compare_with_container(makers.value(other, self._batch_size), op)
 
-    def _compared_with_container(self, other: Any, op: object) -> Any:
-        """A tensor of bools when all results are bools, a holder of the results otherwise.
+    def _compare_with_container(self, other: Any, op: object) -> Any:
+        """Apply an operator to the values of two holders.
+
+        Returns:
+            a tensor if all results are bools, and a holder of the results otherwise.
 
         Raises:
-            TypeError: Python does not know the operator for these values.
-            ShapeError: the other side is no holder, or of another batch size.
+            TypeError: the values do not support the operator.
+            ShapeError: the other side is not a holder of the same batch size.
         """
         fn = _ON_VALUES.get(op)
         if fn is None:
             return self.copy()
         size, device = self._batch_size, self._device
         _check_sizes(self, other)
-        result = self._combined(other, fn)
+        result = self._combine(other, fn)
         one = hasattr(result, "_value")
         results = [result._value] if one else result._flat_values()
         if not all(type(value) is bool for value in results):
             return result
-        return torch.full(size, *results, device=device) if one else _bools(results, size, device)
+        return torch.full(size, *results, device=device) if one else _make_bools(results, size, device)
 
-    def _combined(self, other: Any, fn: Callable[[Any, Any], Any]) -> Any:
-        """The holder of what `fn` gives for the values of two holders of one batch size."""
+    def _combine(self, other: Any, fn: Callable[[Any, Any], Any]) -> Any:
+        """Call `fn` on the values of two holders of equal batch size. Returns a holder of the results."""
         size, device = self._batch_size, self._device
         if hasattr(self, "_value") and hasattr(other, "_value"):
             return self._of(fn(self._value, other._value), size, device, self._names)  # type: ignore[attr-defined]
@@ -117,9 +120,9 @@ class Operators(Comparison):
         return makers.values(nested_lists(results, size), size, 0, device)
 
     def __ror__(self, other: object) -> Any:
-        return self._compared_with_value(other, or_with_right)
+        return self._compare_with_value(other, or_with_right)
 
-    # A value has no memory to write into: the name is bound to the result.
+    # Values cannot be written in place, so `a &= b` binds a new holder to `a`.
     __iand__ = Comparison.__and__
     __ior__ = Comparison.__or__
     __ixor__ = Comparison.__xor__

@@ -1,4 +1,4 @@
-"""Reductions: over batch dims, over feature dims, over all elements of each leaf, or over all leaves at once."""
+"""The mixin of reductions such as `sum`, `mean`, `min` and `all`. `reduction_plans.py` implements them."""
 
 from __future__ import annotations
 
@@ -23,23 +23,23 @@ from tensordict.ops.math.reduction_plans import (
     ReductionBase,
     Spreads,
     Sums,
-    along,
     apply_along,
+    flatten_features,
     is_feature,
-    of_all,
-    one_feature_dim,
-    over_everything,
+    list_rows,
+    plan_along,
+    plan_everything,
+    plan_same_size,
+    reduce_to_bool,
     refuse_keepdim,
-    restacked,
-    rows_of,
-    staying,
-    with_keys,
+    rename_keys,
+    stack_rows,
 )
 
 if TYPE_CHECKING:
     from typing_extensions import Self, Unpack
 
-    # A flag that is set, one that is not, and one that need not be given.
+    # A flag that must be True, one that must be False, and one that may also be omitted.
     On = Literal[True]
     No = Literal[False]
     Off = Literal[False] | None
@@ -48,21 +48,21 @@ if TYPE_CHECKING:
 class Reducing(ReductionBase):
     """Reductions. All of them take the same arguments:
 
-    dim: what to reduce. A batch dim, by number or by name, or a tuple of them; `"feature"`, all dims that are no batch
+    dim: the dims to reduce. A batch dim, by number or by name, or a tuple of batch dims; `"feature"` for all feature
         dims; without it (or with `None`), all elements of each leaf.
     keepdim: keep the reduced dims, with size 1. Not with `"feature"`.
-    reduce: reduce across leaves too, to one tensor: over batch dims the leaves, which must have the same shape, are
-        laid end to end along the first of them; over features and over everything their elements are put in one row.
+    reduce: also reduce across leaves, to one tensor. Over batch dims, the leaves must have the same shape, and are
+        concatenated along the first reduced dim. Otherwise, all their elements are concatenated.
 
-    They return a new, unlocked container with the names of the dims that stay, or a tensor with `reduce=True`. A dim
-    that is out of range or a name that no dim has is an `IndexError`. What torch refuses is refused with torch's
-    exception type and the key of the entry in front of the message.
+    They return a new, unlocked container with the names of the remaining dims, or a tensor with `reduce=True`. A dim
+    out of range, or an unknown name, is an `IndexError`. An error of torch keeps its type, and its message is prefixed
+    with the key of the entry.
 
-    A ragged entry is reduced over everything and, row by row, over its feature dims; its rows cannot be reduced to one.
-    A lazy stack with an entry that its members have in different shapes is reduced over everything too; over feature
-    dims, and along other dims than the stack dim, each member is reduced and the result is a lazy stack again.
+    A ragged entry can be reduced over all its elements and, row by row, over its feature dims, but not over its rows. A
+    lazy stack whose members have an entry in different shapes can be reduced over all elements. Over feature dims, and
+    along other dims than the stack dim, each member is reduced, and the result is a lazy stack again.
 
-    Entries that are small and of one form may be reduced in one call; their results lie in one block of memory then.
+    Small entries of the same shape may be reduced in one call. Their results then share one block of memory.
     """
 
     # --- sums and means ---------------------------------------------------------------------------------------------
@@ -84,21 +84,7 @@ class Reducing(ReductionBase):
         reduce: bool | None = None,
         key_transform: KeyTransform | None = None,
     ) -> Self | Tensor:
-        """The sum of the elements.
-
-        Args:
-            dim: a batch dim or a tuple of them, by number or by name; `"feature"`; all elements of each leaf without.
-            keepdim: keep the reduced dims, with size 1.
-            dtype: what leaves are cast to first; by default integers and bools are summed as int64.
-            reduce: sum across leaves too, and return one tensor.
-            key_transform: gives the (nested) key of the result for the name of each entry, level by level.
-
-        Returns:
-            a new container with the remaining batch dims and their names, or a tensor with `reduce=True`.
-
-        Raises:
-            IndexError: there is no such dim.
-            RuntimeError: with `reduce=True` and batch dims, the leaves differ in shape; they are named.
+        """Sum the elements.
 
         Example:
             >>> import torch
@@ -110,9 +96,24 @@ class Reducing(ReductionBase):
             (tensor(6.), tensor([4., 4., 4.]))
             >>> td.sum(reduce=True)
             tensor(30.)
+
+        Args:
+            dim: a batch dim or a tuple of batch dims, by number or by name; or `"feature"`. By default, all elements of
+                each leaf.
+            keepdim: keep the reduced dims, with size 1.
+            dtype: cast leaves to this dtype first. By default, integers and bools are summed as int64.
+            reduce: also sum across leaves, and return one tensor.
+            key_transform: called with the name of each entry, level by level. Returns the (nested) key in the result.
+
+        Returns:
+            a new container with the remaining batch dims and their names; a tensor with `reduce=True`.
+
+        Raises:
+            IndexError: a dim is out of range, or a name is unknown.
+            RuntimeError: with `reduce=True` and batch dims, the leaves differ in shape. The error names them.
         """
         how = _SUM if dtype is None else Reduction(partial(Tensor.sum, dtype=dtype), combine=Tensor.sum)
-        return self._reduced(how, dim, keepdim, reduce, key_transform)
+        return self._reduce(how, dim, keepdim, reduce, key_transform)
 
     @overload
     def nansum(self, dim: Dims = ..., keepdim: bool = ..., *, reduce: Off = ..., **how: Unpack[Casts]) -> Self: ...
@@ -130,9 +131,9 @@ class Reducing(ReductionBase):
         dtype: torch.dtype | None = None,
         reduce: bool | None = None,
     ) -> Self | Tensor:
-        """The sum of the elements that are not NaN; arguments as :meth:`sum`."""
+        """Sum the elements, ignoring NaN. Arguments as for :meth:`sum`."""
         op = Tensor.nansum if dtype is None else partial(Tensor.nansum, dtype=dtype)
-        return self._reduced(Reduction(op, combine=Tensor.sum), dim, keepdim, reduce)
+        return self._reduce(Reduction(op, combine=Tensor.sum), dim, keepdim, reduce)
 
     @overload
     def mean(self, dim: Dims = ..., keepdim: bool = ..., *, reduce: Off = ..., **how: Unpack[Sums]) -> Self: ...
@@ -151,9 +152,9 @@ class Reducing(ReductionBase):
         reduce: bool | None = None,
         key_transform: KeyTransform | None = None,
     ) -> Self | Tensor:
-        """The mean of the elements; with `reduce=True`, every element counts the same, whichever leaf it is in.
+        """Average the elements. With `reduce=True`, the elements of all leaves have the same weight.
 
-        Arguments as :meth:`sum`. Integers have no mean unless `dtype` is given.
+        Arguments as for :meth:`sum`. Integers need `dtype`.
 
         Example:
             >>> import torch
@@ -165,7 +166,7 @@ class Reducing(ReductionBase):
             ['mean_a', ('mean_n', 'mean_b')]
         """
         how = _MEAN if dtype is None else Reduction(partial(Tensor.mean, dtype=dtype), stacked=True)
-        return self._reduced(how, dim, keepdim, reduce, key_transform)
+        return self._reduce(how, dim, keepdim, reduce, key_transform)
 
     @overload
     def nanmean(self, dim: Dims = ..., keepdim: bool = ..., *, reduce: Off = ..., **how: Unpack[Casts]) -> Self: ...
@@ -183,9 +184,9 @@ class Reducing(ReductionBase):
         dtype: torch.dtype | None = None,
         reduce: bool | None = None,
     ) -> Self | Tensor:
-        """The mean of the elements that are not NaN; arguments as :meth:`mean`."""
+        """Average the elements, ignoring NaN. Arguments as for :meth:`mean`."""
         op = Tensor.nanmean if dtype is None else partial(Tensor.nanmean, dtype=dtype)
-        return self._reduced(Reduction(op, stacked=True), dim, keepdim, reduce)
+        return self._reduce(Reduction(op, stacked=True), dim, keepdim, reduce)
 
     @overload
     def std(self, dim: Dims = ..., keepdim: bool = ..., *, reduce: Off = ..., **how: Unpack[Spreads]) -> Self: ...
@@ -204,14 +205,14 @@ class Reducing(ReductionBase):
         reduce: bool | None = None,
         key_transform: KeyTransform | None = None,
     ) -> Self | Tensor:
-        """The standard deviation of the elements; arguments as :meth:`mean`.
+        """Compute the standard deviation of the elements.
 
         Args:
             dim, keepdim, reduce, key_transform: as for :meth:`sum`.
-            correction: what is taken off the number of elements before dividing by it.
+            correction: subtracted from the number of elements before dividing by it.
         """
-        how = _STD if correction == 1 else Reduction(partial(_spread, torch.std, correction))
-        return self._reduced(how, dim, keepdim, reduce, key_transform)
+        how = _STD if correction == 1 else Reduction(partial(_call_with_correction, torch.std, correction))
+        return self._reduce(how, dim, keepdim, reduce, key_transform)
 
     @overload
     def var(self, dim: Dims = ..., keepdim: bool = ..., *, reduce: Off = ..., **how: Unpack[Spreads]) -> Self: ...
@@ -230,9 +231,9 @@ class Reducing(ReductionBase):
         reduce: bool | None = None,
         key_transform: KeyTransform | None = None,
     ) -> Self | Tensor:
-        """The variance of the elements; arguments as :meth:`std`."""
-        how = _VAR if correction == 1 else Reduction(partial(_spread, torch.var, correction))
-        return self._reduced(how, dim, keepdim, reduce, key_transform)
+        """Compute the variance of the elements. Arguments as for :meth:`std`."""
+        how = _VAR if correction == 1 else Reduction(partial(_call_with_correction, torch.var, correction))
+        return self._reduce(how, dim, keepdim, reduce, key_transform)
 
     @overload
     def prod(self, dim: Dims = ..., keepdim: bool = ..., *, reduce: Off = ..., **how: Unpack[Casts]) -> Self: ...
@@ -250,62 +251,62 @@ class Reducing(ReductionBase):
         dtype: torch.dtype | None = None,
         reduce: bool | None = None,
     ) -> Self | Tensor:
-        """The product of the elements; arguments as :meth:`sum`."""
+        """Multiply the elements. Arguments as for :meth:`sum`."""
         op = _prod if dtype is None else partial(_prod, dtype=dtype)
-        return self._reduced(Reduction(op, combine=Tensor.prod), dim, keepdim, reduce)
+        return self._reduce(Reduction(op, combine=Tensor.prod), dim, keepdim, reduce)
 
     def logsumexp(self, dim: object = None, keepdim: bool = False, *, out: object = None) -> Self:
-        """The logarithm of the sum of the exponentials along batch dims, computed without overflow.
-
-        Args:
-            dim: a batch dim or a tuple of them, by number or by name; all batch dims by default.
-            keepdim: keep the reduced dims, with size 1.
-            out: a container of the resulting batch size that takes the result, in place.
-
-        Returns:
-            a new container with the remaining batch dims and their names, or `out`.
+        """Compute the logarithm of the sum of the exponentials along batch dims, without overflow.
 
         Example:
             >>> import torch
             >>> from tensordict import TensorDict
             >>> TensorDict({"a": torch.zeros(4, 2)}, [4]).logsumexp(0)["a"]
             tensor([1.3863, 1.3863])
+
+        Args:
+            dim: a batch dim or a tuple of batch dims, by number or by name; all batch dims by default.
+            keepdim: keep the reduced dims, with size 1.
+            out: a container of the resulting batch size, to write the result into in place.
+
+        Returns:
+            a new container with the remaining batch dims and their names, or `out`.
         """
         dims = tuple(range(len(self._batch_size))) if dim is None else self._dims(dim)
         if not dims:
-            raise ShapeError(f"logsumexp reduces batch dims, and there is none (batch_size={list(self._batch_size)})")
-        result = self._by_level(along(_LOGSUMEXP, keepdim, dims))
-        return result if out is None else _into(out, result)
+            raise ShapeError("logsumexp reduces batch dims, but the container lacks them (batch_size=[])")
+        result = self._run_plan(plan_along(_LOGSUMEXP, keepdim, dims))
+        return result if out is None else _update_out(out, result)
 
     def norm(
         self, *, out: object = None, dtype: torch.dtype | None = None, key_transform: KeyTransform | None = None
     ) -> Self:
-        """The Euclidean norm of each leaf.
-
-        Args:
-            out: a container without batch dims that takes the result, in place.
-            dtype: what leaves are cast to first.
-            key_transform: as for :meth:`sum`.
-
-        Returns:
-            a new container of scalars without batch dims, locked if this one is; or `out`.
-
-        Raises:
-            RuntimeError: there are no leaves, or a leaf is neither floating point nor complex.
+        """Compute the Euclidean norm of each leaf.
 
         Example:
             >>> import torch
             >>> from tensordict import TensorDict
             >>> TensorDict(a=torch.tensor([3.0, 4.0])).norm()["a"]
             tensor(5.)
+
+        Args:
+            out: a container without batch dims, to write the result into in place.
+            dtype: cast leaves to this dtype first.
+            key_transform: as for :meth:`sum`.
+
+        Returns:
+            a new container of scalars without batch dims, locked if this container is; or `out`.
+
+        Raises:
+            RuntimeError: the container is empty, or a leaf is neither floating point nor complex.
         """
         if not self._leaves():
-            raise RuntimeError("norm: the container has no entries to take the norm of")
+            raise RuntimeError("norm needs at least one entry, but the container has no entries")
         how = Reduction(
             partial(torch.linalg.vector_norm, dtype=dtype), many=partial(internals.foreach_norm, ord=2, dtype=dtype)
         )
-        result = with_keys(self._by_level(over_everything(how)), key_transform)
-        return self._same_lock(result) if out is None else _into(out, result)
+        result = rename_keys(self._run_plan(plan_everything(how)), key_transform)
+        return self._same_lock(result) if out is None else _update_out(out, result)
 
     # --- extremes and quantiles -------------------------------------------------------------------------------------
 
@@ -316,8 +317,8 @@ class Reducing(ReductionBase):
     @overload
     def amin(self, dim: Dims = ..., keepdim: bool = ..., *, reduce: bool | None) -> Self | Tensor: ...
     def amin(self, dim: Dims = NO_DEFAULT, keepdim: bool = False, *, reduce: bool | None = None) -> Self | Tensor:
-        """The smallest of the elements; arguments as :meth:`sum`."""
-        return self._reduced(_AMIN, dim, keepdim, reduce)
+        """Find the smallest element. Arguments as for :meth:`sum`."""
+        return self._reduce(_AMIN, dim, keepdim, reduce)
 
     @overload
     def amax(self, dim: Dims = ..., keepdim: bool = ..., *, reduce: Off = ...) -> Self: ...
@@ -326,8 +327,8 @@ class Reducing(ReductionBase):
     @overload
     def amax(self, dim: Dims = ..., keepdim: bool = ..., *, reduce: bool | None) -> Self | Tensor: ...
     def amax(self, dim: Dims = NO_DEFAULT, keepdim: bool = False, *, reduce: bool | None = None) -> Self | Tensor:
-        """The largest of the elements; arguments as :meth:`sum`."""
-        return self._reduced(_AMAX, dim, keepdim, reduce)
+        """Find the largest element. Arguments as for :meth:`sum`."""
+        return self._reduce(_AMAX, dim, keepdim, reduce)
 
     @overload
     def min(self, dim: None = ..., keepdim: bool = ..., *, reduce: Off = ..., return_indices: bool = ...) -> Self: ...
@@ -349,18 +350,7 @@ class Reducing(ReductionBase):
         reduce: bool | None = None,
         return_indices: bool = True,
     ) -> Any:
-        """The smallest of the elements and where it is.
-
-        Args:
-            dim: one batch dim, by number or by name; or `"feature"`. Without it, the smallest element of each leaf.
-            keepdim: keep the reduced dim, with size 1.
-            reduce: go across leaves too, and return tensors.
-            return_indices: `False` gives the values only, as :meth:`amin`, and allows several dims.
-
-        Returns:
-            with `dim`, a `torch.return_types.min` of two containers, `values` and `indices`: positions along the dim
-            (among all feature elements in a row for `"feature"`; in the leaves laid end to end with `reduce=True`).
-            Without `dim`, the values alone.
+        """Find the smallest element and its position.
 
         Example:
             >>> import torch
@@ -368,10 +358,21 @@ class Reducing(ReductionBase):
             >>> values, indices = TensorDict({"a": torch.tensor([[3, 1], [2, 4]])}, [2]).min(dim=0)
             >>> values["a"], indices["a"]
             (tensor([2, 1]), tensor([1, 0]))
+
+        Args:
+            dim: one batch dim, by number or by name; or `"feature"`. Without it, the smallest element of each leaf.
+            keepdim: keep the reduced dim, with size 1.
+            reduce: also reduce across leaves, and return tensors.
+            return_indices: with `False`, return the values only, like :meth:`amin`. This allows several dims.
+
+        Returns:
+            with `dim`, a `torch.return_types.min` of two containers, `values` and `indices`. The indices are positions
+            along the dim. For `"feature"` they count the flattened feature elements; with `reduce=True`, the
+            concatenated leaves. Without `dim`, the values alone.
         """
         if not return_indices or dim is NO_DEFAULT or dim is None:
             return self.amin(dim, keepdim, reduce=reduce)
-        return self._extremes(Tensor.min, torch.return_types.min, dim, keepdim, reduce)
+        return self._find_extremes(Tensor.min, torch.return_types.min, dim, keepdim, reduce)
 
     @overload
     def max(self, dim: None = ..., keepdim: bool = ..., *, reduce: Off = ..., return_indices: bool = ...) -> Self: ...
@@ -393,10 +394,10 @@ class Reducing(ReductionBase):
         reduce: bool | None = None,
         return_indices: bool = True,
     ) -> Any:
-        """The largest of the elements and where it is; arguments and result as :meth:`min`."""
+        """Find the largest element and its position. Arguments and result as for :meth:`min`."""
         if not return_indices or dim is NO_DEFAULT or dim is None:
             return self.amax(dim, keepdim, reduce=reduce)
-        return self._extremes(Tensor.max, torch.return_types.max, dim, keepdim, reduce)
+        return self._find_extremes(Tensor.max, torch.return_types.max, dim, keepdim, reduce)
 
     @overload
     def cummin(
@@ -407,23 +408,23 @@ class Reducing(ReductionBase):
     @overload
     def cummin(self, dim: Dims, *, reduce: On, return_indices: No) -> Tensor: ...
     def cummin(self, dim: object, *, reduce: bool | None = None, return_indices: bool = True) -> Any:
-        """The smallest of the elements so far, along a batch dim, and where it is.
-
-        Args:
-            dim: the batch dim, by number or by name.
-            reduce: go on from leaf to leaf, laid end to end along the dim, and return tensors.
-            return_indices: `False` gives the values only.
-
-        Returns:
-            a `torch.return_types.cummin` of two containers of the shape of this one, `values` and `indices`.
+        """Find the smallest element up to each position along a batch dim, and its position.
 
         Example:
             >>> import torch
             >>> from tensordict import TensorDict
             >>> TensorDict({"a": torch.tensor([3, 1, 2])}, [3]).cummin(0).values["a"]
             tensor([3, 1, 1])
+
+        Args:
+            dim: the batch dim, by number or by name.
+            reduce: concatenate the leaves along the dim first, and return tensors.
+            return_indices: with `False`, return the values only.
+
+        Returns:
+            a `torch.return_types.cummin` of two containers of the same shape as this one, `values` and `indices`.
         """
-        return self._cumulated(Tensor.cummin, torch.return_types.cummin, dim, reduce, return_indices)
+        return self._accumulate(Tensor.cummin, torch.return_types.cummin, dim, reduce, return_indices)
 
     @overload
     def cummax(
@@ -434,8 +435,8 @@ class Reducing(ReductionBase):
     @overload
     def cummax(self, dim: Dims, *, reduce: On, return_indices: No) -> Tensor: ...
     def cummax(self, dim: object, *, reduce: bool | None = None, return_indices: bool = True) -> Any:
-        """The largest of the elements so far, along a batch dim, and where it is; arguments as :meth:`cummin`."""
-        return self._cumulated(Tensor.cummax, torch.return_types.cummax, dim, reduce, return_indices)
+        """Find the largest element up to each position along a batch dim. Arguments as for :meth:`cummin`."""
+        return self._accumulate(Tensor.cummax, torch.return_types.cummax, dim, reduce, return_indices)
 
     @overload
     def quantile(
@@ -459,12 +460,7 @@ class Reducing(ReductionBase):
         reduce: bool | None = None,
         key_transform: KeyTransform | None = None,
     ) -> Self | Tensor:
-        """The value below which the fraction `q` of the elements lies.
-
-        Args:
-            q: between 0 and 1; or a tensor of one dim, which gives the result a first dim with one quantile each.
-            dim, keepdim, reduce, key_transform: as for :meth:`sum`.
-            interpolation: `"linear"`, `"lower"`, `"higher"`, `"midpoint"` or `"nearest"`: what lies between elements.
+        """Compute quantiles: the value below which the fraction `q` of the elements lies.
 
         Example:
             >>> import torch
@@ -472,48 +468,44 @@ class Reducing(ReductionBase):
             >>> td = TensorDict({"a": torch.tensor([0.0, 1.0, 5.0])}, [3])
             >>> td.quantile(0.5, dim=0)["a"], td.quantile(torch.tensor([0.0, 1.0])).batch_size
             (tensor(1.), torch.Size([2]))
+
+        Args:
+            q: a number between 0 and 1; or a tensor of one dim, which adds a first dim of quantiles to the result.
+            dim, keepdim, reduce, key_transform: as for :meth:`sum`.
+            interpolation: the value between two elements: `"linear"`, `"lower"`, `"higher"`, `"midpoint"` or
+                `"nearest"`.
         """
         added = len(q) if isinstance(q, Tensor) and q.dim() else None
         how = Reduction(partial(_quantile, q, interpolation), stacked=True, added=added)
-        return self._reduced(how, dim, keepdim, reduce, key_transform)
+        return self._reduce(how, dim, keepdim, reduce, key_transform)
 
-    # --- all dims stay ----------------------------------------------------------------------------------------------
+    # --- softmax, all and any ---------------------------------------------------------------------------------------
 
     def softmax(self, dim: object, dtype: torch.dtype | None = None) -> Self:
-        """Exponentials scaled so that they sum to 1 along a batch dim.
-
-        Args:
-            dim: the batch dim, by number or by name.
-            dtype: what leaves are cast to first.
-
-        Raises:
-            IndexError: there is no such dim.
+        """Compute exponentials that are scaled to sum to 1 along a batch dim.
 
         Example:
             >>> import torch
             >>> from tensordict import TensorDict
             >>> TensorDict({"a": torch.zeros(4)}, [4]).softmax(0)["a"]
             tensor([0.2500, 0.2500, 0.2500, 0.2500])
+
+        Args:
+            dim: the batch dim, by number or by name.
+            dtype: cast leaves to this dtype first.
+
+        Raises:
+            IndexError: the dim is out of range, or the name is unknown.
         """
         how = Reduction(partial(_softmax, dtype))
-        return self._by_level(staying(lambda dims: partial(apply_along, how, dims, False), (self._dim(dim),)))
+        return self._run_plan(plan_same_size(lambda dims: partial(apply_along, how, dims, False), (self._dim(dim),)))
 
     @overload
     def all(self, dim: None = ..., keepdim: bool = ...) -> bool: ...
     @overload
     def all(self, dim: int | str | tuple[int | str, ...], keepdim: bool = ...) -> Self: ...
     def all(self, dim: Any = None, keepdim: bool = False) -> Self | bool:
-        """Whether all elements are true (non-zero).
-
-        Args:
-            dim: a batch dim or a tuple of them, by number or by name; `"feature"`; `None` reduces everything.
-            keepdim: keep the reduced dims, with size 1.
-
-        Returns:
-            a `bool` without `dim`, else a container of bools that lacks the dims.
-
-        Raises:
-            IndexError: there is no such dim.
+        """Test whether all elements are true (non-zero).
 
         Example:
             >>> import torch
@@ -521,68 +513,79 @@ class Reducing(ReductionBase):
             >>> td = TensorDict({"a": torch.tensor([[1, 1], [0, 1]])}, [2])
             >>> td.all(), td.all(dim=0)["a"]
             (False, tensor([False,  True]))
+
+        Args:
+            dim: a batch dim or a tuple of batch dims, by number or by name; or `"feature"`. `None` tests the elements
+                of all leaves together.
+            keepdim: keep the reduced dims, with size 1.
+
+        Returns:
+            a `bool` without `dim`; otherwise a container of bools without the reduced dims.
+
+        Raises:
+            IndexError: a dim is out of range, or a name is unknown.
         """
         if dim is not None:
-            return self._by_level(self._plan(_ALL, dim, keepdim))
+            return self._run_plan(self._plan(_ALL, dim, keepdim))
         refuse_keepdim(keepdim, "everything is reduced to one bool")
-        return of_all(self._leaves(), Tensor.all, False)
+        return reduce_to_bool(self._leaves(), Tensor.all, False)
 
     @overload
     def any(self, dim: None = ..., keepdim: bool = ...) -> bool: ...
     @overload
     def any(self, dim: int | str | tuple[int | str, ...], keepdim: bool = ...) -> Self: ...
     def any(self, dim: Any = None, keepdim: bool = False) -> Self | bool:
-        """Whether any element is true (non-zero); arguments and result as for :meth:`all`."""
+        """Test whether any element is true (non-zero). Arguments and result as for :meth:`all`."""
         if dim is not None:
-            return self._by_level(self._plan(_ANY, dim, keepdim))
+            return self._run_plan(self._plan(_ANY, dim, keepdim))
         refuse_keepdim(keepdim, "everything is reduced to one bool")
-        return of_all(self._leaves(), Tensor.any, True)
+        return reduce_to_bool(self._leaves(), Tensor.any, True)
 
     # --- values and indices -----------------------------------------------------------------------------------------
 
-    def _extremes(self, op: Op, returned: Any, dim: Any, keepdim: bool, reduce: bool | None) -> Any:
-        """The values and the indices that `op` gives along one batch dim, or along the feature dims."""
+    def _find_extremes(self, op: Op, returned: Any, dim: Any, keepdim: bool, reduce: bool | None) -> Any:
+        """Run `op`, which returns values and indices, along one batch dim or along the feature dims."""
         if is_feature(dim):
             refuse_keepdim(keepdim, "dim='feature' removes the feature dims")
             if reduce:
-                return self._over_all(op, self._side_by_side(), -1)
-            return returned(self._split_by_level(staying(lambda _: partial(_of_features, op), ())))
-        at = self._one_dim(dim)
+                return self._call_on_all(op, self._concatenate_features(), -1)
+            return returned(self._run_pair_plan(plan_same_size(lambda _: partial(_reduce_features, op), ())))
+        at = self._as_single_dim(dim)
         if reduce:
-            return self._over_all(op, self._end_to_end(at), at, keepdim)
-        return returned(self._split_by_level(along(Reduction(op), keepdim, (at,))))
+            return self._call_on_all(op, self._concatenate_leaves(at), at, keepdim)
+        return returned(self._run_pair_plan(plan_along(Reduction(op), keepdim, (at,))))
 
-    def _cumulated(self, op: Op, returned: Any, dim: object, reduce: bool | None, return_indices: bool) -> Any:
-        at = self._one_dim(dim)
+    def _accumulate(self, op: Op, returned: Any, dim: object, reduce: bool | None, return_indices: bool) -> Any:
+        at = self._as_single_dim(dim)
         if reduce:
-            pair = self._over_all(op, self._end_to_end(at), at)
+            pair = self._call_on_all(op, self._concatenate_leaves(at), at)
         else:
             how = Reduction(op)
-            plan = staying(lambda dims: partial(apply_along, how, dims, False), (at,))
-            pair = returned(self._split_by_level(plan))
+            plan = plan_same_size(lambda dims: partial(apply_along, how, dims, False), (at,))
+            pair = returned(self._run_pair_plan(plan))
         return pair if return_indices else pair.values
 
-    def _one_dim(self, dim: object) -> int:
+    def _as_single_dim(self, dim: object) -> int:
         dims = self._dims(dim)
         if len(dims) != 1:
             raise TypeError(f"indices are positions along one dim, got dim={dim}; amin and amax take several dims")
         return dims[0]
 
 
-def _spread(fn: Op, correction: int, leaf: Tensor, dims: object = None, keepdim: bool = False) -> Any:
-    """`torch.std` or `torch.var`."""
+def _call_with_correction(fn: Op, correction: int, leaf: Tensor, dims: object = None, keepdim: bool = False) -> Any:
+    """Call `fn`, which is `torch.std` or `torch.var`, with a correction."""
     return fn(leaf, dims, correction=correction, keepdim=keepdim)
 
 
-def _unbiased(method: Op, leaf: Tensor, dims: object = None, keepdim: bool = False) -> Any:
-    """`_spread` with a correction of 1, as torch parses it 0.6 us faster."""
+def _call_with_bessel(method: Op, leaf: Tensor, dims: object = None, keepdim: bool = False) -> Any:
+    """Call `Tensor.std` or `Tensor.var` with a correction of 1. Torch parses these arguments 0.6 us faster."""
     return method(leaf) if dims is None else method(leaf, dims, True, keepdim)
 
 
 _SUM = Reduction(Tensor.sum, combine=Tensor.sum)
 _MEAN = Reduction(Tensor.mean, stacked=True)
-_STD = Reduction(partial(_unbiased, Tensor.std))
-_VAR = Reduction(partial(_unbiased, Tensor.var))
+_STD = Reduction(partial(_call_with_bessel, Tensor.std))
+_VAR = Reduction(partial(_call_with_bessel, Tensor.var))
 _LOGSUMEXP = Reduction(Tensor.logsumexp, stacked=True)
 _AMIN = Reduction(Tensor.amin, combine=Tensor.amin)
 _AMAX = Reduction(Tensor.amax, combine=Tensor.amax, many=internals.foreach_max)
@@ -590,31 +593,31 @@ _ALL = Reduction(Tensor.all, stacked=True)
 _ANY = Reduction(Tensor.any, stacked=True)
 
 
-def _of_features(op: Op, leaves: list[Any], batch_dims: int) -> list[Any]:
-    """`op`, which takes one dim and gives values and indices, along the feature dims as one."""
+def _reduce_features(op: Op, leaves: list[Any], batch_dims: int) -> list[Any]:
+    """Call `op`, which takes one dim and returns values and indices, on the flattened feature dims of each leaf."""
     return [
-        _of_rows(op, leaf, batch_dims) if leaf.is_nested else op(one_feature_dim(leaf, batch_dims), -1)
+        _reduce_rows(op, leaf, batch_dims) if leaf.is_nested else op(flatten_features(leaf, batch_dims), -1)
         for leaf in leaves
     ]
 
 
-def _of_rows(op: Op, leaf: object, batch_dims: int) -> tuple[Tensor, Tensor]:
-    """`op` along the feature dims of each row of a ragged leaf: torch counts padding in."""
-    pairs = [op(one_feature_dim(row, batch_dims - 1), -1) for row in rows_of(leaf, batch_dims)]
-    return restacked([pair[0] for pair in pairs], leaf), restacked([pair[1] for pair in pairs], leaf)
+def _reduce_rows(op: Op, leaf: object, batch_dims: int) -> tuple[Tensor, Tensor]:
+    """Call `op` on the feature dims of each row of a ragged leaf. On the whole leaf, torch would include padding."""
+    pairs = [op(flatten_features(row, batch_dims - 1), -1) for row in list_rows(leaf, batch_dims)]
+    return stack_rows([pair[0] for pair in pairs], leaf), stack_rows([pair[1] for pair in pairs], leaf)
 
 
 def _softmax(dtype: torch.dtype | None, leaf: Tensor, dim: int, keepdim: bool = True) -> Tensor:
-    """`torch.softmax`, which always keeps the dim."""
+    """Call `torch.softmax` with the arguments of a reduction. It always keeps the dim."""
     return leaf.softmax(dim) if dtype is None else leaf.softmax(dim, dtype)
 
 
 def _prod(leaf: Tensor, dims: Any = None, keepdim: bool = False, dtype: torch.dtype | None = None) -> Tensor:
-    """`torch.prod`, along several dims too."""
+    """Call `torch.prod`, also along several dims, which torch does not support."""
     if dims is None:
         return leaf.prod(dtype=dtype)
     if dims == ():
-        # No dim to reduce: cast as the others are.
+        # Reduce an added dim, so that the dtype changes as it does for other leaves.
         return leaf.unsqueeze(-1).prod(-1, dtype=dtype)
     for dim in sorted(dims, reverse=True) if type(dims) is tuple else (dims,):
         leaf = leaf.prod(dim, keepdim, dtype=dtype)
@@ -622,7 +625,7 @@ def _prod(leaf: Tensor, dims: Any = None, keepdim: bool = False, dtype: torch.dt
 
 
 def _quantile(q: Any, interpolation: str, leaf: Tensor, dims: Any = None, keepdim: bool = False) -> Tensor:
-    """`torch.quantile`, along several dims too."""
+    """Call `torch.quantile`, also along several dims, which torch does not support."""
     if type(dims) is not tuple:
         return leaf.quantile(q, dims, keepdim, interpolation=interpolation)
     merged = leaf.movedim(dims, tuple(range(-len(dims), 0))).flatten(-len(dims)) if dims else leaf.unsqueeze(-1)
@@ -634,8 +637,8 @@ def _quantile(q: Any, interpolation: str, leaf: Tensor, dims: Any = None, keepdi
     return result
 
 
-def _into(out: Any, result: Reducing) -> Any:
-    """Write `result` into `out`, in place, which must have all of its entries."""
+def _update_out(out: Any, result: Reducing) -> Any:
+    """Write `result` into `out` in place. Raises if `out` lacks one of its entries."""
     check_out(out, result._batch_size)
     for path, _ in result._walk():
         if not out._has(path):

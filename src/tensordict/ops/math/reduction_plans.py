@@ -1,4 +1,4 @@
-"""How reductions are carried out: the walk over the levels of a tree, one call for leaves of one form, one for all."""
+"""The implementation of reductions, used by `reducing.py`: plans, and the walk that applies them level by level."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from tensordict.ops.storing.leaves import Leaves, _entries_of
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-# Called as op(leaf), op(leaf, dims) or op(leaf, dims, True), `dims` being an int or a tuple of several ints.
+# Called as op(leaf), op(leaf, dims) or op(leaf, dims, True). `dims` is an int or a tuple of several ints.
 Op = Callable[..., Any]
-# The results for the leaves of one container, given these and the number of its batch dims.
+# Takes the leaves of one container and its number of batch dims. Returns the result of each leaf.
 Apply = Callable[[list[Any], int], Iterable[Any]]
-# The batch size and the names of one container after the reduction.
+# Takes the batch size and the names of one container before the reduction. Returns the ones after it.
 After = Callable[[torch.Size, "Names | None"], "tuple[torch.Size, Names | None]"]
 KeyTransform = Callable[[Any], Any]
 # Batch dims by number or by name, `"feature"`, or `None` for all elements of each leaf.
@@ -62,20 +62,21 @@ class Quantiles(TypedDict, total=False):
 
 TORCH_ERRORS = (RuntimeError, IndexError, TypeError, ValueError)
 
-# Up to this many elements in all, one copy of the leaves costs less than a call per leaf. Torch starts more threads
-# above it, so that the order of a sum could change.
+# Up to this many elements in total, copying the leaves into one tensor costs less than a call for each leaf. Beyond it,
+# torch uses more threads, which could change the order of a sum.
 _SMALL = 32768
-_FEW = 4
+# Fewer leaves than this are never stacked.
+_MIN_STACKED = 4
 
 
 class Reduction(NamedTuple):
-    """What is done to the elements.
+    """An operation that reduces tensors.
 
     op: the operation on one tensor.
-    combine: makes the result for several tensors from those of each, where that is possible.
-    many: `op` over all elements of each of several tensors, where torch has one call for that.
-    stacked: do `op` to the stack of leaves that are small and alike: worth it where `op` takes torch more than 2.5 us.
-    added: the size of the dim that `op` adds in front, if any.
+    combine: reduces the results of several tensors to the result of all, if that is possible.
+    many: the operation over all elements of each of several tensors, if torch has one call for it.
+    stacked: stack small leaves of equal shape and call `op` once. Saves time if `op` takes torch more than 2.5 us.
+    added: the size of the leading dim that `op` adds, if any.
     """
 
     op: Op
@@ -86,14 +87,14 @@ class Reduction(NamedTuple):
 
 
 class ReductionPlan(NamedTuple):
-    """How a reduction goes over a tree.
+    """A reduction of all containers of a tree.
 
-    apply: gives the results for the leaves of each container.
-    after: gives the batch size and the names of each.
-    dims: the batch dims that it works along.
-    along: makes the same of other batch dims; `None` when all elements of each leaf are reduced, wherever they are.
-    shift: how many dims it adds in front.
-    gone: whether `dims` are no more afterwards.
+    apply: reduces the leaves of one container.
+    after: returns the new batch size and names of one container.
+    dims: the batch dims to reduce.
+    along: makes the same plan for other batch dims; `None` if the plan reduces all elements of each leaf.
+    shift: the number of leading dims that the reduction adds.
+    drops_dims: True if the reduction removes `dims`.
     """
 
     apply: Apply
@@ -101,67 +102,64 @@ class ReductionPlan(NamedTuple):
     dims: tuple[int, ...] = ()
     along: Callable[[tuple[int, ...]], ReductionPlan] | None = None
     shift: int = 0
-    gone: bool = False
+    drops_dims: bool = False
 
-    def inside(self, stack_dim: int) -> ReductionPlan:
-        """The same for the members of a lazy stack along a dim that is none of `dims`."""
+    def for_members(self, stack_dim: int) -> ReductionPlan:
+        """Return the plan for the members of a lazy stack, whose stack dim is not in `dims`."""
         return self if self.along is None else self.along(tuple([dim - (dim > stack_dim) for dim in self.dims]))
 
     def stack_dim(self, before: int) -> int:
-        """Where the dim of the lazy stack is afterwards."""
-        return before + self.shift - (sum([dim < before for dim in self.dims]) if self.gone else 0)
+        """Return the stack dim of a lazy stack after the reduction."""
+        return before + self.shift - (sum([dim < before for dim in self.dims]) if self.drops_dims else 0)
 
 
 class ReductionBase(Leaves, Naming):
-    """The mechanism behind `Reducing`, whose methods say what the arguments mean."""
+    """The implementation of `Reducing`, which documents the arguments."""
 
-    def _reduced(
+    def _reduce(
         self, how: Reduction, dim: Dims, keepdim: bool, reduce: bool | None, key_transform: KeyTransform | None = None
     ) -> Self | Tensor:
-        """The reduction along what `dim` says."""
+        """Run a reduction with the arguments of a public method."""
         kept = keepdim is not NO_DEFAULT and bool(keepdim)
         if not reduce:
-            result = self._by_level(self._plan(how, dim, kept))
-            return result if key_transform is None else with_keys(result, key_transform)
+            result = self._run_plan(self._plan(how, dim, kept))
+            return result if key_transform is None else rename_keys(result, key_transform)
         if _is_everything(dim):
-            return self._pooled(how.op, kept, how.combine)
+            return self._reduce_to_one(how.op, kept, how.combine)
         if is_feature(dim):
             refuse_keepdim(kept, "dim='feature' removes the feature dims")
-            return self._over_all_features(how)
+            return self._reduce_all_features(how)
         dims = self._dims(dim)
-        return self._over_all(how.op, self._end_to_end(dims[0]), _unpacked(dims), kept)  # type: ignore[no-any-return]
+        return self._call_on_all(how.op, self._concatenate_leaves(dims[0]), _unpack_single(dims), kept)  # type: ignore[no-any-return]
 
     def _plan(self, how: Reduction, dim: Dims, keepdim: bool) -> ReductionPlan:
-        """How each leaf is reduced along what `dim` says."""
+        """Make the plan for the dims that the argument `dim` describes."""
         if _is_everything(dim):
-            return over_everything(how, keepdim)
+            return plan_everything(how, keepdim)
         if is_feature(dim):
             refuse_keepdim(keepdim, "dim='feature' removes the feature dims")
-            return over_features(how)
-        return along(how, keepdim, self._dims(dim))
+            return plan_features(how)
+        return plan_along(how, keepdim, self._dims(dim))
 
-    def _by_level(self, plan: ReductionPlan) -> Self:
-        """The same structure with all leaves replaced by what `plan` gives for those of each level.
-
-        An error of torch is raised again with the key of the leaf in front.
-        """
+    def _run_plan(self, plan: ReductionPlan) -> Self:
+        """Run a plan on every level of the tree. Errors of torch are prefixed with the key of the leaf."""
         try:
-            return self._reduced_by(plan)
+            return self._apply_plan(plan)
         except StackError:
             raise
         except TORCH_ERRORS as error:
-            raise _naming_entry(self, plan, error, ()) from error
+            raise _name_entry(self, plan, error, ()) from error
 
-    def _reduced_by(self, plan: ReductionPlan) -> Self:
+    def _apply_plan(self, plan: ReductionPlan) -> Self:
         own, stored = self._batch_size, self._entries
         if type(stored) is not dict and isinstance(stored, EntryStore) and (block := stored.together(Tensor.clone)):
             with block:
-                return self._reduced_by(plan)
+                return self._apply_plan(plan)
         try:
-            # A copy, since a lazy stack makes its entries on reading.
+            # Copy the entries: a lazy stack makes them anew at each read.
             entries = dict(stored)
         except StackError:
-            return self._reduced_by_members(plan)
+            return self._apply_plan_to_members(plan)
         apply = plan.apply
         if is_flat(entries):
             entries = dict(zip(entries, apply(list(entries.values()), len(own)) if entries else ()))
@@ -170,101 +168,102 @@ class ReductionBase(Leaves, Naming):
             results = iter(apply(leaves, len(own)) if leaves else ())
             for name, value in entries.items():
                 if isinstance(value, ReductionBase):
-                    entries[name] = value._reduced_by(plan)
+                    entries[name] = value._apply_plan(plan)
                 elif not isinstance(value, Contract):
                     entries[name] = next(results)
         size, names = plan.after(own, self._names)
         return self._build(entries, size, self._device, names)
 
-    def _reduced_by_members(self, plan: ReductionPlan) -> Self:
-        """`_reduced_by` for a lazy stack with an entry that cannot be stacked: along other dims each member by itself.
+    def _apply_plan_to_members(self, plan: ReductionPlan) -> Self:
+        """Reduce a lazy stack with an entry that cannot be stacked: each member by itself, or all elements together.
 
         Raises:
-            StackError: the reduction runs along the stack dim, or the entry is not a tensor in every member.
+            StackError: the plan reduces the stack dim, or the entry is not a tensor in every member.
         """
         members = [member for member, _ in self._pair_members(self) or ()]
         at: int = self.stack_dim
-        if at in plan.dims or (plan.along is None and any(_is_mixed(members, name) for name in self._structure())):
-            # Reading says what is wrong.
-            dict(self._entries)
+        if at in plan.dims or (
+            plan.along is None and any(_has_both_kinds(members, name) for name in self._structure())
+        ):
+            dict(self._entries)  # raises the StackError that names the entry
         if plan.along is None:
-            return self._whole_apart(plan)
-        inner, name = plan.inside(at), self._names[at] if self._names else None
-        parts = [member._reduced_by(inner) for member in members]
+            return self._reduce_uneven(plan)
+        inner, name = plan.for_members(at), self._names[at] if self._names else None
+        parts = [member._apply_plan(inner) for member in members]
         stack: Any = makers.lazy_stack(*parts, stack_dim=plan.stack_dim(at), stack_dim_name=name)
         return stack  # type: ignore[no-any-return]
 
-    def _whole_apart(self, plan: ReductionPlan) -> Self:
-        """The reduction of all elements of each entry, which the members have in different shapes."""
+    def _reduce_uneven(self, plan: ReductionPlan) -> Self:
+        """Reduce all elements of each entry of a lazy stack whose members have different shapes."""
         batch_dims = len(self._batch_size)
         entries: dict[str, Any] = {}
         for name, value in self._structure().items():
             if isinstance(value, ReductionBase):
-                entries[name] = value._reduced_by(plan)
+                entries[name] = value._apply_plan(plan)
                 continue
             leaves = self._leaves_of(name)
             ndim = 1 + max([leaf.dim() for leaf in leaves])
-            (entries[name],) = plan.apply([row_of(leaves).view([1] * (ndim - 1) + [-1])], batch_dims)
+            (entries[name],) = plan.apply([flatten_leaves(leaves).view([1] * (ndim - 1) + [-1])], batch_dims)
         size, names = plan.after(self._batch_size, self._names)
         return self._build(entries, size, self._device, names)
 
-    def _split_by_level(self, plan: ReductionPlan) -> tuple[Self, Self]:
-        """`_by_level` where `plan` gives pairs: a container of the first, and one of the second of each."""
+    def _run_pair_plan(self, plan: ReductionPlan) -> tuple[Self, Self]:
+        """Run a plan that returns a pair for each leaf. Returns a container of first items and one of second items."""
         seconds: list[Any] = []
 
-        def collecting(apply: Apply) -> Apply:
-            def firsts(leaves: list[Tensor], batch_dims: int) -> list[Tensor]:
+        def collect_seconds(apply: Apply) -> Apply:
+            def take_firsts(leaves: list[Tensor], batch_dims: int) -> list[Tensor]:
                 pairs = list(apply(leaves, batch_dims))
                 seconds.extend([pair[1] for pair in pairs])
                 return [pair[0] for pair in pairs]
 
-            return firsts
+            return take_firsts
 
-        first = self._by_level(_with_apply(plan, collecting))
+        first = self._run_plan(_replace_apply(plan, collect_seconds))
         remaining = iter(seconds)
-        return first, self._reduced_by(
-            _with_apply(plan, lambda _: lambda leaves, batch_dims: [next(remaining) for _ in leaves])
+        return first, self._apply_plan(
+            _replace_apply(plan, lambda _: lambda leaves, batch_dims: [next(remaining) for _ in leaves])
         )
 
     # --- one tensor of all leaves -----------------------------------------------------------------------------------
 
-    def _pooled(self, op: Op, keepdim: bool, combine: Op | None) -> Tensor:
-        """`op` over the elements of all leaves."""
+    def _reduce_to_one(self, op: Op, keepdim: bool, combine: Op | None) -> Tensor:
+        """Reduce the elements of all leaves to one."""
         refuse_keepdim(keepdim, "everything is reduced to one element")
         leaves = self._leaves()
         if not leaves:
-            raise _nothing_to_reduce()
+            raise _empty_error()
         try:
             if combine is not None and sum([leaf.numel() for leaf in leaves]) > _SMALL:
-                return combine(torch.stack([op(leaf) for leaf in _dense(leaves)]))  # type: ignore[no-any-return]
-            return op(row_of(leaves))  # type: ignore[no-any-return]
+                return combine(torch.stack([op(leaf) for leaf in _drop_gaps(leaves)]))  # type: ignore[no-any-return]
+            return op(flatten_leaves(leaves))  # type: ignore[no-any-return]
         except TORCH_ERRORS as error:
-            raise _naming_entry(self, _for_each(op), error, ()) from error
+            raise _name_entry(self, _plan_each(op), error, ()) from error
 
-    def _over_all_features(self, how: Reduction) -> Tensor:
-        """`how` over the feature elements of all leaves; a lazy stack that cannot stack them asks its members."""
+    def _reduce_all_features(self, how: Reduction) -> Tensor:
+        """Reduce the feature elements of all leaves; of each member by itself if a lazy stack cannot stack them."""
         try:
-            row = self._side_by_side()
+            row = self._concatenate_features()
         except StackError:
             if (pairs := self._pair_members(self)) is None:
                 raise
             at: int = self.stack_dim
-            return torch.stack([one._over_all_features(how) for one, _ in pairs], at + (how.added is not None))
-        result: Tensor = self._over_all(how.op, row, -1)
+            return torch.stack([one._reduce_all_features(how) for one, _ in pairs], at + (how.added is not None))
+        result: Tensor = self._call_on_all(how.op, row, -1)
         return result
 
-    def _over_all(self, op: Op, joined: Tensor, *args: object) -> Any:
-        """`op` on one tensor of all leaves; an error of torch is raised again with the key of the leaf it is about."""
+    def _call_on_all(self, op: Op, joined: Tensor, *args: object) -> Any:
+        """Call `op` on one tensor of all leaves. Errors of torch are prefixed with the key of the leaf."""
         try:
             return op(joined, *args)
         except TORCH_ERRORS as error:
-            raise _naming_entry(self, _for_each(op), error, ()) from error
+            raise _name_entry(self, _plan_each(op), error, ()) from error
 
-    def _end_to_end(self, dim: int) -> Tensor:
-        """All leaves, which must have the same shape, concatenated along a batch dim."""
+    def _concatenate_leaves(self, dim: int) -> Tensor:
+        """Concatenate all leaves along a batch dim. Raises if their shapes differ."""
         pairs = list(_entries_of(self))
         if not pairs:
-            raise _nothing_to_reduce()
+            raise _empty_error()
         try:
             return torch.cat([leaf for _, leaf in pairs], dim)
         except RuntimeError as error:
@@ -278,88 +277,88 @@ class ReductionBase(Leaves, Naming):
                     ) from error
             raise
 
-    def _side_by_side(self) -> Tensor:
-        """The batch, with all feature elements of all leaves in one last dim."""
+    def _concatenate_features(self) -> Tensor:
+        """Concatenate the flattened feature elements of all leaves. The result has the batch dims and one more dim."""
         batch_dims = len(self._batch_size)
-        rows = [one_feature_dim(leaf, batch_dims) for _, leaf in _entries_of(self)]
+        rows = [flatten_features(leaf, batch_dims) for _, leaf in _entries_of(self)]
         if not rows:
-            raise _nothing_to_reduce()
+            raise _empty_error()
         return torch.cat(rows, -1)
 
 
-# --- what is applied to the leaves of one level ---------------------------------------------------------------------
+# --- plans, and the functions for the leaves of one level -----------------------------------------------------------
 
 
-def along(how: Reduction, keepdim: bool, dims: tuple[int, ...]) -> ReductionPlan:
-    """The reduction along batch dims."""
+def plan_along(how: Reduction, keepdim: bool, dims: tuple[int, ...]) -> ReductionPlan:
+    """Plan a reduction along batch dims."""
     return ReductionPlan(
         partial(apply_along, how, dims, keepdim),
-        partial(after_along, dims, keepdim, how.added),
+        partial(_size_after_along, dims, keepdim, how.added),
         dims,
-        partial(along, how, keepdim),
+        partial(plan_along, how, keepdim),
         0 if how.added is None else 1,
         not keepdim,
     )
 
 
-def over_everything(how: Reduction, keepdim: bool = False) -> ReductionPlan:
-    """The reduction of all elements of each leaf."""
-    return ReductionPlan(partial(_apply_whole, how, keepdim), partial(_after_whole, keepdim, how.added))
+def plan_everything(how: Reduction, keepdim: bool = False) -> ReductionPlan:
+    """Plan a reduction of all elements of each leaf."""
+    return ReductionPlan(partial(_apply_whole, how, keepdim), partial(_size_after_whole, keepdim, how.added))
 
 
-def over_features(how: Reduction, dims: tuple[int, ...] = ()) -> ReductionPlan:
-    """The reduction of all dims that are no batch dims."""
-    apply, after = partial(_apply_to_features, how), partial(after_along, (), False, how.added)
-    return ReductionPlan(apply, after, (), partial(over_features, how), 0 if how.added is None else 1)
+def plan_features(how: Reduction, dims: tuple[int, ...] = ()) -> ReductionPlan:
+    """Plan a reduction of all feature dims."""
+    apply, after = partial(_apply_to_features, how), partial(_size_after_along, (), False, how.added)
+    return ReductionPlan(apply, after, (), partial(plan_features, how), 0 if how.added is None else 1)
 
 
-def staying(apply: Callable[[tuple[int, ...]], Apply], dims: tuple[int, ...]) -> ReductionPlan:
-    """What `apply` gives along some batch dims, all dims being kept."""
-    return ReductionPlan(apply(dims), _as_before, dims, partial(staying, apply))
+def plan_same_size(apply: Callable[[tuple[int, ...]], Apply], dims: tuple[int, ...]) -> ReductionPlan:
+    """Plan an operation along batch dims that keeps the batch size, such as softmax."""
+    return ReductionPlan(apply(dims), _keep_size, dims, partial(plan_same_size, apply))
 
 
-def _as_before(size: torch.Size, names: Names | None) -> tuple[torch.Size, Names | None]:
+def _keep_size(size: torch.Size, names: Names | None) -> tuple[torch.Size, Names | None]:
     return size, names
 
 
-def _with_apply(plan: ReductionPlan, change: Callable[[Apply], Apply]) -> ReductionPlan:
-    """A reduction that goes the same way and does something else to the leaves."""
+def _replace_apply(plan: ReductionPlan, change: Callable[[Apply], Apply]) -> ReductionPlan:
+    """Return a copy of the plan with another function for the leaves."""
     made = plan.along
     return plan._replace(
-        apply=change(plan.apply), along=None if made is None else lambda dims: _with_apply(made(dims), change)
+        apply=change(plan.apply), along=None if made is None else lambda dims: _replace_apply(made(dims), change)
     )
 
 
-def _for_each(op: Op) -> ReductionPlan:
-    """`op` on every leaf."""
-    return ReductionPlan(lambda leaves, batch_dims: [op(leaf) for leaf in leaves], _as_before)
+def _plan_each(op: Op) -> ReductionPlan:
+    """Plan to call `op` on every leaf."""
+    return ReductionPlan(lambda leaves, batch_dims: [op(leaf) for leaf in leaves], _keep_size)
 
 
-def _any_ragged(leaves: list[Any]) -> bool:
-    # 2 us for 100 leaves; torch.compile knows no attrgetter.
+def _has_ragged_leaf(leaves: list[Any]) -> bool:
+    # Takes 2 us for 100 leaves. attrgetter would be faster, but torch.compile cannot trace it.
     return True in [leaf.is_nested for leaf in leaves]
 
 
-def _dense(leaves: list[Any]) -> list[Any]:
-    """The leaves, plain tensors of the elements of ragged ones in their place: what is in holes does not count."""
-    return list(map(ragged.elements, leaves)) if _any_ragged(leaves) else leaves
+def _drop_gaps(leaves: list[Any]) -> list[Any]:
+    """Replace each ragged leaf by a plain tensor of its elements, without the gaps between rows."""
+    return list(map(ragged.elements, leaves)) if _has_ragged_leaf(leaves) else leaves
 
 
 def _apply_whole(how: Reduction, keepdim: bool, leaves: list[Any], batch_dims: int) -> Iterable[Any]:
     op = how.op
     if keepdim:
-        pairs = zip(leaves, _dense(leaves), strict=True)
+        pairs = zip(leaves, _drop_gaps(leaves), strict=True)
         return [op(dense, tuple(range(dense.dim())), True).reshape([1] * leaf.dim()) for leaf, dense in pairs]
-    leaves = _dense(leaves)
+    leaves = _drop_gaps(leaves)
     if how.many is not None and foreach.usable(leaves):
         try:
             return foreach.detach_constants(how.many(leaves), leaves)
         except (RuntimeError, TypeError):
-            # Integers beside leaves that require grad are refused in one call, and fine in calls of their own. A torch
-            # without the call refuses, too.
+            # One call rejects integers next to leaves that require grad, but separate calls accept them. Older versions
+            # of torch lack the call.
             return list(map(op, leaves))
-    if how.stacked and _alike(leaves):
-        return _cut(op(torch.stack(leaves).view(len(leaves), -1), 1), how)
+    if how.stacked and _can_stack(leaves):
+        return _split_results(op(torch.stack(leaves).view(len(leaves), -1), 1), how)
     return map(op, leaves)
 
 
@@ -367,41 +366,46 @@ def apply_along(
     how: Reduction, dims: tuple[int, ...], keepdim: bool, leaves: list[Any], batch_dims: int
 ) -> Iterable[object]:
     op = how.op
-    if how.stacked and _alike(leaves):
-        return _cut(op(torch.stack(leaves), _unpacked(tuple([dim + 1 for dim in dims])), keepdim), how)
-    arg = _unpacked(dims)
+    if how.stacked and _can_stack(leaves):
+        return _split_results(op(torch.stack(leaves), _unpack_single(tuple([dim + 1 for dim in dims])), keepdim), how)
+    arg = _unpack_single(dims)
     return [op(leaf, arg, True) for leaf in leaves] if keepdim else [op(leaf, arg) for leaf in leaves]
 
 
 def _apply_to_features(how: Reduction, leaves: list[Any], batch_dims: int) -> Iterable[object]:
-    if _any_ragged(leaves):
-        fn = _over_features(how.op, batch_dims)
-        return [_row_by_row(how, leaf, batch_dims) if leaf.is_nested else fn(leaf) for leaf in leaves]
-    if how.stacked and _alike(leaves):
-        return _cut(_over_features(how.op, batch_dims + 1)(torch.stack(leaves)), how)
-    return map(_over_features(how.op, batch_dims), leaves)
+    if _has_ragged_leaf(leaves):
+        fn = _bind_features(how.op, batch_dims)
+        return [_reduce_by_row(how, leaf, batch_dims) if leaf.is_nested else fn(leaf) for leaf in leaves]
+    if how.stacked and _can_stack(leaves):
+        return _split_results(_bind_features(how.op, batch_dims + 1)(torch.stack(leaves)), how)
+    return map(_bind_features(how.op, batch_dims), leaves)
 
 
-def _row_by_row(how: Reduction, leaf: object, batch_dims: int) -> Any:
-    """The reduction of the feature dims of a ragged leaf, of which torch has few: row by row."""
-    fn = _over_features(how.op, batch_dims - 1)
-    return restacked([fn(row) for row in rows_of(leaf, batch_dims)], leaf, 0 if how.added is None else 1)
+def _reduce_by_row(how: Reduction, leaf: object, batch_dims: int) -> Any:
+    """Reduce the feature dims of a ragged leaf row by row. Torch supports few reductions of a whole ragged leaf."""
+    fn = _bind_features(how.op, batch_dims - 1)
+    return stack_rows([fn(row) for row in list_rows(leaf, batch_dims)], leaf, 0 if how.added is None else 1)
 
 
-def rows_of(leaf: Any, batch_dims: int) -> Sequence[Tensor]:
-    """The rows of a ragged leaf over `batch_dims` batch dims; where there are none, one to see what becomes of rows."""
+def list_rows(leaf: Any, batch_dims: int) -> Sequence[Tensor]:
+    """Return the rows of a ragged leaf. A leaf without rows gives one dummy row, to find the shape of its result.
+
+    Args:
+        leaf: a ragged leaf.
+        batch_dims: the number of its batch dims.
+    """
     sample = ragged.shape_of(leaf)[1:batch_dims]
     return leaf.unbind() or (torch.ones((*sample, 1), dtype=leaf.dtype, device=leaf.device),)
 
 
-def restacked(results: list[Tensor], leaf: Any, dim: int = 0) -> Tensor:
-    """The results for what `rows_of` gave, in one tensor."""
+def stack_rows(results: list[Tensor], leaf: Any, dim: int = 0) -> Tensor:
+    """Stack the results for `list_rows` to one tensor, and drop the result of the dummy row."""
     stacked = torch.stack(results, dim)
     return stacked if leaf.size(0) else stacked.narrow(dim, 0, 0)
 
 
-def _over_features(op: Op, batch_dims: int) -> LeafFn:
-    """`op` along the dims from `batch_dims` on; a leaf that has none counts as one with a single feature."""
+def _bind_features(op: Op, batch_dims: int) -> LeafFn:
+    """Return a function that calls `op` on the feature dims of a leaf, or on an added dim of size 1 without them."""
 
     def fn(leaf: Tensor) -> Any:
         count = leaf.dim() - batch_dims
@@ -416,10 +420,10 @@ _form = attrgetter("shape", "dtype", "device")
 _requires_grad = attrgetter("requires_grad")
 
 
-def _alike(leaves: list[Any]) -> bool:
-    """Whether leaves can be stacked, and cost less so than one by one: 10 means take 16 us instead of 40 us."""
+def _can_stack(leaves: list[Any]) -> bool:
+    """Return whether leaves can be stacked, and stacking them saves time: 10 means take 16 us instead of 40 us."""
     return (
-        len(leaves) >= _FEW
+        len(leaves) >= _MIN_STACKED
         and 0 < leaves[0].numel() * len(leaves) <= _SMALL
         and foreach.usable(leaves)
         and not (torch.is_grad_enabled() and True in map(_requires_grad, leaves))
@@ -428,22 +432,26 @@ def _alike(leaves: list[Any]) -> bool:
     )
 
 
-def _cut(stacked: Tensor, how: Reduction) -> list[Tensor]:
-    """The result of each leaf. As `data`, or writing to one would make autograd think that all were written to."""
+def _split_results(stacked: Tensor, how: Reduction) -> list[Tensor]:
+    """Split the result of a stack into the results of the leaves.
+
+    Returns `data` of each part: the parts then have separate version counters, so that writing to one of them does not
+    invalidate the others for autograd.
+    """
     return [part.data for part in stacked.unbind(0 if how.added is None else 1)]
 
 
-# --- the batch size and the names afterwards ------------------------------------------------------------------------
+# --- the new batch size and names -----------------------------------------------------------------------------------
 
 
-def _after_whole(keepdim: bool, added: int | None, size: torch.Size, names: Names | None) -> Any:
+def _size_after_whole(keepdim: bool, added: int | None, size: torch.Size, names: Names | None) -> Any:
     front = [] if added is None else [added]
     if not keepdim:
         return torch.Size(front), None
     return torch.Size([*front, *[1] * len(size)]), None if names is None else [*[None] * len(front), *names]
 
 
-def after_along(
+def _size_after_along(
     dims: tuple[int, ...], keepdim: bool, added: int | None, size: torch.Size, names: Names | None
 ) -> tuple[torch.Size, Names | None]:
     if keepdim:
@@ -460,7 +468,7 @@ def after_along(
     return size, names if names is not None and any(names) else None
 
 
-# --- small parts ----------------------------------------------------------------------------------------------------
+# --- helpers --------------------------------------------------------------------------------------------------------
 
 
 def _is_everything(dim: Dims) -> bool:
@@ -473,43 +481,46 @@ def is_feature(dim: Dims) -> bool:
 
 def refuse_keepdim(keepdim: bool, why: str) -> None:
     if keepdim:
-        raise TypeError(f"{why}, so there is no dim that keepdim=True could keep")
+        raise TypeError(f"{why}, so keepdim=True cannot keep a dim")
 
 
-def one_feature_dim(leaf: Tensor, batch_dims: int) -> Tensor:
-    """The leaf with its feature dims as one."""
+def flatten_features(leaf: Tensor, batch_dims: int) -> Tensor:
+    """Flatten the feature dims of a leaf to one dim."""
     count = leaf.dim() - batch_dims
     return leaf if count == 1 else leaf.flatten(batch_dims) if count else leaf.unsqueeze(-1)
 
 
-def row_of(leaves: list[Tensor]) -> Tensor:
-    """The elements of all leaves in one dim."""
-    if foreach.usable(leaves) and not _any_ragged(leaves):
-        # 0.5 us a leaf instead of 1.1 us.
+def flatten_leaves(leaves: list[Tensor]) -> Tensor:
+    """Concatenate the elements of all leaves to a tensor of one dim."""
+    if foreach.usable(leaves) and not _has_ragged_leaf(leaves):
+        # This takes 0.5 us a leaf instead of 1.1 us.
         return internals.flatten_dense_tensors(leaves)
-    return torch.cat([leaf.flatten() for leaf in _dense(leaves)])
+    return torch.cat([leaf.flatten() for leaf in _drop_gaps(leaves)])
 
 
-def of_all(leaves: list[Tensor], method: Callable[..., Any], settles: bool) -> bool:
-    """`Tensor.all` or `Tensor.any` of all leaves: small ones at once, the CPU's in turn, others in one transfer.
+def reduce_to_bool(leaves: list[Tensor], method: Callable[..., Any], settles: bool) -> bool:
+    """Test all elements of all leaves with `Tensor.all` or `Tensor.any`.
+
+    Small leaves are tested together. Large CPU leaves are tested one by one until one decides the result. The results
+    of leaves on another device are transferred together.
 
     Args:
         leaves: the tensors.
-        method: the one or the other.
-        settles: what one leaf can say for all of them.
+        method: `Tensor.all` or `Tensor.any`.
+        settles: the result of one leaf that decides the result of all: `False` for `all`, `True` for `any`.
     """
     if torch.compiler.is_compiling():
-        # One number for the graph. Dynamo takes `bool(flag) is True` for false, whatever the flag is.
+        # Return one number of the graph. Dynamo evaluates `bool(flag) is True` to False for every flag.
         flags = [method(ragged.elements(leaf)).bool() for leaf in leaves]
         return bool(method(torch.stack([flag.to(flags[0].device) for flag in flags]))) if flags else not settles
     if leaves and sum([leaf.numel() for leaf in leaves]) <= _SMALL and len(set(map(_kind, leaves))) == 1:
         try:
-            return bool(method(row_of(leaves)))
+            return bool(method(flatten_leaves(leaves)))
         except RuntimeError:
             if not any(map(ragged.is_ragged, leaves)):
                 raise
     by_device: dict[torch.device, list[Tensor]] = {}
-    # What is in the holes of a ragged leaf does not count.
+    # `elements` drops the gaps between the rows of a ragged leaf.
     for leaf in map(ragged.elements, leaves):
         if not leaf.is_cpu:
             by_device.setdefault(leaf.device, []).append(method(leaf).bool())
@@ -523,12 +534,12 @@ def _kind(leaf: Tensor) -> tuple[torch.dtype, torch.device]:
     return leaf.dtype, leaf.device
 
 
-def with_keys(node: TreeT, key_transform: KeyTransform | None) -> TreeT:
-    """The same entries under the keys that `key_transform` gives for the name of each, level by level."""
+def rename_keys(node: TreeT, key_transform: KeyTransform | None) -> TreeT:
+    """Return a container of the same entries under the keys that `key_transform` returns for their names."""
     if key_transform is None:
         return node
     if (pairs := node._pair_members(node)) is not None:
-        return node._restack([with_keys(member, key_transform) for member, _ in pairs])
+        return node._restack([rename_keys(member, key_transform) for member, _ in pairs])
     result = node._build({}, node._batch_size, node._device, node._names)
     for name, value in node._entries.items():
         *parents, last = path_of(key_transform(name))
@@ -538,49 +549,51 @@ def with_keys(node: TreeT, key_transform: KeyTransform | None) -> TreeT:
                 holder._entries[parent] = node._build({}, node._batch_size, node._device, node._names)
             holder = holder._entries[parent]
             if not isinstance(holder, Contract):
-                raise _key_taken(parent, name)
+                raise _duplicate_key_error(parent, name)
         if last in holder._entries:
-            raise _key_taken(last, name)
-        holder._entries[last] = with_keys(value, key_transform) if isinstance(value, ReductionBase) else value
+            raise _duplicate_key_error(last, name)
+        holder._entries[last] = rename_keys(value, key_transform) if isinstance(value, ReductionBase) else value
     return result
 
 
-def _unpacked(dims: tuple[int, ...]) -> Any:
-    """One dim as an int, which torch parses faster, and which some operations need."""
+def _unpack_single(dims: tuple[int, ...]) -> Any:
+    """Return a single dim as an int, and several as a tuple. Torch parses an int faster, and some functions need it."""
     return dims[0] if len(dims) == 1 else dims
 
 
-def _key_taken(key: str, name: str) -> Exception:
-    return KeyMismatchError(f"key_transform gives {key!r} for the entry {name!r}, and for another one before it")
+def _duplicate_key_error(key: str, name: str) -> Exception:
+    return KeyMismatchError(
+        f"key_transform returns {key!r} for the entry {name!r} and for an earlier entry; it must return unique keys"
+    )
 
 
-def _nothing_to_reduce() -> Exception:
-    return ShapeError("reduce=True needs one entry at least; the container is empty")
+def _empty_error() -> Exception:
+    return ShapeError("reduce=True needs at least one entry; the container is empty")
 
 
-def _is_mixed(members: Sequence[Contract], name: str) -> bool:
-    """Whether an entry is a container in some members of a lazy stack and a tensor in others."""
+def _has_both_kinds(members: Sequence[Contract], name: str) -> bool:
+    """Return whether an entry is a container in some members of a lazy stack and a tensor in others."""
     return len({member._node(name) is None for member in members}) > 1
 
 
-def _naming_entry(node: Contract, plan: ReductionPlan, error: Exception, path: Path) -> Exception:
-    """`error`, raised on some leaf by this plan, with the key of that leaf in front."""
+def _name_entry(node: Contract, plan: ReductionPlan, error: Exception, path: Path) -> Exception:
+    """Find the leaf on which the plan raised `error`. Returns the error prefixed with its key, or `error` itself."""
     batch_dims = len(node._batch_size)
     try:
         entries = dict(node._entries)
     except StackError:
-        inner = plan.inside(node.stack_dim)
-        named = [_naming_entry(member, inner, error, path) for member, _ in node._pair_members(node) or ()]
+        inner = plan.for_members(node.stack_dim)
+        named = [_name_entry(member, inner, error, path) for member, _ in node._pair_members(node) or ()]
         return next((found for found in named if found is not error), error)
     for name, value in entries.items():
-        inside = (*path, name)
+        key = (*path, name)
         if isinstance(value, Contract):
-            found = _naming_entry(value, plan, error, inside)
+            found = _name_entry(value, plan, error, key)
             if found is not error:
                 return found
             continue
         try:
             list(plan.apply([value], batch_dims))
         except TORCH_ERRORS as again:
-            return named_error(again, inside)
+            return named_error(again, key)
     return error

@@ -1,4 +1,4 @@
-"""Torch's own functions on containers: the table behind `__torch_function__`."""
+"""Torch's own functions on containers, such as `torch.stack`: the table that `__torch_function__` looks up."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from tensordict.core import torch_internals as internals
 from tensordict.core.contract import Contract
 from tensordict.ops.dims.stacking import cat_containers, stack_containers
 from tensordict.ops.entries.factories import like
-from tensordict.ops.math.autograd import gradients
+from tensordict.ops.math.autograd import compute_gradients
 
 
 def call(func: Callable[..., Any], types: Iterable[type], args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
-    """What `func(*args, **kwargs)` is when containers are among the arguments.
+    """Call a function of torch with containers among the arguments.
 
     Raises:
         TypeError: the function is not defined for containers.
@@ -30,34 +30,40 @@ def call(func: Callable[..., Any], types: Iterable[type], args: tuple[Any, ...] 
         return NotImplemented
     name = getattr(func, "__name__", repr(func))
     if name == "wrapped":
-        # Dynamo of torch 2.15 gives the name of the decorator's inner function for operators written in Python.
+        # For operators written in Python, Dynamo of torch 2.15 passes the decorator's inner function.
         name = func.__wrapped__.__name__  # type: ignore[attr-defined]
     if name in _REGIONS:
         with internals.as_plain():
             return func(*args, **(kwargs or {}))
     if torch.compiler.is_compiling() and name in _TRACED_OPERATORS and isinstance(args[0], Tensor):
-        return _traced_operator(_TRACED_OPERATORS[name], *args)
+        return _run_operator(_TRACED_OPERATORS[name], *args)
     raise TypeError(
         f"torch's function {name!r} is not defined for containers; to call it on every tensor, use "
         f"td.apply({name}); to call it on one, read that entry first"
     )
 
 
-def _traced_operator(name: str, tensor: Tensor, container: Any) -> Any:
-    """An operator between a container and a tensor in code that Dynamo traces, which calls torch's function for it.
+def _run_operator(name: str, left: object, container: Any) -> Any:
+    """Run an operator with a tensor or a number on the left and a container on the right, by a method of the container.
 
-    Outside compiled code Python finds the container's own method by itself.
+    Dynamo calls torch's function for `tensor + td`. Outside compiled code, Python calls the method directly.
     """
-    internals.break_at_in_place_operator()
-    return getattr(container, name)(tensor)
+    if name.startswith("__"):
+        internals.break_at_in_place_operator()
+    return getattr(container, name)(left)
 
 
-def _method(name: str, **renamed: str) -> Callable[..., Any]:
-    """The method `name` of the first argument; `renamed` maps torch's keywords to those of the method."""
+def _make_method_call(name: str, **renamed: str) -> Callable[..., Any]:
+    """Return a function that calls the method `name` of its first argument.
+
+    `renamed` maps torch's keyword arguments to keyword arguments of the method.
+    """
 
     def implementation(*args: object, **kwargs: object) -> Any:
         container, *rest = args or (kwargs.pop("input"),)
         if not isinstance(container, Contract):
+            if name in _MIRRORED and not kwargs:
+                return _run_operator(_MIRRORED[name], container, *rest)
             raise TypeError(f"{name} needs a container as its first argument here, got {type(container).__name__}")
         if kwargs:
             kwargs = {renamed.get(key, key): value for key, value in kwargs.items()}
@@ -66,10 +72,11 @@ def _method(name: str, **renamed: str) -> Callable[..., Any]:
     return implementation
 
 
-def _compared(name: str, mirrored: str) -> Callable[..., Any]:
-    """The comparison `name` of the first argument, or its mirror image of the second.
+def _make_comparison(name: str, mirrored: str) -> Callable[..., Any]:
+    """Return a function that calls the comparison `name` of a container on the left, or `mirrored` on the right.
 
-    Outside compiled code Python finds the container's own method by itself. Dynamo calls this, for `td < tensor` too.
+    Outside compiled code, Python calls the container's method directly. Dynamo calls this function, also for
+    `td < tensor`.
     """
 
     def implementation(input: object, other: object) -> Any:
@@ -80,7 +87,7 @@ def _compared(name: str, mirrored: str) -> Callable[..., Any]:
     return implementation
 
 
-def _joining(join: Callable[[Any, int, Any], Any]) -> Callable[..., Any]:
+def _make_join(join: Callable[[Any, int, Any], Any]) -> Callable[..., Any]:
     def implementation(tensors: object, dim: int = 0, *, out: object = None) -> Any:
         return join(tensors, dim, out)
 
@@ -97,7 +104,7 @@ def _where(condition: Any, input: Any, other: Any, *, out: Any = None) -> Any:
 
 def _gather(input: Any, dim: int, index: Any, *, sparse_grad: bool = False, out: Any = None) -> Any:
     if sparse_grad:
-        raise TypeError("torch.gather on containers has no sparse_grad=True")
+        raise TypeError("torch.gather on containers does not support sparse_grad=True; leave it out")
     return input.gather(dim, index, out=out)
 
 
@@ -111,15 +118,18 @@ def _full_like(input: object, fill_value: object, **kwargs: object) -> Any:
     return like(input, torch.full_like, fill_value=fill_value, **kwargs)
 
 
-def _like(make: Callable[..., Tensor]) -> Callable[..., Any]:
+def _make_like(make: Callable[..., Tensor]) -> Callable[..., Any]:
     def implementation(input: Any, **kwargs: Any) -> Any:
         return like(input, make, **kwargs)
 
     return implementation
 
 
-def _loss(loss: Callable[..., Tensor]) -> Callable[..., Any]:
-    """A loss of two containers, leaf by leaf; reduced, each leaf is one number, and there are no batch dims."""
+def _make_loss(loss: Callable[..., Tensor]) -> Callable[..., Any]:
+    """Return a function that computes a loss of two containers, leaf by leaf.
+
+    With a reduction, each leaf of the result is one number, and the result lacks batch dims.
+    """
 
     def implementation(
         input: Any, target: Any, size_average: Any = None, reduce: Any = None, reduction: str = "mean", **kwargs: Any
@@ -135,31 +145,43 @@ def _loss(loss: Callable[..., Tensor]) -> Callable[..., Any]:
     return implementation
 
 
-# What calls a function of the user's as a part of a graph of its own: checkpoints, and regions that are compiled once.
+# Functions of torch that call a user's function in a subgraph: checkpoints, and regions that are compiled once.
 _REGIONS = ("tag_activation_checkpoint", "invoke_subgraph")
 
-# The functions of torch that Dynamo calls for an operator between a tensor and a container, with the tensor first, by
-# name, as it does not look up functions written in Python; and the container's method.
-_TRACED_OPERATORS = {
+# The method of a container that computes a function of torch of a tensor or number and that container.
+_MIRRORED = {
     "add": "__radd__",
     "sub": "__rsub__",
-    "__rsub__": "__sub__",
     "mul": "__rmul__",
     "div": "__rtruediv__",
+    "pow": "__rpow__",
+    "bitwise_and": "__rand__",
+    "logical_and": "logical_and",
+    "maximum": "maximum",
+    "minimum": "minimum",
+}
+
+# Dynamo calls these functions of torch for an operator with a tensor on the left and a container on the right. Each
+# maps to the container's method. They are listed by name, since Dynamo cannot look up functions written in Python.
+_TRACED_OPERATORS = {
+    **_MIRRORED,
+    "__rsub__": "__sub__",
     "__rdiv__": "__truediv__",
     "__floordiv__": "__rfloordiv__",
     "__rfloordiv__": "__floordiv__",
     "remainder": "__rmod__",
     "__rmod__": "__mod__",
-    "pow": "__rpow__",
     "__rpow__": "__pow__",
-    **dict.fromkeys(("__and__", "bitwise_and"), "__rand__"),
+    "__and__": "__rand__",
     **dict.fromkeys(("__or__", "bitwise_or"), "__ror__"),
     **dict.fromkeys(("__xor__", "bitwise_xor"), "__rxor__"),
 }
 
-# The functions that are methods of the same name and the same arguments.
+# Functions that call the method of the same name with the same arguments.
 _SAME_AS_METHOD = (
+    "abs acos add addcdiv addcmul asin atan bitwise_and ceil clamp clamp_max clamp_min cos cosh detach div erf "
+    "erfc exp expm1 floor frac isfinite isnan isneginf isposinf isreal lerp lgamma log log10 log1p log2 "
+    "logical_and minimum mul neg pow reciprocal round rsub sigmoid sign sin sinh sqrt sub tan tanh trunc "
     "all amax amin any atleast_1d atleast_2d atleast_3d broadcast_to chunk cummax cummin flatten flip fliplr "
     "flipud logsumexp masked_fill masked_select maximum max mean min moveaxis movedim nanmean nansum narrow "
     "numel permute prod quantile repeat_interleave reshape roll rot90 softmax squeeze std sum swapaxes swapdims "
@@ -167,30 +189,32 @@ _SAME_AS_METHOD = (
 )
 
 _TABLE: dict[Any, Callable[..., Any]] = {
-    **{getattr(torch, name): _method(name) for name in _SAME_AS_METHOD.split()},
-    torch.unflatten: _method("unflatten", sizes="unflattened_size"),
-    torch.split: _method("split", split_size_or_sections="split_size"),
-    torch.functional.split: _method("split", split_size_or_sections="split_size"),
-    torch.tensor_split: _method("tensor_split", sections="indices_or_sections", indices="indices_or_sections"),
-    torch.stack: _joining(stack_containers),
-    torch.cat: _joining(cat_containers),
-    torch.concat: _joining(cat_containers),
-    torch.concatenate: _joining(cat_containers),
+    **{getattr(torch, name): _make_method_call(name) for name in _SAME_AS_METHOD.split()},
+    torch.unflatten: _make_method_call("unflatten", sizes="unflattened_size"),
+    torch.split: _make_method_call("split", split_size_or_sections="split_size"),
+    torch.functional.split: _make_method_call("split", split_size_or_sections="split_size"),
+    torch.tensor_split: _make_method_call(
+        "tensor_split", sections="indices_or_sections", indices="indices_or_sections"
+    ),
+    torch.stack: _make_join(stack_containers),
+    torch.cat: _make_join(cat_containers),
+    torch.concat: _make_join(cat_containers),
+    torch.concatenate: _make_join(cat_containers),
     torch.where: _where,
     torch.gather: _gather,
     torch.clone: _clone,
-    Tensor.lt: _compared("__lt__", "__gt__"),
-    Tensor.gt: _compared("__gt__", "__lt__"),
-    Tensor.le: _compared("__le__", "__ge__"),
-    Tensor.ge: _compared("__ge__", "__le__"),
-    Tensor.eq: _compared("__eq__", "__eq__"),
-    Tensor.__eq__: _compared("__eq__", "__eq__"),
-    Tensor.ne: _compared("__ne__", "__ne__"),
-    **{loss: _loss(loss) for loss in (F.l1_loss, F.mse_loss, F.smooth_l1_loss, F.huber_loss)},
-    torch.autograd.grad: gradients,
+    Tensor.lt: _make_comparison("__lt__", "__gt__"),
+    Tensor.gt: _make_comparison("__gt__", "__lt__"),
+    Tensor.le: _make_comparison("__le__", "__ge__"),
+    Tensor.ge: _make_comparison("__ge__", "__le__"),
+    Tensor.eq: _make_comparison("__eq__", "__eq__"),
+    Tensor.__eq__: _make_comparison("__eq__", "__eq__"),
+    Tensor.ne: _make_comparison("__ne__", "__ne__"),
+    **{loss: _make_loss(loss) for loss in (F.l1_loss, F.mse_loss, F.smooth_l1_loss, F.huber_loss)},
+    torch.autograd.grad: compute_gradients,
     torch.full_like: _full_like,
     **{
-        make: _like(make)
+        make: _make_like(make)
         for make in (torch.zeros_like, torch.ones_like, torch.empty_like, torch.rand_like, torch.randn_like)
     },
 }

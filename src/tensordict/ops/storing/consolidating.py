@@ -1,4 +1,4 @@
-"""Consolidating: all leaves of a container in one piece of memory, or in one file."""
+"""Methods that put all leaves of a container into one storage, in memory or in a file."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from tensordict.io.remote.remote_saves import read_file
 from tensordict.io.remote.uploads import write_file
 from tensordict.io.saving import checksums
 from tensordict.io.saving.leaf_writer import SaveOptions
-from tensordict.io.saving.progress import quiet
+from tensordict.io.saving.progress import hide_bars
 from tensordict.memory import flat_buffers, system
 from tensordict.memory.flat_buffers import Block, Copies
 from tensordict.memory.mapped import PathLike
 from tensordict.ops.storing.leaves import Leaves
-from tensordict.parallel.sharded import holds_sharded, save_whole
+from tensordict.parallel.sharded import has_sharded_leaves, save_whole
 
 if TYPE_CHECKING:
     from typing_extensions import Self, TypedDict, Unpack
@@ -54,7 +54,7 @@ _CPU = torch.device("cpu")
 
 
 class Consolidating(Leaves):
-    """`consolidate`, and its way back from a file."""
+    """The methods `consolidate`, `from_consolidated` and `is_consolidated`."""
 
     @overload
     def consolidate(
@@ -88,49 +88,7 @@ class Consolidating(Leaves):
         storage_options: StorageOptions | None = None,
         full_tensor: bool = False,
     ) -> Self | Future[Self]:
-        """The same container with all leaves side by side in one storage, which is pickled and moved as a whole.
-
-        Every leaf is copied once and is contiguous then. Gradients do not flow back through the copy. A tensor that
-        is found under two keys has one place. Ragged tensors of the strided layout are copied apart: torch has none
-        over a part of a storage.
-
-        Args:
-            filename: put the storage in this file. One that is there is replaced in one step when all of the new one
-                is there: who has the old one mapped keeps it. The leaves map the file, and what is written to them is
-                written to it; processes that they are sent to map it too. :func:`from_consolidated` reads it back.
-                To a URL a temporary file is uploaded, which the leaves map from then on; what is there is replaced
-                with `overwrite=True` only.
-            num_threads: the number of threads that copy; 0 for none but the calling one.
-            device: the device of the storage; that of the container by default, and the CPU if it has none.
-            non_blocking: do not wait for copies to or from an accelerator.
-            inplace: replace the leaves of this container, which then is the result.
-            return_early: with at least two threads, return a `concurrent.futures.Future` of the result. The tensors
-                must not change until it is done.
-            use_buffer: with a file, collect the leaves in memory and write them from there in one piece. The leaves of
-                the result are those in memory, and what is written to them does not reach the file.
-            share_memory: put the storage in shared memory.
-            pin_memory: put the storage in pinned memory.
-            metadata: accepted for compatibility: what a pickle needs besides the storage is found when it is made.
-            durable: with a file, have it reach the disk before it takes the place of the old one.
-            checksum: with a file, record a checksum of every tensor, for :func:`tensordict.verify`: `True` for CRC-32,
-                or `"sha256"` or `"blake2b"`. Writing to the leaves later makes it wrong.
-            progress: with a file, show a progress bar (needs tqdm); by default on terminals and in notebooks,
-                after a second.
-            overwrite: with a file, replace one that is no consolidated container, too.
-            storage_options: of a URL, as in :meth:`memmap`.
-            full_tensor: gather each `DTensor` leaf on all ranks of its device mesh, as :meth:`memmap` does. With a
-                file, one rank writes it, and the result is what :func:`from_consolidated` gives on every rank.
-
-        Returns:
-            a new container, locked, for which :meth:`is_consolidated` holds until it is unlocked; with a file, on the
-            CPU. This container itself if it is consolidated already and no `filename` is given.
-
-        Raises:
-            RuntimeError: the container has to be changed in place and is locked or over a file, an entry has no content
-                or cannot be stored (it is named), there is no such memory here, or there is a file of another kind, or
-                another process or thread is saving to it.
-            OSError: the file cannot be written; what was there before stays.
-            TransferError: with `full_tensor`, another rank failed, or the ranks have different leaves or paths.
+        """Copy all leaves into one storage, which can be pickled and moved to a device as a whole.
 
         Example:
             >>> import pickle
@@ -141,12 +99,55 @@ class Consolidating(Leaves):
             True
             >>> pickle.loads(pickle.dumps(td)).is_consolidated(), td.to(torch.float16).is_consolidated()
             (True, False)
+
+        Args:
+            filename: put the storage in this file, or upload it to this URL. See below.
+            num_threads: the number of threads that copy; 0 for the calling thread only.
+            device: the device of the storage; by default the device of the container, or the CPU if it has no device.
+            non_blocking: do not wait for copies to or from an accelerator.
+            inplace: replace the leaves of this container, and return this container.
+            return_early: with at least two threads, return a `concurrent.futures.Future` of the result. The tensors
+                must not change until it is done.
+            use_buffer: with a file, collect the leaves in memory and write the file in one piece. The result keeps the
+                leaves in memory, and writing to them does not change the file.
+            share_memory: put the storage in shared memory.
+            pin_memory: put the storage in pinned memory.
+            metadata: accepted for compatibility, without effect.
+            durable: with a file, wait until it has reached the disk before it replaces an older file.
+            checksum: with a file, record a checksum of every tensor, for :func:`tensordict.verify`: `True` for CRC-32,
+                or `"sha256"` or `"blake2b"`. Later writes to the leaves make it wrong.
+            progress: with a file, show a progress bar (needs tqdm); by default on terminals and in notebooks,
+                after a second.
+            overwrite: with a file, replace any file, also one that is not a consolidated container.
+            storage_options: for a URL, as in :meth:`memmap`.
+            full_tensor: gather each `DTensor` leaf on all ranks of its device mesh, as :meth:`memmap` does. With a
+                file, one rank writes it, and every rank returns the container that :func:`from_consolidated` loads.
+
+        Returns:
+            a new container with contiguous leaves, locked; on the CPU with a file. :meth:`is_consolidated` is true
+            until it is unlocked. A container that is consolidated already is returned unchanged, unless `filename` is
+            given.
+
+        Raises:
+            RuntimeError: with `inplace`, the container is locked or over a file; an entry has no content or cannot be
+                stored (the error names it); this machine has no such memory; a file of another format exists, without
+                `overwrite`; or another process or thread is saving to the file.
+            OSError: the file cannot be written; an older file is unchanged.
+            TransferError: with `full_tensor`, another rank failed, or the ranks have different leaves or paths.
+
+        Gradients do not flow back through the copy. A tensor under two keys is copied once. Ragged tensors of the
+        strided layout get a copy outside of the storage, because torch cannot place them in a part of a storage.
+
+        With a file, the leaves map it: writing to them changes the file, and processes that receive them map it too.
+        An older file is replaced in one step when the new one is complete; programs that have mapped the old one keep
+        its data. With a URL, the leaves map the temporary file that was uploaded, and an existing file at the URL is
+        replaced only with `overwrite=True`. :func:`from_consolidated` loads the file.
         """
         if filename is None and self.is_consolidated():
             return self
-        if full_tensor and holds_sharded(self):
+        if full_tensor and has_sharded_leaves(self):
             if inplace:
-                raise ValueError("full_tensor=True gives a new container, without the DTensors: not with inplace")
+                raise ValueError("full_tensor=True returns a new container without DTensors: pass inplace=False")
             given: dict[str, Any] = {
                 "num_threads": num_threads, "device": device, "non_blocking": non_blocking, "use_buffer": use_buffer,
                 "share_memory": share_memory, "pin_memory": pin_memory, "durable": durable, "checksum": checksum,
@@ -170,28 +171,28 @@ class Consolidating(Leaves):
         if filename is None and (checksum or progress):
             raise ValueError("checksum and progress are for a file: pass filename too")
         if return_early and (use_buffer or non_blocking):
-            raise ValueError("return_early is not to be had together with use_buffer or non_blocking")
+            raise ValueError("return_early cannot be combined with use_buffer or non_blocking")
         source = self._dense() if in_file and filename is None else self
         run: Callable[[], tuple[list[Tensor], Tensor]]
         if filename is None:
             copies = Copies(source, content=target.type != "meta")
-            run = partial(_copied, copies, target, num_threads, non_blocking, share_memory, pin_memory)
+            run = partial(_copy_to_storage, copies, target, num_threads, non_blocking, share_memory, pin_memory)
         else:
             target = _CPU
             options = SaveOptions(num_threads, durable, checksums.algorithm(checksum), progress, overwrite)
-            written = partial(_written, BlockPlan(self), options, use_buffer)
-            run = partial(write_file, filename, storage_options, overwrite, written)
-        moved = target if filename is not None or (self._device is not None and self._device != target) else None
+            write_plan = partial(_write_storage, BlockPlan(self), options, use_buffer)
+            run = partial(write_file, filename, storage_options, overwrite, write_plan)
+        new_device = target if filename is not None or (self._device is not None and self._device != target) else None
 
-        def finished() -> Any:
-            with quiet(progress):
+        def finish() -> Any:
+            with hide_bars(progress):
                 leaves, storage = run()
-            return source._over_block(leaves, storage, moved, inplace)
+            return source._over_block(leaves, storage, new_device, inplace)
 
         if not return_early or num_threads < 2:
-            return finished()  # type: ignore[no-any-return]
+            return finish()  # type: ignore[no-any-return]
         pool = ThreadPoolExecutor(1, thread_name_prefix="tensordict-consolidate")
-        future: Future[Any] = pool.submit(finished)
+        future: Future[Any] = pool.submit(finish)
         pool.shutdown(wait=False)
         return future
 
@@ -203,7 +204,7 @@ class Consolidating(Leaves):
         inplace: bool = False,
         lock: bool = True,
     ) -> Self:
-        """This container with other leaves, all of a storage, and with a `device` if it is given one."""
+        """Return this container with other leaves, which all lie in `storage`; on `device`, if one is given."""
         found = iter(leaves)
         if device is None:
             result = self._rebuilt(found)
@@ -219,7 +220,10 @@ class Consolidating(Leaves):
         return result
 
     def _moved_whole(self, device: torch.device, non_blocking: bool) -> Self | None:
-        """This container on another device, by one copy of its storage; `None` when that is not all there is to do."""
+        """Move a consolidated container to another device with one copy of its storage.
+
+        Returns `None` if the container is not consolidated, or has ragged leaves.
+        """
         leaves = self._leaves()
         if not flat_buffers.is_whole(leaves, self._consolidated) or any(leaf.is_nested for leaf in leaves):
             return None
@@ -241,23 +245,7 @@ class Consolidating(Leaves):
         storage_options: StorageOptions | None = None,
         cache_dir: CacheDir | None = None,
     ) -> Self:
-        """The container in a file that :meth:`consolidate` wrote.
-
-        The file is mapped: nothing is read until it is used. What is written to the leaves does not reach the file.
-        A process that the container is sent to maps the file as well, finds what has been written to the leaves so far,
-        and writes to pages of its own; :meth:`share_memory_` copies the content to memory that both see. All sizes are
-        checked first, and nothing in the file is executed.
-
-        Args:
-            filename: the file, or its URL, from which it is fetched as a whole.
-            storage_options, cache_dir: of a URL, as in :meth:`load_memmap`.
-
-        Returns:
-            a consolidated container, locked if the one that was written was locked before.
-
-        Raises:
-            OSError: the file cannot be read.
-            SaveError: it is of another format, or broken; the path and the entry are named.
+        """Load a file that :meth:`consolidate` wrote.
 
         Example:
             >>> import tempfile
@@ -268,28 +256,45 @@ class Consolidating(Leaves):
             ...     again = TensorDict.from_consolidated(folder + "/data")
             >>> again["a"], again.is_consolidated()
             (tensor([0, 1, 2]), True)
+
+        The file is mapped privately: it is read when a leaf is used, and writing to a leaf does not change it. All
+        sizes are checked first, and nothing in the file is executed.
+
+        Args:
+            filename: the file or its URL. From a URL, the whole file is fetched.
+            storage_options, cache_dir: for a URL, as in :meth:`load_memmap`.
+
+        Returns:
+            a consolidated container, locked if the container was locked before it was consolidated.
+
+        Raises:
+            OSError: the file cannot be read.
+            SaveError: the file has another format or is broken; the error names the path and the entry.
+
+        A process that receives the container maps the file too. It sees all earlier writes to the leaves; later writes
+        of one process are not visible to the other. :meth:`share_memory_` copies the leaves to memory that both share.
         """
         return read_file(filename, storage_options, cache_dir, consolidated.load)  # type: ignore[no-any-return]
 
     def is_consolidated(self) -> bool:
-        """Whether all leaves lie in the one storage that :meth:`consolidate` made for them.
+        """Return whether all leaves lie in the one storage that :meth:`consolidate` made for them.
 
-        It ends when an entry is added, replaced or deleted, and with :meth:`unlock_`; a copy is not consolidated.
+        This ends when an entry is added, replaced or deleted, and with :meth:`unlock_`. A copy is not consolidated.
         """
         return self._consolidated is not None and flat_buffers.is_whole(self._leaves(), self._consolidated)
 
 
-def _copied(
+def _copy_to_storage(
     copies: Copies, device: torch.device, num_threads: int, non_blocking: bool, share: bool, pin: bool
 ) -> tuple[list[Tensor], Tensor]:
-    """The leaves, copied into one storage in memory, and this storage."""
+    """Copy the leaves into one storage in memory. Returns the copies and the storage."""
     nbytes = copies.layout.nbytes
-    storage = _allocated(nbytes, device, share, pin)
+    storage = _allocate_storage(nbytes, device, share, pin)
     if device.type == "meta":
         return copies.over(Block(storage)), storage
     if not storage.is_cpu and all(leaf.is_cpu for leaf in copies.leaves):
-        # One large transfer in the place of many small ones.
-        host = flat_buffers.fresh(nbytes)
+        # Collect the leaves on the CPU first: one large transfer is faster than many small ones.
+        host = flat_buffers.new_bytes(nbytes)
         copies.layout.fill(Block(host), num_threads)
         storage.copy_(host, non_blocking)
     else:
@@ -297,10 +302,10 @@ def _copied(
     return copies.over(Block(storage)), storage
 
 
-def _allocated(nbytes: int, device: torch.device, share: bool, pin: bool) -> Tensor:
+def _allocate_storage(nbytes: int, device: torch.device, share: bool, pin: bool) -> Tensor:
     if device.type != "cpu":
         if share or pin:
-            raise ValueError(f"shared and pinned memory is on the CPU, and the storage is to be on {device}")
+            raise ValueError(f"shared and pinned memory is on the CPU, but the storage would be on {device}")
         return torch.empty(nbytes, dtype=torch.uint8, device=device)
     if pin:
         return torch.empty(nbytes, dtype=torch.uint8, device=device, pin_memory=True)
@@ -310,10 +315,10 @@ def _allocated(nbytes: int, device: torch.device, share: bool, pin: bool) -> Ten
         except RuntimeError as error:
             raise system.explain_shared_memory(error) from error
         return torch.empty(0, dtype=torch.uint8, device=device).set_(shared)
-    return flat_buffers.fresh(nbytes)
+    return flat_buffers.new_bytes(nbytes)
 
 
-def _written(plan: BlockPlan, options: SaveOptions, buffer: bool, filename: PathLike) -> tuple[list[Any], Tensor]:
-    """The leaves over the file that they were written to (or over memory, with a buffer), and their storage."""
+def _write_storage(plan: BlockPlan, options: SaveOptions, buffer: bool, filename: PathLike) -> tuple[list[Any], Tensor]:
+    """Write the leaves to a file. Returns leaves over the file (or over memory, with a buffer), and their storage."""
     storage = plan.write(filename, options, buffer)
     return plan.leaves(storage), storage

@@ -1,4 +1,4 @@
-"""Descriptions of the leaves: containers that say what each leaf is, or what is in it, and leaves made to fit one."""
+"""`describe` and `attrs`, which return a description of each leaf, and the conversion of leaves to such attributes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tensordict.core.contract import ContainerT, Contract, is_node, named_error
 from tensordict.core.devices import place_of
 from tensordict.core.keys import Path, joined
 from tensordict.memory.stored_tensors import in_memory
-from tensordict.ops.math.statistics import quantile_names, statistics_of
+from tensordict.ops.math.statistics import compute_statistics, name_quantiles
 from tensordict.ops.storing.leaves import Leaves
 
 if TYPE_CHECKING:
@@ -25,27 +25,10 @@ _FIELDS = ("device", "dtype", "shape")
 
 
 class Describing(Leaves):
-    """`describe`, and `attrs`, of which `to(description)` is the counterpart."""
+    """The methods `describe` and `attrs`. The method `to` converts the leaves to the result of `attrs`."""
 
     def describe(self, percentiles: Sequence[float] = (0.25, 0.5, 0.75)) -> Summary:
-        """Statistics of the elements of each leaf, in a container that prints as a table.
-
-        They are called as in `DataFrame.describe` of pandas, and mean the same: NaN is left out of all but its own
-        share. Values that are no tensors are left out; leaves are read one at a time.
-
-        Args:
-            percentiles: which quantiles to give, as parts between 0 and 1; between two elements, by linear
-                interpolation.
-
-        Returns:
-            a container without batch dims in which a container of scalars is in the place of each leaf: `"count"` of
-            elements that are not NaN (int64); `"mean"`, `"std"` with Bessel's correction, and the quantiles (`"25%"`,
-            ...) in float64; `"min"` and `"max"` in the dtype of the leaf; `"nan"` and `"zero"`, the shares of them in
-            all elements, in float64. A leaf without elements has NaN for all but the count; a complex one has no least
-            and greatest element and no quantiles.
-
-        Raises:
-            ValueError: a percentile is not in [0, 1], or given twice.
+        """Compute statistics of the elements of each leaf, and return them in a container that prints as a table.
 
         Example:
             >>> import torch
@@ -56,21 +39,31 @@ class Describing(Leaves):
             obs      3  1.33333  1.52753    0  0.5    1    2    3  0.25  0.25
             >>> td.describe()["obs", "max"]
             tensor(3.)
-        """
-        return _described(self, quantile_names(percentiles), ())
 
-    def attrs(self, *, fields: Sequence[str] = _FIELDS, num_threads: int | None = None) -> Self:
-        """A container of the same keys that says what each leaf is, to be passed to `to()` of another one.
+        The names and meanings are the same as in `DataFrame.describe` of pandas. NaN counts only for `"nan"`. Values
+        are left out. Leaves are read one at a time.
 
         Args:
-            fields: what to say: `"device"`, `"dtype"`, `"shape"`.
-            num_threads: accepted for the sake of programs that pass it: there is nothing here to be done in parallel.
+            percentiles: the quantiles to compute, between 0 and 1, with linear interpolation between two elements.
 
         Returns:
-            a container without device and batch dims that has a `TensorAttrs` in the place of each leaf.
+            a container without batch dims that has a container of scalars for each leaf:
+
+            - `"count"`: the number of elements that are not NaN (int64);
+            - `"mean"`, `"std"` (with Bessel's correction) and the quantiles (`"25%"`, ...) in float64;
+            - `"min"` and `"max"` in the dtype of the leaf;
+            - `"nan"` and `"zero"`: the shares of NaN and of 0 in all elements, in float64.
+
+            For a leaf without elements, all but the count are NaN. A complex leaf has neither `"min"`, `"max"` nor
+            quantiles.
 
         Raises:
-            ValueError: a field is none of these.
+            ValueError: a percentile is not in [0, 1], or given twice.
+        """
+        return _summarize(self, name_quantiles(percentiles), ())
+
+    def attrs(self, *, fields: Sequence[str] = _FIELDS, num_threads: int | None = None) -> Self:
+        """Return the attributes of each leaf, in a container that can be passed to `to()` of another container.
 
         Example:
             >>> import torch
@@ -80,6 +73,16 @@ class Describing(Leaves):
             torch.int32
             >>> TensorDict(a=torch.ones(3)).to(wanted)["a"]
             tensor([1, 1, 1], dtype=torch.int32)
+
+        Args:
+            fields: the attributes: `"device"`, `"dtype"`, `"shape"`.
+            num_threads: accepted for compatibility, without effect.
+
+        Returns:
+            a container without device and batch dims that has a `TensorAttrs` for each leaf.
+
+        Raises:
+            ValueError: a field is unknown.
         """
         unknown = [field for field in fields if field not in _FIELDS]
         if unknown:
@@ -97,20 +100,21 @@ class Describing(Leaves):
         return self._rewrap(made)  # type: ignore[no-any-return]
 
 
-def _described(node: Contract, quantiles: dict[str, float], path: Path) -> Summary:
+def _summarize(node: Contract, quantiles: dict[str, float], path: Path) -> Summary:
+    """Compute the statistics of each leaf of a tree."""
     make = registry.lookup("Summary")._make
     entries: dict[str, Any] = {}
     for name, value in node._structure().items():
         inside = (*path, name)
         if is_node(value):
             if not value._is_non_tensor:
-                entries[name] = _described(value, quantiles, inside)
+                entries[name] = _summarize(value, quantiles, inside)
             continue
         try:
-            # An UnbatchedTensor is one for all members of a lazy stack.
+            # All members of a lazy stack share one `UnbatchedTensor`.
             leaves = [node._entries[name]] if isinstance(value, Contract) else map(in_memory, node._leaves_of(name))
             parts = [ragged.elements(leaf) for leaf in leaves]
-            entries[name] = make(statistics_of(parts, quantiles), torch.Size(()), node._device, None)
+            entries[name] = make(compute_statistics(parts, quantiles), torch.Size(()), node._device, None)
         except (RuntimeError, TypeError) as error:
             raise named_error(error, inside) from error
     return make(entries, torch.Size(()), node._device, None)  # type: ignore[no-any-return]
@@ -121,7 +125,7 @@ def _attrs_class() -> Any:
 
 
 def is_description(container: Contract) -> bool:
-    """Whether a container has `TensorAttrs` in the place of leaves."""
+    """Return whether a container is a result of `attrs`: it has a `TensorAttrs`, at any depth."""
     kind = _attrs_class()
     return any(
         isinstance(value, Contract) and (isinstance(value, kind) or is_description(value))
@@ -129,8 +133,8 @@ def is_description(container: Contract) -> bool:
     )
 
 
-def fitted(node: ContainerT, description: Contract, path: Path = ()) -> ContainerT:
-    """A container whose leaves have the devices and dtypes that a description gives them; others are shared."""
+def convert_leaves(node: ContainerT, description: Contract, path: Path = ()) -> ContainerT:
+    """Convert the leaves to the devices and dtypes that a result of `attrs` has for them; share all other leaves."""
     wanted = description._structure()
     device = node._device
     entries: dict[str, Any] = {}
@@ -139,17 +143,17 @@ def fitted(node: ContainerT, description: Contract, path: Path = ()) -> Containe
         if target is None:
             entries[name] = value
         elif isinstance(value, Contract):
-            entries[name] = fitted(value, target, (*path, name))
+            entries[name] = convert_leaves(value, target, (*path, name))
         else:
-            entries[name] = _leaf_fitted(value, target, (*path, name))
+            entries[name] = _convert_leaf(value, target, (*path, name))
         if device is not None and entries[name].device not in (device, place_of(device)):
             device = None
     return node._build(entries, node._batch_size, device, node._names)
 
 
-def _leaf_fitted(leaf: Tensor, target: object, path: Path) -> Tensor:
+def _convert_leaf(leaf: Tensor, target: object, path: Path) -> Tensor:
     if not isinstance(target, _attrs_class()):
-        raise TypeError(f"entry {joined(path)!r} is a tensor, but a container in the description")
+        raise TypeError(f"entry {joined(path)!r} is a tensor here, but a container in the description")
     device = leaf.device if target.tgt_device is None else target.tgt_device
     try:
         return leaf.to(device, leaf.dtype if target.tgt_dtype is None else target.tgt_dtype)

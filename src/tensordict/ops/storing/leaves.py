@@ -1,4 +1,4 @@
-"""The memory behind every leaf: its layout, its address, its size."""
+"""Methods about the memory of the leaves: its layout, address and size."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ LockingT = TypeVar("LockingT", bound=Locking)
 
 
 class Leaves(Locking):
-    """The state of the leaves' memory."""
+    """The methods `contiguous`, `is_contiguous`, `data_ptr`, `bytes`, `param_count`, `is_shared` and others."""
 
     def _same_lock(self, result: LockingT) -> LockingT:
-        """`result`, locked if this container is."""
+        """Lock `result` if this container is locked, and return it."""
         if self._locked:
             result._lock_tree()
         return result
 
     def _map_some(self, fn: Callable[[Any], object]) -> Self | None:
-        """`_map` without the leaves for which `fn` gives `None`; `None` when it does so for all of them.
+        """Replace every leaf by `fn(leaf)`, and leave out leaves for which `fn` returns `None`.
 
-        `fn` is called in the order of `_leaves`.
+        Calls `fn` in the order of `_leaves`. Returns `None` if no leaf is left.
         """
         mapping: Mapping[str, Any] = self._entries
         on_leaf = fn
@@ -49,18 +49,15 @@ class Leaves(Locking):
             mapping, on_leaf = self._writable(), self._on_read(fn)
         entries: dict[str, Any] = {}
         for name, value in mapping.items():
-            # An `UnbatchedTensor` stays one.
-            of = getattr(value, "_map_some", None) if type(value) is not Tensor else None
-            result = on_leaf(value) if of is None else of(fn)
+            # An `UnbatchedTensor` has this method too, and stays one.
+            map_node = getattr(value, "_map_some", None) if type(value) is not Tensor else None
+            result = on_leaf(value) if map_node is None else map_node(fn)
             if result is not None:
                 entries[name] = result
         return self._build(entries, self._batch_size, self._device, self._names) if entries else None
 
     def as_tensor(self) -> Self:
-        """A container whose leaves are plain tensors on the same memory, in place of memory-mapped ones and parameters.
-
-        Returns:
-            a new container, locked if this one is; leaves that are plain tensors already are shared.
+        """Convert memory-mapped tensors and parameters to plain tensors over the same memory.
 
         Example:
             >>> import torch
@@ -68,29 +65,18 @@ class Leaves(Locking):
             >>> td = TensorDict(a=torch.nn.Parameter(torch.zeros(2))).as_tensor()
             >>> type(td["a"]) is torch.Tensor
             True
+
+        Returns:
+            a new container, locked if this one is. Plain tensors are shared.
         """
         return self._same_lock(self._map(_plain))
 
     def is_contiguous(self) -> bool:
-        """Whether every leaf is contiguous; lazy stacks, and stacks of values, are not."""
+        """Return whether every leaf is contiguous; `False` for a lazy stack and a stack of values."""
         return self._members() is None and all(value.is_contiguous() for value in self._entries.values())
 
     def contiguous(self, *, canonical: bool = False, inplace: bool = False) -> Self:
-        """A container whose leaves are contiguous; leaves that already are, are shared, others are copied.
-
-        Lazy stacks become dense.
-
-        Args:
-            canonical: also copy leaves that torch calls contiguous although their strides are not those of a
-                fresh tensor of that shape, as happens in dims of size 1.
-            inplace: replace the leaves in this container instead of making a new one.
-
-        Returns:
-            a new, unlocked container; the same one with `inplace`.
-
-        Raises:
-            RuntimeError: with `inplace`, the container is locked and a leaf has to be replaced, or it is a lazy stack,
-                which has no memory of its own; or the members of a lazy stack cannot be stacked.
+        """Copy the leaves that are not contiguous, and share the others. Lazy stacks become dense.
 
         Example:
             >>> import torch
@@ -98,6 +84,18 @@ class Leaves(Locking):
             >>> td = TensorDict(a=torch.zeros(3, 4).T)
             >>> td.is_contiguous(), td.contiguous().is_contiguous()
             (False, True)
+
+        Args:
+            canonical: also copy leaves with a dim of size 1 whose stride differs from the stride in a new tensor of
+                this shape. Torch calls such leaves contiguous.
+            inplace: replace the leaves in this container instead of making a new one.
+
+        Returns:
+            a new container, not locked; with `inplace`, this container.
+
+        Raises:
+            RuntimeError: with `inplace`, a leaf must be replaced and the container is locked, or the container is a
+                lazy stack; or the members of a lazy stack cannot be stacked.
         """
         if self._members() is not None:
             if self._is_non_tensor:
@@ -115,12 +113,7 @@ class Leaves(Locking):
         return self._build(entries, self._batch_size, self._device, self._names)
 
     def data_ptr(self, *, storage: bool = False) -> TensorDictBase:
-        """The address of every leaf, as a container of int64 scalars without batch dims.
-
-        Those of a lazy stack are under the numbers of its members.
-
-        Args:
-            storage: give the address of the leaf's storage instead of that of its first element.
+        """Return the address of every leaf, in a container of int64 scalars without batch dims.
 
         Example:
             >>> import torch
@@ -128,6 +121,11 @@ class Leaves(Locking):
             >>> td = TensorDict(a=torch.zeros(2), b={"c": torch.zeros(2)})
             >>> bool((td.data_ptr() == td.copy().data_ptr()).all())
             True
+
+        For a lazy stack, the result has a nested container for each member, under `"0"`, `"1"` and so on.
+
+        Args:
+            storage: return the address of the leaf's storage, instead of the address of its first element.
         """
         members = self._members()
         numbered = self._entries if members is None else {str(i): member for i, member in enumerate(members)}
@@ -141,18 +139,24 @@ class Leaves(Locking):
         return makers.dense(entries, torch.Size(()), torch.device("cpu"), None)
 
     def bytes(self, *, count_duplicates: bool = True) -> int:
-        """How many bytes the elements of the leaves, and of their gradients, take.
+        """Return how many bytes the elements of the leaves and of their gradients take.
+
+        Example:
+            >>> import torch
+            >>> from tensordict import TensorDict
+            >>> TensorDict(a=torch.zeros(2, 3), b=torch.zeros(4)).bytes()
+            40
 
         Args:
-            count_duplicates: `False` counts a tensor object that is found under two keys once. Different
-                views of the same memory are always counted each.
+            count_duplicates: `False` counts a tensor object under two keys once. Different views of the same memory
+                always count separately.
         """
         leaves = self._leaves()
         tensors = leaves + [gradient for gradient in map(_gradient, leaves) if gradient is not None]
-        return sum(tensor.numel() * tensor.element_size() for tensor in _counted(tensors, count_duplicates))
+        return sum(tensor.numel() * tensor.element_size() for tensor in _drop_duplicates(tensors, count_duplicates))
 
     def param_count(self, *, count_duplicates: bool = True) -> int:
-        """How many elements the leaves have; `count_duplicates` as in :meth:`bytes`.
+        """Return how many elements the leaves have; `count_duplicates` as in :meth:`bytes`.
 
         Example:
             >>> import torch
@@ -160,12 +164,12 @@ class Leaves(Locking):
             >>> TensorDict(a=torch.zeros(2, 3), b=torch.zeros(4)).param_count()
             10
         """
-        return sum(leaf.numel() for leaf in _counted(self._leaves(), count_duplicates))
+        return sum(leaf.numel() for leaf in _drop_duplicates(self._leaves(), count_duplicates))
 
     def is_shared(self) -> bool:
-        """Whether other processes can see this memory: after `share_memory_()`, and on a CUDA device.
+        """Return whether other processes can see the memory: after `share_memory_()`, and on a CUDA device.
 
-        A container is not called shared for happening to hold tensors that are.
+        Shared tensors alone do not make a container shared.
         """
         return self._is_shared or (self._device is not None and self._device.type == "cuda")
 
@@ -176,7 +180,7 @@ class Leaves(Locking):
         return self
 
     def _replace_leaves(self, source: Contract) -> Self:
-        """Take over the leaves, and the devices, of a container of the same structure; returns `self`."""
+        """Take the leaves and devices of `source`, a container of the same structure. Returns `self`."""
         writes: list[tuple[Contract, str, Any]] = []
         devices: list[tuple[Contract, torch.device | None]] = []
         _plan_replacement(self, source, writes, devices)
@@ -192,12 +196,12 @@ class Leaves(Locking):
 
 
 def _walk(node: Contract, prefix: Path = ()) -> Iterator[tuple[Path, Any]]:
-    """The (path, leaf) pairs of a tree."""
+    """Iterate over the (path, leaf) pairs of a tree."""
     return node._walk(prefix)
 
 
 def _entries_of(node: Contract, prefix: Path = ()) -> Iterator[tuple[Path, Any]]:
-    """The (path, tensor) pairs of a tree as they are read: a lazy stack gives the stacks of its members' leaves."""
+    """Iterate over the (path, tensor) pairs of a tree. A lazy stack gives the stacks of its members' leaves."""
     for name, value in node._entries.items():
         if type(value) is not Tensor and is_node(value):
             yield from _entries_of(value, (*prefix, name))
@@ -206,12 +210,12 @@ def _entries_of(node: Contract, prefix: Path = ()) -> Iterator[tuple[Path, Any]]
 
 
 def _gradient(leaf: Tensor) -> Tensor | None:
-    """The gradient of a leaf, without the warning that torch gives for one that cannot have any."""
+    """Return the gradient of a leaf, without torch's warning for a tensor that cannot have one."""
     return leaf.grad if leaf.is_leaf or leaf.retains_grad else None
 
 
 def _plain(leaf: Tensor) -> Tensor:
-    # A jagged tensor is of a class of its own, mapped or not.
+    # A jagged tensor always has a class of its own.
     return leaf if type(leaf) is Tensor or leaf.layout is torch.jagged else leaf.as_subclass(Tensor)
 
 
@@ -226,7 +230,7 @@ def _canonical(leaf: Tensor) -> Tensor:
     return leaf
 
 
-def _counted(tensors: list[Tensor], count_duplicates: bool) -> list[Tensor]:
+def _drop_duplicates(tensors: list[Tensor], count_duplicates: bool) -> list[Tensor]:
     return tensors if count_duplicates else list(dict.fromkeys(tensors))
 
 
@@ -236,7 +240,7 @@ def _plan_replacement(
     writes: list[tuple[Contract, str, Any]],
     devices: list[tuple[Contract, torch.device | None]],
 ) -> None:
-    """List what differs between a container and one of the same structure."""
+    """List the leaves and devices in which `source` differs from `node`, a container of the same structure."""
     if (pairs := node._pair_members(source)) is not None:
         for own, piece in pairs:
             _plan_replacement(own, piece, writes, devices)

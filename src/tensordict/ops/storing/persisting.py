@@ -1,4 +1,4 @@
-"""Array stores, such as HDF5 files and Zarr groups: containers over them, and containers written as them."""
+"""Methods that open stores as containers and write containers to stores: HDF5 files, Zarr groups and Redis servers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tensordict.io.remote.credentials import as_url
 from tensordict.io.remote.remote_saves import read_file
 from tensordict.io.remote.uploads import save_file
 from tensordict.io.remote.urls import Remote, is_url
-from tensordict.io.saving.progress import quiet
+from tensordict.io.saving.progress import hide_bars
 from tensordict.io.saving.transaction import FileTransaction, TreeTransaction
 from tensordict.io.specification import check_levels
 from tensordict.io.stores.backends import backend_of
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 class Persisting(Contract):
-    """`from_h5`, `to_h5`, `from_zarr` and `to_zarr`."""
+    """The methods `from_h5`, `to_h5`, `from_zarr`, `to_zarr` and `to_store`."""
 
     @classmethod
     def from_h5(
@@ -47,26 +47,7 @@ class Persisting(Contract):
         storage_options: StorageOptions | None = None,
         cache_dir: CacheDir | None = None,
     ) -> Self:
-        """Open an HDF5 file as a container; its tensors are read when they are used.
-
-        Args:
-            filename: the file, or its URL, from which all of it is fetched (HDF5 reads local files), to be read only.
-            mode: `"r"` to read only, `"r+"` to write too; see :class:`~tensordict.PersistentTensorDict`.
-            auto_batch_size: find the longest batch size that fits, also when one was saved. A file of another program,
-                in which none was, has that batch size anyway.
-            batch_dims: the most dims that a batch size that is found so has, here and in nested containers.
-            batch_size: that of the container.
-            device: tensors are moved there when they are read.
-            storage_options, cache_dir: of a URL, as in :meth:`load_memmap`.
-
-        Returns:
-            a :class:`~tensordict.PersistentTensorDict`, or the tensorclass over one that was saved. Close it when it is
-            no longer needed.
-
-        Raises:
-            FileNotFoundError: there is no such file.
-            ValueError: it is no HDF5 file, or a shape in it does not begin with the batch size.
-            ModuleNotFoundError: h5py is not installed.
+        """Open an HDF5 file as a container. Its tensors are read when they are used.
 
         Example:
             >>> import tempfile
@@ -77,12 +58,31 @@ class Persisting(Contract):
             >>> with TensorDict.from_h5(f"{folder.name}/data.h5") as data:
             ...     data.batch_size, data[1]["a"]
             (torch.Size([3]), tensor([2, 3]))
+
+        Args:
+            filename: the file or its URL. From a URL, the whole file is fetched, and is read-only.
+            mode: `"r"` to read, `"r+"` to read and write; see :class:`~tensordict.PersistentTensorDict`.
+            auto_batch_size: use the longest batch size that all entries share, even if the file has a batch size. A
+                file of another program has no batch size, and always uses this one.
+            batch_dims: the maximum number of batch dims to use in this case, also in nested containers.
+            batch_size: the batch size of the container.
+            device: move tensors to this device when they are read.
+            storage_options, cache_dir: for a URL, as in :meth:`load_memmap`.
+
+        Returns:
+            a :class:`~tensordict.PersistentTensorDict`; if a tensorclass was saved, this tensorclass over one. Close it
+            after use.
+
+        Raises:
+            FileNotFoundError: the file does not exist.
+            ValueError: the file is not an HDF5 file, or a shape does not begin with the batch size.
+            ModuleNotFoundError: h5py is not installed.
         """
         if is_url(filename) and mode != "r":
             raise SaveError(
-                f"mode={mode!r} writes to the file, and {as_url(str(filename))!r} is only read: mode='r' can be had"
+                f"mode={mode!r} writes to the file, but {as_url(str(filename))!r} is read-only: pass mode='r'"
             )
-        opened = partial(
+        open_file = partial(
             makers.open_store,
             mode=mode,
             auto_batch_size=auto_batch_size,
@@ -90,7 +90,7 @@ class Persisting(Contract):
             batch_size=batch_size,
             device=device,
         )
-        return read_file(filename, storage_options, cache_dir, opened)  # type: ignore[no-any-return]
+        return read_file(filename, storage_options, cache_dir, open_file)  # type: ignore[no-any-return]
 
     def to_h5(
         self,
@@ -102,32 +102,7 @@ class Persisting(Contract):
         storage_options: StorageOptions | None = None,
         **kwargs: object,
     ) -> Self:
-        """Write this container as an HDF5 file.
-
-        Tensors are written in pieces, so that no second copy of them is made. A container saved there is replaced once
-        the new one is whole; when writing fails it stays as it was.
-
-        Args:
-            filename: the file. To a URL a temporary file is uploaded, over which the result is, to be read only; what
-                is there is replaced with `overwrite=True` only.
-            durable: have the file survive a loss of power once this returns.
-            progress: show a progress bar (needs tqdm); by default on terminals and in notebooks, after a second.
-            overwrite: replace a file of another program, too: one that is no HDF5 file, or one with other names in it
-                and no note of this package.
-            storage_options: of a URL, as in :meth:`memmap`.
-            **kwargs: passed to `h5py.Group.create_dataset` for every tensor: `compression="gzip"`, `chunks=...` (an int
-                is the number of rows of a chunk; chunks are cut to the shapes of smaller tensors).
-
-        Returns:
-            a :class:`~tensordict.PersistentTensorDict` over the new file, open for writing; a tensorclass over it for
-            a tensorclass.
-
-        Raises:
-            UnsupportedEntryError: an entry cannot be stored; it is named.
-            SaveError: there is a file of another program.
-            OSError: the file cannot be written, or another process or thread is saving to it.
-            TypeError: an argument is none of `create_dataset`.
-            ModuleNotFoundError: h5py is not installed.
+        """Write this container to an HDF5 file, and return a container over this file.
 
         Example:
             >>> import tempfile
@@ -138,6 +113,31 @@ class Persisting(Contract):
             >>> with td.to_h5(f"{folder.name}/data.h5", compression="gzip") as data:
             ...     data["b", "c"][:3]
             tensor([1., 1., 1.])
+
+        An older save is replaced in one step when the new file is complete. If writing fails, it is unchanged. Tensors
+        are written in pieces, without a second copy in memory.
+
+        Args:
+            filename: the file, or a URL to upload it to. At a URL, an existing file is replaced only with
+                `overwrite=True`, and the result is a read-only container over the temporary file that was uploaded.
+            durable: wait until the file has reached the disk, so that it survives a loss of power.
+            progress: show a progress bar (needs tqdm); by default on terminals and in notebooks, after a second.
+            overwrite: replace any file, also one of another program. A file counts as such if it is not an HDF5 file,
+                or if this package did not write it and it has names that this container does not have.
+            storage_options: for a URL, as in :meth:`memmap`.
+            **kwargs: passed to `h5py.Group.create_dataset` for every tensor: `compression="gzip"`, `chunks=...` (an int
+                is the number of rows in a chunk; chunks are cut to the shapes of smaller tensors).
+
+        Returns:
+            a :class:`~tensordict.PersistentTensorDict` over the new file, open for writing; for a tensorclass, the same
+            tensorclass over one.
+
+        Raises:
+            UnsupportedEntryError: an entry cannot be stored; the error names it.
+            SaveError: a file of another program exists, without `overwrite`.
+            OSError: the file cannot be written, or another process or thread is saving to it.
+            TypeError: `create_dataset` does not take an argument.
+            ModuleNotFoundError: h5py is not installed.
         """
         to_store: Any = self._to_store
         save = partial(to_store, "h5", durable=durable, progress=progress, overwrite=overwrite, **kwargs)
@@ -148,7 +148,7 @@ class Persisting(Contract):
             save(path).close()
             return makers.open_store(path, backend="h5", mode="r")
 
-        with quiet(progress):
+        with hide_bars(progress):
             return save_file(filename, storage_options, overwrite, write)  # type: ignore[arg-type, no-any-return]
 
     def to_store(
@@ -163,24 +163,7 @@ class Persisting(Contract):
         device: Any = None,
         **kwargs: Any,
     ) -> TensorDictStore:
-        """Write this container to a Redis server, or another one of its protocol.
-
-        Args:
-            backend, host, port, db, unix_socket_path, prefix: the server, and what the names of keys there begin with;
-                as of :class:`~tensordict.store.TensorDictStore`.
-            device: tensors are moved there when they are fetched; `None` for the device of this container.
-            **kwargs: further arguments of :class:`~tensordict.store.TensorDictStore`, such as `ttl=` and `password=`.
-
-        Returns:
-            a :class:`~tensordict.store.TensorDictStore` over what was written, whose `td_id` other processes open it
-            by. Of a lazy stack it is a :class:`~tensordict.store.LazyStackedTensorDictStore`, of a tensorclass the
-            tensorclass over one. Lazy stacks nested in it are stored as the dense containers that they stand for, so
-            their members must have the same entries and shapes.
-
-        Raises:
-            UnsupportedEntryError: an entry cannot be stored; it is named, and nothing was written.
-            ConnectionError: the server does not answer.
-            ModuleNotFoundError: the package redis is not installed.
+        """Write this container to a Redis server, or another server of its protocol.
 
         Example:
             >>> import torch
@@ -189,6 +172,23 @@ class Persisting(Contract):
             >>> store = TensorDict(a=torch.zeros(3)).to_store(host="localhost")  # doctest: +SKIP
             >>> TensorDictStore.from_store(td_id=store.td_id)["a"]  # doctest: +SKIP
             tensor([0., 0., 0.])
+
+        Args:
+            backend, host, port, db, unix_socket_path, prefix: the server, and the prefix of all keys there; as in
+                :class:`~tensordict.store.TensorDictStore`.
+            device: move tensors to this device when they are fetched; `None` for the device of this container.
+            **kwargs: further arguments of :class:`~tensordict.store.TensorDictStore`, such as `ttl=` and `password=`.
+
+        Returns:
+            a :class:`~tensordict.store.TensorDictStore` over the stored entries. Other processes open it by its
+            `td_id`. For a lazy stack, a :class:`~tensordict.store.LazyStackedTensorDictStore`; for a tensorclass, the
+            same tensorclass over a store. Nested lazy stacks are stored as dense containers, so their members must have
+            the same entries and shapes.
+
+        Raises:
+            UnsupportedEntryError: an entry cannot be stored; the error names it, and nothing was written.
+            ConnectionError: the server does not answer.
+            ModuleNotFoundError: the package redis is not installed.
         """
         server: dict[str, Any] = {
             "backend": backend, "host": host, "port": port, "db": db, "unix_socket_path": unix_socket_path,
@@ -208,30 +208,7 @@ class Persisting(Contract):
         device: object = None,
         storage_options: StorageOptions | None = None,
     ) -> Self:
-        """Open a Zarr group as a container; its tensors are read when they are used, chunk by chunk.
-
-        Groups of any program open: those of xarray or anndata too, of Zarr v3 and (to read only) v2. A group in a group
-        is a nested container. What has no form as a tensor is listed, and is an error when it is read; strings, one or
-        a row of them, are values.
-
-        Args:
-            filename: a folder, a zip file, a URL of a folder, a `zarr.abc.store.Store`, or a `zarr.Group` that is open.
-            mode: `"r"` to read only, `"r+"` to write too; see :class:`~tensordict.PersistentTensorDict`. A zip file is
-                only read.
-            auto_batch_size: find the longest batch size that fits, also when one was saved. A group of another program,
-                in which none was, has that batch size anyway.
-            batch_dims: the most dims that a batch size that is found so has, here and in nested containers.
-            batch_size: that of the container.
-            device: tensors are moved there when they are read.
-            storage_options: of a URL, as in :meth:`load_memmap`.
-
-        Returns:
-            a :class:`~tensordict.PersistentTensorDict`, or the tensorclass over one that was saved.
-
-        Raises:
-            FileNotFoundError: there is nothing.
-            ValueError: it is no Zarr group, or a shape in it does not begin with the batch size.
-            ModuleNotFoundError: zarr is not installed.
+        """Open a Zarr group as a container. Its tensors are read when they are used, chunk by chunk.
 
         Example:
             >>> import tempfile
@@ -243,6 +220,29 @@ class Persisting(Contract):
             >>> data = TensorDict.from_zarr(f"{folder.name}/data.zarr")
             >>> data.batch_size, data.names, data[1]["a"]
             (torch.Size([3]), ['time'], tensor([2, 3]))
+
+        Opens groups of any program, such as xarray or anndata, of Zarr v3 and (read-only) v2.
+
+        Args:
+            filename: a folder, a zip file, the URL of a folder, a `zarr.abc.store.Store`, or an open `zarr.Group`.
+            mode: `"r"` to read, `"r+"` to read and write; see :class:`~tensordict.PersistentTensorDict`. Zip files are
+                read-only.
+            auto_batch_size: use the longest batch size that all entries share, even if the group has a batch size. A
+                group of another program has no batch size, and always uses this one.
+            batch_dims: the maximum number of batch dims to use in this case, also in nested containers.
+            batch_size: the batch size of the container.
+            device: move tensors to this device when they are read.
+            storage_options: for a URL, as in :meth:`load_memmap`.
+
+        Returns:
+            a :class:`~tensordict.PersistentTensorDict`; if a tensorclass was saved, this tensorclass over one. Nested
+            groups are nested containers. Strings, and one-dim arrays of strings, are values. Arrays that torch has no
+            dtype for are listed among the keys, and reading them raises an error.
+
+        Raises:
+            FileNotFoundError: the group does not exist.
+            ValueError: it is not a Zarr group, or a shape does not begin with the batch size.
+            ModuleNotFoundError: zarr is not installed.
         """
         return makers.open_store(  # type: ignore[no-any-return]
             filename,
@@ -265,37 +265,7 @@ class Persisting(Contract):
         storage_options: StorageOptions | None = None,
         **kwargs: object,
     ) -> Self:
-        """Write this container as a Zarr group (v3): a group per container, an array per leaf; many programs read it.
-
-        Without options an array is one chunk that is not compressed: quick to write and to read as a whole. To read
-        rows out of more than fits into memory, `chunks="rows"` cuts along the first dim, into about a MiB each; with
-        very many chunks, `shards=` puts several into a file.
-
-        A container saved at a path is replaced once the new one is whole; when writing fails it stays as it was.
-        Processes that write to different chunks of a group at once lose nothing; of one chunk, the last one wins.
-
-        Args:
-            filename: the path of a folder; of a zip file, if it ends with `.zip`; a URL; or a `zarr.abc.store.Store`.
-            durable: have the files survive a loss of power once this returns; of a store or a URL, without effect.
-            progress: show a progress bar (needs tqdm); by default on terminals and in notebooks, after a second.
-            overwrite: replace what another program has written, too: a file or folder that is no group of this
-                package, or has more in it. Of a store or a URL, delete all that is in it.
-            storage_options: of a URL, as in :meth:`memmap`.
-            **kwargs: passed to `zarr.create_array` for every tensor: `chunks` and `shards` (a row of sizes for the
-                leading dims, an int for rows; `chunks="rows"`), `compressors`, `filters`, `serializer`, `fill_value`,
-                `order`. A dict gives them by key: `chunks={"image": 16, ("next", "image"): 16}`; that of a container
-                holds for all in it.
-
-        Returns:
-            a :class:`~tensordict.PersistentTensorDict` over the new group, open for writing (for reading over a zip
-            file); a tensorclass over it for a tensorclass.
-
-        Raises:
-            UnsupportedEntryError: an entry cannot be stored; it is named.
-            SaveError: there is something of another program.
-            OSError: it cannot be written, or another process or thread is saving to it.
-            TypeError: an argument is no option of arrays.
-            ModuleNotFoundError: zarr is not installed.
+        """Write this container to a Zarr group (v3), and return a container over this group.
 
         Example:
             >>> import tempfile
@@ -306,9 +276,42 @@ class Persisting(Contract):
             >>> with td.to_zarr(f"{folder.name}/data.zarr", chunks={"a": 100}) as data:
             ...     data["b", "c"][:3]
             tensor([1., 1., 1.])
+
+        Every container becomes a group, and every leaf an array. Many programs read this format. An older save at a
+        path is replaced in one step when the new one is complete. If writing fails, it is unchanged.
+
+        Args:
+            filename: the path of a folder, or of a zip file, if it ends with `.zip`; a URL; or a
+                `zarr.abc.store.Store`.
+            durable: wait until the files have reached the disk, so that they survive a loss of power; without effect
+                for stores and URLs.
+            progress: show a progress bar (needs tqdm); by default on terminals and in notebooks, after a second.
+            overwrite: replace any file or folder, also one that is not a group of this package or contains other
+                files. For a store or a URL, delete its content first.
+            storage_options: for a URL, as in :meth:`memmap`.
+            **kwargs: passed to `zarr.create_array` for every tensor: `chunks` and `shards` (sizes of the leading dims,
+                or an int for the number of rows; `chunks="rows"`), `compressors`, `filters`, `serializer`,
+                `fill_value`, `order`. A dict gives different ones by key, as `chunks={"image": 16, "next": 32}`. The
+                key of a container stands for all of its entries.
+
+        Returns:
+            a :class:`~tensordict.PersistentTensorDict` over the new group, open for writing (read-only for a zip file);
+            for a tensorclass, the same tensorclass over one.
+
+        Raises:
+            UnsupportedEntryError: an entry cannot be stored; the error names it.
+            SaveError: files of another program exist, without `overwrite`.
+            OSError: the group cannot be written, or another process or thread is saving to it.
+            TypeError: `zarr.create_array` does not take an argument.
+            ModuleNotFoundError: zarr is not installed.
+
+        Without options, an array is one uncompressed chunk, which is fast to write and to read as a whole. To read rows
+        of arrays that do not fit into memory, use `chunks="rows"`: chunks of about 1 MiB along the first dim. With very
+        many chunks, `shards=` puts several into one file. Processes may write to different chunks of a group at the
+        same time. If two processes write to the same chunk, the last write wins.
         """
         options: dict[str, Any] = {"durable": durable, "progress": progress, "overwrite": overwrite, **kwargs}
-        with quiet(progress):
+        with hide_bars(progress):
             saved: Self = self._to_store("zarr", without_scheme(filename), storage_options=storage_options, **options)
         return saved
 
@@ -323,7 +326,7 @@ class Persisting(Contract):
         storage_options: StorageOptions | None = None,
         **kwargs: object,
     ) -> Any:
-        """Write this container as a store of a kind, at a path or in one that is given; see `to_h5` and `to_zarr`."""
+        """Write this container to a store of the given backend, by path or as an object; see `to_h5` and `to_zarr`."""
         check_levels(self)
         refuse_sharded(self)
         kind = backend_of(backend)
@@ -350,10 +353,11 @@ class Persisting(Contract):
                         raise
                     raise files.named_os_error(error, "write the file", save.path) from error
             save.commit()
-            # While nobody else saves there: HDF5 refuses to open what another process has open for writing.
+            # Open it inside the transaction, while no other process can save there: HDF5 refuses to open a file that
+            # another process has open for writing.
             return reopen(save.path, mode=kind.choose_mode(path))
 
 
 def server_class() -> Any:
-    """The class of containers on a Redis server."""
+    """Return the class of containers on a Redis server."""
     return registry.lookup("TensorDictStore")

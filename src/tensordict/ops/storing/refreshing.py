@@ -1,4 +1,7 @@
-"""Giving a container the entries of a save that was loaded: which of its own stay, and which are exchanged."""
+"""Loading a save into an existing container, which keeps its nested containers and its unchanged tensors.
+
+`load_memmap(out=...)`, `load_memmap_` and `memmap_refresh_` use this.
+"""
 
 from __future__ import annotations
 
@@ -13,22 +16,22 @@ from tensordict.core.keys import Path, joined
 from tensordict.io.specification import DICT, LAZY, specification_of
 from tensordict.memory.file_source import FileSource
 from tensordict.memory.mapped import MemoryMappedTensor
-from tensordict.ops.entries.adding import adopt
+from tensordict.ops.entries.adding import add_node
 
 
 def check_fit(target: Contract, loaded: Contract, path: Path) -> None:
-    """Refuse to load what does not fit the container that it goes into: another kind, or another batch size."""
-    if not path and not _merge(target, loaded):
+    """Raise if a loaded container does not fit the container `target`: another kind, or another batch size."""
+    if not path and not _can_merge(target, loaded):
         raise SaveError(
             f"a {type(loaded).__name__} of batch size {list(loaded._batch_size)} was saved, and cannot be loaded into "
             f"a {type(target).__name__} of batch size {list(target._batch_size)}"
         )
     size = target._batch_size
-    held = specification_of(target, path)
-    outer = size if held.kind == DICT else torch.Size(())
+    own = specification_of(target, path)
+    outer = size if own.kind == DICT else torch.Size(())
     for name, value in specification_of(loaded, path).entries.items():
-        old = held.entries.get(name)
-        if isinstance(old, Contract) and is_node(value) and _merge(old, value):
+        old = own.entries.get(name)
+        if isinstance(old, Contract) and is_node(value) and _can_merge(old, value):
             check_fit(old, value, (*path, name))
             continue
         shape = value._batch_size if isinstance(value, Contract) else ragged.shape_of(value)
@@ -39,8 +42,8 @@ def check_fit(target: Contract, loaded: Contract, path: Path) -> None:
             )
 
 
-def _merge(target: Contract, loaded: Contract) -> bool:
-    """Whether a container stays, and takes over what is in the loaded one, rather than being replaced by that."""
+def _can_merge(target: Contract, loaded: Contract) -> bool:
+    """Return whether a container can take the entries of the loaded one, instead of being replaced by it."""
     mine, new = specification_of(target), specification_of(loaded)
     if mine.kind != new.kind:
         return False
@@ -49,34 +52,35 @@ def _merge(target: Contract, loaded: Contract) -> bool:
     if mine.kind == LAZY and (mine.stack_dim, len(mine.entries)) != (new.stack_dim, len(new.entries)):
         return False
     if mine.is_tensorclass or mine.kind == LAZY:
-        return all(_merge(mine.entries[name], new.entries[name]) for name in mine.entries)
+        return all(_can_merge(mine.entries[name], new.entries[name]) for name in mine.entries)
     return mine.batch_size == new.batch_size
 
 
 def take_over(target: Any, loaded: Any) -> None:
-    """Give `target` the entries of `loaded`, keeping its nested containers and the tensors that have not changed."""
-    held, new = specification_of(target), specification_of(loaded)
+    """Give `target` the entries of `loaded`. It keeps its nested containers, and tensors whose files are the same."""
+    own, new = specification_of(target), specification_of(loaded)
     if new.is_value:
         target._take_value(loaded)
         return
     if new.kind != DICT:
         for name, value in new.entries.items():
-            take_over(held.entries[name], value)
+            take_over(own.entries[name], value)
         return
     for name in [name for name in target._entries if name not in loaded._entries]:
         del target._entries[name]
     for name, value in loaded._entries.items():
         old = target._entries.get(name)
         if isinstance(value, Contract):
-            if is_node(value) and is_node(old) and _merge(old, value):
+            if is_node(value) and is_node(old) and _can_merge(old, value):
                 take_over(old, value)
             else:
-                adopt(target, name, value)
+                add_node(target, name, value)
         elif not _same_memory(old, value):
             target._entries[name] = value
 
 
 def _same_memory(old: object, new: object) -> bool:
+    """Return whether two memory-mapped tensors map the same part of the same file."""
     if not (isinstance(old, MemoryMappedTensor) and isinstance(new, MemoryMappedTensor)):
         return False
     if old.is_nested or new.is_nested:

@@ -1,4 +1,4 @@
-"""Saving: containers as memory-mapped folders, and their way back."""
+"""Methods that save containers to memory-mapped folders, archives and files of other formats, and load them."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from tensordict.io.remote.remote_saves import Access
 from tensordict.io.remote.uploads import save_file, save_folder
 from tensordict.io.remote.urls import is_url
 from tensordict.io.saving import checksums
-from tensordict.io.saving.progress import quiet
+from tensordict.io.saving.progress import hide_bars
 from tensordict.io.specification import specification_of
 from tensordict.io.stores.backends import BACKENDS
 from tensordict.memory.mapped import PathLike
 from tensordict.memory.names import scheme_of, without_scheme
 from tensordict.memory.reserving import Preallocate, check_preallocate
 from tensordict.ops.storing.refreshing import check_fit, take_over
-from tensordict.parallel.sharded import holds_sharded, save_whole
+from tensordict.parallel.sharded import has_sharded_leaves, save_whole
 
 if TYPE_CHECKING:
     import pathlib
@@ -74,7 +74,7 @@ if TYPE_CHECKING:
 
 
 class Saving(Contract):
-    """`memmap`, `save`, `load_memmap` and what they give."""
+    """The methods `memmap`, `memmap_`, `memmap_like`, `save`, `load_memmap`, `load` and others."""
 
     # --- saving ---------------------------------------------------------------------------------------------------
 
@@ -113,63 +113,6 @@ class Saving(Contract):
     ) -> Self | Future[Self]:
         """Save to a folder, or an archive, and return a memory-mapped copy.
 
-        Every tensor becomes the file `NAME.memmap`, every nested container a sub-folder, and `meta.json` is written
-        last. A save that is there already is replaced as a whole: a process killed at any moment, or a disk that
-        fills up, leaves the old one or the new one. It is built in a folder beside it, whose name begins with a dot,
-        and then the two change places. Tensors that map the old files keep them, and files that are no part of a
-        save stay where they are. When saving fails, what it created is removed.
-
-        Args:
-            prefix: the folder, created when needed; `None` copies to anonymous memory that other processes can
-                share. A name that ends with `.tdz` is that of an archive, see `archive`. A URL (`s3://`, `gs://`,
-                `memory://`; needs the extra `remote`) is saved to by way of a temporary folder: readers see all of it
-                or nothing. What is there is replaced with `overwrite=True` only; an archive in one step, while a
-                folder that is replaced is no save in between. The result is mapped privately, and not locked.
-            copy_existing: allow entries that are memory-mapped from other files, and copy these.
-            num_threads: the number of threads that write. 0 has those of torch (`torch.get_num_threads()`) write what
-                is larger than 64 MiB, and the calling one the rest; 1 has the calling one write all.
-            return_early: save in the background and return a `concurrent.futures.Future` of the container. The
-                tensors must not change until it is done.
-            share_non_tensor: have all processes that get this container, or load the folder, see new values of entries
-                that are no tensors (`update_`, `set_`), as they see those of tensors; reading one then looks at its
-                file. Otherwise a new value is written to the folder too, and others see it when they load it.
-            existsok: allow `prefix` to hold a save already.
-            robust_key: percent-encode the names that the file system or the layout cannot hold (`None`: as `True`).
-            archive: write one zip file with the same files in it, which any zip tool opens; `None` does so when
-                `prefix` ends with `.tdz`. It is written beside the old one, which it replaces in one step. The result
-                is what `load_memmap` gives: tensors over one private map of the file, not locked.
-            compression: of the tensors in an archive: `"stored"` (the default, which can be mapped), `"deflate"`
-                (in `num_threads` threads), `"bzip2"`, `"lzma"`, or the constant of `zipfile`. They are then loaded
-                into memory.
-            allow_pickle: pickle values that are no tensors and that JSON cannot hold; without it, they are refused.
-                Such a save is loaded with `allow_pickle=True` only. In anonymous memory values stay as they are.
-            durable: have everything reach the disk, so that the save survives a loss of power too.
-            checksum: record a checksum of every tensor, for :func:`tensordict.verify`: `True` for CRC-32, or
-                `"sha256"` or `"blake2b"`. Writing into the saved tensors later makes it wrong.
-            progress: show a progress bar (needs tqdm); by default on terminals and in notebooks, after a second.
-            overwrite: replace what is there, whatever `existsok` says: also files that belong to no save, at the path
-                of an archive or in the folder under a name that the save has. Without it they are an error.
-            storage_options: of a URL: what fsspec's file system for it takes, such as `endpoint_url` and `key`;
-                fsspec's own configuration (`FSSPEC_S3_ENDPOINT_URL`) holds too. Two options are of this package:
-                `allow_secrets=True` lets pickles have the secrets among them, and `redirect_hosts` names the hosts
-                that a server of HTTP may redirect to, beside itself.
-            full_tensor: gather each `DTensor` leaf on all ranks of its device mesh, which all have to make this call
-                with the same `prefix`. One rank writes the whole tensors, and every rank loads the save. An error on
-                one rank is raised on all. The process group must not time out before the write ends. Without
-                `full_tensor`, `DTensor` leaves are refused.
-
-        Returns:
-            A new container, locked and on the CPU, of `MemoryMappedTensor`s; unlocking it ends `is_memmap()`.
-            With `full_tensor` and `DTensor` leaves, the container that :meth:`load_memmap` gives, on every rank.
-
-        Raises:
-            RuntimeError: an entry is memory-mapped from elsewhere, cannot be saved, or (with `existsok=False`)
-                exists; or a file that belongs to no save is in the way. Nothing has been written then.
-            RuntimeError: another process or thread is saving to `prefix`, or what is there cannot be replaced in one
-                step (it is where a file system is mounted).
-            OSError: the folder cannot be written, or the disk is full; names the path and the key.
-            TransferError: with `full_tensor`, another rank failed, or the ranks have different leaves or paths.
-
         Example:
             >>> import tempfile
             >>> import torch
@@ -181,6 +124,66 @@ class Saving(Contract):
             MemoryMappedTensor([3., 3.])
             >>> again["a"], saved.is_locked, saved.is_memmap()
             (MemoryMappedTensor([3., 3.]), True, True)
+
+        In the folder, every tensor is a file `NAME.memmap` and every nested container a sub-folder. An older save is
+        replaced as a whole: if the process is killed or the disk fills up, the folder has the old save or the new one.
+
+        Args:
+            prefix: the folder, created when needed; an archive, if the name ends with `.tdz` (see `archive`); or a URL
+                (see below). `None` copies to anonymous memory that other processes can share.
+            copy_existing: copy entries that are memory-mapped from other files. Without it they raise an error.
+            num_threads: the number of threads that write. With 0, torch's threads (`torch.get_num_threads()`) write
+                tensors larger than 64 MiB, and the calling thread writes the rest. With 1, the calling thread writes
+                everything.
+            return_early: save in the background and return a `concurrent.futures.Future` of the container. The
+                tensors must not change until it is done.
+            share_non_tensor: share new values (`update_`, `set_`) with all processes that receive this container or
+                load the folder, as tensors are shared. Reading a value then looks into its file. Without it, a new
+                value is written to the folder too, but other processes see it only when they load the folder.
+            existsok: allow an older save at `prefix`.
+            robust_key: percent-encode names that the file system or the layout cannot hold; `None` means `True`.
+            archive: write one zip file that contains these files, instead of a folder; any zip tool opens it. `None`
+                does so if `prefix` ends with `.tdz`. The file replaces an older one in one step. The tensors of the
+                result lie over one private map of the file, and the result is not locked.
+            compression: how to compress the tensors in an archive: `"stored"` (the default) does not, so that they can
+                be mapped. `"deflate"` (in `num_threads` threads), `"bzip2"`, `"lzma"` and the constants of `zipfile`
+                do, and the tensors are then loaded into memory.
+            allow_pickle: pickle values that JSON cannot hold. Without it they raise an error. Loading such a save needs
+                `allow_pickle=True` too. Values in anonymous memory are not pickled.
+            durable: wait until all files have reached the disk, so that the save survives a loss of power.
+            checksum: record a checksum of every tensor, for :func:`tensordict.verify`: `True` for CRC-32, or
+                `"sha256"` or `"blake2b"`. Later writes to the saved tensors make it wrong.
+            progress: show a progress bar (needs tqdm); by default on terminals and in notebooks, after a second.
+            overwrite: replace an older save, whatever `existsok` says, and other files in the way of the new one.
+            storage_options: for a URL, the options of fsspec's file system, such as `endpoint_url` and `key`. See
+                below.
+            full_tensor: gather each `DTensor` leaf. All ranks of its device mesh must make this call, with the same
+                `prefix`. One rank writes the whole tensors, and every rank loads the save. An error on one rank is
+                raised on all. The process group must not time out before the write ends. Without `full_tensor`,
+                `DTensor` leaves raise an error.
+
+        Returns:
+            A new container of `MemoryMappedTensor`s, locked and on the CPU. After unlocking, `is_memmap()` is false.
+            With `full_tensor` and `DTensor` leaves, every rank returns the container that :meth:`load_memmap` loads.
+
+        Raises:
+            RuntimeError: an entry is memory-mapped from other files, or cannot be saved; the save exists, with
+                `existsok=False`; or a file that belongs to no save is in the way, without `overwrite`. Nothing has been
+                written.
+            RuntimeError: another process or thread is saving to `prefix`, or the folder cannot be replaced in one step
+                because a file system is mounted there.
+            OSError: the folder cannot be written, or the disk is full; the error names the path and the key.
+            TransferError: with `full_tensor`, another rank failed, or the ranks have different leaves or paths.
+
+        The new save is built in a hidden folder beside the old one, and then the two change places. Tensors that map
+        the old files keep their data. Files that belong to no save are kept. A save that fails removes its files.
+
+        A URL (`s3://`, `gs://`, `memory://`; needs the extra `remote`) is written by way of a temporary folder.
+        Readers see a complete save or none. An existing save is replaced only with `overwrite=True`: an archive in one
+        step, while a folder cannot be loaded during the replacement. The result is mapped privately, and is not locked.
+        The configuration of fsspec (`FSSPEC_S3_ENDPOINT_URL`) applies too. Two entries of `storage_options` are for
+        this package: `allow_secrets=True` allows secrets in pickles, and `redirect_hosts` lists other hosts that an
+        HTTP server may redirect to.
         """
         options = FolderOptions(
             num_threads, durable, checksums.algorithm(checksum), progress, overwrite, storage_options, copy_existing,
@@ -225,15 +228,7 @@ class Saving(Contract):
         progress: bool | None = None,
         overwrite: bool = False,
     ) -> Self | Future[Self]:
-        """Save to a folder and make this container the memory-mapped one; arguments as in :meth:`memmap`.
-
-        Returns:
-            This container, now locked and on the CPU, its entries replaced by `MemoryMappedTensor`s. When saving
-            fails it is unchanged.
-
-        Raises:
-            UnsupportedEntryError: the entries are in a file, and stay there; `memmap` gives a memory-mapped copy.
-            RuntimeError: the entries are parameters, and stay in memory.
+        """Save to a folder and replace the entries of this container by memory-mapped ones.
 
         Example:
             >>> import torch
@@ -241,14 +236,24 @@ class Saving(Contract):
             >>> td = TensorDict(a=torch.zeros(2))
             >>> td.memmap_() is td, td["a"]
             (True, MemoryMappedTensor([0., 0.]))
+
+        Takes the arguments of :meth:`memmap`, except `archive`, `compression`, `storage_options` and `full_tensor`.
+
+        Returns:
+            This container, locked and on the CPU, with `MemoryMappedTensor`s as entries. If saving fails, it is
+            unchanged.
+
+        Raises:
+            UnsupportedEntryError: the entries are in a file; use :meth:`memmap`, which returns a copy.
+            RuntimeError: the entries are parameters; use :meth:`memmap`, which returns a copy.
         """
         if self._holds_parameters:
-            raise SaveError("parameters stay in memory, as optimizers hold them: memmap() gives a memory-mapped copy")
+            raise SaveError("parameters stay in memory, as optimizers hold them: memmap() returns a memory-mapped copy")
         container = underlying(self)
         if container._is_in_file:
             raise UnsupportedEntryError(
-                "a container over a file, or over other containers, cannot become a memory-mapped one in place; "
-                "memmap() gives such a copy"
+                "a container over a file, or over other containers, cannot be memory-mapped in place; "
+                "memmap() returns a memory-mapped copy"
             )
         options = FolderOptions(
             num_threads, durable, checksums.algorithm(checksum), progress, overwrite, None, copy_existing, existsok,
@@ -288,39 +293,7 @@ class Saving(Contract):
         overwrite: bool = False,
         preallocate: Preallocate = "auto",
     ) -> Self | Future[Self]:
-        """Open the save at `prefix`, or make one of the same structure as this container whose tensors are zero.
-
-        A job that is started again finds what it has written: the entries of a save that is there are kept, with their
-        content, and so are its values that are no tensors. A folder gets the entries that it lacks, as zeros, in one
-        step; the other entries stay the same files. All entries of the save must be asked for, with the same batch
-        sizes, shapes and dtypes: otherwise an error names the difference, and nothing changes. An archive takes no new
-        entries.
-
-        Of a new one nothing is written, so that an expanded container (which takes no memory) can be preallocated and
-        then filled piece by piece. The disk keeps room for it where there is enough. Otherwise its files are sparse,
-        and take room with each write. What is assigned to them through a container (`data[i] = item`, `update_`,
-        `set_`, ...) is an `OSError` on a full disk, with nothing written; other writes (`data["image"].copy_`,
-        arithmetic in place, to ragged entries) end the process then. An archive is loaded with `mode="r+"`, and is
-        not locked.
-
-        Args:
-            prefix, num_threads, return_early, share_non_tensor, robust_key, archive, allow_pickle, durable: as in
-                :meth:`memmap`.
-            copy_existing: without effect, since no tensors are copied.
-            existsok: allow that there is a save, to be opened or overwritten.
-            overwrite: replace what is there, whatever `existsok` says: its tensors are zero then.
-            preallocate: `True` has the disk keep room for all tensors of a new save, or raises. `False` makes sparse
-                files. `"auto"` has it keep room where a tenth of the free space is left then, and else warns and makes
-                sparse files; an archive raises instead. File systems that cannot keep room have sparse files.
-
-        Raises:
-            SaveError: there is a save with other entries, or a file that belongs to no save; what differs is named.
-            SaveError: a new entry is one of the members of a ragged lazy stack, which have no files of their own.
-            OSError: the disk has no room for all of it, and it is not to be sparse; nothing is left then.
-            ValueError: `preallocate` is something else.
-
-        Warns:
-            UserWarning: with `"auto"`, the disk has no room for all of it; names both sizes.
+        """Open the save at `prefix`, or make a new save with the structure of this container and zeros.
 
         Example:
             >>> import tempfile
@@ -328,12 +301,44 @@ class Saving(Contract):
             >>> from tensordict import TensorDict
             >>> item = TensorDict(image=torch.ones(8, 8), label=torch.tensor(1))
             >>> with tempfile.TemporaryDirectory() as folder:
-            ...     data = item.expand(1000).memmap_like(folder)
-            ...     data[3] = item
-            ...     more = item.set("score", torch.tensor(0.5))
-            ...     again = more.expand(1000).memmap_like(folder)
-            >>> again["label"].sum(), again["score"].sum()
-            (tensor(1), tensor(0.))
+            ...     item.expand(1000).memmap_like(folder)[3] = item
+            ...     again = item.expand(1000).memmap_like(folder)
+            >>> again["label"].sum()
+            tensor(1)
+
+        Use it to preallocate a large data set and fill it piece by piece: an expanded container takes no memory, and no
+        zeros are written. A job that is restarted finds its data again.
+
+        Args:
+            prefix, num_threads, return_early, share_non_tensor, robust_key, archive, allow_pickle, durable: as in
+                :meth:`memmap`.
+            copy_existing: without effect, because no tensors are copied.
+            existsok: allow an older save, which is opened.
+            overwrite: replace an older save by a new one with zeros, whatever `existsok` says.
+            preallocate: `True` reserves disk space for all tensors of a new save, or raises an error. `False` makes
+                sparse files, which take space when they are written. `"auto"` reserves space if a tenth of the free
+                space remains; otherwise it warns and makes sparse files, or raises an error for an archive. File
+                systems that cannot reserve space get sparse files.
+
+        Returns:
+            a memory-mapped container, locked; not locked for an archive, which is loaded with `mode="r+"`.
+
+        Raises:
+            SaveError: the older save has other entries, batch sizes, shapes or dtypes, or `prefix` has a file that
+                belongs to no save. The error names the differences, and nothing has changed.
+            SaveError: an entry is new in the members of a ragged lazy stack, which have no files of their own.
+            OSError: the disk has no space for all tensors, and sparse files are not allowed. No files are left.
+            ValueError: `preallocate` has another value.
+
+        Warns:
+            UserWarning: with `"auto"`, the disk has no space for all tensors; the warning names both sizes.
+
+        An older save keeps its tensors and values, and must have no entries that this container does not have. A folder
+        gets its missing entries as zeros, in one step. An archive takes no new entries.
+
+        If the disk is full, writes to sparse files through a container (`data[i] = item`, `update_`, `set_`, ...) raise
+        an `OSError` and write nothing. Other writes (`data["image"].copy_`, in-place arithmetic, writes to ragged
+        entries) end the process.
         """
         options = FolderOptions(
             num_threads, durable, "", False, overwrite, None, copy_existing, existsok, robust_key is not False,
@@ -374,44 +379,7 @@ class Saving(Contract):
         storage_options: StorageOptions | None = None,
         full_tensor: bool = False,
     ) -> Self | Future[Self]:
-        """Save in the format that the suffix of the path stands for.
-
-        - no suffix, or an unknown one: a folder, and `.tdz`: an archive, both as by :meth:`memmap`;
-        - `.consolidated`: a file, as by :meth:`consolidate`;
-        - `.safetensors`: a file, as by :meth:`to_safetensors`;
-        - `.h5`, `.hdf5`: an HDF5 file, as by :meth:`to_h5`;
-        - `.zarr`: a Zarr group, as by :meth:`to_zarr`;
-        - `.parquet`, `.csv`, `.json`, `.jsonl`, `.ndjson`: a table, as by :meth:`to_parquet`, :meth:`to_csv` and
-          :meth:`to_json`.
-
-        :meth:`load` reads all of them. A path that ends with `/` means a folder, as does any path with `archive=False`
-        and any path that is given to :meth:`memmap`.
-
-        Args:
-            prefix: the path or URL; `None` copies to anonymous memory, as :meth:`memmap` does.
-            copy_existing: as for :meth:`memmap`. Other formats always copy.
-            return_early: save in the background and return a `concurrent.futures.Future`. The tensors must not change
-                until it is done.
-            archive: `True` for an archive and `False` for a folder, whatever the suffix.
-            compression: of archives as for :meth:`memmap`; `"gzip"` and `"lzf"` of HDF5; `"gzip"`, `"zstd"` and
-                `"blosc"` of Zarr; of Parquet as for :meth:`to_parquet`.
-            num_threads, checksum: of folders, archives, consolidated and safetensors files.
-            durable: of all but CSV and JSON.
-            share_non_tensor, robust_key, allow_pickle: of folders and archives.
-            progress, overwrite, storage_options: of every format, as of its method.
-            full_tensor: of every format, as for :meth:`memmap`.
-
-        Returns:
-            for a folder or an archive the container over it; for `.consolidated`, `.h5` and `.zarr` the result of the
-            method (close the last two after use); for other formats this container.
-            With `full_tensor` and `DTensor` leaves, what :meth:`load` gives, on every rank.
-
-        Raises:
-            UnsupportedEntryError: the format cannot hold this container, or the suffix (`.pt`, `.pth`) stands for
-                files of `torch.save`. Nothing has been written.
-            ValueError: the format does not have an option that is given.
-            SaveError: without `overwrite`, there is something else than a save of the format.
-            OSError: it cannot be written.
+        """Save to a folder or a file. The suffix of the path decides the format, and :meth:`load` reads all of them.
 
         Example:
             >>> import tempfile
@@ -426,6 +394,43 @@ class Saving(Contract):
             x.tdz [0, 1, 2]
             x.safetensors [0, 1, 2]
             x.csv [0, 1, 2]
+
+        - no suffix, or an unknown one: a memory-mapped folder, as :meth:`memmap` writes it;
+        - `.tdz`: an archive: the same files in one zip file, which can be mapped too and is easier to copy;
+        - `.consolidated`: one file that is loaded with one map, as :meth:`consolidate` writes it;
+        - `.safetensors`: a file that programs in many languages read, as :meth:`to_safetensors` writes it;
+        - `.h5`, `.hdf5`: an HDF5 file, as :meth:`to_h5` writes it;
+        - `.zarr`: a Zarr group, as :meth:`to_zarr` writes it;
+        - `.parquet`, `.csv`, `.json`, `.jsonl`, `.ndjson`: a table, as :meth:`to_parquet`, :meth:`to_csv` and
+          :meth:`to_json` write it.
+
+        A path that ends with `/` is a folder, and so is any path with `archive=False`.
+
+        Args:
+            prefix: the path or URL; `None` copies to anonymous memory, as :meth:`memmap` does.
+            copy_existing: as for :meth:`memmap`. Other formats always copy.
+            return_early: save in the background and return a `concurrent.futures.Future`. The tensors must not change
+                until it is done.
+            archive: `True` for an archive and `False` for a folder, whatever the suffix.
+            compression: for archives as in :meth:`memmap`; for HDF5 `"gzip"` or `"lzf"`; for Zarr `"gzip"`, `"zstd"` or
+                `"blosc"`; for Parquet as in :meth:`to_parquet`.
+            num_threads, checksum: for folders, archives, consolidated and safetensors files; as in :meth:`memmap`.
+            durable: for all formats except CSV and JSON; as in :meth:`memmap`.
+            share_non_tensor, robust_key, allow_pickle: for folders and archives; as in :meth:`memmap`.
+            progress, overwrite, storage_options: for every format, as in its method.
+            full_tensor: for every format, as in :meth:`memmap`.
+
+        Returns:
+            for a folder or an archive, the container over it; for `.consolidated`, `.h5` and `.zarr`, the result of the
+            method (close the last two after use); for other formats, this container. With `full_tensor` and `DTensor`
+            leaves, every rank returns the container that :meth:`load` loads.
+
+        Raises:
+            UnsupportedEntryError: the format cannot hold this container; or the suffix (`.pt`, `.pth`) stands for files
+                of `torch.save`. Nothing has been written.
+            ValueError: the format does not have one of the options.
+            SaveError: the path exists and is not a save of this format, without `overwrite`.
+            OSError: the file or folder cannot be written.
         """
         format = None if prefix is None or archive is not None else formats.format_of_name(prefix)
         options: dict[str, Any] = {
@@ -435,7 +440,7 @@ class Saving(Contract):
         }  # fmt: skip
         if prefix is not None and format not in (None, formats.DIRECTORY, formats.ARCHIVE):
             formats.check_options(prefix, format, {**options, "robust_key": robust_key is False})
-            if full_tensor and holds_sharded(self):
+            if full_tensor and has_sharded_leaves(self):
 
                 def write_and_close(whole: Self) -> None:
                     written: Any = formats.write_save(whole, without_scheme(prefix), format, **options)
@@ -453,16 +458,23 @@ class Saving(Contract):
     dumps = save
 
     def is_memmap(self) -> bool:
-        """Whether this container has been memory-mapped (and not been unlocked since)."""
-        # A lazy view says of itself that no files back it: what is added to it has none.
+        """Return whether this container is memory-mapped. Unlocking ends this.
+
+        Example:
+            >>> from tensordict import TensorDict
+            >>> td = TensorDict(a=0)
+            >>> td.is_memmap(), td.memmap().is_memmap()
+            (False, True)
+        """
+        # Ask the container behind a lazy view. The view itself is never memory-mapped, as it can get entries in memory.
         return underlying(self)._is_memmap  # type: ignore[no-any-return]
 
     @property
     def saved_path(self) -> pathlib.Path | None:
-        """The folder that this container was saved to or loaded from; `None` over anonymous memory.
+        """The folder that this container was saved to or loaded from; `None` for anonymous memory.
 
         Raises:
-            AttributeError: when it was neither, or has been unlocked since.
+            AttributeError: the container was neither saved nor loaded, or has been unlocked since.
         """
         if self._is_memmap or self._memmap_prefix is not None:
             return self._memmap_prefix
@@ -490,44 +502,6 @@ class Saving(Contract):
     ) -> Self:
         """Load a container that was saved to a folder or an archive.
 
-        The tensors map their files: nothing is read until it is used, and writing to them writes the files. A file
-        that we may not write is mapped privately. Every length is checked against the file before it is mapped. Those
-        of an archive are plain tensors over one map of it; where it is compressed, they are read into memory.
-
-        Args:
-            prefix: the folder, or the archive; or the URL of one (`s3://`, `gs://`, `http://`, `memory://`; needs the
-                extra `remote`), of which the descriptions and the bytes of what is loaded are fetched to a local copy,
-                which is mapped. What is written to the tensors stays in memory then.
-            device: send the tensors there. `"meta"` gives their shapes and dtypes, and no file of theirs is
-                opened; the same holds in `FakeTensorMode`.
-            non_blocking: do not wait for the transfer to `device`.
-            out: a container that is given the loaded entries, and loses those that the save has not; its own nested
-                containers are kept.
-            robust_key: whether the names of the files are percent-encoded (`None`: as `True`, which finds plain
-                names too).
-            subpath: load only this nested container: a nested key, or names joined with `/`.
-            mode: of an archive: what is written to the tensors stays in memory (`"r"`), or goes to the file (`"r+"`;
-                see :func:`refresh_archive_checksums`), which must then not be compressed.
-            num_threads: the number of threads that inflate a compressed archive.
-            allow_pickle: load values that were pickled, which may run any code: only for saves that you trust. Without
-                it, nothing is unpickled, and such a value is an error that names its entry.
-            keys: load only the entries at these nested keys (of the container at `subpath`); no other file is opened.
-            progress: show a progress bar (needs tqdm); by default on terminals and in notebooks, after a second.
-                Mapping a file takes no time; sending it to a device does.
-            storage_options: of a URL, as in :meth:`memmap`.
-            cache_dir: of a URL: a folder, or a :class:`~tensordict.RemoteCache`, that keeps what is fetched, so that it
-                is not fetched again as long as it is the same behind the URL. Its folder must be closed to other users
-                (mode 0700). The environment variable `TENSORDICT_CACHE_DIR` names one for all calls. Without, the copy
-                is gone when the tensors are.
-
-        Returns:
-            A new container (of the class that was saved), or `out`. It is not locked.
-
-        Raises:
-            FileNotFoundError: when the folder or a file in it is missing.
-            KeyError: when there is no entry at one of `keys`.
-            RuntimeError: when the files do not add up; the path and the key are named.
-
         Example:
             >>> import tempfile
             >>> import torch
@@ -538,13 +512,53 @@ class Saving(Contract):
             ...     part = TensorDict.load_memmap(folder, keys=["a"])
             >>> inner["c"], list(part.keys())
             (MemoryMappedTensor([1., 1.]), ['a'])
+
+        The tensors map their files: a file is read when it is used, and writing to a tensor changes its file. The
+        length of every file is checked before it is mapped.
+
+        Args:
+            prefix: the folder or the archive, or the URL of one (`s3://`, `gs://`, `http://`, `memory://`; needs the
+                extra `remote`). From a URL, only the descriptions and the requested tensors are fetched, to a local
+                copy that is mapped. Writes to the tensors then stay in memory.
+            device: send the tensors there. `"meta"` gives their shapes and dtypes without opening their files; the same
+                holds in `FakeTensorMode`.
+            non_blocking: do not wait for the transfer to `device`.
+            out: a container to load into. It keeps its nested containers, and loses entries that the save does not
+                have.
+            robust_key: `True` or `None` if file names may be percent-encoded, `False` if they are plain names.
+            subpath: load only this nested container: a nested key, or names joined with `/`.
+            mode: for an archive: writes to the tensors stay in memory (`"r"`), or change the file (`"r+"`; see
+                :func:`refresh_archive_checksums`). With `"r+"` it must not be compressed.
+            num_threads: the number of threads that decompress an archive.
+            allow_pickle: load pickled values. A pickle may run any code, so use this only for saves that you trust.
+                Without it, a pickled value raises an error that names its entry.
+            keys: load only the entries at these nested keys (in the container at `subpath`). Other files are not
+                opened.
+            progress: show a progress bar (needs tqdm) while tensors are sent to a device; by default on terminals and
+                in notebooks, after a second.
+            storage_options: for a URL, as in :meth:`memmap`.
+            cache_dir: for a URL, a folder or a :class:`~tensordict.RemoteCache` that keeps the fetched files. They are
+                fetched again only when they change behind the URL. Other users must have no access to the folder (mode
+                0700). The environment variable `TENSORDICT_CACHE_DIR` sets a default. Without a cache, the local copy
+                is deleted together with the tensors.
+
+        Returns:
+            a new container of the class that was saved, not locked; or `out`.
+
+        Raises:
+            FileNotFoundError: the folder or a file in it is missing.
+            KeyError: the save has no entry at one of `keys`.
+            RuntimeError: the files are inconsistent; the error names the path and the key.
+
+        A file without write permission is mapped privately. The tensors of an archive are plain tensors over one map of
+        it. A compressed archive is read into memory.
         """
         options = LoadOptions(
-            _target(device, out, keys), non_blocking, robust_key is not False, unpickle=_unpickler(allow_pickle),
+            _choose_device(device, out, keys), non_blocking, robust_key is not False, unpickle=_unpickler(allow_pickle),
             subpath=subpath, keys=keys, mode=mode, num_threads=num_threads, out=out, shows=progress,
         )  # fmt: skip
         access = Access.of(storage_options, cache_dir)
-        return _given(out, formats.load_mapped(without_scheme(prefix), options, access))  # type: ignore[no-any-return]
+        return _load_into(out, formats.map_save(without_scheme(prefix), options, access))  # type: ignore[no-any-return]
 
     @classmethod
     def load(
@@ -564,32 +578,7 @@ class Saving(Contract):
         storage_options: StorageOptions | None = None,
         cache_dir: CacheDir | None = None,
     ) -> Self:
-        """Load a container that was saved, in any format.
-
-        A folder and an archive are loaded as :meth:`load_memmap` does. Of a file that :meth:`consolidate`,
-        :meth:`to_safetensors` (or another program) or :meth:`to_h5` has written, the tensors are mapped privately, or
-        read from the HDF5 file when they are used; close that when it is no longer needed. So are those of a Zarr
-        group, a folder or a zip file. The content of a file says what it is, and not its name. Only tables go by
-        their suffixes (see :meth:`save`): they are read as by :meth:`from_parquet`, :meth:`from_csv` and
-        :meth:`from_json`.
-
-        Args:
-            prefix: the folder or the file, or its URL: of a folder or an archive, what is loaded is fetched, of a Zarr
-                group the chunks that are used, when they are (and not kept by `cache_dir`), else all of the file. Of
-                tables it may be a pattern (`"part-*.parquet"`).
-            device, non_blocking, robust_key, num_threads, allow_pickle, progress, storage_options, cache_dir: as in
-                :meth:`load_memmap`.
-            out, subpath, keys: of a folder or an archive, as in :meth:`load_memmap`.
-            mode: of an archive, an HDF5 file or a Zarr group.
-
-        Returns:
-            A new container, of the class that was saved; for HDF5 and Zarr a :class:`~tensordict.PersistentTensorDict`;
-            for tables a `TensorDict` in memory.
-
-        Raises:
-            FileNotFoundError: there is nothing.
-            ValueError: the format of the file is unknown, the file is broken, or its format does not take an argument;
-                files of `torch.save` are for `torch.load`.
+        """Load a save of any format.
 
         Example:
             >>> import tempfile
@@ -601,13 +590,40 @@ class Saving(Contract):
             ...     td.to_safetensors(folder + "/4")
             ...     [bool((TensorDict.load(f"{folder}/{name}") == td).all()) for name in ("1", "2.tdz", "3", "4")]
             [True, True, True, True]
+
+        The format is recognized by the content of the file or folder, whatever its name. Only tables are recognized by
+        their suffixes, as listed in :meth:`save`.
+
+        Args:
+            prefix: the folder or the file, or its URL; for tables also a pattern (`"part-*.parquet"`). From the URL of
+                a folder or an archive, only the requested tensors are fetched; from a Zarr group, chunks are fetched
+                when they are used, and `cache_dir` does not keep them; other files are fetched as a whole.
+            device, non_blocking, robust_key, num_threads, allow_pickle, progress, storage_options, cache_dir: as in
+                :meth:`load_memmap`.
+            out, subpath, keys: for a folder or an archive, as in :meth:`load_memmap`.
+            mode: for an archive, an HDF5 file or a Zarr group.
+
+        Returns:
+            a new container:
+
+            - from a folder or an archive, as :meth:`load_memmap` returns it;
+            - from a file of :meth:`consolidate` or in the safetensors format, with privately mapped tensors;
+            - from HDF5 and Zarr, a :class:`~tensordict.PersistentTensorDict`, whose tensors are read when they are
+              used. Close it after use;
+            - from a table, a `TensorDict` in memory, as :meth:`from_parquet`, :meth:`from_csv` and :meth:`from_json`
+              return it.
+
+        Raises:
+            FileNotFoundError: the path does not exist.
+            ValueError: the format of the file is unknown, the file is broken, or its format does not take an argument.
+                Load files of `torch.save` with `torch.load`.
         """
         options = LoadOptions(
-            _target(device, out, keys), non_blocking, robust_key is not False, unpickle=_unpickler(allow_pickle),
+            _choose_device(device, out, keys), non_blocking, robust_key is not False, unpickle=_unpickler(allow_pickle),
             subpath=subpath, keys=keys, mode=mode, num_threads=num_threads, out=out, shows=progress,
         )  # fmt: skip
         access = Access.of(storage_options, cache_dir)
-        return _given(out, formats.load(as_url(without_scheme(prefix)), options, access))  # type: ignore[no-any-return]
+        return _load_into(out, formats.load(as_url(without_scheme(prefix)), options, access))  # type: ignore[no-any-return]
 
     def load_memmap_(
         self,
@@ -618,13 +634,23 @@ class Saving(Contract):
         storage_options: StorageOptions | None = None,
         cache_dir: CacheDir | None = None,
     ) -> Self:
-        """Give this container the entries of a save, and drop those that the save has not; see :meth:`load_memmap`.
+        """Load a save into this container: replace its entries by the entries of the save; see :meth:`load_memmap`.
 
-        The entries are replaced and not written into: to keep their memory, use
-        `td.update_(TensorDict.load_memmap(prefix))`.
+        Example:
+            >>> import tempfile
+            >>> from tensordict import TensorDict
+            >>> with tempfile.TemporaryDirectory() as folder:
+            ...     _ = TensorDict(a=1).memmap(folder)
+            ...     list(TensorDict(b=2).load_memmap_(folder).keys())
+            ['a']
+
+        To keep the entries and copy into their memory, use `td.update_(TensorDict.load_memmap(prefix))`.
+
+        Returns:
+            the same container.
 
         Raises:
-            RuntimeError: when this container is locked, or an entry does not fit its batch size.
+            RuntimeError: this container is locked, or an entry does not fit its batch size.
         """
         self.load_memmap(
             prefix,
@@ -637,16 +663,11 @@ class Saving(Contract):
         return self
 
     def load_(self, prefix: PathLike, *args: Any, **kwargs: Any) -> Self:
-        """Give this container the entries of a save; the same as :meth:`load_memmap_`."""
+        """Load a save into this container; the same as :meth:`load_memmap_`."""
         return self.load_memmap_(prefix, *args, **kwargs)
 
     def memmap_refresh_(self, *, allow_pickle: bool | None = None) -> Self:
-        """Take over what has changed in the saved folder: new, replaced and removed entries.
-
-        Tensors whose files are still the same are kept. Works on locked containers.
-
-        Raises:
-            RuntimeError: when this container was not saved to or loaded from a folder.
+        """Load the changes in the saved folder: new, replaced and removed entries. Works on locked containers.
 
         Example:
             >>> import tempfile
@@ -658,20 +679,28 @@ class Saving(Contract):
             ...     _ = writer.make_memmap("b", (2,))
             ...     sorted(reader.memmap_refresh_().keys())
             ['a', 'b']
+
+        Tensors whose files have not been replaced are kept.
+
+        Returns:
+            the same container.
+
+        Raises:
+            RuntimeError: this container was not saved to or loaded from a folder.
         """
         if self._memmap_prefix is None:
             raise SaveError("only a container that was saved to or loaded from a folder can be refreshed; see memmap()")
         loaded = load_directory(self._memmap_prefix, LoadOptions(unpickle=_unpickler(allow_pickle)))
-        # The folder is that of the container behind a tensorclass.
-        _given(self._wrapped_container(), loaded)
+        # For a tensorclass, the folder has the save of the container inside.
+        _load_into(self._wrapped_container(), loaded)
         return self
 
 
-def _target(device: Any, out: Any, keys: object) -> torch.device | None:
-    """The device to load to, which is that of `out` where it has one.
+def _choose_device(device: Any, out: Any, keys: object) -> torch.device | None:
+    """Return the device to load to: `device`, or the device of `out`.
 
     Raises:
-        ValueError: `out` is on another device, or there are `keys` for it.
+        ValueError: `out` is on another device, or `keys` is given too.
         RuntimeError: `out` is locked.
     """
     target = None if device is None else as_device(device)
@@ -681,7 +710,7 @@ def _target(device: Any, out: Any, keys: object) -> torch.device | None:
         raise ValueError(f"out is on {out._device}, which is not device={str(device)!r}; pass one of them")
     out._refuse_if_locked("load into it")
     if keys is not None:
-        raise ValueError("out loses the entries that are not loaded: pass out or keys, not both")
+        raise ValueError("out would lose the entries that are not loaded: pass out or keys, not both")
     return target if out._device is None else out._device
 
 
@@ -689,14 +718,14 @@ def _unpickler(allow_pickle: bool | None) -> Unpickle:
     return unpickle if allow_pickle else refuse_pickle
 
 
-def _given(out: Any, loaded: Any) -> Any:
-    """What was loaded; without being a new container where `out` is to take it over."""
+def _load_into(out: Any, loaded: Any) -> Any:
+    """Return `loaded`; or, if `out` is given, replace the entries of `out` by the loaded ones and return `out`."""
     if out is None:
         return loaded
-    # The folder that a tensorclass names is that of the container behind it.
-    into = out if specification_of(loaded).is_tensorclass else out._wrapped_container()
-    check_fit(into, loaded, ())
-    take_over(into, loaded)
+    # If `out` is a tensorclass and the save is not, load into the container inside.
+    target = out if specification_of(loaded).is_tensorclass else out._wrapped_container()
+    check_fit(target, loaded, ())
+    take_over(target, loaded)
     return out
 
 
@@ -705,14 +734,14 @@ def _save(
     prefix: PathLike | None,
     options: FolderOptions,
 ) -> ContainerT | Future[ContainerT]:
-    if options.full_tensor and holds_sharded(container):
+    if options.full_tensor and has_sharded_leaves(container):
         return save_whole(  # type: ignore[no-any-return]
             container,
             prefix,
             options.return_early,
             lambda whole: _save(whole, prefix, replace(options, full_tensor=False, return_early=False)),
             partial(
-                formats.load_mapped,
+                formats.map_save,
                 without_scheme(prefix or ""),
                 LoadOptions(robust=options.robust, unpickle=_unpickler(options.allow_pickle)),
                 Access.of(options.storage_options),
@@ -723,10 +752,10 @@ def _save(
     if prefix is not None and is_url(prefix):
         if options.like or options.inplace:
             raise SaveError(
-                f"{as_url(prefix)!r} is a URL ({scheme_of(prefix)}:), and there are no files for a container to be "
-                "over: memmap() uploads a save"
+                f"{as_url(prefix)!r} is a URL ({scheme_of(prefix)}:), whose files cannot be mapped: "
+                "memmap() uploads a save"
             )
-        # What is mapped from elsewhere is copied in any case.
+        # The upload always copies entries that are mapped from other files.
         staged = replace(options, copy_existing=True, durable=False)
 
         def write(path: str) -> Any:
@@ -735,7 +764,7 @@ def _save(
         upload = save_file if is_archive else save_folder
 
         def run() -> Any:
-            with quiet(options.progress):
+            with hide_bars(options.progress):
                 return upload(prefix, options.storage_options, options.overwrite, write)
 
     elif is_archive:
@@ -749,7 +778,7 @@ def _save(
 
 
 def _run_early(run: Callable[[], Any]) -> Future[Any]:
-    """Run a save in a thread of its own."""
+    """Run a save in a new thread."""
     pool = ThreadPoolExecutor(1, thread_name_prefix="tensordict-save")
     future = pool.submit(run)
     pool.shutdown(wait=False)

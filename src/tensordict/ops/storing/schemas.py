@@ -1,4 +1,4 @@
-"""Containers of zeros, in memory or on disk, from a description of their entries."""
+"""`TensorDict.from_schema`: make a container of zeros, in memory, on disk or on a server, from shapes and dtypes."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ _STORAGES = (None, "memmap", *BACKENDS, "shared", "redis")
 
 
 class Schemas(Contract):
-    """`from_schema`."""
+    """The method `from_schema`."""
 
-    # Where the entries of this class are, for those who say nothing else.
+    # The default of `storage=`. Classes of containers in a store set it.
     _schema_storage: ClassVar[str | None] = None
 
     @classmethod
@@ -41,30 +41,7 @@ class Schemas(Contract):
         device: Any = None,
         **kwargs: Any,
     ) -> Self:
-        """A container of zeros, of which every entry is described by a shape and a dtype; or the one that is on disk.
-
-        Args:
-            schema: maps each (nested) key to a pair `(shape, dtype)`, the shape being that of one element of the batch;
-                or to another such mapping.
-            batch_size: the batch size, which goes in front of all shapes.
-            storage: where the entries are: `None` in memory; `"shared"` in shared memory; `"memmap"` in a folder, given
-                as `prefix=`, or in anonymous memory; `"h5"` in an HDF5 file and `"zarr"` in a Zarr group, given as
-                `filename=`; `"redis"` on a server, given as `host=`, `port=` or `unix_socket_path=`, which makes the
-                zeros itself. On disk nothing is built in memory first. A save, file or group that is there, of the same
-                entries, is opened and left as it is, unless `overwrite=True` is given too; a folder gets the entries
-                that it lacks.
-            device: the device of the entries in memory, or on which those of a file, a group or a server are read.
-            **kwargs: further arguments of :meth:`memmap_like`, :meth:`to_h5`, :meth:`to_zarr` or
-                :class:`~tensordict.store.TensorDictStore`.
-
-        Returns:
-            the container: a `TensorDict`, or a :class:`~tensordict.PersistentTensorDict` for `"h5"` and `"zarr"`, or a
-            :class:`~tensordict.store.TensorDictStore` for `"redis"` and of that class.
-
-        Raises:
-            TypeError: an entry is no pair of a shape and a dtype; it is named.
-            ValueError: `storage` is unknown, or arguments are given that it has not.
-            SaveError: what is on disk has another structure; what differs is named.
+        """Make a container of zeros from the shape and the dtype of each entry, in memory, on disk or on a server.
 
         Example:
             >>> import torch
@@ -73,6 +50,34 @@ class Schemas(Contract):
             >>> td = TensorDict.from_schema(schema, batch_size=[1000])
             >>> td["obs"].shape, td["agent", "reward"].dtype
             (torch.Size([1000, 84, 84, 3]), torch.float32)
+
+        Args:
+            schema: maps each (nested) key to a pair `(shape, dtype)`, where the shape has no batch dims; or to another
+                such mapping.
+            batch_size: the batch size, which is put in front of all shapes.
+            storage: the place of the entries:
+
+                - `None`: in memory; `"shared"`: in shared memory;
+                - `"memmap"`: in the folder `prefix=`, or in anonymous memory without it;
+                - `"h5"`, `"zarr"`: in the HDF5 file or Zarr group `filename=`;
+                - `"redis"`: on the server `host=`, `port=` or `unix_socket_path=`.
+            device: the device of entries in memory. Entries of a file, a group or a server are moved there when they
+                are read.
+            **kwargs: further arguments of :meth:`memmap_like`, :meth:`to_h5`, :meth:`to_zarr` or
+                :class:`~tensordict.store.TensorDictStore`.
+
+        Returns:
+            a `TensorDict`; a :class:`~tensordict.PersistentTensorDict` for `"h5"` and `"zarr"`; a
+            :class:`~tensordict.store.TensorDictStore` for `"redis"`.
+
+        Raises:
+            TypeError: an entry is not a pair of a shape and a dtype; the error names it.
+            ValueError: `storage` is unknown, or does not take an argument.
+            SaveError: the save, file or group exists and has another structure; the error names the differences.
+
+        An existing save, file or group with the same entries is opened and keeps its content, unless you pass
+        `overwrite=True`. Missing entries are added to a folder. On disk and on a server, no zeros are built in memory
+        first.
         """
         storage = cls._schema_storage if storage is None else storage
         if storage not in _STORAGES:
@@ -93,7 +98,7 @@ class Schemas(Contract):
         for path, (shape, dtype) in flat.items():
             full = torch.Size((*size, *shape))
             if on_disk:
-                # On its way there one zero stands for all.
+                # An expanded zero takes no memory. It stands for all elements until they are written.
                 zeros = torch.zeros((), dtype=dtype, device="cpu").expand(full)
             else:
                 zeros = torch.zeros(full, dtype=dtype, device=device)
@@ -101,13 +106,13 @@ class Schemas(Contract):
         if storage == "memmap":
             return result.memmap_like(kwargs.pop("prefix", None), **kwargs)  # type: ignore[no-any-return]
         if storage in BACKENDS:
-            stored = _in_store(result, storage, kwargs.pop("filename"), **kwargs)
+            stored = _open_or_write(result, storage, kwargs.pop("filename"), **kwargs)
             return stored if device is None else stored.to(device)  # type: ignore[no-any-return]
         return result.share_memory_() if storage == "shared" else result  # type: ignore[return-value]
 
 
-def _in_store(zeros: Any, backend: str, filename: Any, overwrite: bool = False, **kwargs: Any) -> Any:
-    """The container over a store of zeros; over the one that is there, if it has the same entries."""
+def _open_or_write(zeros: Any, backend: str, filename: Any, overwrite: bool = False, **kwargs: Any) -> Any:
+    """Open the existing store if it has the same entries as `zeros`, or write `zeros` to a new one."""
     path = without_scheme(filename)
     options = {name: option for name, option in kwargs.items() if name != "storage_options"}
 
@@ -117,7 +122,7 @@ def _in_store(zeros: Any, backend: str, filename: Any, overwrite: bool = False, 
 
     if not overwrite and (backend_of(backend).opens_urls or not is_url(path)):
         with contextlib.suppress(FileNotFoundError):
-            return reopening.opened(zeros, str(path), load)
+            return reopening.open_whole(zeros, str(path), load)
     return getattr(zeros, f"to_{backend}")(path, overwrite=overwrite, **kwargs)
 
 
@@ -128,5 +133,5 @@ def _flatten(schema: Mapping[Any, Any], path: Path, flat: dict[Path, tuple[torch
             _flatten(spec, full, flat)
             continue
         if not isinstance(spec, (tuple, list)) or len(spec) != 2 or not isinstance(spec[1], torch.dtype):
-            raise TypeError(f"entry {joined(full)!r}: a schema has pairs (shape, dtype), got {spec!r:.80}")
+            raise TypeError(f"entry {joined(full)!r}: a schema contains pairs (shape, dtype), got {spec!r:.80}")
         flat[full] = (as_size(spec[0]), spec[1])

@@ -1,4 +1,4 @@
-"""Sharing: containers in memory that other processes can see."""
+"""`TensorDict.share_memory_`: move the leaves to memory that other processes can see."""
 
 from __future__ import annotations
 
@@ -13,22 +13,10 @@ if TYPE_CHECKING:
 
 
 class Sharing(Leaves):
-    """`share_memory_`; what tells whether it was called is `is_shared`."""
+    """The method `share_memory_`. `Leaves.is_shared` tells whether it was called."""
 
     def share_memory_(self) -> Self:
         """Move the leaves to shared memory, and lock the container.
-
-        A process that gets the container, at its start or through a queue or a pipe, has its tensors over the same
-        memory: what one writes in place, all see. Leaves that are in shared memory, in a file or on an accelerator
-        already stay where they are. Values that are no tensors are copied to each process; save the container with
-        `memmap_(share_non_tensor=True)` to have them follow.
-
-        Returns:
-            the same container, with the same tensors, for which :meth:`is_shared` holds until it is unlocked.
-
-        Raises:
-            RuntimeError: a leaf has a layout that cannot be shared, or the system has no more shared memory; the entry
-                is named. The entries are in a file: `to_tensordict` gives a copy that can be shared.
 
         Example:
             >>> import torch
@@ -36,12 +24,22 @@ class Sharing(Leaves):
             >>> td = TensorDict(a=torch.zeros(3)).share_memory_()
             >>> td.is_shared(), td["a"].is_shared(), td.is_locked
             (True, True, True)
+
+        Processes that receive the container, when they start or through a queue or a pipe, share the memory of its
+        tensors: all of them see in-place writes. Leaves in shared memory, in a file or on an accelerator are not moved.
+        Each process gets its own copy of values. To share new values too, use `memmap_(share_non_tensor=True)`.
+
+        Returns:
+            the same container, with the same tensor objects. :meth:`is_shared` is true until it is unlocked.
+
+        Raises:
+            RuntimeError: a leaf has a layout that cannot be shared, or the system has no shared memory left; the error
+                names the entry. Or the entries are in a file; `to_tensordict()` makes a copy that can be shared.
         """
         if self._wrapped_container()._is_in_file:
             raise UnsupportedEntryError(
-                "a container over a file, or over other containers, has no memory to share; "
-                "to_tensordict().share_memory_() has, and other "
-                "processes can open the file themselves"
+                "a container over a file, or over other containers, has no memory to share: use "
+                "to_tensordict().share_memory_(), or open the file in the other processes"
             )
         shared_memory.share(self)
         if not self._locked:

@@ -1,4 +1,4 @@
-"""Tables in files of other programs: Parquet, CSV, JSON and MDS, the streaming data sets of MosaicML."""
+"""Methods that read and write table files: Parquet, CSV, JSON and MDS, the streaming data sets of MosaicML."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from tensordict.core.extras import require
 from tensordict.io.remote.remote_saves import Access, CacheDir
 from tensordict.io.remote.urls import StorageOptions
 from tensordict.memory.mapped import PathLike
-from tensordict.ops.storing.tabulating import Tables, finished
+from tensordict.ops.storing.tabulating import Tables, finish_table
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
 
 class TableFiles(Tables):
-    """`from_parquet`, `from_csv`, `from_json`, `from_mds`, and their opposites."""
+    """The methods `from_parquet`, `from_csv`, `from_json` and `from_mds`, and `to_parquet` etc."""
 
     @overload
     @classmethod
@@ -54,30 +54,7 @@ class TableFiles(Tables):
         cache_dir: CacheDir | None = None,
         **kwargs: Any,
     ) -> Self | Iterator[Self]:
-        """A container of the columns of Parquet files, with their rows as batch dim; or an iterator over parts of it.
-
-        Columns become what those of Arrow do, see :meth:`from_arrow`. Of a file that :meth:`to_parquet` wrote, the
-        container comes back: batch dims beyond the first, names, lazy stacks and, where the program knows the class,
-        tensorclasses.
-
-        Args:
-            path: a file, a folder of files, a pattern (`"part-*.parquet"`, files in the order of their names), or a URL
-                of a file or pattern.
-            columns: the columns to read; all by default. `"a.b"` is the field `b` of the struct `a`.
-            batch_size_rows: give an iterator over containers of so many rows (the last one of a file has the rest), of
-                which one is in memory at a time. All have the same entries: with `nulls="mask"`, columns in which the
-                file does not say that nothing is missing are read once before.
-            storage_options, cache_dir: how a URL is reached, and where copies are kept; as for :meth:`load`.
-            **kwargs: of `pyarrow.parquet.read_table`, such as `filters=`; with `batch_size_rows` those of
-                `pyarrow.parquet.ParquetFile.iter_batches`, such as `row_groups=`.
-            auto_batch_size, batch_dims, device, batch_size, separator, dtype, nulls, fill, metadata: as for
-                :meth:`from_arrow`.
-
-        Raises:
-            ModuleNotFoundError: pyarrow is missing; names the extra.
-            FileNotFoundError: there is no such file.
-            SaveError: a file is broken or no Parquet file; it is named.
-            ValueError: there is no such column, or as for :meth:`from_arrow`; the file and the column are named.
+        """Read Parquet files into a container with a batch dim over their rows, or into an iterator over parts of it.
 
         Example:
             >>> import os, tempfile, torch
@@ -87,9 +64,35 @@ class TableFiles(Tables):
             ...     TensorDict(a=torch.arange(5), batch_size=[5]).to_parquet(path)
             ...     [part["a"].tolist() for part in TensorDict.from_parquet(path, batch_size_rows=2)]
             [[0, 1], [2, 3], [4]]
+
+        Args:
+            path: a file, a folder of files, a pattern (`"part-*.parquet"`, files in the order of their names), or a URL
+                of a file or pattern.
+            columns: the columns to read; all by default. `"a.b"` is the field `b` of the struct `a`.
+            batch_size_rows: return an iterator over containers of this many rows. The last one of a file has the
+                remaining rows. One container is in memory at a time.
+            storage_options, cache_dir: for a URL, as in :meth:`load_memmap`.
+            **kwargs: arguments of `pyarrow.parquet.read_table`, such as `filters=`; with `batch_size_rows`, arguments
+                of `pyarrow.parquet.ParquetFile.iter_batches`, such as `row_groups=`.
+            auto_batch_size, batch_dims, device, batch_size, separator, dtype, nulls, fill, metadata: as in
+                :meth:`from_arrow`.
+
+        Returns:
+            a container as :meth:`from_arrow` makes it from the table. From a file of :meth:`to_parquet`, an equal copy
+            of the container that was written; a tensorclass, if this program has defined the class.
+
+        Raises:
+            ModuleNotFoundError: pyarrow is missing; the error names the extra.
+            FileNotFoundError: the file does not exist.
+            SaveError: a file is broken or not a Parquet file; the error names it.
+            ValueError: a column does not exist, or for the same reasons as :meth:`from_arrow`; the error names the file
+                and the column.
+
+        With `batch_size_rows` and `nulls="mask"`, all parts have the same entries. So columns are read once in advance,
+        unless the file states that they have no missing values.
         """
         reading, access = TableOptions(separator, dtype, nulls, fill, metadata), Access.of(storage_options, cache_dir)
-        finish = partial(finished, cls)
+        finish = partial(finish_table, cls)
         sizes = (auto_batch_size, batch_dims, device, batch_size)
         if batch_size_rows is None:
             return finish(parquet.container_of_files(path, access, columns, reading, kwargs), *sizes)  # type: ignore[no-any-return]
@@ -107,24 +110,7 @@ class TableFiles(Tables):
         storage_options: StorageOptions | None = None,
         **kwargs: Any,
     ) -> None:
-        """Write a Parquet file with one row for each element of the first batch dim, of what :meth:`to_arrow` gives.
-
-        It is written in one step: readers see the old file or the new one. Other programs read it as columns of
-        numbers, lists, structs and text.
-
-        Args:
-            path: the file, or the URL of one. A file that a container was written to is replaced.
-            separator, nulls: as for :meth:`to_arrow`.
-            overwrite: replace any other file, too.
-            durable: return when the file has reached the disk.
-            storage_options: how a URL is reached; as for :meth:`save`.
-            **kwargs: of `pyarrow.parquet.write_table`, such as `compression=` and `row_group_size=`.
-
-        Raises:
-            ModuleNotFoundError: pyarrow is missing; names the extra.
-            SaveError: there is another file, without `overwrite`.
-            UnsupportedEntryError, ValueError: as for :meth:`to_arrow`; nothing is written.
-            OSError: the file cannot be written; what was there before stays.
+        """Write a Parquet file with one row for each element of the first batch dim.
 
         Example:
             >>> import os, tempfile, torch
@@ -135,6 +121,23 @@ class TableFiles(Tables):
             ...     back = from_parquet(os.path.join(folder, "x.parquet"))
             >>> back.batch_size, back.names
             (torch.Size([2, 2]), ['time', None])
+
+        Other programs read it as columns of numbers, lists, structs and text; see :meth:`to_arrow`. An older file is
+        replaced in one step, so readers see the old file or the new one.
+
+        Args:
+            path: the file or its URL. An older file of this method is replaced.
+            separator, nulls: as in :meth:`to_arrow`.
+            overwrite: replace any other file, too.
+            durable: wait until the file has reached the disk, so that it survives a loss of power.
+            storage_options: for a URL, as in :meth:`memmap`.
+            **kwargs: arguments of `pyarrow.parquet.write_table`, such as `compression=` and `row_group_size=`.
+
+        Raises:
+            ModuleNotFoundError: pyarrow is missing; the error names the extra.
+            SaveError: a file of another program exists, without `overwrite`.
+            UnsupportedEntryError, ValueError: for the same reasons as :meth:`to_arrow`; nothing is written.
+            OSError: the file cannot be written; an older file is unchanged.
         """
         parquet.write(self, path, separator, nulls, overwrite, durable, storage_options, kwargs)
 
@@ -155,36 +158,7 @@ class TableFiles(Tables):
         cache_dir: CacheDir | None = None,
         **kwargs: Any,
     ) -> Self:
-        """A container of the columns of a CSV file, with its rows as batch dim.
-
-        A column is what its first cell is that is not empty: integers or floating point numbers (int64, float64), truth
-        values (`true`, `False`), or text, which becomes an entry that is no tensor, with `None` for empty cells. What
-        does not fit that in a later row is an error. An empty cell among numbers, or `NA` or `null`, is no value; `nan`
-        is a number. Rows are counted as in a spreadsheet: the header is row 1.
-
-        Args:
-            path: of the file, or its URL; a pattern (`data/*.csv`) reads all files that match, which have the same
-                columns, one after the other.
-            auto_batch_size: give every level the longest batch size that its entries share.
-            batch_dims: as `auto_batch_size`, with at most this many dims.
-            device: where the entries are moved.
-            batch_size: the batch size; the number of rows by default.
-            separator: splits the names of columns into nested keys, as `"."` does `"a.b"`.
-            dtype: what numbers and truth values are cast to.
-            nulls: `None` refuses numbers that are missing; `"mask"` adds a leaf `<name>_mask`, true where there is one.
-            fill: what stands where there is none, for all columns or in a dict by name; 0 under a mask by default.
-            storage_options: for a URL, what the file system of fsspec takes.
-            cache_dir: for a URL, the folder that keeps what was fetched.
-            **kwargs: of `pandas.read_csv`. `sep`, `delimiter`, `header`, `names`, `usecols`, `na_values`, `quotechar`,
-                `escapechar` and `encoding` change none of the above; with any other, pandas reads the file by its own
-                rules, which fill short rows and take mixed columns for text.
-
-        Raises:
-            ModuleNotFoundError: pyarrow is missing; names the extra.
-            FileNotFoundError: there is no such file.
-            ValueError: rows have different numbers of cells, a column mixes types, has a number beyond int64, lacks a
-                value or is no UTF-8, two columns have one name or lead to one entry, or there are no rows; names the
-                file, the column and the row.
+        """Read a CSV file into a container with a batch dim over its rows.
 
         Example:
             >>> import tempfile
@@ -195,16 +169,47 @@ class TableFiles(Tables):
             ...     dogs = TensorDict.from_csv(f"{folder}/dogs.csv", separator=".")
             >>> dogs["name"], dogs["size", "height"]
             (['Rex', 'Fido'], tensor([61, 38]))
+
+        The first non-empty cell of a column decides its type: integers (int64), floating point numbers (float64), truth
+        values (`true`, `False`) or text. A later cell of another type raises an error.
+
+        Args:
+            path: the file or its URL; or a pattern (`data/*.csv`), which reads all matching files one after the other.
+                They must have the same columns.
+            auto_batch_size: give every level the longest batch size that its entries share.
+            batch_dims: as `auto_batch_size`, with at most this many dims.
+            device: the device to move the entries to.
+            batch_size: the batch size; by default the number of rows.
+            separator: splits column names into nested keys: with `"."`, the column `"a.b"` becomes `("a", "b")`.
+            dtype: the dtype for numbers and truth values.
+            nulls: with `None`, missing numbers raise an error. `"mask"` adds a bool leaf `<name>_mask`, which is false
+                for missing numbers.
+            fill: the element for missing numbers, or a dict with one for each column. With a mask, 0 by default.
+            storage_options: for a URL, the options of fsspec's file system.
+            cache_dir: for a URL, the folder that keeps the fetched file.
+            **kwargs: arguments of `pandas.read_csv`. With `sep`, `delimiter`, `header`, `names`, `usecols`,
+                `na_values`, `quotechar`, `escapechar` and `encoding`, the rules here apply. With any other, pandas
+                reads the file by its own rules: it fills short rows, and reads mixed columns as text.
+
+        Raises:
+            ModuleNotFoundError: pyarrow is missing; the error names the extra.
+            FileNotFoundError: the file does not exist.
+            ValueError: rows have different numbers of cells; a column mixes types, has a number beyond int64, lacks a
+                value or is not in UTF-8; two columns give the same entry; or the file has no rows. The error names the
+                file, the column and the row. Rows are counted as in a spreadsheet: the header is row 1.
+
+        A text column becomes a value for each row, with `None` for empty cells. In a column of numbers, empty cells and
+        `NA` and `null` are missing numbers; `nan` is a number.
         """
         files = files_of(path, Access.of(storage_options, cache_dir))
         options = CsvOptions.of(kwargs, dtype)
         whole: dict[str, Any] = {"auto_batch_size": auto_batch_size, "batch_dims": batch_dims, "device": device}
         reading: dict[str, Any] = {"separator": separator, "dtype": dtype, "nulls": nulls, "fill": fill}
-        with _naming(path, files):
+        with _name_file_in_errors(path, files):
             if options is None:
                 frame = _read_by_pandas(files, "read_csv", kwargs)
                 return cls.from_pandas(frame, batch_size=batch_size, **whole, **reading)
-            table = csv_tables(files, options, nulls is not None or fill is not None).whole()
+            table = csv_tables(files, options, nulls is not None or fill is not None).read_table()
             return cls.from_arrow(table, batch_size=batch_size, **whole, **reading)
 
     def to_csv(
@@ -217,22 +222,7 @@ class TableFiles(Tables):
         storage_options: StorageOptions | None = None,
         **kwargs: Any,
     ) -> None:
-        """Write a CSV file: a row for each element of the first batch dim, a column for each entry.
-
-        Text is in quotes, and what has no value an empty cell. The file appears when it is whole.
-
-        Args:
-            path: of the file, or its URL.
-            separator: joins the names of nested entries, as `"."` does to `"a.b"`; without one they are refused.
-            nulls: `"mask"` has an empty cell where a leaf `<name>_mask` is false; as for :meth:`to_arrow`.
-            overwrite: replace a file that is there.
-            storage_options: for a URL, what the file system of fsspec takes.
-            **kwargs: of `pandas.DataFrame.to_csv`, which writes the file then, without the index.
-
-        Raises:
-            ModuleNotFoundError: pyarrow is missing; names the extra.
-            SaveError: there is a file already, without `overwrite`.
-            ValueError: an entry has more dims, or is nested and there is no `separator`; it is named.
+        """Write a CSV file with a row for each element of the first batch dim and a column for each entry.
 
         Example:
             >>> import tempfile
@@ -246,6 +236,22 @@ class TableFiles(Tables):
             "a","b.c"
             0,"x"
             1,"y"
+
+        Text is written in quotes, and a missing element as an empty cell. Readers see the complete file or none.
+
+        Args:
+            path: the file or its URL.
+            separator: joins nested keys to column names: with `"."`, `("a", "b")` becomes `"a.b"`. Without it, nested
+                entries raise an error.
+            nulls: `"mask"` writes an empty cell where a leaf `<name>_mask` is false; as in :meth:`to_arrow`.
+            overwrite: replace an existing file.
+            storage_options: for a URL, the options of fsspec's file system.
+            **kwargs: arguments of `pandas.DataFrame.to_csv`, which then writes the file, without the index.
+
+        Raises:
+            ModuleNotFoundError: pyarrow is missing; the error names the extra.
+            SaveError: the file exists, without `overwrite`.
+            ValueError: an entry has more dims, or is nested and `separator` is not given; the error names it.
         """
         table = self.to_arrow(separator=separator, nulls=nulls).replace_schema_metadata()
         refuse_compound(table.schema)
@@ -276,25 +282,7 @@ class TableFiles(Tables):
         cache_dir: CacheDir | None = None,
         **kwargs: Any,
     ) -> Self:
-        """A container of the records of a JSON file, with its rows as batch dim.
-
-        Numbers become int64 or float64, objects nested containers, arrays of numbers leaves with more dims, or ragged
-        ones where rows have different lengths; text, and arrays of it, entries that are no tensors. `null`, or a key
-        that a row lacks, is no value.
-
-        Args:
-            path: of the file, or its URL; a pattern (`data/*.jsonl`) reads all files that match one after the other.
-            auto_batch_size, batch_dims, device, batch_size, separator, dtype, nulls, fill, storage_options, cache_dir:
-                as of :meth:`from_csv`.
-            lines: the file has an object on each line; otherwise it is an array of objects, or an object of columns.
-            **kwargs: of `pandas.read_json`, such as `orient`: pandas reads the file then, by its own rules.
-
-        Raises:
-            ModuleNotFoundError: pyarrow is missing; names the extra.
-            FileNotFoundError: there is no such file.
-            ValueError: a row is no object, a column mixes types, has a number beyond int64 or lacks a value, an object
-                has a key twice, two columns lead to one entry, or there are no rows; names the file, the column and the
-                row.
+        """Read a JSON file into a container with a batch dim over its rows.
 
         Example:
             >>> import tempfile
@@ -305,15 +293,34 @@ class TableFiles(Tables):
             ...     dogs = TensorDict.from_json(f"{folder}/dogs.jsonl", lines=True)
             >>> dogs["name"], dogs["cm", "size"].shape
             (['Rex'], torch.Size([1, 2]))
+
+        Numbers become int64 or float64, and objects nested containers. Arrays of numbers become leaves with more dims,
+        or ragged leaves if their lengths differ. Text, and arrays of text, become values.
+
+        Args:
+            path: the file or its URL; or a pattern (`data/*.jsonl`), which reads all matching files one after the
+                other.
+            auto_batch_size, batch_dims, device, batch_size, separator, dtype, nulls, fill, storage_options, cache_dir:
+                as in :meth:`from_csv`. `null`, and a key that a row does not have, are missing values.
+            lines: `True` if the file has one object per line. Otherwise it is an array of objects, or an object of
+                columns.
+            **kwargs: arguments of `pandas.read_json`, such as `orient`; pandas then reads the file by its own rules.
+
+        Raises:
+            ModuleNotFoundError: pyarrow is missing; the error names the extra.
+            FileNotFoundError: the file does not exist.
+            ValueError: a row is not an object; a column mixes types, has a number beyond int64 or lacks a value; an
+                object has a key twice; two columns give the same entry; or the file has no rows. The error names the
+                file, the column and the row.
         """
         files = files_of(path, Access.of(storage_options, cache_dir))
         whole: dict[str, Any] = {"auto_batch_size": auto_batch_size, "batch_dims": batch_dims, "device": device}
         reading: dict[str, Any] = {"separator": separator, "dtype": dtype, "nulls": nulls, "fill": fill}
-        with _naming(path, files):
+        with _name_file_in_errors(path, files):
             if kwargs:
                 frame = _read_by_pandas(files, "read_json", {"lines": lines, **kwargs})
                 return cls.from_pandas(frame, batch_size=batch_size, **whole, **reading)
-            table = json_tables(files, lines, nulls is not None or fill is not None).whole()
+            table = json_tables(files, lines, nulls is not None or fill is not None).read_table()
             return cls.from_arrow(table, batch_size=batch_size, **whole, **reading)
 
     def to_json(
@@ -327,25 +334,7 @@ class TableFiles(Tables):
         storage_options: StorageOptions | None = None,
         **kwargs: Any,
     ) -> None:
-        """Write a JSON file: an object for each element of the first batch dim.
-
-        Nested entries are objects, leaves with more dims arrays, NaN and what has no value `null`. The file appears
-        when it is whole.
-
-        Args:
-            path: of the file, or its URL.
-            separator: joins the names of nested entries, as `"."` does to `"a.b"`, in place of objects in objects.
-            nulls: `"mask"` has `null` where a leaf `<name>_mask` is false; as for :meth:`to_arrow`.
-            lines: write an object a line, and no array around them.
-            overwrite: replace a file that is there.
-            storage_options: for a URL, what the file system of fsspec takes.
-            **kwargs: of `pandas.DataFrame.to_json`, which writes the file then.
-
-        Raises:
-            ModuleNotFoundError: pyarrow is missing; names the extra.
-            SaveError: there is a file already, without `overwrite`.
-            ValueError: a number is infinite.
-            TypeError: a value has no form in JSON.
+        """Write a JSON file with an object for each element of the first batch dim.
 
         Example:
             >>> import tempfile
@@ -358,6 +347,24 @@ class TableFiles(Tables):
             ...         print(file.read(), end="")
             {"a": 0, "b": {"c": [0.0, 0.0]}}
             {"a": 1, "b": {"c": [0.0, 0.0]}}
+
+        Nested containers become objects, and leaves with more dims arrays. NaN and missing elements become `null`.
+        Readers see the complete file or none.
+
+        Args:
+            path: the file or its URL.
+            separator: joins nested keys instead of nesting objects: with `"."`, `("a", "b")` becomes `"a.b"`.
+            nulls: `"mask"` writes `null` where a leaf `<name>_mask` is false; as in :meth:`to_arrow`.
+            lines: write one object per line, without an array around them.
+            overwrite: replace an existing file.
+            storage_options: for a URL, the options of fsspec's file system.
+            **kwargs: arguments of `pandas.DataFrame.to_json`, which then writes the file.
+
+        Raises:
+            ModuleNotFoundError: pyarrow is missing; the error names the extra.
+            SaveError: the file exists, without `overwrite`.
+            ValueError: a number is infinite.
+            TypeError: JSON cannot hold a value.
         """
         table = self.to_arrow(separator=separator, nulls=nulls)
 
@@ -381,34 +388,34 @@ class TableFiles(Tables):
         writer: Any = None,
         **kwargs: Any,
     ) -> None:
-        """Write the elements of the first batch dim as the samples of a streaming data set of MosaicML (format MDS).
-
-        Numbers become `int` (int64) or what their dtype is called, leaves with more dims `ndarray`, with its shape
-        unless rows have different ones. Texts become `str`, bytes `bytes`, ints `int`, floats `float64`, and other
-        values `json`. MDS has no truth values, which are written as uint8, and no bfloat16, written as float32. Nested
-        entries become columns with dotted names.
-
-        Args:
-            columns: the columns to write with their encodings of MDS; by default all, as above.
-            out: a local folder, the URL of one, or both as a tuple.
-            keep_local: keep the local files when they were uploaded.
-            compression: of shards, as `"zstd:7"`.
-            hashes: algorithms for checksums of shards, as `["sha1"]`.
-            size_limit: the largest size of a shard, in bytes or as `"100kb"`.
-            writer: an `MDSWriter` to write to instead of `out`; it is left open.
-            **kwargs: of `streaming.MDSWriter`; `exist_ok=True` replaces what is in a local folder.
-
-        Raises:
-            ModuleNotFoundError: mosaicml-streaming is missing; names the extra.
-            FileExistsError: there is something in `out` already.
-            UnsupportedEntryError: MDS has no encoding for an entry, which is named.
-            ValueError: the container has no batch dims or no entries, or two of them would be one column.
+        """Write a streaming data set of MosaicML (format MDS), with a sample for each element of the first batch dim.
 
         Example:
             >>> import torch
             >>> from tensordict import TensorDict
             >>> td = TensorDict(image=torch.rand(8, 3, 4, 4), label=torch.arange(8), batch_size=[8])
             >>> td.to_mds(out="images", compression="zstd")  # doctest: +SKIP
+
+        Args:
+            columns: the columns to write and their MDS encodings; by default all, with the encodings below.
+            out: a local folder, its URL, or both as a tuple.
+            keep_local: keep the local files after the upload.
+            compression: the compression of shards, such as `"zstd:7"`.
+            hashes: algorithms for checksums of shards, such as `["sha1"]`.
+            size_limit: the maximum size of a shard, in bytes or as `"100kb"`.
+            writer: an `MDSWriter` to write to, instead of `out`. It is not closed.
+            **kwargs: arguments of `streaming.MDSWriter`; `exist_ok=True` replaces the content of a local folder.
+
+        Raises:
+            ModuleNotFoundError: mosaicml-streaming is missing; the error names the extra.
+            FileExistsError: `out` has content already.
+            UnsupportedEntryError: MDS has no encoding for an entry; the error names it.
+            ValueError: the container has no batch dims or no entries, or two entries give the same column.
+
+        Int64 numbers become `int`, other numbers the encoding named after their dtype. Leaves with more dims become
+        `ndarray`, with a fixed shape unless they are ragged. Texts become `str`, bytes `bytes`, ints `int`, floats
+        `float64`, and other values `json`. MDS has neither truth values nor bfloat16: they are written as uint8 and
+        float32. Nested entries become columns with dotted names.
         """
         options = {"keep_local": keep_local, "compression": compression, "size_limit": size_limit, **kwargs}
         options["hashes"] = None if hashes is None else list(hashes)
@@ -426,28 +433,28 @@ class TableFiles(Tables):
         device: Any = None,
         batch_size: Any = None,
     ) -> Self:
-        """A container of all samples of a streaming data set of MosaicML (format MDS).
-
-        Numbers become tensors, arrays leaves with more dims, ragged ones where rows have different shapes; any other
-        value is an entry that is no tensor. Columns that are pickled are refused.
-
-        Args:
-            path: the folder, or the URL of one, whose shards are fetched, and unpacked if they are compressed.
-            split: the sub-folder, as `"train"`.
-            separator: splits names of columns into nested keys; `None` leaves them as they are.
-            auto_batch_size: give every level the longest batch size that its entries share.
-            batch_dims: as `auto_batch_size`, with at most this many dims.
-            device: where the entries are moved.
-            batch_size: the batch size; the number of samples by default.
-
-        Raises:
-            ModuleNotFoundError: mosaicml-streaming is missing; names the extra.
-            FileNotFoundError: there is no index.
-            SaveError: the index is broken, names files elsewhere, or has columns that are pickled.
+        """Read all samples of a streaming data set of MosaicML (format MDS).
 
         Example:
             >>> from tensordict import TensorDict
             >>> td = TensorDict.from_mds("images")  # doctest: +SKIP
+
+        Numbers become tensors, and arrays become leaves with more dims, or ragged leaves if their shapes differ. Other
+        objects become values.
+
+        Args:
+            path: the folder or its URL. Shards are fetched, and decompressed if needed.
+            split: the sub-folder, such as `"train"`.
+            separator: splits column names into nested keys; `None` does not split them.
+            auto_batch_size: give every level the longest batch size that its entries share.
+            batch_dims: as `auto_batch_size`, with at most this many dims.
+            device: the device to move the entries to.
+            batch_size: the batch size; by default the number of samples.
+
+        Raises:
+            ModuleNotFoundError: mosaicml-streaming is missing; the error names the extra.
+            FileNotFoundError: the folder has no index.
+            SaveError: the index is broken, names files outside of the folder, or has pickled columns.
         """
         entries, count = mds.read_mds(path, split, separator)
         if batch_size is None and batch_dims is None and not auto_batch_size:
@@ -458,8 +465,8 @@ class TableFiles(Tables):
 
 
 @contextlib.contextmanager
-def _naming(path: PathLike, files: Sequence[SourceFile]) -> Iterator[None]:
-    """Give errors about columns the name of the file."""
+def _name_file_in_errors(path: PathLike, files: Sequence[SourceFile]) -> Iterator[None]:
+    """Put the path in front of errors of this block, unless they name a file."""
     try:
         yield
     except ValueError as error:
@@ -469,7 +476,7 @@ def _naming(path: PathLike, files: Sequence[SourceFile]) -> Iterator[None]:
 
 
 def _read_by_pandas(files: Sequence[SourceFile], how: str, kwargs: Mapping[str, Any]) -> Any:
-    """The rows of some files as a frame."""
+    """Read files with a function of pandas, and return their rows as one data frame."""
     pandas = require("pandas", "tabular")
     frames = []
     for file in files:

@@ -1,4 +1,4 @@
-"""Tables in memory: containers of the columns of Arrow, pandas, Polars and data sets of Hugging Face, and back."""
+"""Methods that convert tables in memory to containers and back: Arrow, pandas, Polars and Hugging Face data sets."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from tensordict.convert import arrow, huggingface, pandas, polars
 from tensordict.convert.columns import Fill, Nulls, TableOptions
 from tensordict.ops.converting import Converting
-from tensordict.ops.foreign import adjusted
+from tensordict.ops.foreign import apply_options
 
 if TYPE_CHECKING:
     from pandas import DataFrame  # type: ignore[import-untyped]
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Tables(Converting):
-    """`from_arrow`, `from_pandas`, `from_polars`, `from_hf`, and their opposites."""
+    """The methods `from_arrow`, `from_pandas`, `from_polars` and `from_hf`, and `to_arrow` etc."""
 
     @classmethod
     def from_arrow(
@@ -38,42 +38,7 @@ class Tables(Converting):
         fill: Fill = None,
         metadata: bool = True,
     ) -> Self:
-        """A container of the columns of a table of Arrow, with its rows as batch dim.
-
-        Numbers share the memory of the table, which Arrow takes for constant: clone what is to be written to. Columns
-        in several chunks are copied into one. What a column becomes:
-
-        - numbers: a leaf; truth values, which Arrow packs into bits, are copied;
-        - lists of one size at any depth and `fixed_shape_tensor`: a leaf with as many more dims; lists of other sizes:
-          a ragged leaf; lists of values: values;
-        - structs: nested containers; dictionaries: codes, with the list of what they stand for as the entry
-          `<name>_categories`, a `MetaData`;
-        - dates, times and durations: integers in their own unit; decimals of up to 15 digits: float64, which is exact.
-          The entry `<name>_arrow_type`, a `MetaData`, says what they are ("timestamp[us, tz=UTC]"), so that
-          :meth:`to_arrow` makes the same of them. Larger decimals: values;
-        - text, bytes and all else: values, `None` where there is none.
-
-        A table that :meth:`to_arrow` made also gives back batch dims beyond the first, names of dims, lazy stacks and,
-        where the program knows the class, tensorclasses.
-
-        Args:
-            table: a `pyarrow.Table` or `RecordBatch`, or what has Arrow's stream interface, as frames of Polars do.
-            auto_batch_size: give every level the longest batch size that its entries share.
-            batch_dims: as `auto_batch_size`, with at most this many dims.
-            device: where the entries are moved.
-            batch_size: the batch size; the number of rows by default.
-            separator: splits the names of columns into nested keys, as `"."` does `"a.b"`.
-            dtype: what numbers and truth values are cast to.
-            nulls: `None` refuses numbers that are missing; `"mask"` adds a leaf `<name>_mask`, true where there is one:
-                one truth value a row, or one an element where they are missing inside lists.
-            fill: what stands where there is none, for all columns or in a dict by name; 0 under a mask by default, -1
-                for codes.
-            metadata: `False` leaves out the entries `<name>_categories` and `<name>_arrow_type`.
-
-        Raises:
-            ModuleNotFoundError: pyarrow is missing; names the extra.
-            TypeError: it is no table.
-            ValueError: a column lacks values, two columns have one name or lead to the same entry, or there is none.
+        """Convert an Arrow table to a container with a batch dim over its rows.
 
         Example:
             >>> import pyarrow
@@ -82,30 +47,53 @@ class Tables(Converting):
             >>> td = TensorDict.from_arrow(table, nulls="mask")
             >>> td["obs", "pixel"], td["x_mask"]
             (tensor([3, 4]), tensor([ True, False]))
-        """
-        container = arrow.container_of_table(table, TableOptions(separator, dtype, nulls, fill, metadata))
-        return finished(cls, container, auto_batch_size, batch_dims, device, batch_size)  # type: ignore[no-any-return]
 
-    def to_arrow(self, *, separator: str | None = None, nulls: Nulls = None) -> Table:
-        """A `pyarrow.Table` with one row for each element of the first batch dim; without batch dims, of the first dim
-        that all leaves share.
-
-        It shares the memory of leaves in RAM: what is written to them shows in the table. Leaves with more dims are
-        lists of fixed sizes, ragged ones lists, nested containers structs. What Arrow has no type for is written as
-        what holds it exactly: bfloat16 and float8 as float32, complex numbers as lists of two. Values are text, bytes
-        or what Arrow makes of them, and JSON where that would change them. The metadata of the schema has the rest
-        (`"tensordict"`), with which :meth:`from_arrow` gives an equal container.
+        The leaves share the memory of the table, which Arrow assumes to be constant. Clone a leaf before you write to
+        it. Truth values, and columns in several chunks, are copied.
 
         Args:
-            separator: makes columns of nested entries, by joining their names, in place of structs.
-            nulls: `"mask"` takes a bool leaf `<name>_mask`, with a truth value for each row of the leaf `<name>` or for
-                each of its elements, for what :meth:`from_arrow` makes of values that are missing: they are null where
-                it is false, and it is no column. Others stay columns.
+            table: a `pyarrow.Table` or `RecordBatch`, or an object with Arrow's stream interface, such as a Polars
+                data frame.
+            auto_batch_size: give every level the longest batch size that its entries share.
+            batch_dims: as `auto_batch_size`, with at most this many dims.
+            device: the device to move the entries to.
+            batch_size: the batch size; by default the number of rows.
+            separator: splits column names into nested keys: with `"."`, the column `"a.b"` becomes `("a", "b")`.
+            dtype: the dtype for numbers and truth values.
+            nulls: with `None`, missing numbers raise an error. `"mask"` adds a bool leaf `<name>_mask`, which is false
+                for missing numbers. It has one element per row, or one per number if numbers inside lists are missing.
+            fill: the element for missing numbers, or a dict with one for each column. With a mask, 0 by default, and -1
+                for codes.
+            metadata: `False` leaves out the entries `<name>_categories` and `<name>_arrow_type`.
+
+        Returns:
+            a container with an entry for each column:
+
+            - numbers and truth values become a leaf;
+            - lists of one size (at any depth) and `fixed_shape_tensor` become a leaf with more dims, lists of different
+              sizes a ragged leaf, and lists of other types values;
+            - a struct becomes a nested container;
+            - a dictionary becomes a leaf of codes; the entry `<name>_categories`, a `MetaData`, has the list of the
+              categories;
+            - dates, times and durations become integers in their own unit, and decimals of up to 15 digits float64,
+              which is exact. The entry `<name>_arrow_type`, a `MetaData`, has their type ("timestamp[us, tz=UTC]") for
+              :meth:`to_arrow`. Larger decimals become values;
+            - text, bytes and all other types become values, with `None` for missing ones.
+
+            From a table of :meth:`to_arrow`, an equal copy of the container that was converted: with all batch dims,
+            dim names, lazy stacks, and tensorclasses that this program has defined.
 
         Raises:
-            ModuleNotFoundError: pyarrow is missing; names the extra.
-            UnsupportedEntryError: an entry has no form in a table, which is named.
-            ValueError: two entries would be one column, or the leaves have no rows in common.
+            ModuleNotFoundError: pyarrow is missing; the error names the extra.
+            TypeError: `table` is not a table.
+            ValueError: numbers are missing, without `nulls` and `fill`; two columns give the same entry; or the table
+                has no columns.
+        """
+        container = arrow.container_of_table(table, TableOptions(separator, dtype, nulls, fill, metadata))
+        return finish_table(cls, container, auto_batch_size, batch_dims, device, batch_size)  # type: ignore[no-any-return]
+
+    def to_arrow(self, *, separator: str | None = None, nulls: Nulls = None) -> Table:
+        """Convert to a `pyarrow.Table` with one row for each element of the first batch dim.
 
         Example:
             >>> import torch
@@ -115,6 +103,26 @@ class Tables(Converting):
             a: int64
             b.c: fixed_size_list<item: float>[3]
               child 0, item: float
+
+        A container without batch dims gives a row for each element of the first dim that all leaves share. The table
+        shares the memory of leaves in RAM, so later writes to them change the table.
+
+        Args:
+            separator: joins nested keys to column names, instead of making structs.
+            nulls: `"mask"` reads each bool leaf `<name>_mask` as the mask of the leaf `<name>`, as :meth:`from_arrow`
+                makes it: one element per row, or one per number. Elements are null where the mask is false, and the
+                mask is not a column. Masks of other shapes are columns.
+
+        Raises:
+            ModuleNotFoundError: pyarrow is missing; the error names the extra.
+            UnsupportedEntryError: a table cannot hold an entry; the error names it.
+            ValueError: two entries give the same column, or the leaves have no common rows.
+
+        Leaves with more dims become lists of a fixed size, ragged leaves lists, and nested containers structs. Dtypes
+        that Arrow does not have become types that hold them exactly: bfloat16 and float8 become float32, and complex
+        numbers lists of two. Values become text, bytes or the type that Arrow infers for them, or JSON if that would
+        change them. The metadata of the schema (`"tensordict"`) has the rest, so that :meth:`from_arrow` can make an
+        equal container.
         """
         return arrow.table_of(self, separator, nulls=nulls)
 
@@ -133,21 +141,7 @@ class Tables(Converting):
         fill: Fill = None,
         metadata: bool = True,
     ) -> Self:
-        """A container of copies of the columns of a data frame of pandas, without its index; a row is a batch element.
-
-        Numbers and truth values become leaves (NaN is a number), text and other objects values. Columns of pandas'
-        other dtypes become what those of Arrow do, see :meth:`from_arrow`: dates and times integers in their own unit,
-        categories codes (-1 for none, where nulls may be), nullable integers leaves.
-
-        Args:
-            dataframe: the frame; it shares no memory with the result.
-            auto_batch_size, batch_dims, device, batch_size, separator, dtype, nulls, fill, metadata: as for
-                :meth:`from_arrow`.
-
-        Raises:
-            ModuleNotFoundError: pandas is missing; names the extra.
-            TypeError: it is no data frame, or a column has no text for a name.
-            ValueError: as for :meth:`from_arrow`.
+        """Convert a pandas data frame to a container with a batch dim over its rows. The index is left out.
 
         Example:
             >>> import pandas
@@ -156,26 +150,27 @@ class Tables(Converting):
             >>> td = TensorDict.from_pandas(frame, separator=".")
             >>> td["b", "c"].dtype, td["name"], td.batch_size
             (torch.float64, ['x', 'y'], torch.Size([2]))
-        """
-        container = pandas.container_of_frame(dataframe, TableOptions(separator, dtype, nulls, fill, metadata))
-        return finished(cls, container, auto_batch_size, batch_dims, device, batch_size)  # type: ignore[no-any-return]
 
-    def to_pandas(self, *, separator: str | None = None, nulls: Nulls = None) -> DataFrame:
-        """A `pandas.DataFrame` with one row for each element of the first batch dim, or of the dim all leaves share.
-
-        Leaves of one number a row become columns of NumPy's dtypes, which are copies; those with more dims and ragged
-        ones, dates and times of day become columns of Arrow (`pandas.ArrowDtype`), text and other values objects.
+        Numbers and truth values become leaves (NaN is a number), text and other objects values.
 
         Args:
-            separator: joins the names of nested entries to those of columns; needed where there are any.
-            nulls: `"mask"` takes leaves `<name>_mask` for what is missing, as :meth:`to_arrow` does; such columns are
-                Arrow's, too, which keep integers what they are.
+            dataframe: the frame. All columns are copied.
+            auto_batch_size, batch_dims, device, batch_size, separator, dtype, nulls, fill, metadata: as in
+                :meth:`from_arrow`.
 
         Raises:
-            ModuleNotFoundError: pandas is missing; names the extra.
-            UnsupportedEntryError: an entry has no form as a column.
-            ValueError: an entry is nested, without a separator; two entries would be one column; or the leaves have no
-                rows in common.
+            ModuleNotFoundError: pandas is missing; the error names the extra.
+            TypeError: `dataframe` is not a data frame, or the name of a column is not a string.
+            ValueError: for the same reasons as :meth:`from_arrow`.
+
+        Other dtypes of pandas are converted as in :meth:`from_arrow`: dates and times to integers in their own unit,
+        categories to codes (-1 for missing ones, with `nulls` or `fill`), nullable integers to leaves.
+        """
+        container = pandas.container_of_frame(dataframe, TableOptions(separator, dtype, nulls, fill, metadata))
+        return finish_table(cls, container, auto_batch_size, batch_dims, device, batch_size)  # type: ignore[no-any-return]
+
+    def to_pandas(self, *, separator: str | None = None, nulls: Nulls = None) -> DataFrame:
+        """Convert to a `pandas.DataFrame` with one row for each element of the first batch dim.
 
         Example:
             >>> import torch
@@ -185,6 +180,23 @@ class Tables(Converting):
                a  b.c
             0  0  1.0
             1  1  1.0
+
+        A container without batch dims gives a row for each element of the first dim that all leaves share.
+
+        Args:
+            separator: joins nested keys to column names; required if the container has nested entries.
+            nulls: `"mask"` reads leaves `<name>_mask` as masks, as in :meth:`to_arrow`. Columns with a mask have types
+                of Arrow, which keep integers as integers.
+
+        Raises:
+            ModuleNotFoundError: pandas is missing; the error names the extra.
+            UnsupportedEntryError: a data frame cannot hold an entry.
+            ValueError: an entry is nested and `separator` is not given; two entries give the same column; or the leaves
+                have no common rows.
+
+        Leaves with one number per row become columns of NumPy's dtypes, which are copies. Leaves with more dims, ragged
+        leaves, dates and times of day become columns of Arrow (`pandas.ArrowDtype`); text and other values become
+        objects.
         """
         return pandas.frame_of(self, separator, nulls)
 
@@ -203,45 +215,47 @@ class Tables(Converting):
         fill: Fill = None,
         metadata: bool = True,
     ) -> Self:
-        """A container of the columns of a data frame of Polars, with its rows as batch dim.
-
-        Columns become what those of Arrow do, whose memory they share, see :meth:`from_arrow`: `Array`s leaves with
-        more dims, `List`s ragged ones, `Struct`s nested containers, `Categorical`s and `Enum`s codes.
-
-        Args:
-            dataframe: the frame.
-            auto_batch_size, batch_dims, device, batch_size, separator, dtype, nulls, fill, metadata: as for
-                :meth:`from_arrow`.
-
-        Raises:
-            ModuleNotFoundError: polars or pyarrow is missing; names the extra.
-            TypeError: it is no data frame; a lazy one has to be collected first.
-            ValueError: as for :meth:`from_arrow`.
+        """Convert a Polars data frame to a container with a batch dim over its rows.
 
         Example:
             >>> import polars
             >>> from tensordict import TensorDict
             >>> TensorDict.from_polars(polars.DataFrame({"a": [1, None]}), fill=7)["a"]
             tensor([1, 7])
-        """
-        container = polars.container_of_frame(dataframe, TableOptions(separator, dtype, nulls, fill, metadata))
-        return finished(cls, container, auto_batch_size, batch_dims, device, batch_size)  # type: ignore[no-any-return]
 
-    def to_polars(self, *, separator: str | None = None, nulls: Nulls = None) -> PolarsFrame:
-        """A `polars.DataFrame` with one row for each element of the first batch dim, of what :meth:`to_arrow` gives.
+        Columns are converted as in :meth:`from_arrow`, and share the memory of the frame: `Array`s become leaves with
+        more dims, `List`s ragged leaves, `Struct`s nested containers, `Categorical`s and `Enum`s codes.
 
         Args:
-            separator, nulls: as for :meth:`to_arrow`.
+            dataframe: the frame.
+            auto_batch_size, batch_dims, device, batch_size, separator, dtype, nulls, fill, metadata: as in
+                :meth:`from_arrow`.
 
         Raises:
-            ModuleNotFoundError: polars or pyarrow is missing; names the extra.
-            UnsupportedEntryError, ValueError: as for :meth:`to_arrow`.
+            ModuleNotFoundError: polars or pyarrow is missing; the error names the extra.
+            TypeError: `dataframe` is not a data frame. Collect a lazy frame first.
+            ValueError: for the same reasons as :meth:`from_arrow`.
+        """
+        container = polars.container_of_frame(dataframe, TableOptions(separator, dtype, nulls, fill, metadata))
+        return finish_table(cls, container, auto_batch_size, batch_dims, device, batch_size)  # type: ignore[no-any-return]
+
+    def to_polars(self, *, separator: str | None = None, nulls: Nulls = None) -> PolarsFrame:
+        """Convert to a `polars.DataFrame` with one row for each element of the first batch dim.
 
         Example:
             >>> import torch
             >>> from tensordict import TensorDict
             >>> TensorDict(a=torch.arange(3), batch_size=[3]).to_polars()["a"].sum()
             3
+
+        The columns are the same as in :meth:`to_arrow`.
+
+        Args:
+            separator, nulls: as in :meth:`to_arrow`.
+
+        Raises:
+            ModuleNotFoundError: polars or pyarrow is missing; the error names the extra.
+            UnsupportedEntryError, ValueError: for the same reasons as :meth:`to_arrow`.
         """
         return polars.frame_of(self, separator, nulls)
 
@@ -260,27 +274,28 @@ class Tables(Converting):
         fill: Fill = None,
         metadata: bool = True,
     ) -> Self:
-        """A container of the columns of a data set of Hugging Face (`datasets`), with its rows as batch dim.
-
-        Numbers share the memory of the data set, or the map of its file, unless it is in several pieces or its rows
-        were chosen (`select`, `shuffle`), which copies them. A `ClassLabel` becomes codes, with its names as the entry
-        `<name>_categories`; arrays (`Array2D`, ...) and lists of a fixed length leaves with more dims. The rest is as
-        :meth:`from_arrow` says.
-
-        Args:
-            dataset: a `datasets.Dataset`; a `DatasetDict` becomes a container of its splits.
-            auto_batch_size, batch_dims, device, batch_size, separator, dtype, nulls, fill, metadata: as of
-                :meth:`from_arrow`.
-
-        Raises:
-            TypeError: it is none of these.
-            ValueError: as of :meth:`from_arrow`.
+        """Convert a data set of Hugging Face (`datasets`) to a container with a batch dim over its rows.
 
         Example:
             >>> from datasets import Dataset
             >>> from tensordict import TensorDict
             >>> TensorDict.from_hf(Dataset.from_dict({"x": [1.5, 2.5], "text": ["a", "b"]}))["x"]
             tensor([1.5000, 2.5000], dtype=torch.float64)
+
+        The leaves share the memory of the data set, or the map of its file. They are copied if the data set consists of
+        several pieces, or has selected rows (`select`, `shuffle`).
+
+        Args:
+            dataset: a `datasets.Dataset`; or a `DatasetDict`, which becomes a container of its splits.
+            auto_batch_size, batch_dims, device, batch_size, separator, dtype, nulls, fill, metadata: as in
+                :meth:`from_arrow`.
+
+        Raises:
+            TypeError: `dataset` is of another type.
+            ValueError: for the same reasons as :meth:`from_arrow`.
+
+        A `ClassLabel` becomes codes, and its names become the entry `<name>_categories`. Arrays (`Array2D`, ...) and
+        lists of a fixed length become leaves with more dims. Other columns are converted as in :meth:`from_arrow`.
         """
         options: dict[str, Any] = {"auto_batch_size": auto_batch_size, "batch_dims": batch_dims, "device": device}
         options |= {"batch_size": batch_size, "separator": separator, "dtype": dtype}
@@ -290,30 +305,31 @@ class Tables(Converting):
         return cls.from_arrow(huggingface.table_of_dataset(dataset), **options)
 
     def to_hf(self, *, separator: str | None = None, nulls: Nulls = None) -> Dataset:
-        """A `datasets.Dataset` with a row for each element of the first batch dim, over the memory of leaves in RAM.
-
-        Columns are as :meth:`to_arrow` gives them; codes with categories become a `ClassLabel`.
-
-        Args:
-            separator, nulls: as for :meth:`to_arrow`.
-
-        Raises:
-            ModuleNotFoundError: datasets is missing; names the extra.
-            UnsupportedEntryError: an entry has no form in a table, which is named.
+        """Convert to a `datasets.Dataset` with a row for each element of the first batch dim.
 
         Example:
             >>> import torch
             >>> from tensordict import TensorDict
             >>> TensorDict(x=torch.arange(3), batch_size=[3]).to_hf()[1]
             {'x': 1}
+
+        The columns are the same as in :meth:`to_arrow`, and share the memory of leaves in RAM. Codes with categories
+        become a `ClassLabel`.
+
+        Args:
+            separator, nulls: as in :meth:`to_arrow`.
+
+        Raises:
+            ModuleNotFoundError: datasets is missing; the error names the extra.
+            UnsupportedEntryError: a table cannot hold an entry; the error names it.
         """
         return huggingface.dataset_of_table(self.to_arrow(separator=separator, nulls=nulls))
 
 
-def finished(
+def finish_table(
     cls: Any, container: Any, auto_batch_size: bool, batch_dims: int | None, device: object, batch_size: object
 ) -> Any:
-    """What was read, of the class that was asked and with the batch size that was."""
+    """Convert a container of columns to the class `cls`, and apply the batch size and the device of the caller."""
     if not isinstance(container, cls) and hasattr(cls, "from_tensordict"):
         container = cls.from_tensordict(container)
-    return adjusted(container, auto_batch_size, batch_dims, device, batch_size)
+    return apply_options(container, auto_batch_size, batch_dims, device, batch_size)

@@ -20,7 +20,7 @@ from tensordict.core.exceptions import SaveError
 from tensordict.io.formats.pickled_containers import make, rebuild
 from tensordict.nn.module import TensorDictModule
 
-ROOT = pathlib.Path(__file__).parents[1]
+ROOT = pathlib.Path(__file__).parents[2]
 SAMPLES = ROOT / "tests" / "data" / "pickles"
 sys.path.insert(0, str(SAMPLES))
 import pickled_kinds  # noqa: E402

@@ -13,7 +13,7 @@ import pytest
 
 from tensordict import TensorDict
 
-EXAMPLES = Path(__file__).parent.parent / "examples"
+EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,7 @@ import torch
 
 from tensordict import TensorDict, lazy_stack
 from tensordict.memory import system
-from tensordict.memory.copy_on_write import writable
+from tensordict.memory.copy_on_write import as_writable_tensors
 
 LARGE = 4 << 20
 
@@ -84,13 +84,13 @@ def drop_descriptors(inode: int) -> None:
 
 def test_a_file_is_mapped_again(path: pathlib.Path) -> None:
     original, inode = read_only(path)
-    (tensor,) = writable([original])
+    (tensor,) = as_writable_tensors([original])
     assert is_mapped_again(tensor, inode)
     assert bytes(tensor.numpy()) == content()
     tensor[:3] = 7
     assert tensor[:4].tolist() == [7, 7, 7, 3]
     assert original[:4] == path.read_bytes()[:4] == bytes(range(4))
-    (other,) = writable([original])
+    (other,) = as_writable_tensors([original])
     assert other[:4].tolist() == [0, 1, 2, 3]
 
 
@@ -98,7 +98,7 @@ def test_a_file_is_mapped_again(path: pathlib.Path) -> None:
 def test_a_file_without_a_name(path: pathlib.Path) -> None:
     original, inode = read_only(path)
     path.unlink()
-    (tensor,) = writable([original])
+    (tensor,) = as_writable_tensors([original])
     assert is_mapped_again(tensor, inode) and bytes(tensor.numpy()) == content()
 
 
@@ -107,7 +107,7 @@ def test_another_file_under_the_name(path: pathlib.Path) -> None:
     original, inode = read_only(path)
     path.unlink()
     path.write_bytes(bytes(LARGE))
-    (tensor,) = writable([original])
+    (tensor,) = as_writable_tensors([original])
     assert is_mapped_again(tensor, inode) and bytes(tensor.numpy()) == content()
 
 
@@ -128,15 +128,15 @@ def test_a_file_that_only_another_process_has_open() -> None:
         assert process.stdout is not None
         original, inode = read_only(f"/proc/{process.pid}/fd/{process.stdout.readline().strip()}")
         drop_descriptors(inode)
-        (tensor,) = writable([original])
+        (tensor,) = as_writable_tensors([original])
         assert is_mapped_again(tensor, inode) and bytes(tensor.numpy()) == content()
-        (again,) = writable([original])
+        (again,) = as_writable_tensors([original])
         assert is_mapped_again(again, inode)
         del again
         drop_descriptors(inode)
         process.communicate("")
     # Nobody has it open any more; it is mapped in this process.
-    (again,) = writable([original])
+    (again,) = as_writable_tensors([original])
     assert is_mapped_again(again, inode) and bytes(again.numpy()) == content()
     again[0] = 9
     assert original[0] == 0
@@ -157,7 +157,7 @@ def test_other_processes_are_not_looked_at(path: pathlib.Path, monkeypatch: pyte
 
     monkeypatch.setattr(os, "open", refuse)
     monkeypatch.setattr(os, "listdir", lambda *_: pytest.fail("looked at other processes"))
-    (copied,) = writable([original])
+    (copied,) = as_writable_tensors([original])
     assert modes(copied)[1] == 0 and bytes(copied.numpy()) == content()
     assert all(name.startswith(("/proc/self/", str(path))) for name in tried)
 
@@ -166,7 +166,7 @@ def test_several_buffers_of_one_map(path: pathlib.Path) -> None:
     original, inode = read_only(path)
     view = memoryview(original)
     parts = [view[:1000], view[1008:LARGE], view[16:32], view[3:5], view[:0], bytes(8)]
-    found = writable(parts)
+    found = as_writable_tensors(parts)
     assert [bytes(tensor.numpy()) for tensor in found] == [bytes(part) for part in parts]
     assert [modes(tensor) == ("rw-p", inode) for tensor in found if tensor.numel()] == [True, True, True, False, False]
     # One map for all of them.
@@ -183,7 +183,7 @@ def test_buffers_far_apart(tmp_path: pathlib.Path) -> None:
         file.write(content())
     original, inode = read_only(tmp_path / "file")
     view = memoryview(original)
-    first, last = writable([view[:LARGE], view[-LARGE:]])
+    first, last = as_writable_tensors([view[:LARGE], view[-LARGE:]])
     assert is_mapped_again(first, inode) and is_mapped_again(last, inode)
     assert not first.any() and bytes(last.numpy()) == content()
 
@@ -192,14 +192,14 @@ def test_what_is_written_to_is_not_copied(path: pathlib.Path) -> None:
     own = bytearray(content())
     with open(path, "r+b") as file:
         shared = mmap.mmap(file.fileno(), 0)
-    found = writable([own, shared])
+    found = as_writable_tensors([own, shared])
     assert [tensor.data_ptr() for tensor in found] == [address_of(own), address_of(shared)]
 
 
 @pytest.mark.parametrize("nbytes", [0, 100, LARGE])
 def test_memory_that_is_in_no_file_is_copied(nbytes: int) -> None:
     original = content(nbytes)
-    (tensor,) = writable([original])
+    (tensor,) = as_writable_tensors([original])
     tensor += 1
     assert original == content(nbytes)
 
@@ -209,13 +209,13 @@ def test_what_is_private_already_is_copied(path: pathlib.Path) -> None:
     with open(path, "rb") as file:
         private = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
     private[:2] = b"zz"
-    (tensor,) = writable([memoryview(private).toreadonly()])
+    (tensor,) = as_writable_tensors([memoryview(private).toreadonly()])
     assert modes(tensor)[1] == 0 and bytes(tensor[:3].numpy()) == b"zz\x02"
 
 
 def test_what_is_small_is_copied(path: pathlib.Path) -> None:
     original, _ = read_only(path)
-    (tensor,) = writable([memoryview(original)[: LARGE - 16]])
+    (tensor,) = as_writable_tensors([memoryview(original)[: LARGE - 16]])
     assert modes(tensor)[1] == 0 and bytes(tensor.numpy()) == content()[:-16]
 
 
@@ -228,14 +228,14 @@ def test_what_the_system_does_not_map_again_is_copied(path: pathlib.Path, monkey
     monkeypatch.setattr(system, "map_privately", refuse)
     original, _ = read_only(path)
     before = len(os.listdir("/proc/self/fd"))
-    (tensor,) = writable([original])
+    (tensor,) = as_writable_tensors([original])
     assert modes(tensor)[1] == 0 and bytes(tensor.numpy()) == content()
     assert len(os.listdir("/proc/self/fd")) == before
 
 
 def test_the_original_lives_as_long_as_its_tensor(path: pathlib.Path) -> None:
     original, _ = read_only(path)
-    (tensor,) = writable([original])
+    (tensor,) = as_writable_tensors([original])
     part = tensor[100:]
     del tensor
     with pytest.raises(BufferError):

@@ -307,6 +307,8 @@ def _to_pytree() -> object:
 
 
 def _cuda_graph() -> object:
+    if torch.cuda.is_available():
+        return CudaGraphModule(lambda x: x + 1, warmup=1)(torch.ones(3, device="cuda"))
     with pytest.warns(UserWarning, match="GPU"):
         return CudaGraphModule(lambda x: x + 1, warmup=1)(torch.ones(3))
 
@@ -373,6 +375,7 @@ USES: dict[str, tuple[Callable[[], Any], bool]] = {
     f"{_F}get_unwrapped": (_vmapped, True),
     f"{_F}peek_interpreter_stack": (_vmapped, True),
     f"{_C}_are_functorch_transforms_active": (_vmapped, True),
+    "torch.compiler._is_exporting_flag": (internals.is_exporting, True),
     f"{_V}_add_batch_dim": (_vmapped, False),
     f"{_C}_functorch.maybe_get_bdim": (_call_lazy_modules, False),
     "torch._functorch.pyfunctorch.temporarily_pop_interpreter_stack": (_call_lazy_modules, False),

@@ -295,7 +295,7 @@ def merge(plain: Plain, new: Plain) -> None:
             plain[name] = value
 
 
-@pytest.mark.parametrize("programs", [15, pytest.param(60, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("programs", [8, pytest.param(60, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
 def test_like_a_plain_dict(kind: Kind, programs: int) -> None:
     if kind.lacking:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from cases import mark_slow
 from tensordict import TensorClass, TensorDict, lazy_stack
 
 pytestmark = [
@@ -114,7 +115,7 @@ def test_a_block_writes_back(operation: str) -> None:
     check_block("nested", operation, *WRITES)
 
 
-@pytest.mark.parametrize("operation", ["view", "unsqueeze", "flatten"])
+@pytest.mark.parametrize("operation", mark_slow(["view", "unsqueeze", "flatten"], keep=["view"]))
 @pytest.mark.parametrize("kind", ["strided", "tensorclass", "lazy stack"])
 def test_a_block_over_other_kinds_writes_back(kind: str, operation: str) -> None:
     check_block(kind, operation, *WRITES)
@@ -134,3 +135,16 @@ def test_a_view_that_was_replaced_before_the_block_is_written_back() -> None:
         td = TensorDict({"a": both[0]}, [2, 3])
         results.append(fn(td, both)["a"].clone())
     assert torch.equal(results[0], both[1]) and torch.equal(results[1], both[1])
+
+
+@pytest.mark.parametrize("operation", ["view", "unsqueeze", "flatten"])
+def test_members_of_a_lazy_stack_keep_the_leaves_that_the_block_left_alone(operation: str) -> None:
+    def call(td: Any) -> None:
+        with OPERATIONS[operation](td) as other:
+            other["z"] = other.get("a").sum(-1)
+
+    td = KINDS["lazy stack"]()
+    leaves = [member["a"] for member in td.tensordicts]
+    torch.compile(call, fullgraph=True, backend="eager")(td)
+    assert all(member["a"] is leaf for member, leaf in zip(td.tensordicts, leaves, strict=True))
+    torch.testing.assert_close(td["z"], td["a"].sum(-1))

@@ -147,7 +147,7 @@ def test_arguments_that_the_constructor_has_itself() -> None:
 
     x = torch.arange(3.0)
     assert Closed(x, lock=True).is_locked  # type: ignore[call-arg]
-    with pytest.raises(TypeError, match=r"Closed\(\) got 'batch_size'.*hand them on"):
+    with pytest.raises(TypeError, match=r"Closed\(\) got 'batch_size'.*pass them on"):
         Closed(x, batch_size=[3])  # type: ignore[call-arg]
     assert Sized(x).batch_size == (3,) and Sized(x, batch_size=[]).batch_size == ()
     assert Sized(x, device="cpu").device == torch.device("cpu")  # type: ignore[call-arg]

@@ -11,7 +11,7 @@ import pytest
 
 from tensordict_cli.runners import main
 
-PAGE = (Path(__file__).parent.parent / "docs/guides/terminal.md").read_text()
+PAGE = (Path(__file__).parents[2] / "docs/guides/terminal.md").read_text()
 FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 
 

@@ -737,7 +737,7 @@ def test_the_reference_loads_what_is_saved_here(kind: str, behaviour: Reference,
 
 
 def test_the_sample_of_the_reference_is_loaded() -> None:
-    folder = pathlib.Path(__file__).parent / "data" / "format"
+    folder = pathlib.Path(__file__).parents[1] / "data" / "format"
     expected = json.loads((folder / "expected.json").read_text())["strided_nested"]
     td = TensorDict.load_memmap(folder / "samples" / "strided_nested")
     (leaf,) = expected["leaves"].values()

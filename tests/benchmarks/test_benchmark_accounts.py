@@ -12,7 +12,7 @@ import pytest
 
 @pytest.fixture
 def accounts(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(str(Path(__file__).parent.parent / "benchmarks"))
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks"))
     yield importlib.import_module("accounts")  # type: ignore[misc]
     del sys.modules["accounts"]
 

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 
+from cases import mark_slow
 from tensordict import DatasetWriter, NonTensorStack, TensorDict, lazy_stack
 from tensordict.io.formats import opening as formats
 from tensordict_cli.runners import main
@@ -177,7 +178,7 @@ def test_what_cannot_be_read_is_named(tmp_path: pathlib.Path, capsys: pytest.Cap
     assert "entry 'other': " in output.err and "good   4000 " in output.out
 
 
-@pytest.mark.parametrize("name", ["directory", "h5", "zarr", "archive", "dataset"])
+@pytest.mark.parametrize("name", mark_slow(["directory", "h5", "zarr", "archive", "dataset"], keep=["h5", "archive"]))
 def test_statistics_take_little_memory(name: str, tmp_path: pathlib.Path) -> None:
     """256 MiB are read with less than half of it in memory of its own; pages of files are the kernel's."""
     path = tmp_path / f"x{SUFFIX[name]}"

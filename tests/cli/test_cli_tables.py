@@ -18,7 +18,7 @@ from tensordict.io.formats.opening import describe_save
 from tensordict.io.saving import progress
 from tensordict_cli import main
 
-ROOT = pathlib.Path(__file__).parents[1]
+ROOT = pathlib.Path(__file__).parents[2]
 
 
 def rows() -> TensorDict:
@@ -98,10 +98,10 @@ def test_numbers_that_are_missing(tmp_path: pathlib.Path, suffix: str, capsys: p
 
     assert convert() == 2
     said = capsys.readouterr().err
-    assert "'n'" in said and "--fill 0 puts a number" in said and "--nulls mask adds a leaf" in said
+    assert "'n'" in said and "--fill 0 replaces them by a number" in said and "--nulls mask adds a leaf" in said
     for option, message in (
         (["--fill", "x=0"], "column 'n'"),
-        (["--fill", "0.5"], "has no 0.5 to fill in"),
+        (["--fill", "0.5"], "cannot hold the fill value 0.5"),
         (["--fill", "much"], "--fill is a number"),
         (["--fill", "0", "--fill", "n=1"], "one number for all columns, or"),
     ):
@@ -160,7 +160,7 @@ def test_rows_from_table_to_table_have_a_bar(
 ) -> None:
     pytest.importorskip("tqdm")
     monkeypatch.setattr(progress, "_PATIENCE", 0.0)
-    monkeypatch.setattr(progress, "_is_watched", lambda: True)
+    monkeypatch.setattr(progress, "_has_viewer", lambda: True)
     TensorDict(a=torch.arange(70_000), batch_size=70_000).to_parquet(tmp_path / "x.parquet")
     capsys.readouterr()
     assert main(["convert", str(tmp_path / "x.parquet"), str(tmp_path / "x.csv")]) == 0

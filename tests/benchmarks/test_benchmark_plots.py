@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
@@ -59,5 +59,5 @@ def test_runs_are_drawn(plots: ModuleType, tmp_path: Path) -> None:
     assert {path.name: path.read_bytes() for path in page.glob("*.svg")} == pictures
     assert (page / "benchmarks.md").stat().st_mtime_ns == before
     (kept / "three.json").write_text("{}")
-    with pytest.raises(ValueError, match=r"three\.json is of neither"):
+    with pytest.raises(ValueError, match=r"three\.json has neither"):
         plots.write(kept, page)

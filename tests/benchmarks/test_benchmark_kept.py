@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 SIDES = {"ours": 1e-6, "reference": 2e-6, "floor": 5e-7}
 WOBBLE = (0.98, 1.0, 1.01, 0.99, 1.02, 1.0, 1.0)
 

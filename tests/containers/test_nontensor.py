@@ -1064,7 +1064,7 @@ def test_a_list_of_another_length_says_what_to_write() -> None:
     ]
     for write in writes:
         with pytest.raises(
-            RuntimeError, match=r"names.*, of batch size \[2\].*a list is one value an element; set_non_t"
+            RuntimeError, match=r"names.*, of batch size \[2\].*a list gives one value to each element; set_non_t"
         ):
             write()
     assert list(td.keys()) == ["x"]

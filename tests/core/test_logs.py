@@ -17,7 +17,7 @@ from tensordict.datasets import compact, tidy
 from tensordict.io.saving import commit
 from tensordict.utils import logger, timeit
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture

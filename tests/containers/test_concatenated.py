@@ -160,7 +160,7 @@ def test_entries_of_its_own(parts: list[TensorDict]) -> None:
         assert td[index]["b", "label"] == dense[index]["b", "label"] if index == 4 else True
         assert torch.equal(td[index]["u"].as_subclass(torch.Tensor), torch.arange(3))
     assert td[[9, 0]]["b", "label"] == ["9", "0"]
-    with pytest.raises(RuntimeError, match="no longer those of its parts"):
+    with pytest.raises(RuntimeError, match="after entries of the concatenation were added"):
         td.extend([part(1)])
 
 
@@ -229,7 +229,7 @@ def test_more_parts(parts: list[TensorDict]) -> None:
     assert_close(view, torch.cat(parts)[1:5])
     assert_close(nested, torch.cat(parts)[:5]["b"])
     for stale in (view, nested, rows):
-        with pytest.raises(RuntimeError, match="not to a view or a nested container"):
+        with pytest.raises(RuntimeError, match="to a view or a nested container"):
             stale.extend([part(1)])
     with pytest.raises(RuntimeError, match="part 5"):
         td.extend([TensorDict(a=torch.zeros(1), batch_size=1)])

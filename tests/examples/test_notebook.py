@@ -9,7 +9,7 @@ import nbformat
 import pytest
 from nbclient import NotebookClient
 
-NOTEBOOK = pathlib.Path(__file__).parent.parent / "examples" / "first_look.ipynb"
+NOTEBOOK = pathlib.Path(__file__).parents[2] / "examples" / "first_look.ipynb"
 
 
 @pytest.fixture(scope="module")

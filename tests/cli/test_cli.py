@@ -25,7 +25,7 @@ from tensordict.core import registry
 from tensordict.core.exceptions import SaveError
 from tensordict.io.formats import opening as formats
 from tensordict.io.formats.detect import detect_format
-from tensordict.io.saving.progress import bytes_allocated, bytes_on_disk
+from tensordict.io.saving.progress import count_bytes, count_disk_usage
 from tensordict.tensorclass import tensorclass
 from tensordict_cli.runners import convert, main
 
@@ -103,8 +103,8 @@ def test_inspect_json(save: pathlib.Path, capsys: pytest.CaptureFixture[str]) ->
     report = json.loads(capsys.readouterr().out)
     root = report.pop("root")
     size = report.pop("bytes_on_disk")
-    assert size == bytes_on_disk(save) > 42
-    assert report.pop("bytes_allocated") == bytes_allocated(save)
+    assert size == count_bytes(save) > 42
+    assert report.pop("bytes_allocated") == count_disk_usage(save)
     assert report == {
         "problems": [],
         "path": str(save),

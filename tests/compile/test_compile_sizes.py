@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch._dynamo.testing import CompileCounter
 
+from cases import mark_slow
 from tensordict import TensorClass, TensorDict, lazy_stack, merge_tensordicts
 
 pytestmark = [
@@ -65,7 +66,7 @@ def check_sizes(operation: Callable[[Any], Any], make: Callable[[int], Any], dyn
     assert counter.frame_count <= (1 if dynamic else 2)
 
 
-@pytest.mark.parametrize("dynamic", [None, True])
+@pytest.mark.parametrize("dynamic", mark_slow([None, True], keep=[None]))
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_graphs_over_ten_sizes(name: str, kind: str, dynamic: bool | None) -> None:
