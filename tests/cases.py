@@ -1,4 +1,4 @@
-"""Parameters of tests of which `make test` runs a few and `make test-slow` all; test files of all rooms use it."""
+"""Parameters of tests: `make test` runs a few cases and `make test-slow` the others; all rooms use it."""
 
 from __future__ import annotations
 

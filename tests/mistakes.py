@@ -43,7 +43,7 @@ linear = torch.nn.Linear(4, 2)
 
 
 class Mistake(NamedTuple):
-    """What somebody writes, and what would have worked."""
+    """A mistaken piece of code, and the code that would have worked."""
 
     wrong: str
     right: str
@@ -177,7 +177,7 @@ MISTAKES: dict[str, list[Mistake]] = {
     ],
 }
 
-# What lies in the folder in which a mistake is made.
+# Create the files on which a mistake works.
 FILES = """
 import os
 open("notes.txt", "w").write("mine")
@@ -189,7 +189,7 @@ td.to_h5("run.h5").close()
 
 
 def said(code: str, with_files: bool = False) -> str:
-    """What is raised by a piece of code, in an empty folder and with the names of `SETUP`; nothing when nothing is."""
+    """Run code in an empty folder with the names of `SETUP`; return its error, or nothing."""
     names: dict[str, object] = {"__name__": "__main__"}
     before = os.getcwd()
     with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
@@ -212,7 +212,7 @@ def said(code: str, with_files: bool = False) -> str:
 
 
 def all_said() -> dict[str, str]:
-    """What this package says of every mistake."""
+    """Return the error of this package for every mistake."""
     return {
         mistake.wrong: said(mistake.wrong, topic == "Files") for topic, rows in MISTAKES.items() for mistake in rows
     }
@@ -234,7 +234,7 @@ def shown(text: str, length: int = 1000) -> str:
 
 
 def page(ours: dict[str, str], theirs: dict[str, str]) -> str:
-    """The page, from what both packages say."""
+    """Build the page from the errors of both packages."""
     lines = [_HEAD]
     for topic, rows in MISTAKES.items():
         lines += [f"## {topic}", "", "| written | this package | what works | the reference |", "|---|---|---|---|"]

@@ -15,7 +15,7 @@ import tempfile
 import pytest
 
 ROOT = pathlib.Path(__file__).parents[1]
-# That of the behaviour (0.14.3) and that of the speed (0.15.3).
+# Behaviour is compared with 0.14.3, and speed with 0.15.3.
 ENVIRONMENTS = [".venv-behaviour", ".venv-reference"]
 
 _SERVER = """
@@ -51,7 +51,7 @@ class Reference:
         self._server: subprocess.Popen[str] | None = None
 
     def run(self, program: str, *args: object) -> str:
-        """What a program prints that is given arguments; a failure is an `AssertionError`."""
+        """Run a program with arguments and return its output; a failure is an `AssertionError`."""
         server = self._server or self._start()
         assert server.stdin is not None and server.stdout is not None
         with tempfile.TemporaryDirectory() as folder:

@@ -1,4 +1,4 @@
-"""What errors say: the key, what was meant, and the phrases that programs match on."""
+"""Errors name the key and the likely intention, and keep the phrases that programs match on."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-# What the package uses on occasion only, and what would take a while.
+# Modules that the package imports only when needed, because they are slow to import.
 OPTIONAL = {
     "IPython", "aiohttp", "argcomplete", "asyncio", "cloudpickle", "datasets", "duckdb", "fsspec", "gcsfs", "h5py",
     "lm_eval", "matplotlib", "moto", "obstore", "onnx", "pandas", "polars", "pyarrow", "ray", "redis", "rich", "s3fs",
@@ -19,7 +19,7 @@ OPTIONAL = {
 
 
 def run(program: str) -> Any:
-    """What a process that has imported nothing else prints, as JSON."""
+    """Run code in a new process and return its output, parsed as JSON."""
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=300)
     return json.loads(result.stdout)
 
@@ -59,6 +59,6 @@ print(json.dumps([gc.isenabled(), max(seen, default=0), gc.get_freeze_count() > 
 """
     assert run(program.format("")) == [True, 0, False]
     assert run(program.format("gc.disable()")) == [False, 0, False]
-    # What a program has frozen stays so.
+    # Objects that a program froze stay frozen.
     enabled, _, frozen = run(program.format("gc.freeze()"))
     assert enabled and frozen

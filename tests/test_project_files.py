@@ -1,4 +1,4 @@
-"""What a visitor of the repository meets: the citation, the security policy and the templates say what is so."""
+"""The citation, the security policy and the templates agree with the repository."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an operation costs grows in step with the number of leaves: no step of it is quadratic."""
+"""The cost of an operation grows linearly with the number of leaves."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ SHAPES = [(flat, 20), (nested, 20), (deep, 5)]
 def test_cost_of_a_leaf_does_not_grow(name: str, make: Callable[[int], TensorDict], least: int) -> None:
     few, more, many = (make(count) for count in (least, 2 * least, 4 * least))
     run = OPERATIONS[name]
-    # What is kept from the first call on is made.
+    # The first call fills the caches.
     run(few), run(more), run(many)
     costs = [steps(lambda td=td: run(td)) for td in (few, more, many)]
     # A quadratic part would double: 1.3 leaves room for dicts that grow.

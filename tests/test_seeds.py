@@ -50,7 +50,7 @@ def test_000_memory_mapped_images(tmp_path: pathlib.Path) -> None:
 
 
 def on_device(device: str, shared: bool, own_device: str, own_shared: bool, *, second: bool) -> str:
-    """What seeds/002 prints, with the devices of the place."""
+    """The output of seeds/002, with the devices of this machine."""
     rows = [f"        a: Tensor(shape=torch.Size([10]), device={device}, dtype=torch.float32, is_shared={shared})"]
     if second:
         rows.append(

@@ -71,7 +71,7 @@ assert "no default process group" in refused(lambda: td.all_gather())
 
 
 def test_without_shared_memory(tmp_path: Path) -> None:
-    """A namespace of mounts in which /dev has no shm."""
+    """A mount namespace without /dev/shm."""
     script = tmp_path / "without_shm.sh"
     script.write_text(
         "mount --rbind /dev $1 && mount -t tmpfs none /dev || exit 77\n"

@@ -1,4 +1,4 @@
-"""What the accounts of one call count."""
+"""Accounts of one call count the calls, writes and reads below it."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ def row(report: ModuleType, name: str, family: str = "indexing", **seconds: floa
 
 
 def run(report: ModuleType, *rows: Any, quick: bool = False, cpu: str = "Some(R) CPU @ 2.00GHz") -> dict[str, Any]:
-    """What benchmarks/run.py writes."""
+    """Build a result file in the form that benchmarks/run.py writes."""
     side = {"version": "1", "torch": "2", "python": "3", "file": "f"}
     families = {row.family: dict(zip(("reference_over_ours", "ours_over_floor"), report.means([row]))) for row in rows}
     about = {"date": "2026-01-01T00:00:00", "cpu": cpu, "cores": 2, "commit": "abc", "quick": quick, "rounds": 7}

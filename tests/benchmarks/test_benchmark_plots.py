@@ -1,4 +1,4 @@
-"""What the page on benchmarks says of the runs that are kept."""
+"""The benchmark page describes the kept runs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def plots() -> ModuleType:
 
 
 def run(*ratios: float) -> dict[str, Any]:
-    """What benchmarks/run.py writes, as far as the page is concerned."""
+    """Build the part of a result file of benchmarks/run.py that the page reads."""
     work = [{"family": "indexing", "name": f"{at}", "reference_over_ours": ratio} for at, ratio in enumerate(ratios)]
     return {
         "about": {"machine": "a machine, 2 cores", "date": "2026-01-01"},

@@ -800,7 +800,7 @@ def test_exit_codes_of_the_process(tmp_path: pathlib.Path) -> None:
 
 
 def on_terminal(path: pathlib.Path) -> str:
-    """What the command prints when standard output is a terminal."""
+    """Return the output of the command on a terminal."""
     ours, theirs = pty.openpty()
     command = [sys.executable, "-m", "tensordict", "inspect", str(path)]
     environment = {**os.environ, "TERM": "xterm-256color"}
@@ -811,7 +811,7 @@ def on_terminal(path: pathlib.Path) -> str:
             while part := os.read(ours, 65536):
                 output += part
         except OSError:
-            pass  # The way in which Linux says that the other end of a terminal is closed.
+            pass  # Linux reports with this error that the other end of a terminal is closed.
     os.close(ours)
     assert process.returncode == 0
     return output.decode().replace("\r\n", "\n")

@@ -123,7 +123,7 @@ class Shell:
         os.write(self._ours, text.encode())
 
     def until(self, expected: str) -> str:
-        """What is shown up to, and with, a text; fails when it does not come."""
+        """Return the output up to and including a text; fail when the text does not come."""
         shown, stop = "", time.monotonic() + 60
         while expected not in shown:
             ready, _, _ = select.select([self._ours], [], [], max(0, stop - time.monotonic()))
@@ -158,7 +158,7 @@ def test_bash_completes(tmp_path: pathlib.Path) -> None:
 
 
 def test_completion_imports_no_torch(tmp_path: pathlib.Path) -> None:
-    """What the shell calls at every stroke of the key, as argcomplete speaks with it."""
+    """The shell runs this program at every key stroke; the variables are argcomplete's."""
     pytest.importorskip("argcomplete")
     line = "tensordict ver"
     program = (

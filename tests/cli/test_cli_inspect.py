@@ -215,7 +215,7 @@ assert most[0] - start < 128 << 10, (most[0] - start) >> 10
 
 
 def on_terminal(arguments: list[str], rows: int, **environment: str) -> str:
-    """What the command prints on a terminal of so many lines."""
+    """Return the output of the command on a terminal of this many lines."""
     import fcntl
     import struct
     import termios
@@ -233,7 +233,7 @@ def on_terminal(arguments: list[str], rows: int, **environment: str) -> str:
             while part := os.read(ours, 65536):
                 output += part
         except OSError:
-            pass  # The way in which Linux says that the other end of a terminal is closed.
+            pass  # Linux reports with this error that the other end of a terminal is closed.
     os.close(ours)
     assert process.returncode == 0
     return output.decode().replace("\r\n", "\n")

@@ -42,7 +42,7 @@ def test_there_and_back(tmp_path: pathlib.Path, suffix: str, capsys: pytest.Capt
         assert TensorDict.from_parquet(back)["inner", "x"].equal(td["inner", "x"])
     else:
         assert back.read_bytes() == source.read_bytes() or suffix == "csv"
-    # What is there is not replaced.
+    # An existing target is not replaced.
     assert main(["convert", str(source), str(made)]) == 2 and main(["convert", str(made), str(back)]) == 2
     assert "--force" in capsys.readouterr().err
     assert main(["convert", "--force", str(made), str(back)]) == 0
@@ -115,7 +115,7 @@ def test_numbers_that_are_missing(tmp_path: pathlib.Path, suffix: str, capsys: p
 
 
 def write_gaps(path: pathlib.Path, rows: int) -> None:
-    """A table of many parts, of which the last one alone lacks values."""
+    """A table of many parts; only the last one lacks values."""
     n = [*range(rows - 1), None]
     if path.suffix == ".parquet":
         pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
@@ -176,7 +176,7 @@ def test_a_table_is_no_save(tmp_path: pathlib.Path, suffix: str, capsys: pytest.
         describe_save(path)
     assert TensorDict.load(path)["a"].tolist() == [0, 1, 2, 3, 4]
     assert main(["inspect", str(path)]) == 2 and "`tensordict convert` makes a data set" in capsys.readouterr().err
-    # What is in a file tells what it is, and not its name.
+    # The content of a file decides its format, not its name.
     rows().to_safetensors(path, overwrite=True)
     assert TensorDict.load(path)["a"].tolist() == [0, 1, 2, 3, 4]
 
@@ -197,7 +197,7 @@ def test_urls(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert open_dataset(f"{where}/made")["a"].tolist() == [0, 1, 1, 2]
     assert main(["convert", f"{where}/made", f"{where}/all.parquet"]) == 0
     assert TensorDict.from_parquet(f"{where}/all.parquet")["a"].tolist() == [0, 1, 1, 2]
-    # What is there is not replaced.
+    # An existing target is not replaced.
     assert main(["convert", f"{where}/made", f"{where}/all.parquet"]) == 2
     assert main(["convert", f"{where}/part0.jsonl", f"{where}/all.parquet"]) == 2
     assert "--force" in capsys.readouterr().err

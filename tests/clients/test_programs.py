@@ -28,7 +28,7 @@ def _names(program: str, decorator: str) -> list[str]:
 
 
 def _cases() -> list[Any]:
-    """Every case of every program; those that are decorated with `slow_case` are marked `slow`."""
+    """Every case of every program; the decorator `slow_case` marks it `slow`."""
     found = []
     for program in sorted(path.stem for path in PROGRAMS.glob("*.py")):
         for decorator, marks in (("case", ()), ("slow_case", (pytest.mark.slow,))):
@@ -59,7 +59,7 @@ def _start(environment: Path, program: str, decorator: str, folder: str) -> subp
 
 @functools.cache
 def _outcomes(program: str, decorator: str) -> dict[str, dict[str, Any]] | str:
-    """What each such case of `program` did in each environment, or why the program ended; both run at once."""
+    """Run `program` in both environments at once; return each case's result, or why the program ended."""
     seconds = SECONDS[decorator]
     with tempfile.TemporaryDirectory() as folder:
         processes = {name: _start(python, program, decorator, folder) for name, python in ENVIRONMENTS.items()}

@@ -92,7 +92,7 @@ def list_classes() -> dict[str, dict[str, bool]]:
 
 
 def find_used_names() -> set[str]:
-    """All names that the code of a program uses; an import alone is no use."""
+    """All names that the code of a program uses; an import alone does not count."""
     trees = [ast.parse(path.read_text()) for path in PROGRAMS.glob("*.py")]
     nodes = [node for tree in trees for node in ast.walk(tree)]
     names = {node.id for node in nodes if isinstance(node, ast.Name)}

@@ -1,4 +1,4 @@
-"""What the reference deprecates is deprecated here: the same category of warning, in the same calls and no others."""
+"""Deprecations agree with the reference: the same warning category, in the same calls only."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Functions of `tensordict.utils` that programs take; the expected values are those of the reference, or torch's."""
+"""Functions of `tensordict.utils` that programs call; the expected values come from the reference or torch."""
 
 from __future__ import annotations
 

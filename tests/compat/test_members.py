@@ -300,7 +300,7 @@ def test_fast_apply_keeps_empty_containers() -> None:
 
 
 def test_fast_apply_names_leaves() -> None:
-    """TorchRL's `_skip_tensordict`: values that are no tensors are leaves, too."""
+    """TorchRL's `_skip_tensordict`: values are leaves, too."""
     seen: list[Any] = []
     td = TensorDict(a=torch.zeros(2), n={"b": torch.zeros(2)}, s="x", batch_size=[2])
     td._fast_apply(

@@ -26,7 +26,7 @@ sys.path.insert(0, str(SAMPLES))
 import pickled_kinds  # noqa: E402
 
 NAMES = list(pickled_kinds.KINDS)
-# What the reference itself loads with `weights_only=True`, given the names of its own classes.
+# Files that the reference loads with `weights_only=True`, given the names of its classes.
 WITHOUT_CODE = [
     name
     for name in NAMES
@@ -54,7 +54,7 @@ def check_container(found: Any, made: Any) -> None:
 
 
 def check(found: Any, made: Any) -> None:
-    """That a loaded object is as the one that was pickled."""
+    """Check a loaded object against the pickled one."""
     if isinstance(made, torch.Tensor):
         assert type(found) is type(made)
         assert found.requires_grad is made.requires_grad
@@ -102,7 +102,7 @@ def loaded(name: str, suffix: str, folder: pathlib.Path = SAMPLES) -> Any:
 def test_each_kind_loads(name: str, suffix: str) -> None:
     found, made = loaded(name, suffix), pickled_kinds.KINDS[name]()
     check(found, made)
-    # What is consolidated is locked; the reference pickles the lock that it had before.
+    # Consolidated containers are locked; the reference pickles the earlier lock.
     if is_tensor_collection(made) and not name.startswith("consolidated"):
         assert found.is_locked is made.is_locked
 

@@ -37,7 +37,7 @@ from tensordict.nn import (
     set_interaction_type,
 )
 
-# What torch says of itself while it compiles and exports.
+# Torch warns about its own code while it compiles and exports.
 pytestmark = [
     pytest.mark.seconds,
     pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning"),
@@ -208,14 +208,14 @@ ANY_SIZE = {
     "value": lambda td: td.copy().set_non_tensor("k", "v"),
     "read a value": lambda td: td["a"] * len(TensorDict(k="four")["k"]),
 }
-# What torch makes graphs within graphs of, for one size.
+# Operations that torch compiles to nested graphs, for one size.
 WITHIN = {
     "region": lambda td: (region(td), region(td + 1)),
     "cond": chosen,
     "while_loop": repeated,
     "scan": summed,
 }
-# Where the structure of the result depends on the size.
+# The structure of these results depends on the size.
 ONE_SIZE = {
     "split": lambda td: td.split(2),
     "unbind": lambda td: td.unbind(0),
@@ -227,7 +227,7 @@ ONE_SIZE = {
 }
 
 
-# What gives the same as Python does, for sizes that vary; torch may make a graph for each.
+# These agree with eager code for sizes that vary; torch may make a graph for each size.
 SIZES_VARY = {
     "any": lambda td: [(td == td).any(), (td != td).any(), (td == td).any(0)],
     "all": lambda td: [(td == td).all(), (td != td).all(), (td == td).all(0)],
@@ -365,7 +365,7 @@ def test_graphs_within_graphs(name):
     assert run(function, compiled, 4) == first
 
 
-# What a region may be given; the sizes vary, and torch makes one graph for them.
+# Arguments that a region accepts; torch makes one graph for all sizes.
 IN_REGIONS = {
     "names": lambda td: TensorDict(a=td["a"], batch_size=td.batch_size, names=["time"]),
     "nested": lambda td: td,
@@ -561,7 +561,7 @@ def test_parameters_of_a_module_taken_out_inside():
 
 def call_with_swapped(params, net, x):
     with params.to_module(net):
-        # A change in place reaches the memory of what was swapped in.
+        # A change in place reaches the swapped-in tensors.
         with torch.no_grad():
             net.weight.mul_(2)
         return net(x), net.weight.requires_grad, len(list(net.parameters()))

@@ -79,7 +79,7 @@ OF_CONTAINERS: dict[str, Callable[[Any], Any]] = {
 
 
 def describe(value: Any) -> Any:
-    """What a result consists of, for comparison."""
+    """Return the parts of a result, for comparison."""
     if isinstance(value, torch.Tensor):
         size = tuple(value.batch_size) if isinstance(value, UnbatchedTensor) else None
         content = None if value.device.type == "meta" else value.tolist()

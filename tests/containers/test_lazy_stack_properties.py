@@ -57,7 +57,7 @@ def test_assigning(data: st.DataObject) -> None:
     taken = torch.arange(math.prod(batch_size)).reshape(batch_size)[index].flatten()
     values = dense[index].apply(lambda leaf: -leaf - 100)
     if data.draw(st.booleans()) or len(set(taken.tolist())) != len(taken):
-        # Where an element is taken twice it is open which value it gets, unless they are the same.
+        # An element that is written twice may get either value, so both are the same here.
         values = data.draw(st.sampled_from([7, torch.tensor(7.0)]))
     stack[index] = values
     dense[index] = values

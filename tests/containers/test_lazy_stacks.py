@@ -1,6 +1,6 @@
-"""What is particular to lazy stacks: members that differ, the forms of reading them, and what goes to which member.
+"""Lazy stacks: members that differ, forms of reading them, and writes that reach each member.
 
-What they share with every container is in `contract/`.
+`contract/` tests the behaviour that they share with every container.
 """
 
 from __future__ import annotations
@@ -846,7 +846,7 @@ def test_entries_of_different_kinds_are_shown_and_kept() -> None:
 
 
 def agents(batch: int) -> TensorDict:
-    """What an environment of two agents with observations of different sizes gives."""
+    """Steps of an environment with two agents whose observations differ in size."""
     each = [TensorDict({"obs": torch.ones(batch, k + 1), "act": torch.zeros(batch)}, [batch]) for k in range(2)]
     return TensorDict({"agents": lazy_stack(each, 1), "done": torch.zeros(batch, 1)}, [batch])
 

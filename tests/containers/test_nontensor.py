@@ -1,4 +1,4 @@
-"""Values that are no tensors in containers: NonTensorData, NonTensorStack, MetaData; and UnbatchedTensor."""
+"""Values in containers: NonTensorData, NonTensorStack, MetaData; and UnbatchedTensor."""
 
 import copy
 import operator
@@ -549,7 +549,7 @@ def test_in_place_updates_keep_the_holder():
             with pytest.raises(ValueError, match="Failed to update 's' in tensordict"):
                 write(other)
             assert td["s"] is value and td.get("s") is holder
-    # What is asked for a part of the batch at a time changes the kind of the entry.
+    # Writing a part of the batch changes the kind of the entry.
     td[:] = {"s": ["a", "b", "c"]}
     assert td["s"] == ["a", "b", "c"] and td.get("s").is_locked
 
@@ -667,7 +667,7 @@ def test_logic_is_that_of_python(fn):
     assert fn(NonTensorData(one), NonTensorData(other)).data == fn(one, other)
     assert fn(NonTensorData(one), other).data == fn(other, NonTensorData(one)).data == fn(one, other)
     assert fn(NonTensorData(6, batch_size=[2]), NonTensorData(3, batch_size=[2])).tolist() == [fn(6, 3)] * 2
-    # Bools become a mask, as those of tensors do.
+    # Bools become a mask, as with tensors.
     assert torch.equal(fn(NonTensorData(True), NonTensorData(False)), torch.tensor(fn(True, False)))
     stacks = NonTensorStack(True, False), NonTensorStack(True, True)
     assert fn(*stacks).tolist() == [fn(True, True), fn(False, True)]

@@ -1,6 +1,6 @@
 """Tensorclasses as classes: declaring them, their fields, options, results, and what goes wrong.
 
-What they do as containers is tested by `tests/contract/`, whose kinds include them.
+`tests/contract/` tests them as containers; its kinds include them.
 """
 
 from __future__ import annotations

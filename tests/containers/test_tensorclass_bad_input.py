@@ -1,4 +1,4 @@
-"""What tensorclasses refuse: the error names class and field, says what would work, and nothing has changed."""
+"""Errors of tensorclasses name class and field and say what would work; nothing has changed."""
 
 from __future__ import annotations
 

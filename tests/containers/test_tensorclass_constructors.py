@@ -207,7 +207,7 @@ def test_the_constructor_that_is_written() -> None:
     assert Base.__init__.__annotations__["lock"] is bool and Base.__init__.__module__ == __name__
     for cls in (Base, Child):
         made: Any = cls(x, late=x, scale=2.0, tags=["c", "d"], batch_size=2, lock=True)
-        # In the order of the fields, whatever that of the arguments.
+        # Fields keep their order, whatever the order of the arguments.
         assert list(made.keys()) == ["self", "locals", "tags", "fixed", "made", "late"]
         assert (made.locals, made.tags, made.fixed, made.made) == ("none", ["c", "d"], "seven", {}) and made.is_locked
         assert made.late.tolist() == [2, 2] and made.batch_size == (2,)

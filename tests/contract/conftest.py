@@ -34,7 +34,7 @@ def kind(request: pytest.FixtureRequest) -> Kind:
 
 @pytest.fixture(scope="session")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[pathlib.Path]:
-    """Where the kinds that lie in files have them: in memory where there is such a file system, as they are many."""
+    """The folder for files of the kinds: in /dev/shm where possible, because there are many."""
     memory = pathlib.Path("/dev/shm")
     if not os.access(memory, os.W_OK):
         yield tmp_path_factory.mktemp("contract")
@@ -74,7 +74,7 @@ def build(kind: Kind, request: pytest.FixtureRequest) -> Callable[[], Any]:
 
 @pytest.fixture
 def td(build: Callable[[], Any]) -> Any:
-    """A container of the kind, as it is built."""
+    """A freshly built container of the kind."""
     return build()
 
 

@@ -1,4 +1,4 @@
-"""The registry of container kinds: a factory each, with what the kind promises.
+"""The registry of container kinds: each has a factory and its capabilities.
 
 A later container joins the suite by one more `Kind` in `KINDS`. Tests read the capabilities; they never ask for a
 class or a name.
@@ -30,7 +30,7 @@ from tensordict import (
     set_lazy_legacy,
 )
 
-# The nested containers that have a batch size longer than their parent's, and by what.
+# Nested containers with more batch dims than their parent, and these dims.
 EXTRA: dict[Path, tuple[int, ...]] = {("b", "d"): (5,)}
 
 
@@ -51,7 +51,7 @@ class Kind:
     in_memory: whether the entries are in memory, each at its address, and are pickled with the container; otherwise
         they are in a file that it is over.
     any_values: whether any value can be an entry, rather than what a file can hold.
-    any_names: whether entries of any name can be added, rather than those that a class declares.
+    any_names: whether entries of any name can be added, not only declared fields.
     is_module: whether it is a module of torch, too: its state dict, pickle and `repr` are those of one, and its tensors
         are not exchanged for memory-mapped ones.
     slow: whether it is left to `make test-slow`, as others show the same and this one takes a minute.
@@ -337,7 +337,7 @@ KINDS: list[Kind] = [
 
 
 class Deep(TensorClass):
-    """What `b.d` holds."""
+    """The content of `b.d`."""
 
     e: torch.Tensor
     a: Any = None
@@ -350,7 +350,7 @@ class Deep(TensorClass):
 
 
 class Inner(TensorClass):
-    """What `b` holds."""
+    """The content of `b`."""
 
     c: torch.Tensor
     d: Deep

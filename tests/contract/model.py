@@ -89,7 +89,7 @@ def replaced(plain: Plain, batch_size: tuple[int, ...], numbers: torch.Tensor, v
 
 
 def addresses(container: Any) -> list[int]:
-    """Where the memory of all entries is, in the order of the keys."""
+    """Return the address of each entry, in the order of the keys."""
     return [address for leaf in container.data_ptr().values(True, True) for address in leaf.flatten().tolist()]
 
 

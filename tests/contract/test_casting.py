@@ -171,7 +171,7 @@ def test_saves_of_a_container_with_an_index_of_the_cpu(td: Any, plain: Plain, tm
     assert TensorDict.load_memmap(tmp_path / "many").device == CPU
     loaded = TensorDict.load_memmap(tmp_path / "many", device="cpu:1")
     assert loaded.device == CPU_1 and all(loaded[path].device == CPU_1 for path in nodes(plain))
-    # What is mapped stays so.
+    # Mapped tensors stay mapped.
     assert all(isinstance(leaf, MemoryMappedTensor) for leaf in tree_leaves(loaded))
 
 

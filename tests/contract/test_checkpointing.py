@@ -15,7 +15,7 @@ from tensordict import from_safetensors
 
 
 def same(found: Any, td: Any) -> bool:
-    """Whether two containers have the same keys and tensors, each read through the container."""
+    """Compare keys and tensors of two containers, each read through its container."""
     keys = set(td.keys(True, True))
     return set(found.keys(True, True)) == keys and all(torch.equal(found.get(key), td.get(key)) for key in keys)
 

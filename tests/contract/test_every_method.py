@@ -29,7 +29,7 @@ OF_TWO = ["add", "sub", "mul", "div", "pow", "clamp_max", "clamp_min", "maximum"
 OF_THREE = ["addcdiv", "addcmul"]
 VALUE = 0.37
 
-# What talks to other processes; tests/parallel calls them.
+# Methods that talk to other processes; tests/parallel calls them.
 BETWEEN_PROCESSES = {
     "all_gather", "all_reduce", "arecv", "asend", "broadcast", "from_remote_init", "gather_and_stack", "init_remote",
     "irecv", "isend", "recv", "reduce", "scatter", "send",

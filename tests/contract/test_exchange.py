@@ -33,7 +33,7 @@ def test_pytree_map(td: Any, plain: Plain, kind: Kind) -> None:
 
 
 def test_pytree_map_that_drops_dimensions(td: Any, plain: Plain, kind: Kind) -> None:
-    """The batch size shrinks to what every leaf still has."""
+    """The batch size shrinks to the dims that every leaf still has."""
     if kind.stack_dims:
         pytest.skip("a lazy stack is mapped member by member, so its stack dim stays")
     total = pytree.tree_map(lambda x: x.sum(), td)

@@ -97,7 +97,7 @@ def test_values_and_items(td: Any, plain: Plain) -> None:
     for options in ((), (True,), (True, True)):
         keys = list(td.keys(*options))
         found = [key for key, _ in td.items(*options)]
-        # Whether a node comes before or after its children may differ between the views; leaves keep their order.
+        # The views may place a node before or after its children; leaves keep their order.
         assert found == keys if options != (True,) else sorted(found, key=str) == sorted(keys, key=str)
         assert len(list(td.values(*options))) == len(keys)
         for (key, item), value in zip(td.items(*options), td.values(*options), strict=True):
@@ -168,7 +168,7 @@ def test_dot_is_no_separator(writable: Any, kind: Kind) -> None:
         ((0,), ()),
         (("a", 0), "a"),
         ((None, "a", 1.5, ("b", "c")), ("a", "b", "c")),
-        # A nested tuple that is no key is left out as a whole.
+        # A nested tuple with an invalid part is left out as a whole.
         (("a", ("b", 0), ()), "a"),
     ],
 )

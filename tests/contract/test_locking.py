@@ -144,7 +144,7 @@ def test_one_parent_holding_a_child_twice(writable: Any, kind: Kind) -> None:
 
 
 def test_a_dead_parent_holds_nothing(writable: Any, kind: Kind) -> None:
-    # What was there before need not be looked through.
+    # The earlier entries need not be checked.
     gc.freeze()
     parent = TensorDict({"deep": {"child": writable}}, kind.batch_size).lock_()
     del parent

@@ -47,7 +47,7 @@ def test_parents_of_one_container(writable: Any, plain: Plain, kind: Kind) -> No
 
 
 def test_one_container(writable: Any, plain: Plain, kind: Kind) -> None:
-    """Who locks and unlocks what others do, too, gets no error, and what is in it agrees with it at the end."""
+    """Threads that lock and unlock the same container get no error; at the end all nodes agree."""
 
     def work(number: int) -> None:
         if number % 2:
@@ -66,7 +66,7 @@ def test_one_container(writable: Any, plain: Plain, kind: Kind) -> None:
 
 
 def test_a_clone_while_entries_come_and_go() -> None:
-    """Each entry of it is that of its key."""
+    """Each entry belongs to its key."""
     values = {"a": 1.0, ("n", "b"): 2.0, "z": 3.0}
     data = TensorDict({key: torch.full((3,), value) for key, value in values.items()}, [3])
 

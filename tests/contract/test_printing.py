@@ -16,7 +16,7 @@ from tensordict import LazyStackedTensorDict, LazyView, TensorClass, TensorDict,
 
 
 def rendered(td: Any, indent: str = "    ") -> str:
-    """The format of the documents, written out from what the container says of itself."""
+    """Build the documented text from the properties of the container."""
     if isinstance(td, LazyView):
         source = rendered(td.to_tensordict().transpose(0, 1), indent + "    ")
         return f"LazyView(\n{indent}source={source},\n{indent}op=transpose(0, 1))"
@@ -111,7 +111,7 @@ class Watch(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-# What stands for a tensor of a file, views, and the dtype of a stack.
+# The text shows tensors in files, views and the dtype of a stack.
 NOTHING = {"empty", "expand", "transpose", "promote_types"}
 
 

@@ -1,4 +1,4 @@
-"""Operations that rearrange the batch dimensions, each compared with what torch does to a tensor of the batch size."""
+"""Operations that rearrange the batch dims, each compared with torch on a tensor of the batch size."""
 
 from __future__ import annotations
 
@@ -255,7 +255,7 @@ def test_reshape_in_place(writable: Any, plain: Plain, kind: Kind) -> None:
 
 
 def test_sizes_of_a_split_are_a_tensor(td: Any, kind: Kind) -> None:
-    """As those of a list, and of an int where the tensor has no dims."""
+    """Indices follow a list, or an int where the tensor has no dims."""
     if not kind.batch_size:
         pytest.skip("needs a batch dim")
     for sizes in ([1, kind.batch_size[0] - 1], 2):

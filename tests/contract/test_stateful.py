@@ -36,7 +36,7 @@ class ContainerMachine(RuleBasedStateMachine):
     def teardown(self) -> None:
         self.folder.cleanup()
 
-    # What the plain dict says.
+    # The content of the plain dict.
 
     def find(self, path: tuple[str, ...]) -> Any:
         """The tensor or dict at this path, or None."""
@@ -46,7 +46,7 @@ class ContainerMachine(RuleBasedStateMachine):
         return found
 
     def blocked(self, path: tuple[str, ...]) -> bool:
-        """Whether a leaf stands where the path needs a dict."""
+        """Return whether a leaf stands at a prefix of the path."""
         return any(isinstance(self.find(path[:i]), torch.Tensor) for i in range(1, len(path)))
 
     def node_for(self, path: tuple[str, ...]) -> Plain:
@@ -71,7 +71,7 @@ class ContainerMachine(RuleBasedStateMachine):
         return pytest.raises((KeyError, RuntimeError, ValueError, AttributeError))
 
     def keeps_form(self, path: tuple[str, ...], value: Any) -> bool:
-        """Whether writing keeps the tensor at this path, in a file, which is of another shape or dtype."""
+        """Return whether the file at this path keeps its own shape and dtype when it is written."""
         old = self.find(path)
         if not self.kind.index_writes or not isinstance(old, torch.Tensor) or not isinstance(value, torch.Tensor):
             return False

@@ -12,7 +12,7 @@ from contract.kinds import Kind
 from contract.model import Plain, leaves
 from tensordict import TensorDict
 
-# What is read gives a container in memory, whatever wrote it; tests/convert calls them.
+# Readers of tables return a container in memory; tests/convert calls them.
 READING = {"from_csv", "from_hf", "from_json", "from_mds", "from_pandas", "from_parquet", "from_polars"}
 # All of them write what `to_arrow` gives.
 OF_ARROW = {"to_pandas", "to_parquet", "to_polars"}

@@ -1,4 +1,4 @@
-"""Entries that hold values which are no tensors, and tensors with a shape of their own, in every kind of container."""
+"""Values and unbatched tensors as entries of every kind of container."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def holding(writable: Any, kind: Kind) -> Any:
 
 
 def holder_of(td: Any, key: str) -> Any:
-    """What stands for the value in the container: `get` of a tensorclass gives the value itself."""
+    """Return the holder of the value; `get` of a tensorclass returns the bare value."""
     return dict(td.non_tensor_items())[key]
 
 
@@ -36,7 +36,7 @@ def strings(kind: Kind) -> Any:
 
 
 def check(result: Any, numbers: torch.Tensor, kind: Kind) -> None:
-    """The values are those of the elements that have these numbers."""
+    """Check that the values belong to the elements with these numbers."""
     assert result["x"] == TEXT or set(flat(result["x"])) <= {TEXT}
     assert holder_of(result, "x").batch_size == result.batch_size == numbers.shape
     if kind.batch_size:

@@ -86,7 +86,7 @@ def test_data_sets_on_disk(tmp_path: pathlib.Path, kept_in_memory: bool) -> None
     td = TensorDict.from_hf(data)
     assert td["x"].tolist() == [1, 2, 3] and td["image"][2, 1].tolist() == [3, 2] and td["text"] == ["a", "b", None]
     assert td["f"].data_ptr() == data.data.column("f").chunk(0).buffers()[1].address
-    # What is written is seen in this process, and not in the file.
+    # This process sees its writes; the file does not change.
     for name in ("x", "f", "image", "fixed", "label"):
         td[name].add_(1)
     td["ragged"].values().mul_(2)

@@ -29,7 +29,7 @@ WEIRD = Weird()
 
 
 def same(one: Any, other: Any) -> bool:
-    """Whether two pytrees have the same types, keys and leaves; numbers come back as tensors."""
+    """Compare types, keys and leaves of two pytrees; numbers come back as tensors."""
     if isinstance(one, (torch.Tensor, int, float, np.ndarray)) and isinstance(other, torch.Tensor):
         return torch.equal(torch.as_tensor(one), other)
     if type(one) is not type(other):

@@ -48,7 +48,7 @@ def address(array: pa.Array) -> int:
 
 
 def same(one: TensorDict, other: TensorDict) -> None:
-    """Whether two containers are the same in everything that tables keep."""
+    """Compare everything that tables keep of two containers."""
     assert type(one) is type(other) and one.batch_size == other.batch_size
     assert one.names == other.names
     assert set(one.keys()) == set(other.keys())

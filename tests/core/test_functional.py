@@ -9,7 +9,7 @@ from torch.func import functional_call, grad, grad_and_value, hessian, jacfwd, j
 
 from tensordict import LazyStackedTensorDict, TensorClass, TensorDict, TensorDictParams, lazy_stack
 
-# Torch compiles parts of forward-mode differentiation with what it calls deprecated.
+# Torch compiles parts of forward-mode differentiation with functions that it deprecates.
 forward_mode = pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
 
 

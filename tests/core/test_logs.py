@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture
 def lines() -> Iterator[list[str]]:
-    """What is logged, each message behind its level."""
+    """The logged messages, each behind its level."""
     found: list[str] = []
 
     class Keep(logging.Handler):

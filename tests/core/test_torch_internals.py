@@ -36,7 +36,7 @@ from tensordict.nn.distributions import TruncatedNormal
 
 
 def executed(deny: Callable[[object, str], bool]) -> ModuleType:
-    """The module as it is on a torch whose objects lack the names that `deny` tells."""
+    """Execute the module as on a torch that lacks the names in `deny`."""
     spec = importlib.util.spec_from_file_location(internals.__name__, internals.__file__)
     assert spec is not None and spec.loader is not None
     module: Any = importlib.util.module_from_spec(spec)

@@ -74,7 +74,7 @@ SCENES = [f"{state}/{format}" for state in STATES for format in FORMATS]
 _CHOSEN, _CHOSEN_ELEMENTS, _FEW = {".jsonl": 20, ".tdz": 20, ".json": 10}, 6, 3
 # So many pairs of files of different roles are swapped.
 _PAIRS = 10
-# The files of Zarr of which each byte is flipped.
+# The files of Zarr in which each byte is flipped.
 _SWEPT_IN_ZARR = (".zarr/zarr.json", ".zarr/one/zarr.json", ".zarr/name/zarr.json")
 # The arrays of Zarr of one and of two dimensions, but for the names, which are strings of any length.
 _ARRAYS = {"number": "one", "tokens/values": "one", "content": "two", "tokens/sizes": "two"}
@@ -167,7 +167,7 @@ class LocalPlace(Place):
         for folder in ("precious", "elsewhere"):
             shutil.rmtree(self.root / folder, ignore_errors=True)
         precious = self.root / "precious"
-        # What is precious looks like a part of a data set.
+        # The precious files look like parts of a data set.
         for name in ("thesis.txt", "00000000/meta.json", "00000000/number.memmap", "00000001.tdz", "x.jsonl"):
             (precious / name).parent.mkdir(parents=True, exist_ok=True)
             (precious / name).write_text("{}")
@@ -242,7 +242,7 @@ class RemotePlace(Place):
 
 @dataclass(frozen=True)
 class Role:
-    """What a file or a folder is for.
+    """The role of a file or folder.
 
     Args:
         what: "schema", "manifest", "shard", or "" for folders that hold several shards.
@@ -377,7 +377,7 @@ def _look(place: Place, scene: Scene) -> None:
         try:
             rows = load(f"{place.path}/{unit}", storage_options=place.options)
         except OSError:
-            continue  # What was killed in the middle holds no rows that count.
+            continue  # The rows of a killed writer do not count.
         for n in rows["number"].tolist():
             scene.holders.setdefault(n, set()).add(unit)
     scene.merged = {n for n, unit in scene.shard.items() if unit.split("/")[1] != scene.origin[n]}
@@ -436,7 +436,7 @@ def _rewrite(place: Place, name: str, content: bytes) -> None:
 
 
 def _is_swept(place: Place, scene: Scene, name: str) -> bool:
-    """Whether this scene is the one in which files of this role are attacked at each byte."""
+    """Return whether this scene attacks each byte of files with this role."""
     role, (state, format) = scene.role_of(name), scene.name.split("/")
     if role.what != "shard":
         return format == place.formats[0] and (role.what == "manifest" or state == "fresh")
@@ -578,7 +578,7 @@ def _plant_files(place: Place, scene: Scene) -> Iterator[Attack]:
         parts = name.split("/")
         folders |= {"/".join(parts[:count]) for count in range(1, len(parts))}
     by_role = {scene.role_of(folder): folder for folder in sorted(folders, reverse=True)}
-    # Folders of which nobody knows have no role.
+    # Unknown folders have an empty role.
     hidden = {folder for folder in folders if "evil" in folder or "hidden" in folder}
     for folder in sorted({*by_role.values(), *hidden}):
         names = ["notes.txt", "notes.memmap", ".00000000.gone"]
@@ -650,7 +650,7 @@ def _attack_links(place: LocalPlace, scene: Scene) -> Iterator[Attack]:
 
 @dataclass
 class Reading:
-    """What was read of a data set.
+    """The rows that one way of reading returned.
 
     Attributes:
         right: the numbers of rows that were read, whole and once, in their order.
@@ -773,7 +773,7 @@ def _check_all(place: Place) -> tuple[list[str], bool]:
 
 
 def _is_inside_zarr(attack: Attack) -> bool:
-    """Whether it changes files in a shard of Zarr, which has no checksums, and not the whole shard."""
+    """Return whether the attack changes single files of a Zarr shard, which has no checksums."""
     return any(".zarr/" in name for name in attack.touches)
 
 
@@ -815,7 +815,7 @@ def _find_lost_files(scene: Scene, after: Files, last: Files, reading: Reading, 
 
 @dataclass
 class Tally:
-    """How many attacks were tried, with what outcome.
+    """Counts of attacks, by kind and outcome.
 
     Attributes:
         counts: by kind of attack and outcome.
@@ -877,7 +877,7 @@ def main() -> None:
     with open(root / "attack.txt", "w") as file:
 
         def note(text: str) -> None:
-            # Who looks at a process that has ended finds what it was doing.
+            # The file tells what a process was doing when it ended.
             file.seek(0)
             file.write(f"{text}\n")
             file.flush()

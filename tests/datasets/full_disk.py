@@ -42,8 +42,8 @@ def check(data: pathlib.Path, count: int) -> None:
 
 @contextlib.contextmanager
 def full(folder: pathlib.Path, left: int) -> Iterator[None]:
-    """A block in which the disk has so many bytes left, and no more."""
-    # What readers have mapped of files that are gone takes room until they are collected.
+    """Within the block, the disk has exactly this many bytes left."""
+    # Deleted files that readers have mapped take room until the maps are collected.
     gc.collect()
     ballast = folder / "ballast"
     with open(ballast, "wb", buffering=0) as file:

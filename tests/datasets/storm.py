@@ -39,7 +39,7 @@ from tensordict.core.exceptions import SaveError
 from tensordict.datasets import compact, tidy
 from tensordict.io.remote.urls import Remote, is_url
 
-# What runs at once.
+# The processes that run at once.
 ROLES = ("write", "write", "write", "read", "read", "compact", "sweep")
 # So many writers can be started in one storm.
 _MOST = 4096
@@ -265,7 +265,7 @@ class Storm:
         compact(self.path, **self._all_options)
         tidy(self.path, older_than=0, **self._all_options)
         report = verify(self.path, raises=False, **self._all_options)
-        # What kills leave is a line that is cut off, and complete shards that no manifest lists.
+        # Kills leave a truncated line and complete shards that no manifest lists.
         left = ("cut off", "no manifest lists")
         wrong = [problem for problem in report.problems if not any(what in problem for what in left)]
         assert not wrong, wrong

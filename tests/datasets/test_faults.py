@@ -1,4 +1,4 @@
-"""What goes wrong with data sets: killed writers, full disks, shards and manifests that are damaged or gone."""
+"""Faults of data sets: killed writers, full disks, damaged or missing shards and manifests."""
 
 from __future__ import annotations
 

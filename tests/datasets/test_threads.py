@@ -176,7 +176,7 @@ def test_manifests_are_counted_while_others_are_found(tmp_path: pathlib.Path) ->
             writer.extend(numbers(number, 1))
 
     class Growing(dict[str, Manifest]):
-        """Gets one more as soon as it is looked through."""
+        """Grows by one item while it is iterated."""
 
         def items(self) -> Any:
             for item in super().items():
@@ -235,7 +235,7 @@ def forked(job: Callable[[], object]) -> int:
 
 
 def while_held(lock: Any, job: Callable[[], int]) -> int:
-    """What a job gives while another thread holds a lock."""
+    """Return the result of a job that runs while another thread holds a lock."""
     held, done = threading.Event(), threading.Event()
 
     def hold() -> None:

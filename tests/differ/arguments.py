@@ -233,7 +233,7 @@ def containers_in(summary: Summary, expression: str, depth: int = 0) -> Iterator
 
 
 def keys_of(summary: Summary, prefix: Key = ()) -> Iterator[tuple[Key, bool, Summary]]:
-    """All keys of a container: the key, whether a container is there, and the summary of what is."""
+    """List the keys of a container: the key, whether it leads to a node, and the entry's summary."""
     if "members" in summary:
         if summary["members"]:
             yield from keys_of(summary["members"][0], prefix)
@@ -307,7 +307,7 @@ class Arguments:
     # Containers
 
     def other(self) -> str:
-        """A container that is like this one, or another one that there is."""
+        """Draw a container like this one, or another existing one."""
         p = self.r.random()
         same = [e for e, s in self.others if s["batch_size"] == self.batch_size and e != self.x]
         for share, make in ((0.3, "{}.clone()"), (0.4, "({} + 1)")):
@@ -417,7 +417,7 @@ class Arguments:
         return self.r.choice(ODD_ASSIGNED)
 
     def update(self) -> str:
-        """What `update` takes: a dict or a container."""
+        """Draw an argument of `update`: a dict or a container."""
         p = self.r.random()
         if p < 0.3:
             return self.other()

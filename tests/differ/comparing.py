@@ -10,13 +10,13 @@ from typing import Any, NamedTuple
 from differ.programs import Construction, Line, Step
 from differ.sides import Summary
 
-# Kinds that name a difference only where there is no other.
+# These kinds name a difference only where no other kind does.
 MINOR = {"key order", "flags", "leaf class"}
 NOT_FIELDS = {"k", "entries", "members", "nontensor", "msg"}
 
 
 class Difference(NamedTuple):
-    """What differs, where, and what each side has there."""
+    """One difference: its kind, its place and the value of each side."""
 
     kind: str
     path: str
@@ -42,11 +42,11 @@ class Found(NamedTuple):
         return self.kind.startswith("crash")
 
     def in_results(self) -> bool:
-        """Whether both sides run, or fail, and what they leave differs."""
+        """Return whether both sides run, or both fail, and leave different values."""
         return self.kind in ("result", "state")
 
     def same_group(self, other: Found | None) -> bool:
-        """Whether `other` shows the same fault."""
+        """Return whether `other` shows the same fault."""
         if other is None or (self.operation, self.kind) != (other.operation, other.kind):
             return False
         if self.in_results():
@@ -55,7 +55,7 @@ class Found(NamedTuple):
 
 
 def close(a: object, b: object) -> bool:
-    """Whether values are equal; floats up to rounding, and NaN equals NaN."""
+    """Return whether values are equal; floats up to rounding, and NaN equals NaN."""
     if isinstance(a, list) and isinstance(b, list):
         return len(a) == len(b) and all(close(x, y) for x, y in zip(a, b))
     if isinstance(a, dict) and isinstance(b, dict):
@@ -73,7 +73,7 @@ def short(value: object) -> str:
 
 
 def differences(a: Summary, b: Summary, path: str = "") -> list[Difference]:
-    """Where the summary `b` of ours differs from `a` of the reference."""
+    """List where our summary `b` differs from the reference's `a`."""
     broken = [x["k"] == "broken" for x in (a, b)]
     if all(broken):
         return []
@@ -168,7 +168,7 @@ def _in_entries(a: Summary, b: Summary, path: str) -> list[Difference]:
 
 
 def in_states(a: dict[str, Summary], b: dict[str, Summary]) -> list[Difference]:
-    """Where variables differ."""
+    """List the differences between variables."""
     out = []
     for name, summary in a.items():
         out += differences(summary, b[name], name) if name in b else [Difference("missing variable", name, "", "")]
@@ -231,7 +231,7 @@ def _in_step(
 
 
 def receiver(program: list[Step], found: Found, reference: Any) -> str:
-    """What kind of container the operation was called on."""
+    """Return the kind of container that the operation was called on."""
     step = program[found.line]
     if isinstance(step, Construction):
         return kind_of_spec(step.spec)

@@ -87,7 +87,7 @@ def judge(group: Group) -> tuple[str, str]:
 
 
 def accept(groups: Iterable[Group]) -> None:
-    """Add the groups that are not judged to those that were looked at."""
+    """Append the groups without a judgement to the seen ones."""
     new = {digest(group.key) for group in groups if judge(group)[0] == UNKNOWN}
     SEEN.write_text("\n".join(sorted(seen() | new)) + "\n")
 

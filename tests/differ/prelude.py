@@ -1,4 +1,4 @@
-"""What the programs use: `from differ.prelude import *` makes a minimised program run by itself."""
+"""Names that the programs use: `from differ.prelude import *` lets a minimised program run alone."""
 
 # ruff: noqa: F401, F403
 import collections

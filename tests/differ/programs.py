@@ -141,7 +141,7 @@ class Step:
         raise NotImplementedError
 
     def operation(self) -> str:
-        """What the line does, without its arguments."""
+        """The operation of the line, without its arguments."""
         raise NotImplementedError
 
     def simpler(self) -> Iterator[Step]:
@@ -244,7 +244,7 @@ Program = list[Step]
 
 
 def lines_of(program: Program) -> Lines:
-    """What the workers run."""
+    """Return the text that the workers run."""
     return [(step.code(), step.result) for step in program]
 
 

@@ -33,7 +33,7 @@ class Side:
     def __init__(self, name: str, package: pathlib.Path, python: pathlib.Path = PYTHON) -> None:
         self.name, self.package, self.python = name, package.absolute(), python.absolute()
         self.process: subprocess.Popen[bytes] | None = None
-        # What the worker says until it runs programs, which print to nowhere.
+        # The output of the worker until it runs programs; they print to nowhere.
         self.errors = tempfile.TemporaryFile()  # noqa: SIM115
 
     def _environment(self) -> dict[str, str]:
@@ -72,7 +72,7 @@ class Side:
             return  # `receive` says that the process ended
 
     def receive(self, limit: float = 90) -> Any:
-        """The answer to what was sent last."""
+        """Return the answer to the last message."""
         assert self.process is not None
         try:
             return json.loads(self._read(struct.unpack("q", self._read(8, limit))[0], limit))
@@ -142,7 +142,7 @@ class Sides:
         self.ours.stop()
 
     def run(self, lines: Lines) -> tuple[Any, Any]:
-        """What the reference and what this package replies, running at the same time."""
+        """Run both packages at the same time and return both replies."""
         sides, limit = (self.reference, self.ours), 60 + 25 * len(lines)
         for side in sides:
             side.send("run", lines)

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 Spec = dict[str, Any]
-# What a container is made into after its construction, with a share of the draws; `#` marks a function.
+# Conversions of a new container, each with its share of the draws; `#` marks a function.
 MADE_INTO = [
     (0.12, "lock_()"),
     (0.16, "memmap_()"),

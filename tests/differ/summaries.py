@@ -1,4 +1,4 @@
-"""What a worker tells about a value: plain data that two processes can compare."""
+"""Summaries of values: plain data with which two processes compare results."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ LONGEST = 60
 
 
 class Drained(list):
-    """The items of an iterator or a view, read once, in the place of it."""
+    """Replaces an iterator or a view by its items, read once."""
 
 
 def is_view(x: object) -> bool:
-    """Whether `x` is an iterator, or a view as those of a dict."""
+    """Return whether `x` is an iterator or a view like `dict.keys()`."""
     return hasattr(x, "__next__") or re.search(r"(?i)view|keys|items|values", type(x).__name__) is not None
 
 

@@ -1,7 +1,7 @@
 """One side: a process that runs lines of programs and tells what became of the variables.
 
 Requests come pickled on standard input, answers go as JSON to standard output, each behind its length in 8 bytes.
-What a program prints goes nowhere.
+The output of programs is discarded.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ def cells(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
 
 
 def shown(cells: list[Any], code: str) -> dict[str, str]:
-    """What the cell that ends with this line shows, by media type."""
+    """Return the output of the cell that ends with this line, by media type."""
     (cell,) = [cell for cell in cells if cell.source.splitlines()[-1] == code]
     found: dict[str, str] = {}
     for output in cell.outputs:

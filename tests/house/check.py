@@ -53,7 +53,7 @@ _MEMBERS = {
     "_base", "_cdata", "_is_view", "_make_subclass", "_make_wrapper_subclass", "_nested_tensor_size", "_new_shared",
     "_new_shared_fd_cpu", "_ragged_idx", "_share_fd_cpu_", "_untyped_storage", "_version",
 }  # fmt: skip
-# What torch's modules have for their subclasses to extend.
+# Private members of torch's modules that subclasses may extend.
 _FOR_SUBCLASSES = {"_apply", "_load_from_state_dict", "_save_to_state_dict"}
 _LAYOUT = {
     tokenize.COMMENT,
@@ -183,7 +183,7 @@ class House:
 
 
 def private_torch_names(tree: ast.AST) -> Iterator[tuple[int, str]]:
-    """The lines and names of what a program uses that is private in torch; what only type checkers see is left out."""
+    """Yield the line and name of each private name of torch; skip code for type checkers only."""
     modules = {"torch"}
     waiting = [tree]
     while waiting:
@@ -265,7 +265,7 @@ def redefined() -> dict[str, int]:
 
 
 def figures(house: House) -> dict[str, Any]:
-    """What `house.toml` limits, as it is now."""
+    """Compute the figures that `house.toml` limits."""
     flows = {name: count.calls for name, count in importlib.import_module("flows").count_flows().items()}
     return {
         "entries": len(house.entries),
@@ -278,7 +278,7 @@ def figures(house: House) -> dict[str, Any]:
 
 
 def problems(house: House, plan: dict[str, Any], found: dict[str, Any]) -> Iterator[str]:
-    """What is against the plan, a line each."""
+    """Yield a line for each violation of the plan."""
     order = list(plan["rooms"])
     for name, limit in plan.items():
         if not isinstance(limit, dict) and found[name] > limit:

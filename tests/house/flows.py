@@ -3,7 +3,7 @@
 python tests/house/flows.py  # prints a line for each flow: how many calls, of how many functions, in how many files
 
 Each flow runs twice, and the second run is counted, in all threads: the first one imports modules and fills caches. A
-comprehension is no call. A generator is one, however often it is resumed.
+comprehension does not count. A generator counts once, however often it is resumed.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import tensordict
 from tensordict import DatasetWriter, TensorDict, open_dataset, tensorclass
 
 _PACKAGE = str(Path(tensordict.__file__).parent)
-# What Python before 3.12 runs in a frame of its own, and later versions do not.
+# Python before 3.12 runs these in a frame; later versions do not.
 _COMPREHENSIONS = {"<listcomp>", "<dictcomp>", "<setcomp>"}
 
 
@@ -39,7 +39,7 @@ class Step:
 
 
 def count_calls(flow: Callable[[], Any]) -> Count:
-    """What one run of `flow` calls, in the thread of the caller and in those that the run starts."""
+    """Count the calls of one run of `flow`, in the caller's thread and in threads that it starts."""
     called: list[CodeType] = []
     generators: list[FrameType] = []
 

@@ -11,7 +11,7 @@ import pytest
 
 
 def load_program(name: str) -> Any:
-    """The module of a program in this folder, which is no package."""
+    """Load a program in this folder as a module."""
     spec = importlib.util.spec_from_file_location(f"house_{name}", Path(__file__).with_name(f"{name}.py"))
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)

@@ -1,4 +1,4 @@
-"""What the tests of URLs have in common: a server of S3 for all of them, and a bucket for each."""
+"""Fixtures of tests of URLs: one S3 server for all tests, and a bucket for each."""
 
 from __future__ import annotations
 

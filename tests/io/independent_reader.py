@@ -53,7 +53,7 @@ class Rows:
 
 @dataclass
 class Value:
-    """What is no tensor; of a stack of values, nested lists."""
+    """Read a value; a stack of values gives nested lists."""
 
     kind: str
     size: tuple[int, ...]
@@ -202,7 +202,7 @@ class Folder:
         return (self.root / path).read_bytes()
 
     def has(self, path: str) -> bool:
-        """Whether there is a file."""
+        """Return whether the file exists."""
         return (self.root / path).is_file()
 
 
@@ -306,7 +306,7 @@ def check_sum(content: bytes, recorded: str | None) -> None:
 
 
 def value_in(meta: Mapping[str, Any], kind: str, outer: tuple[int, ...], tensors: list[Leaf]) -> Value:
-    """What is no tensor."""
+    """Read a value."""
     own = (meta if kind == VALUE_STACK else meta.get("_metadata")) or {}
     value = restored(own["_exact"], tensors) if "_exact" in own else meta["data"]
     if "_shape" in own:
@@ -392,7 +392,7 @@ def read_consolidated(path: Path) -> Node | Value:
 
 
 def spans_of(node: Mapping[str, Any], key: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], list[Any]]]:
-    """Where the tensors are, by the JSON that the reference reads."""
+    """Find the tensors by the JSON that the reference reads."""
     for name, (dtype, shape, start, stop, padding, *_) in node["leaves"].items():
         yield (*key, name), [dtype, shape, start, stop - padding]
     for name, child in node.items():
@@ -561,7 +561,7 @@ def read_zarr(folder: Path) -> Node:
 
 
 def own_notes(folder: Path) -> Mapping[str, Any]:
-    """What is noted on a node."""
+    """Read the attributes of a node."""
     found: Mapping[str, Any] = json.loads((folder / "zarr.json").read_text())["attributes"].get("__tensordict__", {})
     return found
 

@@ -1,4 +1,4 @@
-"""What the tests of containers on Redis servers share."""
+"""Helpers of tests of containers on Redis servers."""
 
 from __future__ import annotations
 

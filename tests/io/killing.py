@@ -23,7 +23,7 @@ from tensordict import TensorDict, verify
 from tensordict.io.saving import commit
 from tensordict.memory import system
 
-# What changes something on disk. Each call may be the last one, and a write may be cut in half.
+# Calls that change the disk. Each one may be the last, and a write may be cut in half.
 CHANGES = ("mkdir", "write", "pwrite", "link", "rename", "replace", "unlink", "rmdir", "chmod", "open", "close")
 CHANGES += ("pwritev", "fchmod")
 MINE = {"notes.txt": "mine", "b/own/deep.txt": "deep", "runs/log": "log"}
@@ -104,7 +104,7 @@ def put_mine(root: pathlib.Path) -> None:
 
 
 def check_mine(folder: pathlib.Path) -> None:
-    """What is the caller's is somewhere: in the save, or in what the next one looks through."""
+    """The caller's files still exist: in the save, or where the next save looks for them."""
     for name, text in MINE.items():
         places = [found for found in folder.iterdir() if (found / name).exists()]
         assert places, f"{name} is lost"

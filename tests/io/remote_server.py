@@ -27,7 +27,7 @@ END = 200 << 20
 
 @dataclass
 class Fault:
-    """What happens to requests: `times` of them, of a method, whose path has a text in it.
+    """A fault of the next `times` requests with this method and this text in the path.
 
     kind: the connection drops in the middle of the answer, or (`CUT`) before the server has the request; the answer is
         500, it comes late, it is cut short and says so, or it is 403. `LATE` hangs up and keeps the request, which
@@ -40,7 +40,7 @@ class Fault:
     path: str = ""
     times: int = 1
     after: int = 0
-    # Whether an answer without end says how long it is.
+    # Whether an endless answer has a Content-Length.
     has_length: bool = False
 
 
@@ -56,7 +56,7 @@ class Request:
 
 @dataclass
 class Proxy:
-    """Where clients go; `server` is the real one."""
+    """The proxy that clients connect to; `server` is the real server."""
 
     server: tuple[str, int]
     faults: list[Fault] = field(default_factory=list)
@@ -77,7 +77,7 @@ class Proxy:
     late: list[Request] = field(default_factory=list)
 
     def carry_out(self, request: Request) -> tuple[int, list[tuple[str, str]], bytes]:
-        """What the server answers to a request."""
+        """Return the server's answer to a request."""
         if self.refuses is None:
             return self._ask(request)
         with self.turn:
@@ -138,7 +138,7 @@ class Proxy:
 def _handler(proxy: Proxy) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
-        # What is written is sent at once.
+        # Writes are sent at once.
         disable_nagle_algorithm = True
 
         def log_message(self, *args: Any) -> None:

@@ -350,7 +350,7 @@ def test_mode_rplus_refuses_what_it_cannot_write(tmp_path: pathlib.Path) -> None
         info = zipfile.ZipInfo("a.memmap")
         info.extra = struct.pack("<2H", 0x7777, 1 + (-offset - 1) % 4) + bytes(1 + (-offset - 1) % 4)
         file.writestr(info, (tmp_path / "folder" / "a.memmap").read_bytes())
-    # What other tools wrote is loaded, by a copy where it is not aligned.
+    # Archives of other tools load; unaligned tensors are copied.
     assert_same(TensorDict.load_memmap(tmp_path / "plain.zip"), make())
     with pytest.raises(SaveError, match="not aligned"):
         TensorDict.load_memmap(tmp_path / "plain.zip", mode="r+")

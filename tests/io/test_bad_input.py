@@ -372,7 +372,7 @@ def test_file_in_the_way(tmp_path: pathlib.Path) -> None:
 
 
 def test_without_permission(tmp_path: pathlib.Path) -> None:
-    """What a user who may not write meets: refusals when saving, private maps when loading."""
+    """A user without write permission: saving is refused, loading gives private maps."""
     program = f"""
 import os, torch
 from tensordict import TensorDict

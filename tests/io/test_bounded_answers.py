@@ -21,7 +21,7 @@ from tensordict.io.remote.urls import Remote
 pytestmark = pytest.mark.filterwarnings("ignore:Sending a large body directly:ResourceWarning")
 Answer = Callable[[str, str], "bytes | None"]
 Group = tuple[Remote, Proxy, str]
-# What may be under way in buffers when a client hangs up.
+# Bytes that buffers may hold when a client hangs up.
 SLACK = 32 << 20
 # So much is read where no range is asked for.
 LONGEST = 64 << 20

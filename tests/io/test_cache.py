@@ -1,4 +1,4 @@
-"""Caches of what is behind URLs, in folders that other users or other programs have touched."""
+"""Caches of remote files, in folders that other users or programs have changed."""
 
 from __future__ import annotations
 

@@ -102,7 +102,7 @@ def test_processes_at_one_url(bucket: Bucket) -> None:
 
 
 def _save_in_threads(url: str, count: int) -> list[tuple[int, str]]:
-    """What becomes of saves in so many threads that begin together: their values, and what each was told."""
+    """Save in this many threads at once; return each value with the error that its thread got."""
     ready, outcomes = threading.Barrier(count), list[tuple[int, str]]()
 
     def save(value: int) -> None:

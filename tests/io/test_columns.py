@@ -74,7 +74,7 @@ STACKS: dict[str, Callable[[], Any]] = {
         lambda n: TensorDict({"_stack": torch.rand(n), "shape": torch.rand(2), "_names": {"_stack": torch.rand(n)}})
     ),
     "inside": lambda: TensorDict({"l": rows(row), "q": torch.ones(4)}, [4]),
-    # What is no column for each key is stored member by member.
+    # Entries without one column for each key are stored member by member.
     "different keys": lambda: rows(lambda n: TensorDict({f"k{n}": torch.rand(n), "a": torch.rand(n)})),
     "numbers of dims": lambda: rows(lambda n: TensorDict(a=torch.rand(n, *[1] * (n % 2)))),
     "different dtypes": lambda: rows(lambda n: TensorDict(a=torch.rand(n).half() if n == 3 else torch.rand(n))),

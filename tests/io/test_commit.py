@@ -590,7 +590,7 @@ def test_a_save_that_is_replaced_in_every_read(tmp_path: pathlib.Path) -> None:
 
 
 def test_a_reader_waits_for_a_folder_that_is_away(tmp_path: pathlib.Path) -> None:
-    """Where folders cannot be exchanged, the old one is aside for a moment."""
+    """Without an atomic exchange, the old folder is moved aside for a moment."""
     root, aside = tmp_path / "saved", tmp_path / ".saved.tensordict-old"
     make().memmap(root)
     root.rename(aside)

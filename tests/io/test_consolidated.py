@@ -293,7 +293,7 @@ def test_file_and_back(tmp_path: pathlib.Path, num_threads: int, use_buffer: boo
     assert again.is_consolidated()
     assert not again.is_locked
     assert (again["rows"] + again["twice"]).size(0) == 2
-    # What is written to the result of saving is in the file, unless there is a buffer; loaded ones copy on write.
+    # Writes to the saved container reach the file, unless it has a buffer; loaded ones copy on write.
     saved["float32"].fill_(9)
     again["float64"].fill_(9)
     fresh = TensorDict.from_consolidated(path)
@@ -350,7 +350,7 @@ def test_the_old_file_stays_until_the_new_one_is_there(tmp_path: pathlib.Path, m
     assert os.listdir(tmp_path) == ["x"]
     monkeypatch.undo()
     TensorDict(a=torch.zeros(10)).consolidate(path)
-    # Who has the old file mapped keeps it.
+    # Processes that mapped the old file keep it.
     assert old["a"].sum() == 1000
     assert from_consolidated(path)["a"].tolist() == [0] * 10
 
@@ -465,7 +465,7 @@ def test_mutated_files_give_a_container_or_an_error_of_ours(
     changed = bytearray(sound())
     described = changed.index(consolidated.MAGIC)
     for _ in range(data.draw(st.integers(1, 4))):
-        # What describes the tensors is changed more often than they are.
+        # The descriptions are changed more often than the tensors.
         position = data.draw(
             st.integers(0, len(changed) - 1)
             | st.integers(max(0, min(described - 3000, len(changed) - 1)), len(changed) - 1)

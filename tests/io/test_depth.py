@@ -225,7 +225,7 @@ def test_an_archive_that_is_deeper_is_unpacked_and_not_loaded(
     unpack_memmap(tmp_path / "x.tdz", tmp_path / "x")
     with pytest.raises(SaveError, match="at most 100"):
         load_memmap(tmp_path / "x")
-    # What is in a folder of a save is a save of its own.
+    # A subfolder of a save is itself a save.
     assert innermost(load_memmap(tmp_path / "x" / "n"))[1] == MAX_LEVELS
 
 

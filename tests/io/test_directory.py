@@ -463,7 +463,7 @@ def test_ragged_entries_that_are_refused(tmp_path: pathlib.Path) -> None:
             saved.make_memmap(key, shape, dtype=torch.int64 if key == "x.shape" else None)
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
     assert [row.tolist() for row in saved["x"].unbind()] == [[0], [0, 0], [4, 4, 4]]
-    # What a call that was killed has left is taken.
+    # The next call reuses the files of a killed one.
     (tmp_path / "z.shape.memmap").write_bytes(files.to_bytes(table))
     assert len(saved.make_memmap("z", table).unbind()) == 3
 

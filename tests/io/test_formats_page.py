@@ -244,7 +244,7 @@ def test_stored_entries_of_archives_are_aligned(tmp_path: Path) -> None:
 
 
 def without_ragged_stacks(td: TensorDict) -> TensorDict:
-    """What stores of arrays have a form for."""
+    """Content that array stores can hold."""
     return td.exclude("few", "even", "scale")
 
 
@@ -303,7 +303,7 @@ def test_redis() -> None:
 
 EXPECTED = json.loads((SAMPLES / "expected.json").read_text())
 READERS = {".tdz": lambda path: reader.read_folder(reader.Archive(path)), ".consolidated": reader.read_consolidated}
-# Pickled values, and HDF5 without any attribute, are no matter of the page.
+# The page does not cover pickled values and HDF5 without attributes.
 READABLE = [name for name in EXPECTED if name not in ("pickled", "simple.h5") and (SAMPLES / "samples" / name).exists()]
 
 

@@ -338,7 +338,7 @@ def test_damaged_saves_are_refused_or_load(name: str, data: st.DataObject) -> No
 @settings(max_examples=2 * settings().max_examples)
 @given(data=st.data())
 def test_damaged_saves_are_replaced_without_loss(data: st.DataObject) -> None:
-    """Whatever lies at a path, a save over it works or is refused, and takes nothing that is the caller's."""
+    """A save over any files works or is refused, and never removes the caller's files."""
     files = saved("directory")
     for _ in range(data.draw(st.integers(1, 3))):
         change(data, files)
@@ -374,7 +374,7 @@ class Worker:
         self.process: subprocess.Popen[str] | None = None
 
     def ask(self, path: pathlib.Path) -> str:
-        """What becomes of reading a file."""
+        """Read a file and return the outcome."""
         if self.process is None:
             program = pathlib.Path(__file__).with_name("touching.py")
             self.process = subprocess.Popen(

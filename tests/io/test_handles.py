@@ -36,7 +36,7 @@ def pickle_for_process(value: object) -> bytes:
 
 
 DUMPS = {"pickle": pickle.dumps, "for another process": pickle_for_process}
-# What is pickled of a mapped container.
+# Return the pickled handles of a mapped container.
 PARTS: dict[str, Callable[[Any], Any]] = {
     "container": lambda td: td,
     "tensor": lambda td: td["a"],

@@ -447,7 +447,7 @@ def test_modes(path: str, tmp_path: pathlib.Path) -> None:
         with pytest.raises(error):
             PersistentTensorDict(**wrong)
     with h5py.File(path, "r+"):
-        pass  # Whatever failed has closed the file.
+        pass  # A failed call has closed the file.
 
 
 def test_locking(source: TensorDict, path: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""What the kernel says of memory: without it, results are the same."""
+"""The kernel's information about memory: without it, results are the same."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def path(tmp_path: pathlib.Path) -> pathlib.Path:
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What the kernel is asked for by way of /proc and of the C library."""
+    """Queries to the kernel, through /proc and the C library."""
     found: list[str] = []
 
     def noting(original: Any) -> Any:

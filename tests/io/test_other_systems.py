@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-# What macOS lacks, and what Windows does.
+# Modules and functions that macOS and Windows lack.
 MACOS = [
     "memfd_create", "posix_fadvise", "copy_file_range", "pidfd_open", "sched_getaffinity",
     "sched_setaffinity", "preadv", "pwritev",

@@ -66,7 +66,7 @@ def test_a_url_is_no_folder(name: str, tmp_path: pathlib.Path, monkeypatch: pyte
         with pytest.raises(SaveError, match=rf"URL \({scheme.replace('+', '.')}:\)"):
             CALLS[name](url)
     for url in ("s3://bucket/x", "https://host/x", "file:///x"):
-        # What `pathlib` leaves of it.
+        # The path as `pathlib` normalises it.
         with pytest.raises(SaveError, match="URL"):
             CALLS[name](pathlib.Path(url))
     with pytest.raises(SaveError, match="URL"):

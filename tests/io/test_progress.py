@@ -41,7 +41,7 @@ def make() -> TensorDict:
 
 @pytest.fixture
 def bars(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What the bars say that were shown, as if somebody watched for long."""
+    """Return the texts of the bars, as if somebody watched for long."""
     shown: list[str] = []
     real = Progress._show
 
@@ -55,7 +55,7 @@ def bars(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return shown
 
 
-# Whether what is called is only to be there for a test.
+# Return whether the callable exists only for a test.
 _preparing: list[bool] = []
 
 
@@ -270,7 +270,7 @@ def test_on_a_real_terminal(tmp_path: pathlib.Path) -> None:
             while part := os.read(ours, 65536):
                 output += part
         except OSError:
-            pass  # The way in which Linux says that the other end of a terminal is closed.
+            pass  # Linux reports with this error that the other end of a terminal is closed.
     os.close(ours)
     assert process.returncode == 0 and b"saving: 100%" in output
     piped = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True)

@@ -584,7 +584,7 @@ def test_a_folder_is_uploaded_between_its_claim_and_its_meta(bucket: Bucket) -> 
 
 
 class AnsweredError(Exception):
-    """What a library of HTTP raises."""
+    """An error of an HTTP library."""
 
     def __init__(self, status: int) -> None:
         self.status = status
@@ -643,7 +643,7 @@ def test_a_zarr_group_at_a_url_is_read_in_its_place_and_not_through_a_cache(tmp_
     make().to_zarr(url).close()
     with load(url, cache_dir=tmp_path) as data:
         assert data["a"].tolist() == [0, 1, 2]
-        # Read when it is used, as it is then.
+        # The value is read at each use.
         TensorDict.from_zarr(url, mode="r+").set_("a", torch.full((3,), 7))
         assert data["a"].tolist() == [7, 7, 7]
     assert os.listdir(tmp_path) == []

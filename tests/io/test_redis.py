@@ -65,7 +65,7 @@ def test_a_container_of_100_leaves_is_one_request(where: dict[str, Any], monkeyp
     td["text"], td["list"] = "a text", NonTensorStack(*"abcdefgh")
     store = td.to_store(**where)
     row, index = td[3].clone(), torch.tensor([6, 1, 6])
-    # What is there of values is read before they are replaced.
+    # Old values are read before they are replaced.
     assert requests(monkeypatch, lambda: store.update(td)) == 2
     assert requests(monkeypatch, lambda: store.update(td.exclude("text", "list"))) == 1
     assert requests(monkeypatch, lambda: store.to_tensordict()) == 1
@@ -314,7 +314,7 @@ def test_tensorclasses(where: dict[str, Any], raw: redis.Redis) -> None:
     assert type(store) is type(found) is Sample and found[1].label == "l"
     plain = TensorDict(x=torch.ones(3), label="l").to_store(**where)
     assert type(again(plain, tensorclass_cls=Sample)) is Sample
-    # Nothing is imported because of what is on a server.
+    # Content of a server never causes an import.
     raw.set(base(found) + "__tensorclass__", "antigravity.Item")
     with pytest.raises(NotImplementedError, match="antigravity.Item"):
         TensorDictStore.from_store(td_id=store.td_id, **where)

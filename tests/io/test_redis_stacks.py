@@ -313,7 +313,7 @@ def test_a_write_whose_answer_is_lost_is_sent_again(where: dict[str, Any], monke
             target[3].update({"first": torch.ones(2), "note": "alone"})
             target["n"] = lazy_stack([TensorDict(q=torch.ones(at)) for at in range(4)])
     assert_same(again(store), stack)
-    # Another one came first: that is no answer of one's own.
+    # Another client came first: its answer does not count.
     other = again(store)
     other[1]["a"], first = torch.ones(3), store._entries.server
     monkeypatch.setattr(first, "known", lambda path: first._metas[path])

@@ -52,7 +52,7 @@ def test_reference_reads_ours(reference: Reference, tmp_path: pathlib.Path) -> N
     entries["empty"] = torch.zeros(2, 0)
     entries["inner"] = {"x y": {"deep": torch.arange(2)}, "none": {}}
     td = TensorDict(entries, [2], names=["time"])
-    # What the reference cannot read, beside the rest, which it must.
+    # Entries that the reference cannot read, beside entries that it must read.
     td["eight"] = torch.ones(2).to(torch.float8_e5m2)
     td["shape"] = torch.ones(2)
     td.memmap(tmp_path, num_threads=2)

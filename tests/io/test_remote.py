@@ -312,7 +312,7 @@ def test_a_cache_evicts_what_was_not_used_for_longest(bucket: Bucket, tmp_path: 
     cache = RemoteCache(tmp_path, max_bytes=18 * LARGE)
     loaded = [load(f"{url}/{number}.tdz", storage_options=options, cache_dir=cache) for number in (0, 1, 0, 2)]
     assert 0 < cache.nbytes <= 18 * LARGE
-    # What is mapped stays.
+    # Mapped files stay.
     assert [int(td["a"][5]) for td in loaded] == [0, 1, 0, 2]
     for number, fetched in ((0, False), (2, False), (1, True)):
         proxy.clear()
@@ -367,7 +367,7 @@ def test_a_copy_that_was_evicted_while_it_is_held(tmp_path: pathlib.Path) -> Non
 
 
 def seen(url: str, options: Any) -> Any:
-    """What a reader sees: the value of a container of `make`, or `None`."""
+    """Return the value that a reader sees in a container of `make`, or `None`."""
     try:
         td = load(url, storage_options=options)
     except FileNotFoundError:
@@ -463,7 +463,7 @@ def test_replacing_needs_to_be_asked_for(base: str) -> None:
         "x/meta.json",
         "x/own.txt",
     ]
-    # What is no save of the same kind is not replaced at all.
+    # Only a save of the same kind is replaced.
     for overwrite in (False, True):
         with pytest.raises(SaveError, match="a file at .* which this cannot replace"):
             make().save(f"{base}/x.tdz", archive=False, overwrite=overwrite)
@@ -550,7 +550,7 @@ def test_what_has_no_files_at_a_url(base: str) -> None:
         tensordict.pack_memmap("x", f"{base}/x.tdz")
     future = make(5).save(f"{base}/x", return_early=True)
     assert same(future.result(), make(5)) and seen(f"{base}/x", None) == 5
-    # What is mapped from elsewhere is copied.
+    # Tensors that are mapped from another file are copied.
     again = load(f"{base}/x")
     again.save(f"{base}/y.tdz")
     make(6).memmap().save(f"{base}/z")
@@ -719,7 +719,7 @@ def test_reports(base: str, tmp_path: pathlib.Path, capsys: pytest.CaptureFixtur
     assert f"{base}/x.tdz" in page.read_text()
     assert main(["report", f"{base}/nothing", "-o", str(page)]) == 2
     assert f"{base}/nothing" in capsys.readouterr().err
-    # What is broken is said on the page.
+    # The page lists broken entries.
     with Remote(f"{base}/x")._fs.open(Remote(f"{base}/x")._path("x.memmap"), "wb") as file:
         file.write(b"short")
     assert main(["report", f"{base}/x", "-o", str(page)]) == 1

@@ -76,7 +76,7 @@ def schema_of(td: TensorDict) -> dict[Any, Any]:
 
 
 def opened(place: str, td: TensorDict, folder: pathlib.Path, **options: Any) -> TensorDict:
-    """What the call gives, as it is in memory."""
+    """Return the result of the call in memory."""
     name, call, _ = PLACES[place]
     made = call(td, folder / name, **options)
     result = made.to_tensordict()

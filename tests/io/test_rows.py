@@ -193,7 +193,7 @@ def test_maps_come_while_rows_are_read(saves: Path, data: TensorDict, monkeypatc
     td = opened(saves, "archive")
 
     class Growing(dict[int, int]):
-        """Gets one more as soon as it is looked through, as by another thread."""
+        """Grows by one item while it is iterated, as if another thread added it."""
 
         def items(self) -> Any:
             for item in super().items():

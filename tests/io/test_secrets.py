@@ -1,4 +1,4 @@
-"""Passwords, signatures and keys: neither in what is shown nor in what is written nor in pickles."""
+"""Passwords, signatures and keys appear in no output, no file and no pickle."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ def disk(tmp_path: pathlib.Path) -> Iterator[pathlib.Path]:
     try:
         yield folder
     finally:
-        # What is mapped still keeps it busy.
+        # A remaining map keeps it busy.
         subprocess.run(["umount", "--lazy", str(folder)], check=True)
 
 
@@ -109,7 +109,7 @@ def test_a_full_disk_is_an_error_and_nothing_is_written(write: str, disk: pathli
 
 
 def test_a_file_system_that_cannot_reserve(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The free space is compared with what is written."""
+    """The free space is compared with the written bytes."""
     monkeypatch.setattr(system, "_FALLOCATE", "")
     store = ROW.expand(64).memmap_like(tmp_path / "store", preallocate=True)
     assert sparse(tmp_path / "store" / "a.memmap")
@@ -121,7 +121,7 @@ def test_a_file_system_that_cannot_reserve(tmp_path: pathlib.Path, monkeypatch: 
 
 
 def test_a_file_that_was_replaced(disk: pathlib.Path) -> None:
-    """It has no name any more by which blocks could be asked for."""
+    """Its name is gone, so blocks cannot be requested by it."""
     store = ROW.expand(ROWS).memmap_like(disk / "store", preallocate=False)
     os.replace(disk / "store" / "a.memmap", disk / "elsewhere")
     store[1] = ROW

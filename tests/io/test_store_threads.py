@@ -66,7 +66,7 @@ def test_threads_share_a_store(tmp_path: pathlib.Path, kind: str) -> None:
 
 def test_a_draft_is_begun_while_others_are_looked_through(tmp_path: pathlib.Path) -> None:
     class Growing(dict[str, Any]):
-        """Gets one more as soon as it is looked through, as by another thread."""
+        """Grows by one item while it is iterated, as if another thread added it."""
 
         def __iter__(self) -> Any:
             for item in super().__iter__():

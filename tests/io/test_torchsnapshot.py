@@ -16,7 +16,7 @@ from tensordict import MemmapTensor, TensorDict
 from tensordict.prototype import tensorclass
 
 with warnings.catch_warnings():
-    # Of its own import, and of what it calls, which has been deprecated since its last release.
+    # Its import and its calls use functions deprecated since its last release.
     warnings.simplefilter("ignore")
     import torchsnapshot
     from torchsnapshot import Snapshot

@@ -37,7 +37,7 @@ def assert_saved(file: File, path: pathlib.Path, value: int) -> None:
     assert os.listdir(path.parent) == [path.name]
 
 
-# How many changes there are at least. Fewer would mean that the children are no longer killed where it matters.
+# The least number of changes. With fewer, the children would not be killed where it matters.
 KILLED = {
     "new path": 25,
     **dict.fromkeys(("over", "no exchange", "durable"), 40),

@@ -1,4 +1,4 @@
-"""The directory format for what is no plain dict of tensors: values, lazy stacks, tensorclasses, unbatched tensors."""
+"""The directory format of values, lazy stacks, tensorclasses and unbatched tensors."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ def test_sample_with_a_pickle() -> None:
     td = TensorDict.load_memmap(folder, allow_pickle=True)
     check(td, EXPECTED["pickled"])
     assert td["cls"] is torch.nn.Linear
-    # What is not asked for is not unpickled.
+    # Only requested entries are unpickled.
     assert list(TensorDict.load_memmap(folder, keys=["t"]).keys()) == ["t"]
 
 
@@ -811,7 +811,7 @@ def test_unsound_structure(tmp_path: pathlib.Path) -> None:
     put(tmp_path / "lazy", LAZY)
     with pytest.raises(SaveError, match="does not add up"):
         TensorDict.load_memmap(tmp_path / "lazy")
-    # A holder whose batch does not begin with that of its container.
+    # A holder whose batch size does not begin with its container's.
     put(tmp_path / "v", {**HOLDER, "data": 1, "_metadata": {"_shape": [3]}})
     put(tmp_path, {**NODE, "v": {"type": "NonTensorData"}})
     with pytest.raises(SaveError, match=r"\[3\] of 'v' does not begin with \[2\]"):

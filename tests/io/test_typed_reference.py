@@ -125,7 +125,7 @@ def test_reference_reads_ours(reference: Reference, tmp_path: pathlib.Path) -> N
             "stack": lazy_stack([TensorDict({"a": torch.ones(i), "v": ("t", i)}) for i in range(2)]),
             "named": LazyStackedTensorDict(*members, stack_dim=1, stack_dim_name="time"),
             "typed": Step(obs=torch.ones(2), batch_size=[2]),
-            # What the reference has not, and must pass over.
+            # Entries that the reference does not know and must skip.
             "unbatched": UnbatchedTensor(torch.ones(5)),
         },
         [2],

@@ -17,7 +17,7 @@ from tensordict.io.remote.urls import Remote
 
 pytest.importorskip("aiohttp")
 CONTENT = bytes(range(256)) * 8
-# What may be under way in buffers when a client hangs up, of an answer of 200 MiB.
+# Bytes that buffers may hold when a client hangs up; the answer has 200 MiB.
 SLACK = 32 << 20
 
 
@@ -177,7 +177,7 @@ def test_redirects_from_a_public_address_stay_on_public_ones(
         Remote(other.url, options).read("old")
     assert web.asked == []
     assert Remote(other.url, options).read("same") == CONTENT
-    # What the caller names itself is read wherever it is.
+    # A path that the caller names is read wherever it lies.
     assert Remote(web.url, options).read("a") == CONTENT
 
 

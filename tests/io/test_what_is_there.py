@@ -1,4 +1,4 @@
-"""What saving does with what is there: each call, over each thing that may lie at its path.
+"""Saving over existing files: each call, over everything that may lie at its path.
 
 A save of the same kind is replaced, by this package or the reference. Nothing else is without `overwrite=True`, and a
 call that is refused or fails leaves everything as it was.
@@ -364,5 +364,5 @@ def test_what_fails_half_way_leaves_what_is_there(
         assert content(path) == before
         assert os.listdir(tmp_path) == ["x"]
         failures += 1
-    # What `memmap_like` opens is not written.
+    # `memmap_like` opens files without writing to them.
     assert failures >= (0 if call is as_zeros and not overwrite else 1)

@@ -177,7 +177,7 @@ def test_ragged_entries(path: str) -> None:
         data["j"] = torch.nested.nested_tensor([torch.ones(1)] * 3, layout=torch.jagged)
         assert data["j"].values().tolist() == [1, 1, 1]
         read = data.to_tensordict()
-        # What was read is nobody else's.
+        # Read tensors are private copies.
         assert read.zero_()["j"].values().tolist() == [0, 0, 0] and data["j"].values().tolist() == [1, 1, 1]
         with pytest.raises(RuntimeError, match=r"'k' has shape .* batch size \[3\]"):
             data["k"] = torch.nested.nested_tensor([torch.ones(1)] * 2, layout=torch.jagged)
@@ -443,7 +443,7 @@ def test_many_nodes_are_opened_by_one_document() -> None:
     assert list(data.keys(True)) == list(td.keys(True))
     assert set(store.reads) <= {"zarr.json", ".zgroup"}
     assert zarr.open_consolidated(store)["n/x"][:].tolist() == [1, 1, 1]
-    # What is written later is seen, by zarr too.
+    # Later writes are visible, to zarr too.
     from_zarr(store, mode="r+")["n", "later"] = torch.zeros(3)
     assert ("n", "later") in from_zarr(store).keys(True) and "later" in zarr.open_group(store, mode="r")["n"]
 

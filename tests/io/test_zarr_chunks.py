@@ -59,7 +59,7 @@ def path(tmp_path: pathlib.Path) -> str:
 
 
 def chunks_of(path: str) -> list[pathlib.Path]:
-    """All chunks of a group in a folder, those of values apart."""
+    """Return the chunks of a group in a folder, without those that hold values."""
     found = [file for file in pathlib.Path(path).rglob("*") if file.is_file() and file.name != "zarr.json"]
     return sorted(file for file in found if "word" not in file.parts)
 

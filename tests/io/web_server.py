@@ -15,10 +15,10 @@ from urllib.parse import unquote, urlsplit
 
 @dataclass
 class Web:
-    """What a server has, and what it was asked."""
+    """The files of a server, and the requests that it got."""
 
     files: dict[str, bytes] = field(default_factory=dict)
-    # Where a path is redirected to.
+    # The target of a redirect.
     redirects: dict[str, str] = field(default_factory=dict)
     # "user:password" that is asked for, and a text that must be in each query.
     login: str = ""

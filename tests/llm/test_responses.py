@@ -18,7 +18,7 @@ from tensordict_cli.runners import main
 EXAMPLE = Path(__file__).parent.parent.parent / "examples" / "ifeval"
 ARGUMENTS = [str(EXAMPLE / "responses.jsonl"), "--prompts", str(EXAMPLE / "prompts.jsonl")]
 
-# Two prompts, of which the first has two instructions.
+# Two prompts; the first has two instructions.
 PROMPTS = [
     {
         "key": 7,

@@ -23,7 +23,7 @@ EXAMPLE = Path(__file__).parent.parent.parent / "examples" / "ifeval"
 
 YES, NO, LOOSELY = (1.0, 1.0), (0.0, 0.0), (0.0, 1.0)
 
-# What each response of the example should get, instruction by instruction, as (strict, loose).
+# Expected results of each response, by instruction, as (strict, loose).
 EXPECTED = {
     # Ten words without a comma.
     1: [YES, YES],

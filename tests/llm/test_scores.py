@@ -392,7 +392,7 @@ SIGNATURES: dict[str, dict[str, Any]] = {
     "from_any": FOUND,
     "from_dataclass": {"dest_cls": None, "as_tensorclass": False, **FOUND},
     "from_h5": {"mode": "r", "auto_batch_size": False, "batch_dims": None, "batch_size": None},
-    # What it does is in tests/parallel/test_distributed.py.
+    # tests/parallel/test_distributed.py tests its behaviour.
     "from_remote_init": {"group": None, "device": None},
     "from_modules": {
         "as_module": False,

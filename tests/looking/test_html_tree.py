@@ -1,4 +1,4 @@
-"""What notebooks show of containers: what is in the tree, how little is read for it, and how it looks in a browser."""
+"""The tree that notebooks show: its content, how little it reads, and its look in a browser."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ PAGE = 4096
 
 
 def opened(td: Any) -> dict[str, str]:
-    """What is seen in each leaf when it is opened: the text, by key."""
+    """Return the text of each opened leaf, by key."""
     root = ElementTree.fromstring(td._repr_html_())
     leaves = [item for item in root.iter("details") if item.get("class") == "td-leaf"]
     return {str(leaf[0][0].text): "\n".join("".join(part.itertext()) for part in leaf[1]) for leaf in leaves}

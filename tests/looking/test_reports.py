@@ -39,7 +39,7 @@ class Step(TensorClass):
 
 
 def container(rows: int = 40) -> TensorDict:
-    """Leaves of several kinds, with what strikes in some of them."""
+    """Leaves of several kinds; some have striking values."""
     obs = torch.linspace(-1, 1, rows * 6).reshape(rows, 6)
     obs[:, 2] = 5
     obs[3, 4] = float("nan")
@@ -96,7 +96,7 @@ def test_every_format(format: str, tmp_path: pathlib.Path) -> None:
     assert "obs: columns that are constant: 1 of 6, [2]" in findings
     assert "obs: columns that are NaN in some rows: 1 of 6, [4]" in findings
     assert "agent.zero: all 80 elements are 0" in findings
-    # Pixels are no columns.
+    # Pixels do not count as columns.
     assert not any(line.startswith("image") for line in findings)
     assert page.html.count("<svg") == 5
     assert page.html.count('src="data:image/png;base64,') == 6 and "… 34 more images" in page.html
@@ -263,7 +263,7 @@ sys.exit(code)
 
 @pytest.mark.parametrize("format", mark_slow(["directory", "h5", "dataset"], keep=["directory", "h5"]))
 def test_memory_does_not_limit_the_size(format: str, tmp_path: pathlib.Path) -> None:
-    """What is mapped is memory of the file, which the system takes back when it needs it."""
+    """Mapped memory belongs to the file, and the system can reclaim it."""
     big = torch.zeros(64, 1 << 20, dtype=torch.uint8)
     path = saved(format, tmp_path, TensorDict({"a": big}, [len(big)]))
     small = saved(format, tmp_path, TensorDict({"a": big[:9]}, [9]))

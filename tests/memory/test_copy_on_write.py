@@ -47,7 +47,7 @@ def is_mapped_again(tensor: torch.Tensor, inode: int) -> bool:
 
 
 def allows_map_files() -> bool:
-    """Whether this process may open what it has mapped."""
+    """Return whether this process may open its own mapped files."""
     names = sorted(os.listdir("/proc/self/map_files"))
     try:
         os.close(os.open(f"/proc/self/map_files/{names[0]}", os.O_RDONLY))
@@ -73,7 +73,7 @@ def read_only(path: pathlib.Path | str) -> tuple[mmap.mmap, int]:
 
 
 def drop_descriptors(inode: int) -> None:
-    """Close those that maps have."""
+    """Close the file descriptors of maps."""
     for name in os.listdir("/proc/self/fd"):
         try:
             if os.stat(f"/proc/self/fd/{name}").st_ino == inode:

@@ -318,7 +318,7 @@ def test_copies(filename: str | None) -> None:
 
 
 def add_one(queue: Any, done: Any, tensor: torch.Tensor | None) -> None:
-    """Runs in another process: adds one to what it is given or receives."""
+    """Runs in another process: adds one to the tensor that it gets or receives."""
     if tensor is None:
         tensor = queue.get(timeout=60)
     assert type(tensor) is MemoryMappedTensor

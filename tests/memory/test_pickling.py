@@ -91,7 +91,7 @@ def test_all_kinds_of_entries(protocol: int) -> None:
     assert type(again.get("own")) is UnbatchedTensor
     assert again.get("own").batch_size == (2,)
     if protocol != 2:
-        # Protocol 2 is that of `torch.save`, whose files know the classes of the package only.
+        # `torch.save` uses protocol 2; its files know the classes of the package only.
         assert type(again["step"]) is Step
 
 

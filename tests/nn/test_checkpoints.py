@@ -1,4 +1,4 @@
-"""Checkpoints of modules: those of the reference load here, and ours load there."""
+"""Checkpoints of modules: the reference's load here, and ours load there."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ from tensordict.nn import (
 )
 from tensordict.nn.distributions import Delta
 
-# What torch says of itself while it compiles.
+# Torch warns about its own code while it compiles.
 pytestmark = [
     pytest.mark.seconds,
     pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning"),

@@ -317,7 +317,7 @@ def test_summed_log_prob_has_the_batch_shape(batch, shape):
     move, word = by_hand(params(), sample)
     expected = move.sum(-1) + word
     with set_composite_lp_aggregate(True):
-        # In a container without batch size, too: its shape is that of the distribution.
+        # In a container without batch size, too: the shape is the distribution's.
         for given in (sample, TensorDict(sample.to_dict())):
             torch.testing.assert_close(dist.log_prob(given), expected if batch else expected.sum(-1))
         assert keys_of(sample) == {"move", ("say", "word")}
@@ -473,7 +473,7 @@ def test_cdf_and_icdf_are_written_into_the_sample():
     torch.testing.assert_close(sample["a", "x_cdf"], dist["a", "x"].cdf(sample["a", "x"]))
     assert dist.icdf(sample) is sample
     torch.testing.assert_close(sample["a", "x_icdf"], sample["a", "x"], atol=1e-4, rtol=1e-4)
-    # Where there is no `_cdf`, the probabilities are in the place of the values.
+    # Without `_cdf`, the probabilities replace the values.
     chances = TensorDict({("a", "x"): torch.full((3,), 0.5)}, [3])
     torch.testing.assert_close(dist.icdf(chances)["a", "x_icdf"], given["a", "x", "loc"])
     for name in ("cdf", "icdf"):

@@ -56,7 +56,7 @@ INTERVALS = [
 
 
 def both(loc, scale, a, b):
-    """Ours and that of scipy."""
+    """Our distribution and scipy's."""
     reference = stats.truncnorm((a - loc) / scale, (b - loc) / scale, loc, scale)
     return TruncatedNormal(double(loc), double(scale), double(a), double(b)), reference
 
@@ -103,7 +103,7 @@ def test_truncated_normal_inverts_itself(interval, dtype):
     x = dist.icdf(chance)
     assert x[0] == interval[2] and x[-1] == interval[3] and (x.diff() >= 0).all()
     assert not x.isnan().any()
-    # What rounding of the values alone does: an ulp times the density.
+    # The effect of rounding the values: an ulp times the density.
     rounding = x.abs().nan_to_num(0, 0, 0) * dist.log_prob(x).exp() * torch.finfo(dtype).eps
     assert ((dist.cdf(x) - chance).abs() <= 4 * rounding + 500 * torch.finfo(dtype).eps).all()
     assert dist.cdf(x.new_tensor(-1e4)) == 0 and dist.cdf(x.new_tensor(1e4)) == 1
@@ -288,7 +288,7 @@ def test_relaxed_samples_of_one_hot(kind):
     assert not dist.has_rsample and drawn.dtype == torch.float
     torch.testing.assert_close(drawn.sum(-1), torch.ones(4000, 1))
     torch.testing.assert_close(drawn.mean(0), dist.probs, atol=0.03, rtol=0)
-    # The gradient is that of the mean of a softmax: up for what is favoured, down for the others.
+    # The gradient equals the softmax mean's: up for the favoured class, down for the others.
     (gradient,) = torch.autograd.grad(drawn[..., 0].mean(), parameter)
     assert gradient[0, 0] > 0 and (gradient[0, 1:] < 0).all()
 

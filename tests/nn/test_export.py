@@ -25,7 +25,7 @@ from tensordict.nn import (
     set_interaction_type,
 )
 
-# What torch says of itself while it exports.
+# Torch warns about its own code while it exports.
 pytestmark = [
     pytest.mark.seconds,
     pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning"),
@@ -153,7 +153,7 @@ def test_a_probabilistic_sequence(strict):
     "make", [Scaled, lambda: EnsembleModule(TensorDictModule(nn.Linear(3, 4), ["obs"], ["action"]), 3)]
 )
 def test_parameters_in_containers_stay_those_of_the_module(make):
-    """Torch puts stand-ins in the place of all parameters while it exports."""
+    """Torch replaces all parameters by stand-ins while it exports."""
     module = TensorDictSequential(make())
     before, obs = dict(module.named_parameters()), torch.randn(5, 3)
     program = exported(module, obs=obs)

@@ -273,7 +273,7 @@ def test_pytree_functions_that_return_parameters_give_parameters():
     assert not any(parameter.requires_grad for parameter in frozen.parameters())
     frozen["new"] = torch.zeros(1)
     assert type(frozen["new"]) is nn.Parameter
-    # Computed tensors are no parameters.
+    # Computed tensors do not count as parameters.
     for function in (torch.detach, torch.clone, torch.zeros_like, lambda leaf: leaf * 2):
         assert type(tree_map(function, params)) is TensorDict
     assert tree_map(lambda leaf: None, params) is None

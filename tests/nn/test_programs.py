@@ -23,7 +23,7 @@ torch.manual_seed(0)
 found = {}
 """
 
-# Each fills `found`, with what JSON can say.
+# Each fills `found` with JSON values.
 PROGRAMS = {
     "interaction types that modules of a sequence see": """
 class Noise(nn.Module):

@@ -15,7 +15,7 @@ from tensordict.nn import TensorDictModule, TensorDictSequential, WrapModule
 
 
 def step(reads, writes):
-    """Writes the sum of what it reads, plus one."""
+    """Writes the sum of its inputs, plus one."""
     writes = [writes] if isinstance(writes, str) else writes
     return TensorDictModule(lambda *args: (sum(args) + 1,) * len(writes), list(reads), writes)
 

@@ -1,4 +1,4 @@
-"""`apply` on whole containers and values: what `is_leaf` says is handed to the function as it is."""
+"""`apply` on whole containers and values: the function gets each leaf of `is_leaf` unchanged."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def made() -> TensorDict:
 
 
 def seen(td: Any, **kwargs: Any) -> list[str]:
-    """The classes of what a function is called on."""
+    """The classes of the arguments of a function."""
     found: list[str] = []
 
     def note(value: Any) -> Any:

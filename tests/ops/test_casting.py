@@ -229,7 +229,7 @@ def test_as_a_context_manager() -> None:
     assert torch.allclose(a, expected)
     assert td["b", "c"] is c
     assert td["new"].dtype == torch.float64
-    # A lossy cast does not cost digits of what was not written.
+    # A lossy cast keeps the digits of unmodified entries.
     exact = a.clone()
     with td.to(torch.int32) as whole:
         whole["b", "c"] += 1
@@ -300,7 +300,7 @@ def test_gradients() -> None:
     grad = td.grad
     assert list(grad.keys(True, True)) == ["a"]
     assert torch.equal(grad["a"], torch.ones(3, 4))
-    # What is computed from a leaf has no gradient, and asking for it is no reason to warn.
+    # A computed tensor has an empty `.grad`; reading it does not warn.
     assert (td.apply(lambda x: x * 2)).grad is None
     detached = td.detach()
     assert not detached.requires_grad

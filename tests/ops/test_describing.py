@@ -1,4 +1,4 @@
-"""`describe`: statistics against those of pandas, dtypes that torch sorts and counts differently, the printed table."""
+"""`describe`: statistics against pandas, dtypes that torch sorts and counts differently, the table."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_a_summary_is_a_container(tmp_path: pathlib.Path) -> None:
     summary.memmap(tmp_path / "summary")
     loaded = TensorDict.load_memmap(tmp_path / "summary")
     assert type(loaded) is TensorDict and (loaded == summary.to_tensordict()).all()
-    # Several in one are no table, and print as any other container.
+    # Several tables in one container print as a plain container.
     assert repr(torch.stack([summary, summary])).startswith("Summary(\n    fields={")
     shown = summary._repr_mimebundle_()
     assert shown["text/plain"] == str(summary)

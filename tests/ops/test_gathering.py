@@ -212,7 +212,7 @@ def test_where_into_out() -> None:
     resized = td.where(mask, 0, out=TensorDict(batch_size=[3]), update_batch_size=True)
     assert resized.batch_size == SIZE
     assert torch.equal(resized["a"], want["a"])
-    # What is replaced need not fit.
+    # Replaced entries need not fit.
     resized = td.where(mask, 0, out=TensorDict(a=torch.zeros(7), batch_size=[7]), update_batch_size=True)
     assert resized.batch_size == SIZE and torch.equal(resized["a"], want["a"])
     other = TensorDict(a=torch.zeros(7), kept=torch.zeros(7), batch_size=[7])

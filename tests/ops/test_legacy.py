@@ -1,4 +1,4 @@
-"""What the shape methods and `torch.stack` give under `set_lazy_legacy(True)`; tests/contract has the rest."""
+"""Shape methods and `torch.stack` under `set_lazy_legacy(True)`; tests/contract has the rest."""
 
 from __future__ import annotations
 
@@ -494,7 +494,7 @@ def test_stack_of_what_cannot_be_stacked() -> None:
 @pytest.mark.parametrize("dim", [0, 1])
 @pytest.mark.parametrize("name", [name for name in STEPS if not name.startswith("squeeze")])
 def test_views_of_a_lazy_stack(dim: int, name: str) -> None:
-    """Whether they are lazy views or lazy stacks of them, what is written reaches the members."""
+    """Writes reach the members of lazy views and of lazy stacks of views."""
     step = STEPS[name]
     items = [item.clone() for item in make().unbind(dim)]
     view = lazily(step, lazy_stack(items, dim))

@@ -71,7 +71,7 @@ def values(dtype: torch.dtype) -> Tensor:
 
 
 def outcome(call: Callable[[], Any]) -> Any:
-    """What a call gives, or the type of what it raises."""
+    """Return the result of a call, or the type of its error."""
     try:
         return call()
     except (RuntimeError, TypeError) as error:
@@ -412,7 +412,7 @@ def test_default_is_refused(two_sets: tuple[TensorDict, TensorDict]) -> None:
     left, right = two_sets
     with pytest.raises(ValueError, match="\"intersection\", got 'union'"):
         left.add(right, default="union")
-    # What only the right side has must fit under the batch size of the left one.
+    # Entries of the right side alone must fit the batch size of the left side.
     with pytest.raises(RuntimeError, match="'q'.*does not begin with the batch size"):
         TensorDict({"a": torch.ones(3, 2)}, [3, 2]).add(TensorDict({"q": torch.ones(3)}, [3]), default=0)
 

@@ -1,4 +1,4 @@
-"""Reductions of what cannot be one tensor: lazy stacks of leaves of unequal shapes, ragged leaves."""
+"""Reductions of lazy stacks with leaves of unequal shapes, and of ragged leaves."""
 
 from __future__ import annotations
 

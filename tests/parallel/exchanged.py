@@ -120,7 +120,7 @@ def _comparable(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def same(left: Any, right: Any) -> bool:
-    """Whether two containers are of one class and have the same content."""
+    """Return whether two containers have the same class and content."""
     if type(left) is not type(right) or left.batch_size != right.batch_size or left.names != right.names:
         return False
     if isinstance(left, LazyStackedTensorDict):
@@ -143,7 +143,7 @@ def same(left: Any, right: Any) -> bool:
 
 
 def holds(td: Any, number: float) -> bool:
-    """Whether the content is that of `plain(number)`."""
+    """Return whether the content equals `plain(number)`."""
     expected = plain(number)
     return all(torch.equal(td[key], expected[key]) for key in expected.keys(True, True))
 

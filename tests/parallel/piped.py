@@ -34,7 +34,7 @@ def set_first(leaf: torch.Tensor, value: float) -> None:
 
 
 def shared_memory() -> int:
-    """How many bytes of shared memory that is no file this process has mapped and touched."""
+    """Return the bytes of anonymous shared memory that this process has touched."""
     with open("/proc/self/status") as status:
         line = next(line for line in status if line.startswith("RssShmem:"))
     return int(line.split()[1]) * 1024

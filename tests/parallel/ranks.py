@@ -26,7 +26,7 @@ class Ranks:
     Args:
         count: how many.
         folder: where they meet.
-        timeout: that of the process group, in seconds.
+        timeout: seconds, of the process group.
     """
 
     def __init__(self, count: int, folder: Any, timeout: float = 60) -> None:
@@ -82,7 +82,7 @@ class Ranks:
             if not good:
                 problems.append(f"rank {rank}: {result}")
         if problems:
-            # What they were about to send to each other is not for the next test.
+            # Messages under way must not reach the next test.
             self.close()
             self._start()
         assert not problems, "\n".join(problems)

@@ -488,7 +488,7 @@ def test_device_meshes(four: Ranks) -> None:
 
 
 def _not_taken(rank: int) -> None:
-    """What one rank cannot take, all hear of."""
+    """An error of one rank is raised on all."""
     count = dist.get_world_size()
     last = count - 1
 

@@ -96,7 +96,7 @@ def test_round_the_ring(ranks: Ranks, route: str) -> None:
 
 
 def _in_place(rank: int) -> None:
-    """What is written to keeps its memory, its names, its lock and what it is to autograd."""
+    """The written container keeps its memory, names, lock and autograd state."""
     if rank == 0:
         TensorDict({"a": torch.full((4,), 2.0, requires_grad=True) * 3, "t": "new"}, [4], names=["x"]).send(1)
         TensorDict({"a": torch.full((4,), 7.0)}).send(1)
@@ -147,7 +147,7 @@ def test_send_ragged(two: Ranks) -> None:
 
 
 def _send_other_form(rank: int) -> None:
-    """What lies in another order, or is a lazy stack on one side only."""
+    """Entries in another order, or in a lazy stack on one side only."""
     pair = [plain(1), plain(2)]
     if rank == 0:
         lazy_stack(pair).send(1)

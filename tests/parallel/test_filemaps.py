@@ -78,7 +78,7 @@ SHARED = [consolidated, open_archive]
 
 
 def replace(path: Path, save: Any) -> None:
-    """Put another file of the same layout in the place of one."""
+    """Replace a file by another one of the same layout."""
     other = path.parent / "other"
     other.mkdir()
     save(nested() + 1, other)
@@ -435,7 +435,7 @@ def test_maps_that_outlive_their_module(monkeypatch: pytest.MonkeyPatch, tmp_pat
     address = tensor.data_ptr()
     known = file_maps._known
     monkeypatch.setattr(file_maps, "_known", None)
-    # What `__del__` raises is a warning, and that an error here.
+    # An exception in `__del__` becomes a warning, and warnings are errors here.
     del tensor
     gc.collect()
     assert address not in known

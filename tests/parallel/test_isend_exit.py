@@ -17,7 +17,7 @@ pytestmark = pytest.mark.seconds
 
 
 def run(how: str, folder: pathlib.Path) -> list[tuple[int, str, str]]:
-    """Exit code, output and errors of the receiver and of the sender."""
+    """Return exit code, output and errors of the receiver and of the sender."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     ranks = [
         subprocess.Popen(

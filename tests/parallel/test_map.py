@@ -49,7 +49,7 @@ def length(chunk: Any) -> torch.Tensor:
 
 
 def facts(chunk: Any) -> TensorDict:
-    """Who worked on a chunk, and with what seeds."""
+    """Return the worker of a chunk, and its seeds."""
     entries = {
         "pid": os.getpid(),
         "threads": torch.get_num_threads(),
@@ -82,7 +82,7 @@ def pool() -> Iterator[Any]:
 
 @pytest.fixture(params=["own", "pool"])
 def by(request: pytest.FixtureRequest) -> dict[str, Any]:
-    """Arguments that name the processes: those of the call, or those of a pool."""
+    """Arguments of the call that start processes, or a pool of processes."""
     return FORK if request.param == "own" else {"pool": request.getfixturevalue("pool")}
 
 
@@ -310,7 +310,7 @@ def test_parts_of_the_container_come_back_as_parts_of_it(kind, method, pool, tmp
         assert piece["again"] is piece["x"]
     joined = td.map(as_it_is, num_chunks=1, **options)
     joined["x"].fill_(-1)
-    assert torch.equal(td["x"], make()["x"][10 - len(td) :])  # What is joined is a copy.
+    assert torch.equal(td["x"], make()["x"][10 - len(td) :])  # A joined result is a copy.
 
 
 def as_it_is(chunk: Any) -> Any:
@@ -570,7 +570,7 @@ def test_an_exception_names_its_chunk(options, pool):
     with pytest.raises(ValueError, match=r"^chunk 2 \(elements 4 to 5 of the dim\): no$") as caught:
         make().map(fail, chunksize=2, **options)
     assert "in fail" in str(caught.value.__cause__) and "chunk 2" in str(caught.value.__cause__)
-    assert len(make().map(plus_one, **options)) == 10  # A pool is as it was.
+    assert len(make().map(plus_one, **options)) == 10  # The pool is unchanged.
 
 
 def test_exceptions_without_a_message_name_their_chunk(by):

@@ -19,7 +19,7 @@ from tensordict import TensorDict
 from tensordict.core.exceptions import OptionError, WorkerError, WorkerTimeoutError
 from tensordict.parallel import workers
 
-# What no test waits for.
+# Seconds; tests end long before.
 LONG = 600
 METHODS = ["fork", "forkserver", "spawn"]
 

@@ -64,7 +64,7 @@ def _awaited(coroutine: Any) -> Any:
     return asyncio.run(main())
 
 
-# What rank 0 does, while rank 1 does not do its part.
+# Calls of rank 0 while rank 1 stays away.
 BETWEEN_TWO: dict[str, Callable[[], Any]] = {
     "send": lambda: _td().send(1),
     "recv": lambda: _td().recv(1),
@@ -78,7 +78,7 @@ BETWEEN_TWO: dict[str, Callable[[], Any]] = {
 
 
 def _over_all(verb: str, rank: int, count: int) -> Any:
-    """What all ranks but rank 1 do."""
+    """Calls of all ranks but rank 1."""
     rows = torch.stack([_td()] * (count - 1)) if rank == 0 else _td()
     parts = [_td()] * count if rank == 0 else None
     calls: dict[str, Callable[[], Any]] = {
@@ -116,7 +116,7 @@ OVER_ALL = [
     "scatter",
     "scatter from it",
 ]
-# What goes from and to one rank only concerns rank 1 and that one.
+# A transfer from or to one rank concerns only rank 1 and that rank.
 BY_PAIRS = ("gather_and_stack", "scatter")
 
 
@@ -236,7 +236,7 @@ def _in_threads(*calls: Callable[[], None]) -> None:
 
 
 def _threads_of_one_tag(rank: int) -> None:
-    """What threads send and receive under one tag may come in any order, but whole."""
+    """Messages of threads under one tag may come in any order, but whole."""
     found: list[int] = []
 
     def send(number: int) -> None:
@@ -330,7 +330,7 @@ def test_cancelled_tasks(two: Ranks) -> None:
 
 
 def _dropped(rank: int) -> None:
-    """What isend gives may be dropped: the tensors stay until they have been sent."""
+    """The result of isend may be dropped: the tensors stay until they are sent."""
     if rank == 0:
         for number in range(1, 5):
             TensorDict({"a": torch.full((2_000_000,), float(number))}).isend(1, return_early=True)
@@ -447,7 +447,7 @@ def test_endless_description(two: Ranks, length: int) -> None:
 
 
 def _mutated(value: Any, random: Random) -> Any:
-    """A JSON value in which something has been replaced."""
+    """Replace a part of a JSON value."""
     if type(value) is dict and value and random.random() < 0.9:
         name = random.choice(list(value))
         other = dict(value)
@@ -485,7 +485,7 @@ def _mutated(value: Any, random: Random) -> Any:
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", ["plain", "unequal", "values", "class", "odd", "ragged"])
 def test_descriptions_that_somebody_has_changed(name: str) -> None:
-    """Whatever comes is an error or a sound container: all tensors lie in the memory that there is."""
+    """Any message gives an error or a sound container: all tensors lie within the received memory."""
     random = Random(name)
     told = json.loads(wire.Package(ragged() if name == "ragged" else kinds()[name], lambda device: "cpu").head)
     sound = 0

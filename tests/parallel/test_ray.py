@@ -99,7 +99,7 @@ def assert_same(found: Any, expected: Any) -> None:
 
 
 def anonymous() -> int:
-    """How many bytes of this process are its own, and not those of a store."""
+    """Return the bytes of this process outside of a store."""
     with open("/proc/self/status") as status:
         return int(next(line for line in status if line.startswith("RssAnon:")).split()[1]) * 1024
 
@@ -248,7 +248,7 @@ def test_actors_and_a_learner(actors: list[Any]) -> None:
         found, loss = ray.get(learner.learn.remote(*rollouts))
         assert found == [(0, 3, "episode 1 of 0"), (1, 4, "episode 1 of 1")]
         losses.append(loss)
-        # What the learner has written to, nobody else sees.
+        # Writes of the learner stay private.
         for seed, reference in enumerate(rollouts):
             assert_same(ray.get(reference).exclude("action"), rollout(seed, 3 + seed))
     assert losses[2] < losses[0]

@@ -109,7 +109,7 @@ class Counted(TensorClass):
         self.x = self.x + 1
 
 
-# A container is a data set as it is.
+# A container works as a data set.
 for batch in DataLoader(TensorDict({"x": torch.zeros(4)}, batch_size=[4]), batch_size=2, shuffle=True):
     _ = batch["x"]
 for batch in DataLoader(Data(x=torch.zeros(4), batch_size=[4]), batch_size=2):

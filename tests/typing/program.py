@@ -45,7 +45,7 @@ OBS, ACTIONS = 4, 2
 
 
 class Step(TensorClass):
-    """What an agent sees and does at one step."""
+    """Observation and action of an agent at one step."""
 
     obs: Tensor
     action: Tensor

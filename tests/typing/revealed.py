@@ -1,4 +1,4 @@
-"""What type checkers in strict mode say the results of this package are, a line each."""
+"""Types that strict type checkers infer for results of this package, one a line."""
 
 from __future__ import annotations
 

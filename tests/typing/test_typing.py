@@ -1,4 +1,4 @@
-"""What mypy and pyright say in strict mode, without plugins.
+"""Results of mypy and pyright in strict mode, without plugins.
 
 Nothing about good.py, revealed.py and program.py, which has to run, too; every mistake of bad.py; and for how many
 public names they know no more than `Any`. Each checker runs once: a start costs ten seconds.
@@ -112,7 +112,7 @@ def mypy_says(
 
 
 def results_of(text: str) -> list[str]:
-    """What the signatures of a revealed function give; the type itself of what is no function."""
+    """Return the result types of a revealed function; any other type is returned unchanged."""
     if not text.startswith(("def ", "Overload(")):
         return [text]
     text = text.removeprefix("Overload(").removesuffix(")") if text.startswith("Overload(") else text
@@ -158,7 +158,7 @@ def test_public_names_say_more_than_any(
 def test_pyright(tmp_path: pathlib.Path) -> None:
     for name in FILES:
         shutil.copy(HERE / name, tmp_path / name)
-    # What mypy is told to ignore, pyright is not.
+    # Lines that mypy ignores still count for pyright.
     config = {"extraPaths": [str(ROOT / "src")], "typeCheckingMode": "strict", "enableTypeIgnoreComments": False}
     (tmp_path / "pyrightconfig.json").write_text(json.dumps(config))
     text = run("pyright", "--pythonpath", sys.executable, "--outputjson", "-p", str(tmp_path), folder=tmp_path)

@@ -1,4 +1,4 @@
-"""What somebody does first with a package that was just installed; run in an environment with nothing else in it."""
+"""First steps with a newly installed package; run in an environment with nothing else in it."""
 
 import importlib.metadata
 import importlib.resources

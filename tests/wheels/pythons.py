@@ -21,7 +21,7 @@ LEFT_OUT = ("clients", "docs", "house", "typing", "wheels")
 ARGUMENTS = [
     "-n", "2", "--dist", "loadfile", "--no-loadscope-reorder", "-q", "-m", "not slow and not reference",
     *(f"--ignore=tests/{folder}" for folder in LEFT_OUT),
-    # What torch says of 3.13.0 alone, wherever something is compiled.
+    # Torch warns about Python 3.13.0 alone, at each compilation.
     "-W", "ignore:Guards may run slower on Python 3.13.0:RuntimeWarning",
 ]  # fmt: skip
 
@@ -56,7 +56,7 @@ def main(wanted: list[str], arguments: list[str]) -> int:
     for version in wanted or interpreters:
         print(f"Python {version}: {interpreters[version]}", flush=True)
         python = environment(interpreters[version], version)
-        # Programs that the package brings, such as `tensordict`, are those of this environment.
+        # Commands of the package, such as `tensordict`, come from this environment.
         variables = {**os.environ, "PATH": f"{python.parent}{os.pathsep}{os.environ['PATH']}"}
         # Compiled files are read and written: torch takes five times as long to import without.
         variables.pop("PYTHONDONTWRITEBYTECODE", None)

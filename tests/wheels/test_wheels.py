@@ -114,7 +114,7 @@ def test_a_free_threaded_python_on_the_path_is_found(tmp_path: Path, monkeypatch
     assert "3.12t" not in now and now[HERE][0] == sys.executable
 
 
-# What torch needs to be imported.
+# Packages that torch imports.
 NEEDED = (
     "torch", "torchgen", "functorch", "numpy", "numpy.libs", "typing_extensions.py", "filelock", "sympy", "mpmath",
     "networkx", "jinja2", "markupsafe", "fsspec", "nvidia", "setuptools",

@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 
 ROOT = Path(__file__).parents[2]
-# The oldest torch that is supported, the one that `make test` has, and the newest ones.
+# The oldest supported torch, the torch of `make test`, and the newest ones.
 VERSIONS = ("2.11", "2.13", "2.14", "2.15")
 TESTS = [
     "tests/contract", "tests/memory", "tests/nn", "tests/parallel",

@@ -25,7 +25,7 @@ class _Tree:
         self.values[np.asarray(index)] = np.asarray(value)
 
     def query(self, left: Any, right: Any) -> Any:
-        """What the elements from `left` up to `right` reduce to; of arrays, one result for each pair."""
+        """Reduce the elements from `left` up to `right`; arrays give one result for each pair."""
         if np.ndim(left) == 0:
             return self.reduce(self.values[int(left) : int(right)], initial=self.neutral)
         return np.array([self.query(*pair) for pair in zip(left, right, strict=True)], self.dtype)

@@ -170,7 +170,7 @@ def saved_twice(record: Record) -> None:
 
 @case
 def of_several_environments(record: Record) -> None:
-    """Storages with a dim of environments beside that of time."""
+    """Storages with a dim of environments beside the time dim."""
     for name, make in CHECKPOINTERS.items():
         torch.manual_seed(0)
         rows = [trajectories(3, 4, 3), trajectories(5, 5)]

@@ -265,7 +265,7 @@ def steppers(record: Record) -> None:
 @case
 def mixed_precision(record: Record) -> None:
     for name, options in {"whole": {}, "half": {"mixed_precision": True, "gradient_accumulation_steps": 2}}.items():
-        # TorchRL cannot average over steps of which only some have a gradient norm.
+        # TorchRL cannot average over steps when only some have a gradient norm.
         made = with_buffer(trainer(frames=80, optim_steps_per_batch=1))
         stepper = MixedPrecisionOptimizationStepper(made.optimizer, **options)
         made.optimization_stepper = stepper

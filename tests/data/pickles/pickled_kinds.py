@@ -92,7 +92,7 @@ def first(td: TensorDict) -> TensorDict:
 
 
 def filled(module: nn.Module) -> nn.Module:
-    """With numbers in the place of what is random."""
+    """Fixed numbers replace random ones."""
     with torch.no_grad():
         for i, parameter in enumerate(module.parameters()):
             parameter.copy_(torch.arange(parameter.numel()).reshape(parameter.shape) / 8 - i)
