@@ -296,7 +296,7 @@ class _ColumnCollector:
             name = column.path[-1]
             if _are_categories(column.dtype, metadata.get(name + CATEGORIES), self.text_categories):
                 column.categories = metadata.pop(name + CATEGORIES)
-            if _is_type(column, metadata.get(name + TYPE)):
+            if _can_have_type(column, metadata.get(name + TYPE)):
                 column.type = metadata.pop(name + TYPE)
 
     def _collect_leaf(self, path: Path, leaf: Tensor) -> None:
@@ -332,8 +332,8 @@ class _ColumnCollector:
         self.columns.append(TableColumn(path, value, batch=list(size[1:])))
 
 
-def _is_type(column: TableColumn, value: Any) -> bool:
-    """Return whether a value names a type that the numbers of a column can stand for."""
+def _can_have_type(column: TableColumn, value: Any) -> bool:
+    """Return whether `value` is the name of a type, and the column may have this type."""
     if type(value) is not str or column.dtype is None:
         return False
     if column.categories is not None:

@@ -159,7 +159,7 @@ class _CsvReader:
             together: read the whole file at once, on all processors.
         """
         self.row = 2 if self.options.header else 1
-        with self._name_errors():
+        with self._name_file_in_errors():
             head = self._open_with_inferred_types(path)
             names = head.schema.names
             if not self.options.header and not self.options.names:
@@ -281,7 +281,7 @@ class _CsvReader:
         )
 
     @contextlib.contextmanager
-    def _name_errors(self) -> Iterator[None]:
+    def _name_file_in_errors(self) -> Iterator[None]:
         """Add the name of the file to errors."""
         try:
             yield

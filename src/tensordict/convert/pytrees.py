@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tensordict.convert.mappings import refuse_exclusive
+from tensordict.convert.mappings import refuse_exclusive_keys
 from tensordict.core import makers, registry
 from tensordict.core import torch_internals as internals
 from tensordict.core.contract import Contract, is_node
@@ -134,7 +134,7 @@ def namedtuple_of(node: Any, dest_cls: Any = None, path: Path = ()) -> Any:
         ValueError: the name of an entry cannot be a field.
         TypeError: the entries are not the fields of `dest_cls`.
     """
-    refuse_exclusive(node, "to_namedtuple")
+    refuse_exclusive_keys(node, "to_namedtuple")
     # Adds the fields of a tensorclass that are `None`, which have no entry.
     layout = getattr(node, "_layout", None)
     fields: dict[str, Any] = dict.fromkeys(layout.names) if layout is not None else {}

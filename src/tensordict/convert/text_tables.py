@@ -162,7 +162,7 @@ def write_text(
 
     def save(local: PathLike) -> None:
         with FileTransaction(
-            local, durable=durable, check=None if overwrite else check or _refuse_content
+            local, durable=durable, check=None if overwrite else check or _refuse_nonempty_file
         ) as transaction:
             with (
                 transaction.new_file(transaction.path) as fd,
@@ -175,6 +175,7 @@ def write_text(
     write_file(path, storage_options, overwrite, save)
 
 
-def _refuse_content(path: str) -> None:
+def _refuse_nonempty_file(path: str) -> None:
+    """Raise if the file at `path` is not empty."""
     if os.path.getsize(path):
         raise SaveError(f"there is a file at {path!r} already: pass overwrite=True to replace it")

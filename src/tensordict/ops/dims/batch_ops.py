@@ -78,7 +78,11 @@ class BatchOp:
         return None
 
     def positions(self, dim: int, count: int) -> Sequence[int] | None:
-        """Return the positions of the members that a lazy stack has after the operation; `None` for all, in order."""
+        """Select the members of a lazy stack that the result consists of.
+
+        Returns:
+            the old position of each member of the result; `None` if the members stay the same, in the same order.
+        """
         return None
 
     def on_stack(self, stack: Any) -> Any:
