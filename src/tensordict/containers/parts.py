@@ -192,7 +192,7 @@ class Parts(Sequence[Any]):
     # the first gather keeps the mapped tensors of a part as arrays of rows. It also locks the part, so that no entry
     # can be replaced. The arrays are dropped together with the part.
 
-    def columns(self, numbers: Sequence[int], loaded: list[Any]) -> list[Columns]:
+    def read_columns(self, numbers: Sequence[int], loaded: list[Any]) -> list[Columns]:
         """Return the arrays of rows of some parts. Adds newly loaded parts to `loaded`, which keeps them alive."""
         known = self._checked
         found = [known[number].columns for number in numbers]
@@ -298,7 +298,7 @@ class RowRequest:
 
     def hold(self) -> None:
         """Keep the memory alive that the rows are read from."""
-        self._columns = self.parts.columns(self.picks.hit, self.loaded)
+        self._columns = self.parts.read_columns(self.picks.hit, self.loaded)
 
     @cached_property
     def pieces(self) -> list[Piece]:

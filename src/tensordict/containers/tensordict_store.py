@@ -127,7 +127,7 @@ class TensorDictStore(PersistentTensorDict):
 
     @property
     def _td_id(self) -> str:
-        # As programs that were written for the reference ask for it.
+        # Programs written for the reference implementation read this private name.
         return self._store.address.td_id
 
     @classmethod
@@ -268,8 +268,8 @@ class TensorDictStore(PersistentTensorDict):
         return result
 
     @classmethod
-    def _zeros(cls, entries: Mapping[Any, tuple[torch.Size, torch.dtype]], size: torch.Size, **kwargs: Any) -> Any:
-        """A container of zeros, which the server makes itself; see `from_schema`."""
+    def _make_zeros(cls, entries: Mapping[Any, tuple[torch.Size, torch.dtype]], size: torch.Size, **kwargs: Any) -> Any:
+        """Make a container of zeros on the server, without sending them; see `from_schema`."""
         self = object.__new__(cls)
         device = kwargs.pop("device", None)
         store = Server(Address.of(**kwargs))

@@ -248,7 +248,7 @@ class FieldWrapper(Wrapper):
         if isinstance(value, (Tensor, Contract)):
             return value
         if (
-            # `numpy.float64` is a subclass of `float`.
+            # A `numpy.float64` is a subclass of both, and counts as a number.
             (isinstance(value, _VALUES) and not isinstance(value, float))
             or (keep and isinstance(value, Mapping))
             or (self._nocast and isinstance(value, (*_NUMBERS, np.ndarray)))

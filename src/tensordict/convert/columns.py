@@ -214,13 +214,13 @@ def _attach_masks(columns: Sequence[TableColumn]) -> list[TableColumn]:
     for mask in sorted(columns, key=lambda column: len(column.path[-1])):
         path = (*mask.path[:-1], mask.path[-1].removesuffix(MASK))
         masked = by_path.get(path)
-        if masked is not None and path not in taken and _is_mask(mask, masked):
+        if masked is not None and path not in taken and _is_mask_of(mask, masked):
             masked.valid = mask.values
             taken.add(mask.path)
     return [column for column in columns if column.path not in taken]
 
 
-def _is_mask(mask: TableColumn, masked: TableColumn) -> bool:
+def _is_mask_of(mask: TableColumn, masked: TableColumn) -> bool:
     """Return whether a column is a mask of the rows, or of the elements, of another column."""
     if mask is masked or mask.dtype is not torch.bool or masked.dtype is None:
         return False

@@ -243,7 +243,7 @@ class _JsonReader:
         # The types of columns whose text Arrow would convert to times.
         self.texts = self.pa.schema([])
 
-    def read_batches(self, path: str, together: bool) -> Iterator[Any]:
+    def read_batches(self, path: str, at_once: bool) -> Iterator[Any]:
         """Yield the record batches of a file, one for about a megabyte of lines."""
         self.row = 1
         with open(path, "rb") as file:

@@ -28,7 +28,11 @@ _NUMBERS = (bool, int, float, complex, np.number, np.bool_)
 
 @dataclass(frozen=True)
 class Registered:
-    """The mark of a node whose type is registered with torch: the type, and the context of its flattened form."""
+    """Marks a level of the tree that was a node of a type registered with torch's pytrees.
+
+    type: the registered type.
+    context: the context that torch returned for the node when it flattened it.
+    """
 
     type: type[Any]
     context: Any

@@ -385,7 +385,7 @@ class Index:
             raise _unsupported_form(f"the index {self.at!r} reaches the ragged dim {ragged} of shape {shape}")
 
     def places(self, leaf: Tensor) -> list[Tensor]:
-        """Return the selected part of each row, as views to write to. The head of the index is not an integer."""
+        """Return views of the selected part of each row, to write to. The index of the rows must not be an integer."""
         rows = leaf.unbind()
         if self._picks_places():
             picked = [items.tolist() for items in self._picks()]

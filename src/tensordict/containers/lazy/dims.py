@@ -113,8 +113,8 @@ class LazyDims(LazyCore):
         if advanced:
             # Torch inserts the dims of index tensors at the first of them if they are adjacent, and in front otherwise.
             # Removing the stack dim from the index can make tensors adjacent.
-            apart = _have_gap(items)
-            if apart and not _have_gap(rest) and _basic_before(rest):
+            apart = _are_tensors_apart(items)
+            if apart and not _are_tensors_apart(rest) and _has_slice_before_tensors(rest):
                 return None
             if apart or advanced[0] < found:
                 before += max(1 if items[i].dtype in _MASKS else items[i].ndim for i in advanced)
@@ -281,14 +281,14 @@ def _check_positions(item: Tensor, count: int, dim: int) -> list[int]:
     return positions
 
 
-def _have_gap(items: list[Any]) -> bool:
+def _are_tensors_apart(items: list[Any]) -> bool:
     """Return whether the tensors of an index are separated by slices or `None`."""
     kinds = [isinstance(item, Tensor) for item in items if not isinstance(item, int)]
     first, last = kinds.index(True), len(kinds) - 1 - kinds[::-1].index(True)
     return not all(kinds[first:last])
 
 
-def _basic_before(items: list[Any]) -> bool:
+def _has_slice_before_tensors(items: list[Any]) -> bool:
     """Return whether a slice or `None` comes before the first tensor of an index."""
     for item in items:
         if isinstance(item, Tensor):

@@ -22,10 +22,10 @@ from tensordict.core.shapes import (
     as_new_dim,
     as_size,
     expand_size,
+    find_swapped_pair,
     infer_shape,
     move_dims,
     permutation,
-    swapped_pair,
 )
 from tensordict.ops.dims import batch_ops
 from tensordict.ops.dims.batch_ops import BatchOp
@@ -241,7 +241,7 @@ class Shape(Sizing):
         return self._permute(permutation(as_ints(args, dims, "order"), len(self._batch_size)))
 
     def _permute(self, order: tuple[int, ...]) -> Self:
-        pair = swapped_pair(order)
+        pair = find_swapped_pair(order)
         if pair is None and order == tuple(range(len(order))):
             return self._return_self()
         old = self._batch_size
