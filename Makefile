@@ -10,7 +10,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK = 1
 # Client libraries are compiled as they are imported first, and that is kept.
 export PYTHONDONTWRITEBYTECODE =
 
-.PHONY: help demo demo-rl docs test redis chromium test-slow test-pythons test-torches test-clients test-clients-slow differ lint \
+.PHONY: help demo demo-rl docs test test-fast redis chromium test-slow test-pythons test-torches test-clients test-clients-slow differ lint \
 	format bench bench-keep bench-compare bench-clients
 .DEFAULT_GOAL := help
 
@@ -19,6 +19,7 @@ help:
 	@echo "make demo-rl        train an agent with TorchRL (at most two minutes)"
 	@echo "make docs           build the documentation site in build/docs (its first page: build/docs/index.html)"
 	@echo "make test           run the tests;                choose with TESTS='-k index'"
+	@echo "make test-fast      run the tests that need torch alone, in about two minutes; it takes TESTS, too"
 	@echo "make test-slow      run the tests that take minutes, which make test leaves out"
 	@echo "make test-wheels    install the wheel, with all it needs, into clean environments of every Python that is found"
 	@echo "make test-pythons   run the tests with every Python that is found; choose with PYTHONS='3.10 3.14'"
@@ -49,6 +50,15 @@ docs: .venv/installed
 # The tests of both directions of the disk formats need the reference beside us, those of containers on servers a server.
 test: .venv/installed .venv-reference/installed .venv-mds/installed redis chromium
 	.venv/bin/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder $(TESTS)
+
+# Tests that need torch alone, in an environment that has torch, numpy and pytest: the contract of all containers in
+# memory, and the files of these rooms. Kinds of containers whose library is missing are skipped.
+FAST = contract core memory/test_pickling.py nn ops $(addprefix containers/test_,\
+	concatenated.py lazy_stacks.py nontensor.py parsing.py tensorclass.py unbatched.py uneven_stacks.py)
+NOT_FAST = core/test_torch_internals.py nn/test_distributions.py
+test-fast: .venv-fast/installed
+	.venv-fast/bin/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -q \
+		-m "not slow and not seconds and not reference" $(NOT_FAST:%=--ignore=tests/%) $(FAST:%=tests/%) $(TESTS)
 
 # Tests marked `slow`: hundreds of rounds of what `make test` runs a few of.
 test-slow: .venv/installed .venv-jupyter/installed chromium
@@ -133,6 +143,12 @@ bench-clients: .venv/installed .venv-clients/installed .venv-clients-reference/i
 .venv/installed: pyproject.toml constraints.txt
 	test -x .venv/bin/python || $(PYTHON) -m venv .venv
 	.venv/bin/python -m pip install --quiet --editable '.[dev]' --constraint constraints.txt
+	touch $@
+
+# Torch, numpy and what runs the tests.
+.venv-fast/installed: pyproject.toml constraints.txt
+	test -x .venv-fast/bin/python || $(PYTHON) -m venv .venv-fast
+	.venv-fast/bin/python -m pip install --quiet --no-compile --editable . pytest pytest-xdist hypothesis --constraint constraints.txt
 	touch $@
 
 # What the demo needs and nothing else. Nothing is compiled ahead, and where Python's own pip can install into another

@@ -20,8 +20,8 @@ from contract.model import Plain
 def _marks(kind: Kind) -> Iterator[pytest.MarkDecorator]:
     if kind.slow:
         yield pytest.mark.slow
-    if kind.lacking:
-        yield pytest.mark.skip(reason=kind.lacking)
+    if kind.reason_to_skip:
+        yield pytest.mark.skip(reason=kind.reason_to_skip)
 
 
 _MARKED = [pytest.param(kind, marks=[*_marks(kind)], id=kind.name) for kind in KINDS]

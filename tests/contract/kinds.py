@@ -7,6 +7,7 @@ class or a name.
 from __future__ import annotations
 
 import functools
+import importlib.util
 import math
 import pathlib
 import shutil
@@ -19,7 +20,6 @@ from typing import Any
 import torch
 
 from contract.model import Path, Plain
-from redis_server import shared_socket
 from tensordict import (
     LazyStackedTensorDict,
     TensorClass,
@@ -55,7 +55,8 @@ class Kind:
     is_module: whether it is a module of torch, too: its state dict, pickle and `repr` are those of one, and its tensors
         are not exchanged for memory-mapped ones.
     slow: whether it is left to `make test-slow`, as others show the same and this one takes a minute.
-    python: the least version of Python for which there is the library that it is over.
+    library: the module that the kind needs beside torch; its tests are skipped where it is not installed.
+    python: the oldest version of Python that this library supports.
     stacked_at: the nested container that is a lazy stack.
     stack_dims: the dims that lazy stacks run over, the outermost first, each of the dims that are left to it.
     """
@@ -79,6 +80,7 @@ class Kind:
     any_names: bool = True
     is_module: bool = False
     slow: bool = False
+    library: str = ""
     python: tuple[int, int] = (3, 10)
     stack_dims: tuple[int, ...] = ()
     stacked_at: Path = ()
@@ -94,10 +96,13 @@ class Kind:
         return count if path[: len(self.stacked_at)] == self.stacked_at else 1
 
     @property
-    def lacking(self) -> str:
-        """Why there is none with this Python; empty where there is."""
-        needed = "what it is over needs Python {}.{}".format(*self.python)
-        return needed if sys.version_info < self.python else ""
+    def reason_to_skip(self) -> str:
+        """Why this process cannot build the kind; empty where it can."""
+        if sys.version_info < self.python:
+            return "{} needs Python {}.{}".format(self.library, *self.python)
+        if self.library and importlib.util.find_spec(self.library) is None:
+            return f"{self.library} is not installed"
+        return ""
 
     @property
     def stacked(self) -> set[int]:
@@ -204,12 +209,20 @@ def build_lazy_cat(plain: Plain, kind: Kind, folder: pathlib.Path) -> Any:
     return lazy_cat([part.clone() for part in dense.split([1, 0, len(dense) - 1], 0)])
 
 
+def start_redis() -> str:
+    """Return the socket of the server that all tests of this process share."""
+    # Imported here, so that the other kinds run where redis is not installed.
+    from redis_server import shared_socket
+
+    return shared_socket()
+
+
 def build_redis(plain: Plain, kind: Kind, folder: pathlib.Path) -> Any:
-    return build_dense(plain, kind, folder).to_store(unix_socket_path=shared_socket())
+    return build_dense(plain, kind, folder).to_store(unix_socket_path=start_redis())
 
 
 def build_redis_lazy(plain: Plain, kind: Kind, folder: pathlib.Path) -> Any:
-    return build_lazy(plain, kind, folder).to_store(unix_socket_path=shared_socket())
+    return build_lazy(plain, kind, folder).to_store(unix_socket_path=start_redis())
 
 
 def build_zarr(plain: Plain, kind: Kind, folder: pathlib.Path) -> Any:
@@ -285,25 +298,34 @@ KINDS: list[Kind] = [
     Kind("lazy-on-device", build_lazy, device="cpu", stack_dims=(0,), **LAZY),
     Kind("lazy-locked", build_lazy_locked, locked=True, stack_dims=(0,), **LAZY),
     Kind("lazy-inside", build_lazy_inside, stack_dims=(0,), stacked_at=("b",), **{**LAZY, "gives_own_class": True}),
-    Kind("h5", build_h5, **VIEWED),
-    Kind("h5-named", build_h5, batch_size=(2, 1, 3), names=("time", "env", "unit"), device="cpu", **VIEWED),
-    Kind("h5-locked", build_h5_locked, locked=True, **VIEWED),
+    Kind("h5", build_h5, library="h5py", **VIEWED),
+    Kind(
+        "h5-named",
+        build_h5,
+        library="h5py",
+        batch_size=(2, 1, 3),
+        names=("time", "env", "unit"),
+        device="cpu",
+        **VIEWED,
+    ),
+    Kind("h5-locked", build_h5_locked, library="h5py", locked=True, **VIEWED),
     Kind("lazy-cat", build_lazy_cat, **CAT),
     Kind("lazy-cat-named", build_lazy_cat, batch_size=(2, 1, 3), names=("time", "env", "unit"), device="cpu", **CAT),
-    Kind("redis", build_redis, **FILE),
-    Kind("redis-lazy", build_redis_lazy, slow=True, stack_dims=(0,), **{**FILE, "keeps_order": True}),
-    Kind("zarr", build_zarr, python=(3, 11), **VIEWED),
+    Kind("redis", build_redis, library="redis", **FILE),
+    Kind("redis-lazy", build_redis_lazy, library="redis", slow=True, stack_dims=(0,), **{**FILE, "keeps_order": True}),
+    Kind("zarr", build_zarr, library="zarr", python=(3, 11), **VIEWED),
     Kind(
         "zarr-named",
         build_zarr,
         slow=True,
+        library="zarr",
         python=(3, 11),
         batch_size=(2, 1, 3),
         names=("time", "env", "unit"),
         device="cpu",
         **VIEWED,
     ),
-    Kind("zarr-locked", build_zarr_locked, slow=True, python=(3, 11), locked=True, **VIEWED),
+    Kind("zarr-locked", build_zarr_locked, slow=True, library="zarr", python=(3, 11), locked=True, **VIEWED),
     Kind("params", build_params, **PARAMS),
     Kind("params-frozen", build_params_frozen, keeps_identity=False, **PARAMS),
     Kind("params-named", build_params, names=("time", "env"), device="cpu", **PARAMS),

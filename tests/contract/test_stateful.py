@@ -298,7 +298,7 @@ def merge(plain: Plain, new: Plain) -> None:
 @pytest.mark.parametrize("programs", [8, pytest.param(60, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
 def test_like_a_plain_dict(kind: Kind, programs: int) -> None:
-    if kind.lacking:
-        pytest.skip(kind.lacking)
+    if kind.reason_to_skip:
+        pytest.skip(kind.reason_to_skip)
     machine = type("Machine", (ContainerMachine,), {"kind": kind})
     run_state_machine_as_test(machine, settings=settings(max_examples=programs, stateful_step_count=25))

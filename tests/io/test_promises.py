@@ -366,7 +366,7 @@ def test_files_of_the_caller_go_back_when_one_cannot_be_moved(
             patched_os.setattr(os, "rename", fail_at_the_third)
             carry(old, new)
 
-    monkeypatch.setattr(commit, "carry", carry_and_fail)
+    monkeypatch.setattr(commit, "carry_over", carry_and_fail)
     with pytest.raises(OSError, match="Input/output"):
         make(5).memmap(root)
     assert moves > 3, "the two that were moved went back"

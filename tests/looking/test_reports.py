@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import pathlib
 import re
@@ -331,7 +332,11 @@ def test_bars_on_standard_error(tmp_path: pathlib.Path, capsys: pytest.CaptureFi
 # --- in a browser -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("two", "dark"), [(False, False), (True, True)], ids=["one-light", "two-dark"])
+@pytest.mark.parametrize(
+    ("two", "dark"),
+    mark_slow(itertools.product([False, True], [False, True]), keep=[(False, False), (True, True)]),
+    ids=["one-light", "one-dark", "two-light", "two-dark"],
+)
 def test_it_is_seen_in_light_and_dark(two: bool, dark: bool, tmp_path: pathlib.Path, picture: Any) -> None:
     other = container(30).set("obs", torch.randn(30, 6, generator=torch.Generator().manual_seed(0)))
     first, second = saved("directory", tmp_path), saved("archive", tmp_path, other)

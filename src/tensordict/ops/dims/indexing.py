@@ -61,7 +61,7 @@ class Indexing(Writing):
         if kind is str:
             try:
                 value = self._entries[index]
-            except KeyError:  # guarded: `_missing` lists the existing names
+            except KeyError:  # guarded: `_make_missing_error` lists the existing names
                 raise self._make_missing_error(index) from None
             # `unwrap_value`, inlined to save the call.
             if type(value) is Tensor or not isinstance(value, Contract) or not value._is_non_tensor:

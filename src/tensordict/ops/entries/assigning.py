@@ -106,7 +106,7 @@ class Assign(Write):
                 if type(current) is not Tensor and isinstance(current, Contract):
                     continue  # An `UnbatchedTensor`, which has no part for the index.
                 if in_store and current.is_nested:
-                    _refuse_stored(current, (*prefix, key))
+                    _refuse_stored_leaf(current, (*prefix, key))
                 try:
                     if basic:
                         # The view has the shape that the item needs, and `copy_` casts the item.
@@ -222,7 +222,7 @@ def refuse_container(item: object, path: Path) -> None:
         raise TypeError(f"entry {joined(path)!r} is a tensor and cannot be assigned a {type(item).__name__}")
 
 
-def _refuse_stored(leaf: Tensor, path: Path) -> None:
+def _refuse_stored_leaf(leaf: Tensor, path: Path) -> None:
     """Raise an error with `path` if a ragged leaf is stored in a file, and so cannot be written row by row."""
     try:
         refuse_stored(leaf)
