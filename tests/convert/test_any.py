@@ -272,7 +272,7 @@ def test_lists_of_unequal_items() -> None:
         ([[{}], []], ValueError, r"empty list input\[1\]"),
         ([{"a": 1}, 3], TypeError, r"input\[1\] is of type int"),
         ([[{"a": 1}, "x"]], TypeError, r"input\[0\]\[1\] is of type str"),
-        ([{"a": 1}, [{"a": 1}]], TypeError, r"input\[0\] is of type dict and input\[1\] a list"),
+        ([{"a": 1}, [{"a": 1}]], TypeError, r"input\[0\] is of type dict, but input\[1\] is a list"),
         ([[{"a": 1}], [{"a": 1}, {"a": 2}]], ValueError, r"input\[0\] and input\[1\] have the lengths \[1\] and \[2\]"),
         ({"a": 1}, TypeError, "reads a list, got dict"),
     ],

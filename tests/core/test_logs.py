@@ -67,7 +67,7 @@ def test_saves_that_were_cut_off(tmp_path: Path, lines: list[str]) -> None:
     commit.put_back(folder)
     assert lines[1:] == [f"INFO a save to {folder!r} was cut off: its old content is put back"]
     os.mkdir(commit.path_beside(folder))
-    commit.clean(folder, sure=True)
+    commit.clean(folder, has_locks=True)
     assert lines[2:] == [f"INFO removing what a save to {folder!r} that was cut off has left beside it"]
 
 

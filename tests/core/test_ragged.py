@@ -386,7 +386,7 @@ def test_writes_that_do_not_fit_change_nothing(kind: str) -> None:
 
 def test_ragged_entries_are_not_allocated_by_parts() -> None:
     td = TensorDict(batch_size=[5])
-    with pytest.raises(RuntimeError, match="entry 'x' is ragged"):
+    with pytest.raises(RuntimeError, match="the ragged entry 'x' does not exist"):
         td[1:3] = TensorDict(x=make("jagged"), batch_size=[5])[1:3]
     assert td.is_empty()
 

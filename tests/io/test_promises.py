@@ -331,7 +331,7 @@ def test_memory_that_others_see_is_never_made_writable(tmp_path: pathlib.Path) -
 
 def test_the_page_names_all_that_the_kernel_is_asked() -> None:
     code = pathlib.Path(kernel.__file__).read_text()
-    page = (DOCS / "security.md").read_text().partition("## What is asked of the kernel")[2]
+    page = (DOCS / "security.md").read_text().partition("## Questions to the kernel about memory")[2]
     calls = set(re.findall(r'_libc\.(\w+)|getattr\(_libc, "(\w+)"', code))
     asked = {name for pair in calls for name in pair if name} | set(re.findall(r"(/proc/self/\w+)", code))
     assert {"mincore", "/proc/self/maps"} <= asked

@@ -691,7 +691,7 @@ def test_bad_arguments():
         td.map(plus_one, out=make(5))
     with pytest.raises(TypeError, match="out is a container, got Tensor"):
         td.map(plus_one, out=torch.zeros(10))
-    with pytest.raises(TypeError, match=r"chunk 0 .*gave a str; map joins"):
+    with pytest.raises(TypeError, match=r"chunk 0 .*returned a str; map joins"):
         td.map(lambda chunk: "text", num_chunks=1, **FORK)
     with pytest.raises(ValueError, match="chunksize and num_chunks"):
         td.map_iter(plus_one, chunksize=2, num_chunks=2)
