@@ -252,7 +252,7 @@ class PersistentTensorDict(StoredContainer):
         unknown = sorted(set(self._list_names()) - cls.__expected_keys__)
         if unknown:
             raise SaveError(f"{joined(self._group.key)!r} is saved as a {name}, which has no fields {unknown}")
-        return cls._wrapping(self)
+        return cls._wrap_container(self)
 
     @classmethod
     def from_dict(  # type: ignore[override]

@@ -126,7 +126,7 @@ class TensorDictStore(PersistentTensorDict):
 
     @property
     def _td_id(self) -> str:
-        # The name that programs for the reference use.
+        # Programs written for the reference implementation read this private name.
         return self._store.address.td_id
 
     @classmethod
@@ -267,7 +267,7 @@ class TensorDictStore(PersistentTensorDict):
         return result
 
     @classmethod
-    def _zeros(cls, entries: Mapping[Any, tuple[torch.Size, torch.dtype]], size: torch.Size, **kwargs: Any) -> Any:
+    def _make_zeros(cls, entries: Mapping[Any, tuple[torch.Size, torch.dtype]], size: torch.Size, **kwargs: Any) -> Any:
         """Create a container of zeros on the server, without sending them; see `from_schema`."""
         self = object.__new__(cls)
         device = kwargs.pop("device", None)

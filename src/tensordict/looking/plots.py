@@ -123,7 +123,7 @@ def _draw_histogram(place: Any, path: Path, node: Any, name: str, bins: int) -> 
     count = math.prod(size for size in shape if type(size) is int and size > 0)
     step = max(1, math.ceil(count / _MOST)) if rows > 1 else 1
     taken = node._index(slice(None, None, step)) if step > 1 else node
-    parts = [ragged.elements(in_memory(leaf)) for leaf in taken._leaves_of(name)]
+    parts = [ragged.pack_elements(in_memory(leaf)) for leaf in taken._leaves_of(name)]
     numbers = np.concatenate([to_numbers(part) for part in parts]) if parts else np.zeros(0)
     sample = select_finite(numbers)
     notes = [f"1 of {step:,} rows"] if step > 1 else []

@@ -83,7 +83,7 @@ def elements_of(tensor: Tensor) -> Tensor | str:
         return why
     if tensor.is_nested:
         # Reading the elements of a ragged tensor with gaps would copy all of it.
-        return ragged.elements(tensor) if ragged.is_compact(tensor) else "its rows do not lie one behind the other"
+        return ragged.pack_elements(tensor) if ragged.is_compact(tensor) else "its rows do not lie one behind the other"
     return tensor
 
 

@@ -226,7 +226,7 @@ class MemoryMappedTensor(Tensor):
         if input.requires_grad:
             raise RuntimeError("a tensor that requires grad cannot be memory-mapped; pass tensor.detach()")
         if ragged.is_ragged(input) and input.layout is torch.strided and shape is None:
-            content = ragged.in_row_order(input) if copy_data else None
+            content = ragged.flatten_in_row_order(input) if copy_data else None
             return _make(ragged.row_sizes(input), input.dtype, filename, existsok, content, False, preallocate)
         check_storable(input)
         if shape is not None:

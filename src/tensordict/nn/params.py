@@ -207,8 +207,8 @@ class TensorDictParams(Wrapper, GivesTensorDicts, nn.Module):  # type: ignore[mi
     # Results computed from parameters are plain containers.
     _make = TensorDict._make  # type: ignore[assignment]
 
-    def _wrapping(self, container: Any) -> Any:  # type: ignore[override]
-        return container if self._kind is None else self._kind._wrapping(container)
+    def _wrap_container(self, container: Any) -> Any:  # type: ignore[override]
+        return container if self._kind is None else self._kind._wrap_container(container)
 
     def _again(self, container: Any) -> Self:
         """Make a `TensorDictParams` over a container with its own leaves."""
@@ -232,7 +232,7 @@ class TensorDictParams(Wrapper, GivesTensorDicts, nn.Module):  # type: ignore[mi
     @property
     def _param_td(self) -> Any:
         """The wrapped container, under a name that TorchRL's tests use."""
-        return self._wrapping(self._tensordict)
+        return self._wrap_container(self._tensordict)
 
     # --- writing ----------------------------------------------------------------------------------------------------
 

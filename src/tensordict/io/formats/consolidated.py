@@ -432,7 +432,7 @@ class _BlockTensors:
             dtype, shape, start, _ = span
             return self.block.tensor(DTYPES[dtype], shape, start)
         if name in self.jagged:
-            return ragged.in_row_order(self.take_ragged(self.jagged[name], key))
+            return ragged.flatten_in_row_order(self.take_ragged(self.jagged[name], key))
         if name.removesuffix(SIZES) in self.jagged:
             return ragged.row_sizes(self.take_ragged(self.jagged[name.removesuffix(SIZES)], key))
         raise SaveError(f"entry {joined(key)!r}: the file has no tensor for it")

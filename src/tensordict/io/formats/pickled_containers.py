@@ -153,7 +153,7 @@ def _read_tensorclass(cls: Any, state: dict[str, Any]) -> Any:
     _check(problem is None, cls, str(problem))
     for name, holder in found.items():
         container._entries[name] = holder
-    return cls._wrapping(container)
+    return cls._wrap_container(container)
 
 
 def _read_typed(cls: Any, state: dict[str, Any]) -> Any:

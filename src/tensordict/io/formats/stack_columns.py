@@ -76,7 +76,7 @@ def split_ragged(leaf: Any) -> tuple[Tensor, Tensor, tuple[int, ...] | None]:
     """Split a ragged leaf or a column into the parts that are stored: its elements, sizes of rows, and row shape."""
     if isinstance(leaf, Column):
         return leaf.flat, leaf.sizes, None
-    return ragged.in_row_order(leaf.detach()), ragged.row_sizes(leaf), ragged.row_form(leaf)
+    return ragged.flatten_in_row_order(leaf.detach()), ragged.row_sizes(leaf), ragged.row_form(leaf)
 
 
 def join_ragged(

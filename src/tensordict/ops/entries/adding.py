@@ -169,7 +169,7 @@ class _NewEntry:
 
     @classmethod
     def of(cls, tensor: Tensor) -> _NewEntry:
-        """Return the elements of a tensor, ragged or not."""
+        """Make an entry from a tensor, which may be ragged."""
         return cls(*split_ragged(tensor)) if is_ragged_leaf(tensor) else cls(tensor)
 
     @property
@@ -178,7 +178,7 @@ class _NewEntry:
         return self.flat.shape if self.sizes is None else Column(self.flat, self.sizes).shape
 
     def spec(self) -> dict[str, Any]:
-        """Return the description of the entry for `meta.json`."""
+        """Describe the entry for `meta.json`: its dtype, its shape and, if it is ragged, the form of its rows."""
         if self.sizes is None:
             return meta.leaf_spec(self.flat.dtype, tuple(self.flat.shape))
         return meta.ragged_spec(self.flat.dtype, tuple(self.sizes.shape), self.row)

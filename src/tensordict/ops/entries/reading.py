@@ -22,7 +22,7 @@ No = Literal[False]
 
 
 class _NoDefault(enum.Enum):
-    """Markers for a default that was not given. Compiled code can pass the members of an enumeration on."""
+    """Markers for a default that was not given. They are an enumeration, because compiled code accepts its members."""
 
     NO_DEFAULT = enum.auto()
     AS_SET = enum.auto()

@@ -113,7 +113,7 @@ def _summarize(node: Contract, quantiles: dict[str, float], path: Path) -> Summa
         try:
             # All members of a lazy stack share one `UnbatchedTensor`.
             leaves = [node._entries[name]] if isinstance(value, Contract) else map(in_memory, node._leaves_of(name))
-            parts = [ragged.elements(leaf) for leaf in leaves]
+            parts = [ragged.pack_elements(leaf) for leaf in leaves]
             entries[name] = make(compute_statistics(parts, quantiles), torch.Size(()), node._device, None)
         except (RuntimeError, TypeError) as error:
             raise named_error(error, inside) from error
