@@ -259,7 +259,7 @@ def region(tmp_path: pathlib.Path) -> Any:
     path.write_bytes(bytes(range(256)) * (LARGE // 256))
     with path.open("rb") as file:
         mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    found = next(one for one in kernel.shared_regions() if one.path == str(path))
+    found = next(one for one in kernel.list_shared_maps() if one.path == str(path))
     return mapped, found
 
 

@@ -275,7 +275,7 @@ class FileTransaction(Transaction):
 
     def _abort(self) -> None:
         super()._abort()
-        # The lock file lies in the folders that were created, so it goes before they can be removed.
+        # Remove the lock file first: it lies in one of the created folders, and only empty folders can be removed.
         self._locks.close()
         self._remove_folders()
 
