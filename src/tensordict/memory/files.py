@@ -29,7 +29,7 @@ SLAB = 8 << 20
 _LARGE = 64 << 20
 # GPU tensors of at least this many bytes go through pinned buffers, which cost more than they save for smaller ones.
 _MIN_STREAMED = 1 << 20
-# Watched content is written in pieces of this size, which stay in the processor's cache until `watch` has read them.
+# Tensors with a `Watch` are written in pieces of this size, which stay in the processor's cache until it has read them.
 _WATCHED = 1 << 20
 
 # A function that receives everything that is written, in order and in pieces, as checksums do; see `write_tensor`.

@@ -73,8 +73,8 @@ def new_rows(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
     return torch.empty(0, dtype=dtype, device="cpu").set_(storage).view(shape)
 
 
-def remember(owner: object, start: int, nbytes: int) -> None:
-    """Register a map, so that rows of plain tensors over it are announced before they are read.
+def register_map(owner: object, start: int, nbytes: int) -> None:
+    """Register a map. Reads of rows of plain tensors over it then tell the kernel in advance which rows they need.
 
     Args:
         owner: the map ends when this object dies.
@@ -164,11 +164,11 @@ def records(leaf: Tensor) -> Values:
 
 
 class Picks:
-    """Rows that are taken of several tensors, in any order.
+    """Rows to read from several tensors, in any order.
 
     Attributes:
-        local: for each row, which one of its tensor it is.
-        hit: the numbers of the tensors that rows are taken of, rising.
+        local: for each row, its position in its tensor.
+        hit: the numbers of the tensors that have some of the rows, in rising order.
         order: the rows by tensor.
         cuts: where the rows of each tensor begin in `order`, and the number of rows.
     """

@@ -181,7 +181,7 @@ def read_prologue(first: Tensor) -> tuple[bytes, int]:
 
 
 class Header:
-    """A received description.
+    """The parsed description of a container, as it was received.
 
     Raises:
         TransferError: the description is inconsistent, or is the refusal of a sender.
@@ -237,7 +237,7 @@ class Header:
         return to_container(restore(self.node, _TensorSource(tensors), _SEPARATOR, value))
 
     def make_holder(self, sent: Any, allow_pickle: bool) -> Any:
-        """Make the holder of one of the values.
+        """Make the container of one received non-tensor value.
 
         Raises:
             SaveError: the description is broken, or the value cannot be loaded.
@@ -291,7 +291,7 @@ class TargetBuffers:
 
     Args:
         header: the received description.
-        sketch: the structure of the container.
+        sketch: the structure and the tensors of the container.
         device_of: returns the device to receive on, for tensors on a type of device.
     """
 

@@ -474,8 +474,8 @@ def _write_and_commit(
             )
             for leaf in leaves
         ]
-        # `write_options` has the number of threads that the caller asked for: without one, a file is not split, because
-        # most file systems do not write one file faster with several threads.
+        # `write_options` has the number of threads that the user chose, and not `threads`. A file is split only if the
+        # user chose a number, because most file systems do not write one file faster with several threads.
         threads = files.choose_threads(options.num_threads, nbytes)
         files.run_all([job for file in leaf_files for job in file.jobs()], threads)
         for leaf, file in zip(leaves, leaf_files, strict=True):

@@ -539,7 +539,7 @@ class FolderTransaction(Transaction):
         with files.naming("replace the folder", self.path):
             commit.swap(beside, real)
         try:
-            commit.carry_over(beside, real)
+            commit.move_foreign_files(beside, real)
         except BaseException:
             commit.swap(beside, real)
             raise
