@@ -22,7 +22,7 @@ from tensordict.core.shapes import as_new_dim, as_size
 from tensordict.io.specification import check_levels, class_name, find_class, is_stored_as_class
 from tensordict.io.stores import entries as stored_entries
 from tensordict.io.stores.array_store import StaleError
-from tensordict.io.stores.entries import noted_class
+from tensordict.io.stores.entries import read_class
 from tensordict.io.stores.redis_stacks import ElementGroup, StackServer
 from tensordict.io.stores.redis_wire import Address
 
@@ -401,7 +401,7 @@ class LazyStackedTensorDictStore(LazyStackedTensorDict):
     def _open_store(cls, store: StackServer, device: Any) -> Any:
         self = object.__new__(cls)
         self._adopt(store, device)
-        name = noted_class(store.element(None))
+        name = read_class(store.element(None))
         return self if name is None else find_class(name)._wrapping(self)
 
     @classmethod
