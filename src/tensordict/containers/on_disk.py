@@ -25,7 +25,7 @@ from tensordict.core.indices import INTEGERS, checked_size, is_basic, leaf_index
 from tensordict.core.keys import Path, joined, path_of
 from tensordict.core.ragged import REFUSALS
 from tensordict.io.stores.array_store import Item, Pick, StaleError
-from tensordict.memory.stored_tensors import SPREAD, Rows, RowsArray, Selection, StoredTensor, in_memory
+from tensordict.memory.stored_tensors import SPREAD, Rows, RowsArray, Selection, StoredTensor, read_stored
 from tensordict.ops.entries.assigning import Assign
 from tensordict.ops.entries.write_plans import Write
 
@@ -49,10 +49,10 @@ class _ReadEntries(EntryStore, MutableMapping[str, Any]):  # guarded: `_get_unre
 
     def __getitem__(self, name: str) -> Any:
         try:
-            return in_memory(self.owner._get_unread(name))
+            return read_stored(self.owner._get_unread(name))
         except StaleError:
             # Another process has replaced the entry since it was looked up.
-            return in_memory(self.owner._get_unread(name))
+            return read_stored(self.owner._get_unread(name))
 
     def __setitem__(self, name: str, value: object) -> None:
         self.owner._write_entries({name: value})
@@ -654,7 +654,7 @@ class _LeafIndex:
         """Read the part of a leaf."""
         if _is_stored_tensor(leaf) and leaf.is_whole() and self.rows is not None:
             return leaf.read_rows(self.rows if leaf.array.spread == SPREAD else self.exact)
-        return in_memory(leaf[self.index])
+        return read_stored(leaf[self.index])
 
     def of(self, leaf: Any, key: Path) -> Any:
         """Return the part of a leaf as a `StoredTensor`. Reads the part of a ragged leaf."""
@@ -698,7 +698,7 @@ def _all_of(shape: tuple[int, ...]) -> Selection:
 def _in_memory(value: Any) -> Any:
     if ragged.is_ragged(value) and hasattr(value, "_name_in_store"):
         return value.detach()
-    return in_memory(value)
+    return read_stored(value)
 
 
 def _is_stored_tensor(value: object) -> bool:

@@ -21,7 +21,7 @@ from tensordict.core.keys import Path, entry_of, joined
 from tensordict.core.locks import Lock
 from tensordict.memory import files
 from tensordict.memory import rows as scattered
-from tensordict.memory.stored_tensors import SPREAD, Selection, StoredTensor, Values, as_tensor, in_memory
+from tensordict.memory.stored_tensors import SPREAD, Selection, StoredTensor, Values, as_tensor, read_stored
 from tensordict.ops.dims.stacking import cat_containers
 
 # The number of a part, the index of some of its rows, and the positions of these rows in the result.
@@ -51,7 +51,7 @@ class Parts(Sequence[Any]):
     # The locked parts refer to this object as if it were the container that locks them.
     _locked = True
     # See `scattered.gather`.
-    missed: int = 0
+    announcements_left: int = 0
     # One weak reference for each part, which is dead until the part has been checked.
     _checked: list[_CheckedPart]
     starts_array: Values
@@ -340,7 +340,7 @@ class RowRequest:
         if any(source is None for source in sources):
             return None
         out = scattered.new_rows((len(self.picks.local), *shape), dtype)
-        self.parts.missed = scattered.gather(sources, self.picks, out, self.parts.missed)
+        self.parts.announcements_left = scattered.gather(sources, self.picks, out, self.parts.announcements_left)
         return out
 
 
@@ -404,7 +404,7 @@ class RowsOfParts:
     def index_part(self, number: int, at: Any) -> Tensor:
         """Index the tensor of one part."""
         leaf: Tensor = self._leaf(number)[2]
-        return in_memory(leaf[at])
+        return read_stored(leaf[at])
 
     def write(self, selection: Selection, values: Any) -> None:
         """Write values into the selected elements."""

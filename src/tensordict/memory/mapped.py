@@ -716,6 +716,7 @@ def _from_bytes(content: bytes, dtype: torch.dtype, shape: Shape) -> MemoryMappe
 
 
 def _nested_bytes(tensor: MemoryMappedTensor, shapes: Tensor) -> bytes:
+    """Return the bytes of all items of a nested tensor, one item after another."""
     flat = torch.empty(0, dtype=tensor.dtype, device="cpu")
     return files.to_bytes(flat.set_(tensor.untyped_storage(), 0, (_nested_numel(shapes),), (1,)))
 

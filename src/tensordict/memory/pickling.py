@@ -154,7 +154,7 @@ def _unbatched_class() -> Any:
 
 
 def _is_tree(value: Contract) -> bool:
-    """Return True if a container consists of its entries, its members or the container that it wraps."""
+    """Return True if it is enough to pickle the entries, the members or the wrapped container of a container."""
     if isinstance(value, Tensor):
         return False
     if value._wrapped_container() is not value:

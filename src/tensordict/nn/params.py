@@ -39,7 +39,7 @@ Convert = Literal["auto", "parameter", "buffer"]
 _CHOICES = ("auto", "parameter", "buffer")
 
 
-class _Registered(MutableMapping[str, Any]):  # guarded: `_path` goes through all names
+class _Registered(MutableMapping[str, Any]):  # guarded: `_path` reads all names
     """The parameters or the other leaves of a container, as the dict of parameters or buffers of a module.
 
     This is a live view: every leaf written to the container is registered at once. Nested keys are joined by dots.
@@ -49,7 +49,7 @@ class _Registered(MutableMapping[str, Any]):  # guarded: `_path` goes through al
         self._container = container
         self._parameters = parameters
 
-    def _collect(self) -> dict[str, Any]:
+    def _collect_leaves(self) -> dict[str, Any]:
         found: dict[str, Any] = {}
         _register(self._container, "", self._parameters, found)
         return found
@@ -71,16 +71,16 @@ class _Registered(MutableMapping[str, Any]):  # guarded: `_path` goes through al
         self._container.del_(self._path(name))
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._collect())
+        return iter(self._collect_leaves())
 
     def __len__(self) -> int:
-        return len(self._collect())
+        return len(self._collect_leaves())
 
     def items(self) -> Any:
-        return self._collect().items()
+        return self._collect_leaves().items()
 
     def values(self) -> Any:
-        return self._collect().values()
+        return self._collect_leaves().values()
 
 
 def _register(container: Any, prefix: str, parameters: bool, found: dict[str, Any]) -> None:

@@ -199,7 +199,10 @@ def _align(nbytes: int) -> int:
 
 
 class _ReferenceDescription:
-    """The description of a container in the JSON of the reference, without the entries that it cannot describe."""
+    """Describes a container in the JSON format that the reference writes, the tensordict package of PyTorch.
+
+    It leaves out entries that this format cannot describe.
+    """
 
     def __init__(self, plan: BlockPlan) -> None:
         self.plan = plan
