@@ -469,7 +469,7 @@ def test_ragged_entries_that_are_refused(tmp_path: pathlib.Path) -> None:
 
 
 def test_storage_of_a_file_that_another_save_has_removed(tmp_path: pathlib.Path) -> None:
-    """So TorchRL's checkpointers give a new shape to what they have written: over the folder of the old save."""
+    """TorchRL's checkpointers save a new shape over the folder of the old save in this way."""
     old = TensorDict().memmap_(tmp_path)
     storage = old.make_memmap("x", (6,)).fill_(3).untyped_storage()
     new = TensorDict(batch_size=[2]).memmap_(tmp_path)

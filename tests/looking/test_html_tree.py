@@ -117,7 +117,7 @@ class Odd:
 
 
 def test_levels_are_seen_without_the_style() -> None:
-    """JupyterLab takes it out of what others have run; `test_jupyterlab.py` looks at it."""
+    """JupyterLab removes it from notebooks of others; `test_jupyterlab.py` tests that."""
     html = re.sub("<style>.*?</style>", "", TensorDict(a={"b": torch.zeros(2)})._repr_html_())
     assert html.count('style="padding-left: 1em"') == 2
 
