@@ -42,7 +42,7 @@ class Reference:
     """The reference in one environment.
 
     Args:
-        environment: the folder of the environment, below that of the project.
+        environment: the folder of the environment inside the project.
     """
 
     def __init__(self, environment: str) -> None:

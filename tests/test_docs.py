@@ -41,7 +41,7 @@ def _in_an_empty_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 def test_page(page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The blocks of a page run in order and share their names, as a reader would type them."""
     text = page.read_text()
-    # A module that can be looked up by name, as the decorators of dataclasses do; and not that of a package.
+    # A module under its own name, because the decorators of dataclasses look it up, and no module of a package.
     module = types.ModuleType(f"{page.stem.lower()}_page")
     monkeypatch.setitem(sys.modules, module.__name__, module)
     names: dict[str, Any] = vars(module)

@@ -1,4 +1,4 @@
-"""The messages of the usual mistakes (tests/mistakes.py) are those of docs/guides/errors.md, and what works works."""
+"""docs/guides/errors.md shows the messages of the usual mistakes (tests/mistakes.py), and its corrections work."""
 
 from __future__ import annotations
 

@@ -119,7 +119,7 @@ def test_002_memmap_like() -> None:
 
 @pytest.mark.parametrize("method", ["memmap_", "memmap", "memmap_like"])
 def test_002_directory(tmp_path: pathlib.Path, method: str) -> None:
-    """The document's metadata files are those of an older format; format/FORMAT.md names today's."""
+    """The document shows metadata files of an older format; format/FORMAT.md has the current one."""
     tensordict = TensorDict({"a": torch.rand(10), "b": {"c": torch.rand(10)}}, [10])
     getattr(tensordict, method)(prefix=str(tmp_path / "root"))
     found = {str(path.relative_to(tmp_path / "root")) for path in (tmp_path / "root").rglob("*")}

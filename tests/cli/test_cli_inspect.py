@@ -126,7 +126,7 @@ def test_keys_by_pattern(save: pathlib.Path, capsys: pytest.CaptureFixture[str])
     assert report_of(capsys, save, "--key", "*.weight")["tensors"] == 2
     assert main(["inspect", str(save), "--key", "*.wait"]) == 2
     assert "no key matches '*.wait'; there are " in capsys.readouterr().err
-    # What is called so is meant itself.
+    # A file with this name is meant literally.
     starred = save.with_name("starred")
     TensorDict({"a*": torch.ones(1), "ab": torch.ones(1)}).save(starred)
     assert main(["inspect", str(starred), "--key", "a*"]) == 0

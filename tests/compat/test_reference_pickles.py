@@ -120,7 +120,7 @@ def test_what_was_loaded_can_be_pickled_and_changed(name: str) -> None:
 
 @pytest.mark.parametrize("name", WITHOUT_CODE)
 def test_containers_load_without_code(name: str) -> None:
-    # What the reference asks for too: the classes of the program, and what is in the state of its parameters.
+    # The reference needs these too: the classes of the program, and what is in the state of its parameters.
     with torch.serialization.safe_globals([*OWN, deque, set]):
         found = torch.load(SAMPLES / f"{name}.pt", weights_only=True)
     check(found, pickled_kinds.KINDS[name]())
@@ -172,7 +172,7 @@ def test_mapped_leaves_are_those_of_their_files(tmp_path: pathlib.Path) -> None:
 
 
 def unpickled_over(folder: pathlib.Path, mode: str, source: pathlib.Path = SAMPLES) -> Any:
-    """What the reference has pickled over an HDF5 file that it has written, with the file in this folder."""
+    """Return pickles that the reference made over its own HDF5 file, and copy the file to this folder."""
     shutil.copy(source / "hdf5.h5", folder / "data.h5")
     content = (source / f"hdf5_{mode}.pkl").read_bytes()
     return pickle.loads(content.replace(b"FOLDER", str(folder).encode()))

@@ -456,7 +456,7 @@ def test_exported_programs_give_containers_of_any_batch_size(name, strict):
 GIVEN = {
     "container": lambda count: over_rows(torch.randn(count, 3)),
     "of a device": lambda count: over_rows(torch.randn(count, 3)).to("cpu"),
-    # The sizes of this leaf could be taken for those of a batch that a dim was put in front of.
+    # The shape of this leaf looks like a batch size with one more dim in front.
     "square": lambda count: TensorDict(a=torch.randn(count, 5), batch_size=[count]),
     "value": lambda count: over_rows(torch.randn(count, 3)).set("s", "word"),
     "tensorclass": lambda count: Labelled(torch.randn(count, 3), batch_size=[count]),

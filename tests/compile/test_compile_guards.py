@@ -1,4 +1,4 @@
-"""Compiled functions are compiled again for a container that differs in what they asked of the first one.
+"""A compiled function is compiled again for a container that answers its questions differently.
 
 Each read is called twice in compiled code, with two containers that differ in one respect, in both orders. Dynamo sets
 no guard where a `KeyError` or an `AttributeError` is caught, so a wrong form of a read gives the answer of the first
@@ -165,7 +165,7 @@ QUICK_ENTRIES = ["entry", "level", "value"]
 
 
 def tried(call: Read) -> Read:
-    """The call with the answer of a program that catches what is raised where there is no entry."""
+    """Call it, and answer as a program does that catches the error of a missing entry."""
 
     def read(td: Any) -> Any:
         try:
@@ -349,7 +349,7 @@ def outcome(call: Read, td: Any) -> Any:
 def differing(
     reads: dict[str, Read], kind: str, first: Callable[[], Any], second: Callable[[], Any], fullgraph: bool
 ) -> list[str]:
-    """The reads whose results in compiled code are not those of Python, each with what differs."""
+    """List the reads that give another result in compiled code than in Python, each with the difference."""
     found = []
     for name, given in reads.items():
         read = (lambda td, given=given: given(td["inner"])) if kind == "nested" else given

@@ -150,7 +150,7 @@ def _describe_data(value: Any, known: Known) -> Any:
 
 
 def _items(td: Any) -> list[tuple[str, Any]]:
-    """The entries of one level, as they are stored."""
+    """Return the stored entries of one level."""
     return [(name, td.get(name)) for name in td.keys()]
 
 

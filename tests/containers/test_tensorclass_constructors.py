@@ -240,7 +240,7 @@ def test_parents_whose_constructor_is_called() -> None:
     for cls in (Child, Grandchild):
         made: Any = cls(torch.zeros(2), batch_size=[2], lock=False)
         assert type(made) is cls and made.y.tolist() == [1, 1] and made.batch_size == (2,)
-        # As that of a dataclass, it takes the fields of the class that it was written for.
+        # It takes the fields of its own class, like the constructor of a dataclass.
         with pytest.raises(TypeError, match=r"Parent\(\) got 'y', which is no field of Parent"):
             cls(torch.zeros(2), y=torch.zeros(2))
 
@@ -323,7 +323,7 @@ def test_writing_containers() -> None:
         made.c = None
         write({"b": torch.ones(3)})
         assert type(made.c) is TensorDict and made.c.batch_size == (3,) and list(made.c.keys()) == ["b"]
-    # Other values are kept as a container keeps them, and read as they were.
+    # A container stores other values, and gives them back unchanged.
     tensor = torch.ones(3, 2)
     made.c = tensor
     assert made.c is tensor

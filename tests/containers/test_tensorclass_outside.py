@@ -286,7 +286,7 @@ def test_compiled_without_a_break(cls: Any, function: Any) -> None:
     count = torch._dynamo.testing.CompileCounter()
     compiled = torch.compile(lambda item: function(cls, item), fullgraph=True, backend=count)
     item = made(cls)
-    # Other tensors, but the same values: a dict that is not the one that was traced is compiled for again.
+    # The tensors differ and the values are equal. Another dict than the traced one is compiled again.
     for argument in (item, item + 1):
         result, expected = compiled(argument), function(cls, argument)
         assert type(result) is type(expected)

@@ -1,4 +1,4 @@
-"""UnbatchedTensor: under `torch.vmap`, where what is made of one element is no longer the same for all; in stacks."""
+"""`UnbatchedTensor` in stacks and under `torch.vmap`, where results differ between the elements."""
 
 from __future__ import annotations
 

@@ -76,7 +76,7 @@ def by_number(leaf: torch.Tensor, batch_size: tuple[int, ...]) -> torch.Tensor:
 
 
 def replaced(plain: Plain, batch_size: tuple[int, ...], numbers: torch.Tensor, values: Plain) -> Plain:
-    """A copy in which the batch elements with these numbers hold `values`."""
+    """Return a copy whose batch elements with these numbers are `values`."""
     result: Plain = {}
     for name, old in plain.items():
         if isinstance(old, dict):

@@ -144,7 +144,7 @@ def test_keys_view_is_reusable(td: Any) -> None:
 def test_dot_is_no_separator(writable: Any, kind: Kind) -> None:
     value = torch.zeros(kind.batch_size)
     if not kind.any_names:
-        # No attribute has such a name: it is refused, and not taken for that of `y` in the declared `x`.
+        # No attribute has such a name, so it is an error and does not mean `y` in the declared `x`.
         with pytest.raises(TypeError, match=r"'x\.y'"):
             writable["x.y"] = value
         assert "x" not in writable.keys()

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 warnings.simplefilter("ignore")
-# What streaming's data sets of images and texts import, which has nothing to do with MDS and is large.
+# Streaming imports these large packages for images and texts. MDS does not need them.
 for name in (
     "torchvision", "torchvision.datasets", "torchvision.transforms", "torchvision.transforms.functional",
     "transformers", "transformers.feature_extraction_utils", "transformers.models", "transformers.models.auto",

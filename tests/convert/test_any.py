@@ -256,7 +256,7 @@ def test_lists_of_unequal_items() -> None:
     assert nested.batch_size == (2, -1) and [member["b"].batch_size for member in nested] == [(2,), (3,)]
     assert TensorDict.from_list(items, batch_dims=1).batch_size == (2,)
     assert TensorDict.from_list([items, items], batch_dims=2).batch_size == (2, 2)
-    # Every member has as many batch dims as fit the entries of all, those that only some have among them.
+    # Every member gets the batch dims that all entries allow, including entries that only some members have.
     for odd in ([{"a": shape(2), "c": 1}, {"a": shape(2)}], [{"a": shape(2)}, {"a": "text"}]):
         assert TensorDict.from_list(odd, auto_batch_size=True).batch_size == (2,)
     keys = TensorDict.from_list([{"a": 1}, {"b": 2}])
@@ -272,7 +272,7 @@ def test_lists_of_unequal_items() -> None:
         ([[{}], []], ValueError, r"empty list input\[1\]"),
         ([{"a": 1}, 3], TypeError, r"input\[1\] is of type int"),
         ([[{"a": 1}, "x"]], TypeError, r"input\[0\]\[1\] is of type str"),
-        ([{"a": 1}, [{"a": 1}]], TypeError, r"input\[0\] is of type dict and input\[1\] a list"),
+        ([{"a": 1}, [{"a": 1}]], TypeError, r"input\[0\] is of type dict, but input\[1\] is a list"),
         ([[{"a": 1}], [{"a": 1}, {"a": 2}]], ValueError, r"input\[0\] and input\[1\] have the lengths \[1\] and \[2\]"),
         ({"a": 1}, TypeError, "reads a list, got dict"),
     ],
@@ -358,7 +358,7 @@ def test_data_frames() -> None:
     made = TensorDict(frame, batch_size=[3])
     assert made["a"].tolist() == [1, 2, 3] and made[0]["s"] == "x" and TensorDict(frame)["s"][:2] == ["x", "y"]
     assert from_any({"c": frame["s"]}).get("c").batch_size == (3,)
-    # As an array or a number that is given by itself, a series is no structure; as a mapping it is asked for.
+    # A series alone is a value, like an array or a number. `from_any` reads it as a mapping only on request.
     assert from_any(frame["a"]) is not None and type(from_any(frame["a"])) is pandas.Series
     series = pandas.Series([1, 2], index=["x", "y"])
     assert TensorDict.from_dict(series).to_dict(convert_tensors=True) == {"x": 1, "y": 2}
@@ -386,6 +386,6 @@ def test_a_dict_with_nothing_to_open_is_not_shared() -> None:
     td["c"], td["n", "c"] = torch.zeros(3, 2), torch.zeros(3)
     assert list(data) == ["a", "n"] and list(data["n"]) == ["b"]
     assert td.batch_size == (3,) and td["n"].batch_size == (3,)
-    # A tuple among the keys leads into a dict that is there, which stays as it is.
+    # A tuple key adds to an existing dict, whose other entries do not change.
     both = TensorDict.from_dict({**data, ("n", "d"): torch.ones(3)})
     assert sorted(both["n"].keys()) == ["b", "d"] and list(data["n"]) == ["b"]

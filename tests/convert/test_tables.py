@@ -206,7 +206,7 @@ def test_types_with_more_dims_come_back(by, tmp_path):
 
 def test_numbers_that_no_longer_are_what_they_stood_for():
     td = from_arrow(pa.table({"t": pa.array([1, 2], pa.timestamp("us")), "d": TYPED["decimal"], "c": TYPED["codes"]}))
-    # Of another dtype they are numbers, and the entries beside them are kept as they are.
+    # With another dtype they are numbers, and the entries beside them do not change.
     for other in (td.exclude("d").double(), td.float()):
         table = other.to_arrow()
         assert {str(kind) for kind in table.schema.types} <= {"double", "float"}

@@ -386,7 +386,7 @@ def test_writes_that_do_not_fit_change_nothing(kind: str) -> None:
 
 def test_ragged_entries_are_not_allocated_by_parts() -> None:
     td = TensorDict(batch_size=[5])
-    with pytest.raises(RuntimeError, match="entry 'x' is ragged"):
+    with pytest.raises(RuntimeError, match="the ragged entry 'x' does not exist"):
         td[1:3] = TensorDict(x=make("jagged"), batch_size=[5])[1:3]
     assert td.is_empty()
 
@@ -420,11 +420,11 @@ def test_gradients_flow_through_cat_and_padding(kind: str) -> None:
     leaf = make(kind)
     x = ragged.from_jagged(values, leaf.offsets(), leaf._ragged_idx, leaf.lengths())
     td = TensorDict(x=x, batch_size=[5])
-    ragged.elements(torch.cat([td, td])["x"]).sum().backward()
-    assert values.grad.sum() == 2 * ragged.elements(leaf).numel()
+    ragged.pack_elements(torch.cat([td, td])["x"]).sum().backward()
+    assert values.grad.sum() == 2 * ragged.pack_elements(leaf).numel()
     values.grad = None
     td.to_padded_tensor()["x"].sum().backward()
-    assert values.grad.sum() == ragged.elements(leaf).numel()
+    assert values.grad.sum() == ragged.pack_elements(leaf).numel()
 
 
 POINTWISE: dict[str, Any] = {
@@ -606,7 +606,7 @@ def test_gradients_of_pointwise(kind: str) -> None:
     x, y = make(kind).detach().requires_grad_(), make(kind).detach().requires_grad_()
     size = [len(LENGTHS)]
     result = TensorDict({"x": x}, size).mul(TensorDict({"x": y}, size)) * torch.arange(1.0, 6.0)
-    ragged.elements(result["x"]).sum().backward()
+    ragged.pack_elements(result["x"]).sum().backward()
     for i, (row, wanted) in enumerate(zip(x.grad.unbind(), rows_for(kind), strict=True)):
         assert torch.equal(row, wanted * (i + 1))
 
@@ -633,8 +633,8 @@ def test_gradients_of_containers(kind: str) -> None:
 def test_elements_and_sizes(kind: str) -> None:
     rows, leaf = rows_for(kind), make(kind)
     assert ragged.row_sizes(leaf).tolist() == [list(row.shape) for row in rows]
-    assert ragged.in_row_order(leaf).tolist() == [x for row in rows for x in row.flatten().tolist()]
-    assert ragged.elements(leaf).numel() == sum(row.numel() for row in rows)
+    assert ragged.flatten_in_row_order(leaf).tolist() == [x for row in rows for x in row.flatten().tolist()]
+    assert ragged.pack_elements(leaf).numel() == sum(row.numel() for row in rows)
     td = TensorDict(x=leaf, batch_size=[5])
     assert td.auto_batch_size_().batch_size[0] == 5
     assert td.get_item_shape("x")[0] == 5

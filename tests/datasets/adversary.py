@@ -74,7 +74,7 @@ SCENES = [f"{state}/{format}" for state in STATES for format in FORMATS]
 _CHOSEN, _CHOSEN_ELEMENTS, _FEW = {".jsonl": 20, ".tdz": 20, ".json": 10}, 6, 3
 # So many pairs of files of different roles are swapped.
 _PAIRS = 10
-# The files of Zarr in which each byte is flipped.
+# Each byte of these files of Zarr is flipped.
 _SWEPT_IN_ZARR = (".zarr/zarr.json", ".zarr/one/zarr.json", ".zarr/name/zarr.json")
 # The arrays of Zarr of one and of two dimensions, but for the names, which are strings of any length.
 _ARRAYS = {"number": "one", "tokens/values": "one", "content": "two", "tokens/sizes": "two"}
@@ -143,7 +143,7 @@ class Place(ABC):
         """Delete a file, or all files below a folder."""
 
     def outside(self) -> Files:
-        """The contents of what lies beside the data set."""
+        """Return the contents of the files beside the data set."""
         return {}
 
 
@@ -467,7 +467,7 @@ def _attack_bytes(place: Place, scene: Scene, name: str, is_first: bool, chance:
 
 
 def _is_manifest(name: str) -> bool:
-    """Whether a file has lines of a manifest at a URL, which nothing tells of once it is gone."""
+    """Return whether a file has lines of a manifest at a URL. Nothing else records them."""
     return name.startswith("writers/") and name.count("/") == 2
 
 
@@ -591,7 +591,7 @@ def _plant_files(place: Place, scene: Scene) -> Iterator[Attack]:
 
 
 def _attack_links(place: LocalPlace, scene: Scene) -> Iterator[Attack]:
-    """Links in place of files and folders: to what is precious, to their own content, to another one of the kind."""
+    """Links replace files and folders. They lead to foreign files, to the old content, or to another item."""
     precious, elsewhere = place.root / "precious", place.root / "elsewhere"
 
     def link(name: str, target: object) -> None:
@@ -761,7 +761,7 @@ def attack_once(place: Place, scene: Scene, attack: Attack) -> Round:
 
 
 def _check_all(place: Place) -> tuple[list[str], bool]:
-    """What must not be of a check, and whether it says that all is well."""
+    """Return the faults of a check, and whether the check found no problem."""
     bad: list[str] = []
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

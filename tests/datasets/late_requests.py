@@ -180,7 +180,7 @@ class Trial:
         self.counts["readings"] += 1
 
     def _verify(self) -> None:
-        """What is wrong can only be that shards are complete that no manifest lists."""
+        """Only one fault is possible: no manifest lists a complete shard."""
         if not self.acknowledged:
             return
         assert self._read(self._reader)[: len(self._shown)] == self._shown, "rows have changed for a reader"

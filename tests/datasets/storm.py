@@ -48,7 +48,7 @@ _ENOUGH = 100
 
 
 class Notes:
-    """What writers have noted in memory that all processes share: by writer, the rows begun and acknowledged."""
+    """The shared memory where each writer counts the rows that it began and the rows that it finished."""
 
     def __init__(self) -> None:
         self._memory = mmap.mmap(-1, 16 * _MOST)
@@ -105,7 +105,7 @@ class Storm:
             # Nothing goes on after a storm that has failed.
             for child in self._children:
                 os.kill(child, signal.SIGKILL)
-        # What is looked at is read in a process of its own, too: what fsspec has at work does not survive a fork.
+        # A process of its own also reads the results, because the threads of fsspec do not survive a fork.
         for doing in (self._check, self._merge, self._check):
             self._wait(self._fork(doing))
         self.counts["rows acknowledged"] = self._count_acknowledged()
@@ -144,7 +144,7 @@ class Storm:
             os._exit(code)
 
     def _end_with_parent(self) -> None:
-        """Have this process killed when the one that started it ends."""
+        """Ask the kernel to kill this process when its parent ends."""
         signal_of_death = 1
         if prctl := getattr(ctypes.CDLL(None), "prctl", None):
             prctl(signal_of_death, signal.SIGKILL)

@@ -170,7 +170,7 @@ def test_objects_whose_names_lead_out_of_a_shard(tmp_path: pathlib.Path, monkeyp
 
 @pytest.mark.parametrize("what", ["a shard", "a folder", "nothing"])
 def test_a_schema_that_is_a_link_is_not_followed(tmp_path: pathlib.Path, what: str) -> None:
-    """The schema is read from a manifest, before and after the one that the link leads to was merged and removed."""
+    """The schema comes from a manifest, before and after the merge that removes the linked manifest."""
     data = tmp_path / "data"
     with DatasetWriter(data, rows_per_shard=3, format="archive") as writer:
         writer.extend(make_rows(0, 6))

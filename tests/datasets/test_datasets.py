@@ -167,7 +167,7 @@ def test_many_writers_and_a_reader_that_follows(tmp_path: pathlib.Path) -> None:
     first.extend(rows(2, 1))
     first.close()
     assert data.refresh() == 29 and data.refresh() == 0
-    # What was there is where it was, and the new rows are behind it.
+    # The old rows keep their positions, and the new rows follow.
     assert data["number"][:2].tolist() == [0, 1] and view["number"].tolist() == [1]
     everything = [0, 1, 2, *(100 * n + i for n in range(1, 5) for i in range(7))]
     assert sorted(data["number"].tolist()) == everything
@@ -306,7 +306,7 @@ def test_iteration_goes_on_where_it_was(tmp_path: pathlib.Path, num_workers: int
         assert sorted(itertools.chain(*seen, *rest)) == list(range(30))
         if ranks == 1:
             assert [*seen, *rest] == whole
-    # The next epoch has the rows that there are now, in another order.
+    # The next epoch has all current rows in another order.
     second = [x for batch in again for x in batch["x"].tolist()]
     assert again.epoch == 2 and len(second) == 20
     with pytest.raises(ValueError, match="rows"):
@@ -341,7 +341,7 @@ def _odd(batch: Any) -> Any:
 
 
 def test_ten_thousand_shards_open_at_once(tmp_path: pathlib.Path) -> None:
-    """What is read is a file for each writer: the shards need not even be there."""
+    """It reads one file for each writer. The shards need not exist."""
     from tensordict.datasets.lines import Line, new_id
     from tensordict.datasets.manifest import new_manifest
     from tensordict.datasets.schema import Schema
@@ -405,7 +405,7 @@ def test_options(tmp_path: pathlib.Path) -> None:
 
 
 def test_diff(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """What is in them is compared, and not how it is cut into shards; one may be a save."""
+    """The comparison ignores the division into shards. One side may be a save."""
     a, b, c = (str(tmp_path / name) for name in "abc")
     with DatasetWriter(a, rows_per_shard=4) as one, DatasetWriter(b, rows_per_shard=3, format="archive") as other:
         for number in (0, 5):

@@ -152,7 +152,7 @@ def test_shards_that_are_gone_or_damaged(tmp_path: pathlib.Path, format: str) ->
     report = verify(tmp_path, raises=False)
     assert [f"{shard.name}'" in problem for shard, problem in zip(shards[1:3], report.problems)] == [True, True]
     assert len(report.problems) == 2
-    # One that was replaced by another save is no shard of this data set.
+    # A shard that another save replaced does not belong to this data set.
     TensorDict(x=torch.zeros(2), batch_size=[2]).memmap(shards[3], archive=format == "archive", overwrite=True)
     with pytest.raises(SaveError, match=shards[3].name):
         open_dataset(tmp_path)[6]
@@ -221,7 +221,7 @@ def test_a_writer_that_is_never_closed(tmp_path: pathlib.Path) -> None:
     writer = DatasetWriter(tmp_path)
     writer.append(TensorDict(x=torch.tensor(9), y=torch.zeros(3)))
     if not (child := os.fork()):
-        # What is the parent's stays as it is.
+        # The child does not change the files of its parent.
         del writer
         os._exit(0)
     assert os.waitpid(child, 0)[1] == 0
@@ -675,7 +675,7 @@ def test_a_manifest_takes_time_as_its_bytes(tmp_path: pathlib.Path) -> None:
     manifest = tmp_path / "writers" / f"{writer}.jsonl"
     manifest.write_bytes(to_file(items))
     data = open_dataset(tmp_path)
-    # The shards do not exist, but those that they claim to be made of do.
+    # The merged shards do not exist, but their claimed sources do.
     assert len(data) == 8 + 2**52 and data._manifests.generation() == 15_000
 
 

@@ -72,7 +72,7 @@ def test_ranks_resume_in_mid_epoch_after_a_kill(tmp_path: pathlib.Path) -> None:
     whole = run_all(2, tmp_path, "whole")
     assert sorted(itertools.chain(*whole)) == list(range(ROWS)) and not set(whole[0]) & set(whole[1])
     (tmp_path / "checkpoint.json").unlink()
-    # Killed after batch 5, the last checkpoint being that of batch 4; the next run on more ranks, the last one on one.
+    # A kill after batch 5 leaves the checkpoint of batch 4. The next run has more ranks, the last run has one.
     parts = run_all(2, tmp_path, "first", dies_after=5)
     assert [len(part) for part in parts] == [4 * BATCH] * 2
     writer.extend(TensorDict(x=torch.arange(ROWS, ROWS + 9), batch_size=[9]))

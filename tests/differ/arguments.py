@@ -246,7 +246,7 @@ def keys_of(summary: Summary, prefix: Key = ()) -> Iterator[tuple[Key, bool, Sum
 
 
 class Arguments:
-    """Draws arguments for the container `x`, which `summary` describes; `others` are all containers that there are."""
+    """Draws arguments for the container `x`. `summary` describes it; `others` are all containers."""
 
     def __init__(self, rng: random.Random, x: str, summary: Summary, others: list[tuple[str, Summary]]) -> None:
         self.r, self.x, self.others = rng, x, others

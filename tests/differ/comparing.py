@@ -258,7 +258,7 @@ def kind_of_spec(spec: dict[str, Any]) -> str:
 
 
 def kind_of(summary: Summary) -> str:
-    """The kind of container, with what it has inside that operations stumble over."""
+    """The kind of container, and the content in it that often causes differences."""
     if summary["k"] != "td":
         return summary["k"]
     kind = "tensorclass" if summary["cls"].startswith("TC") else summary["cls"]

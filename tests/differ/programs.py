@@ -218,7 +218,7 @@ class Line(Step):
         return re.sub(r", \)", ")", name)
 
     def is_several(self) -> bool:
-        """Whether it makes more than one call: what the first of them changed may stay when a later one fails."""
+        """Return whether it makes several calls. If a later call fails, the changes of the first one may stay."""
         return (
             self.result is None and re.match(r"with |for |[^;]*;|.*\.unbind|\w+\[\d\] \S+= ", self.code()) is not None
         )

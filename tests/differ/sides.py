@@ -21,7 +21,7 @@ PYTHON = ROOT / ".venv-reference" / "bin" / "python"
 REFERENCE = ROOT / ".venv-reference" / "tensordict-0.14.3"
 OURS = ROOT / "src"
 
-# What a worker tells about one value (summaries.py), and about one line: the exception, and the state of variables.
+# The answer of a worker about one value (summaries.py), and about one line: its exception and variables.
 Summary = dict[str, Any]
 Reply = dict[str, Any]
 Lines = list[tuple[str, str | None]]

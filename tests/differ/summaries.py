@@ -1,4 +1,4 @@
-"""Summaries of values: plain data with which two processes compare results."""
+"""Summaries of values as plain data, so that two processes can compare results."""
 
 from __future__ import annotations
 

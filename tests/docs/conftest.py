@@ -21,7 +21,7 @@ sys.path.append(str(ROOT / "docs" / "extensions"))
 
 @pytest.fixture(scope="session")
 def site(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
-    """The folder of the site, of which every page was read anew; its gallery runs what has changed."""
+    """Build the site with every page read afresh, and return its folder. The gallery runs changed programs only."""
     folder = tmp_path_factory.mktemp("site")
     command = [sys.executable, "-m", "sphinx", "-W", "--keep-going", "-q", "-j", "2", "-b", "html"]
     done = subprocess.run(
@@ -37,7 +37,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
 
 @pytest.fixture(scope="session")
 def address(site: pathlib.Path) -> Iterator[str]:
-    """Where the site is served on this machine."""
+    """Serve the site on this machine, and return its URL."""
     handler = functools.partial(_Quiet, directory=str(site))
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         thread = threading.Thread(target=server.serve_forever)

@@ -1,4 +1,4 @@
-"""What the tables of the pages of operations say, of calls where it is known."""
+"""The tables of the pages of operations agree with calls whose result is known."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ def test_every_public_name_is_documented(site: pathlib.Path) -> None:
     public |= {f"tensordict.TensorDictBase.{name}" for name in dir(tensordict.TensorDictBase) if name[0] != "_"}
     documented = inventory(site)
     assert sorted(public - documented.keys()) == []
-    # What else is documented are members of public classes.
+    # All other documented names are members of public classes.
     others = {name.rpartition(".")[0] for name in documented.keys() - public}
     assert sorted(others - public) == []
 
@@ -71,7 +71,7 @@ def inventory(site: pathlib.Path) -> dict[str, str]:
     data = (site / "objects.inv").read_bytes()
     lines = zlib.decompress(data[data.index(b"zlib.\n") + len(b"zlib.\n") :]).decode().splitlines()
     entries = [line.split(" ", 4) for line in lines]
-    # Where the source is, is noted as another name of priority -1.
+    # Sphinx records the source as another name with priority -1.
     found = {name: place for name, kind, priority, place, _ in entries if kind[:3] == "py:" and priority != "-1"}
     assert len(found) > 700
     return found
@@ -81,7 +81,7 @@ def inventory(site: pathlib.Path) -> dict[str, str]:
 
 
 class Page(HTMLParser):
-    """What a page links to, and what can be linked to in it."""
+    """Collect the links of a page, and the targets in it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -142,14 +142,14 @@ def open_page(browser: webdriver.Chrome, address: str) -> Open:
 
 
 def keep(browser: webdriver.Chrome, name: str) -> None:
-    """Keep a picture of what is shown."""
+    """Save a picture of the page."""
     KEPT.mkdir(parents=True, exist_ok=True)
     assert browser.save_screenshot(str(KEPT / f"site-{name}.png"))
     print(KEPT / f"site-{name}.png")
 
 
 def complaints(browser: webdriver.Chrome) -> list[Any]:
-    """What went wrong in the pages since it was asked last."""
+    """Return the errors in the pages since the last call."""
     return [entry["message"] for entry in browser.get_log("browser") if entry["level"] in ("SEVERE", "WARNING")]
 
 

@@ -109,7 +109,7 @@ class House:
         return path.parts[1] if len(path.parts) > 2 else PUBLIC
 
     def room_of_name(self, name: str) -> str | None:
-        """The room of what is imported by this name; `None` when it is not of these packages."""
+        """Return the room of a module; `None` if it belongs to another package."""
         first, _, rest = name.partition(".")
         if first != PACKAGE:
             return first if any(path.parts[0] == first for path in self.files) else None
@@ -148,7 +148,7 @@ class House:
                 yield f"{len(paths)} classes are called {name}, in {', '.join(paths)}"
 
     def wrong_imports(self, order: list[str]) -> Iterator[str]:
-        """Imports of a room that does not come before the one that imports it."""
+        """List imports from a room that is not below the importing room."""
         for path, text in self.files.items():
             own = self.room(path)
             # The modules at the root, and `__init__.py` among them, show what is in all rooms.
@@ -161,7 +161,7 @@ class House:
                     yield f"{path} imports {name}: {own}/ must not import {room}/ (see house.toml)"
 
     def unguarded_reads(self) -> Iterator[str]:
-        """Reads of what may be absent that Dynamo does not guard, in the rooms that compiled functions run."""
+        """List reads that may miss and that Dynamo does not guard, in rooms whose code is compiled."""
         for path, text in self.files.items():
             if self.room(path) not in COMPILED:
                 continue
@@ -211,7 +211,7 @@ def _is_private(name: str) -> bool:
 
 
 def unguarded_form(node: ast.AST) -> str:
-    """The form of a read of what may be absent that Dynamo does not guard; empty for any other code."""
+    """Return the form of a read that may miss and that Dynamo does not guard; "" for other code."""
     if isinstance(node, ast.ExceptHandler) and node.type is not None and _named(node.type) & _ABSENT:
         return "catches a KeyError or an AttributeError"
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):

@@ -139,7 +139,7 @@ def numbered(entries: Mapping[str, Any]) -> list[Leaf]:
 
 
 def ragged(dtype: str, elements: bytes, table: bytes, shape: tuple[int, ...], itemsize: int) -> Rows:
-    """The rows of which `table`, int64 of this shape, has the sizes."""
+    """Return the rows whose sizes are in `table`, int64 of this shape."""
     rows, start = [], 0
     for sizes in np.frombuffer(table, "<i8").reshape(shape).tolist():
         stop = start + math.prod(sizes) * itemsize
@@ -186,7 +186,7 @@ def members(stack: Node) -> Node:
 
 # --- folders and archives ---------------------------------------------------------------------------------------------
 
-# The names in meta.json that are no entries; three of them are, where an object stands there.
+# Names in meta.json that do not name entries. Three of them do if their value is an object.
 OWN = {"shape", "device", "_type", "_class", "_format_version", "_names", "_entries", "_stack"}
 SPECIAL = re.compile(r'[\x00-\x20"%*/:<>?\\|\x7f]')
 
@@ -474,12 +474,12 @@ def read_safetensors(path: Path) -> Node | Value:
 
 
 def decoded(link: str) -> str:
-    """The name of an entry by that of its link, folder or part of a path."""
+    """Return the name of an entry from the name of its link, folder or part of a path."""
     return unquote(link[2:]) if link.startswith("_%") else link
 
 
 def as_leaf(array: Any, noted: str | None) -> Leaf:
-    """An array as a tensor; `noted` is the dtype of which the elements are only the bits."""
+    """Return an array as a tensor. If `noted` is given, the elements are the bits of that dtype."""
     name = noted or array.dtype.name
     return Leaf(
         f"torch.{name}", array.shape, np.ascontiguousarray(array).astype(array.dtype.newbyteorder("<")).tobytes()
@@ -602,7 +602,7 @@ def read_dataset(folder: Path) -> list[Node]:
     for path in sorted((folder / "writers").glob("**/*.jsonl")):
         writer = path.stem if path.parent.name == "writers" else path.parent.name
         lines |= {(writer, number): line for number, line in manifest(folder, writer, path)}
-    # Where the rows of a line are: in the merged shard of the highest generation that has them, and from which row on.
+    # Find the rows of a line: the merged shard of the highest generation, and the first row in it.
     places = {key: (line, 0, line.rows) for key, line in lines.items() if not line.holds}
     for line in sorted(lines.values(), key=lambda line: (line.generation, str(line.path))):
         start = 0
@@ -666,7 +666,7 @@ def read_redis(client: Any, prefix: str, identifier: str) -> Node:
 
 
 def element(meta: Mapping[str, str], content: bytes, at: int) -> Any:
-    """An element of a leaf of a lazy stack; `None` where it has none."""
+    """Return an element of a leaf of a lazy stack; `None` if the element is missing."""
     if "is_non_tensor" in meta:
         each = json.loads(meta["_form"])["each"]
         noted = each[at if len(each) > 1 else 0]

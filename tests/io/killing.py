@@ -177,7 +177,7 @@ def adding_once(folder: pathlib.Path, count: int) -> bool:
 
 
 def adding_kills(folder: pathlib.Path) -> int:
-    """Kill at every seventh change: the transaction is that of `once`, which kills at each."""
+    """Kill at every seventh change. `once` runs the same transaction and kills at each change."""
     return sum(itertools.takewhile(bool, (adding_once(folder, count) for count in itertools.count(1, 7))))
 
 

@@ -40,7 +40,7 @@ class Fault:
     path: str = ""
     times: int = 1
     after: int = 0
-    # Whether an endless answer has a Content-Length.
+    # True if an endless answer has a Content-Length.
     has_length: bool = False
 
 
@@ -66,7 +66,7 @@ class Proxy:
     before: Callable[[str, str], None] | None = None
     # How many bytes went out at most in one answer without end.
     sent: int = 0
-    # Called with method and path, the answer in the place of that of the server.
+    # A function of method and path that gives the answer instead of the server.
     forges: Callable[[str, str], bytes | None] | None = None
     # Called with method, path and body by one request at a time, what it answers: whether it may not be carried out.
     refuses: Callable[[str, str, bytes], bool] | None = None

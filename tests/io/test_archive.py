@@ -930,7 +930,7 @@ def test_leaves_that_are_written_to_are_shared_memory(tmp_path: pathlib.Path) ->
     leaf = td["a"]
     assert leaf.is_shared() and td["n", "b"].is_shared() and leaf[0].is_shared() and not leaf.clone().is_shared()
     assert not TensorDict.load_memmap(path)["a"].is_shared()
-    # Torch sends it as it is: what is written to it afterwards still reaches the file, and the receiver.
+    # Torch sends the map itself, so later writes still reach the file and the receiver.
     received = pickle.loads(ForkingPickler.dumps(leaf))
     leaf.fill_(7)
     assert received.unique().tolist() == [7] and TensorDict.load_memmap(path)["a"].unique().tolist() == [7]

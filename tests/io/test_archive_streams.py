@@ -36,7 +36,7 @@ def contents() -> list[bytes]:
 
 
 def steps_around(size: int) -> list[int]:
-    """Steps of which `size` is a multiple, or nearly one."""
+    """Steps that divide `size`, or nearly do."""
     parts = {size // count + near for count in (1, 2, 3, 5) for near in range(-2, 3)}
     return sorted(step for step in parts if 0 < step <= size + 2)
 

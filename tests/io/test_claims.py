@@ -139,7 +139,7 @@ def test_opening_to_replace_is_refused_while_somebody_saves() -> None:
     for mode in ("w", "w-", "a"):
         with pytest.raises(SaveError, match="is saving to"):
             PersistentTensorDict(filename=url, backend="zarr", mode=mode)
-    # Readers, and those who write in place, are not in the way.
+    # Readers and writers in place do not conflict with a claim.
     assert from_zarr(url)["k0"].sum() == 40
     from_zarr(url, mode="r+").close()
     claim.release()

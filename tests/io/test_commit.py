@@ -94,7 +94,7 @@ def test_a_small_disk(tmp_path: pathlib.Path) -> None:
         subprocess.run(["umount", str(disk)], check=True)
 
 
-@pytest.mark.parametrize("step", ["_rename_exchange", "carry_over"])
+@pytest.mark.parametrize("step", ["_rename_exchange", "move_foreign_files"])
 def test_a_commit_that_fails_is_undone(step: str, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     root = tmp_path / "saved"
     make().memmap(root)

@@ -74,7 +74,7 @@ def content() -> TensorDict:
 
 
 def plain(value: Any) -> Any:
-    """What is compared: the bits of tensors and their forms, and values by `repr`, which equals that of `nan`."""
+    """Summarize for comparison: the bits and forms of tensors, and the `repr` of values, which handles `nan`."""
     if not isinstance(value, Tensor):
         return repr(value)
     if value.is_nested:

@@ -454,9 +454,9 @@ def test_ragged_entries_that_are_refused(tmp_path: pathlib.Path) -> None:
     (tmp_path / "other.memmap").write_bytes(bytes(4))
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     for key, shape, what in (
-        ("x.shape", (3,), r"'x' and 'x.shape' would both have the file x\.shape\.memmap"),
-        ("y", table, r"'y.shape' and 'y' would both have the file y\.shape\.memmap"),
-        ("z", table, r"'z'.*z\.shape\.memmap' is there, with the shapes of other rows"),
+        ("x.shape", (3,), r"'x' and 'x.shape' would both use the file x\.shape\.memmap"),
+        ("y", table, r"'y.shape' and 'y' would both use the file y\.shape\.memmap"),
+        ("z", table, r"'z'.*z\.shape\.memmap' exists and has the shapes of other rows"),
         ("other", table, r"'other'.*4 bytes.*needs 24"),
     ):
         with pytest.raises(SaveError, match=what):
@@ -469,7 +469,7 @@ def test_ragged_entries_that_are_refused(tmp_path: pathlib.Path) -> None:
 
 
 def test_storage_of_a_file_that_another_save_has_removed(tmp_path: pathlib.Path) -> None:
-    """So TorchRL's checkpointers give a new shape to what they have written: over the folder of the old save."""
+    """TorchRL's checkpointers save a new shape over the folder of the old save in this way."""
     old = TensorDict().memmap_(tmp_path)
     storage = old.make_memmap("x", (6,)).fill_(3).untyped_storage()
     new = TensorDict(batch_size=[2]).memmap_(tmp_path)

@@ -31,7 +31,7 @@ def make() -> TensorDict:
 
 
 def double(content: bytes, name: str) -> bytes:
-    """A JSON text in which the first object with a name has it once more, in front, with the value 7."""
+    """Return a JSON text whose first object with names repeats its first name in front, with the value 7."""
     at = content.index(f'"{name}"'.encode())
     return content[:at] + f'"{name}": 7, '.encode() + content[at:]
 

@@ -1,4 +1,4 @@
-"""Values that JSON does not have, and tensors in them, in every format: they come back as they were, without pickle."""
+"""Values that JSON lacks, and tensors in them, come back unchanged from every format, without pickle."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ def test_optimizers_continue(through: Callable[[TensorDict, str], Any], tmp_path
         resumed = make(other.parameters())
         resumed.load_state_dict(result["opt"])
         assert [step(other, resumed) for _ in range(3)] == [step(module, optimizer) for _ in range(3)]
-        # The optimizer has written to the tensors that it was given, and the save is as it was.
+        # The optimizer wrote to its own tensors, and the save did not change.
         again = through(td, str(tmp_path / f"again{at}"))
         same(again["module"], td["module"])
 

@@ -1,4 +1,4 @@
-"""What is on disks, and on a Redis server, is what docs/design/formats.md says: a reader that knows only that page."""
+"""Files and Redis content follow docs/design/formats.md: a reader that knows only that page reads them."""
 
 from __future__ import annotations
 

@@ -444,7 +444,7 @@ def test_damaged_hdf5_files_are_refused_or_read(layout: str, worker: Worker, dat
 
 
 def test_texts_of_variable_length_are_not_looked_up(tmp_path: pathlib.Path) -> None:
-    """What we read of our own has a place where libhdf5 checks it; in the heap of the file it may loop, or crash."""
+    """libhdf5 checks the places that we read. Damage in the heap of the file may make it loop or crash."""
     path = tmp_path / "x"
     hdf5_content().to_h5(path).close()
     assert b"GCOL" not in path.read_bytes()

@@ -1,4 +1,4 @@
-"""What is at `gs://`, beside what tests of other files try there, too: byte ranges, and networks that fail."""
+"""Saves at `gs://`: byte ranges and networks that fail. Other files test the rest."""
 
 from __future__ import annotations
 

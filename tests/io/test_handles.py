@@ -94,7 +94,7 @@ def test_a_tensor_that_stays_in_the_next_save_keeps_its_handle(tmp_path: pathlib
 
 
 def test_a_handle_does_not_lead_to_a_copy(tmp_path: pathlib.Path) -> None:
-    """As on another machine, to which the folder was copied, under the same path."""
+    """It stands for a copy of the folder on another machine, under the same path."""
     handle = pickle.dumps(make().memmap(tmp_path / "saved")["a"])
     (tmp_path / "saved").rename(tmp_path / "aside")
     with pytest.raises(FileNotFoundError, match=r"saved/a\.memmap"):

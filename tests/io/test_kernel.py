@@ -91,10 +91,10 @@ def test_turned_off_it_is_not_asked_and_results_are_the_same(path: pathlib.Path,
 def test_turned_off_no_file_behind_memory_is_opened(path: pathlib.Path, asked: list[str]) -> None:
     source = read_only(path)
     start = ctypes.addressof(ctypes.c_char.from_buffer_copy(source))
-    region = next(one for one in kernel.shared_regions() if one.path == str(path))
+    region = next(one for one in kernel.list_shared_maps() if one.path == str(path))
     asked.clear()
     with set_kernel_memory_info(False):
-        assert kernel.shared_regions() == [] and kernel.open_region(region) is None and kernel.file_spans() is None
+        assert kernel.list_shared_maps() == [] and kernel.open_region(region) is None and kernel.file_spans() is None
         assert kernel.find_written_pages(start - start % mmap.PAGESIZE, mmap.PAGESIZE) is None
         assert kernel.are_in_memory([start])
         kernel.announce_reads(torch.tensor([start]), 1)

@@ -23,7 +23,7 @@ def make() -> TensorDict:
     return TensorDict({"a": torch.arange(3), "b": {"c": torch.ones(3)}}, [3])
 
 
-# What a URL has no files for.
+# Calls that need a local file, and no URL can replace it.
 LOCAL: dict[str, Any] = {
     "memmap_": lambda url: make().memmap_(url),
     "memmap_like": lambda url: make().memmap_like(url),

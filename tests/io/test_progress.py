@@ -139,7 +139,7 @@ def test_transfers_have_one_bar(bars: list[str], capsys: pytest.CaptureFixture[s
     assert bars == ["saving", "uploading", "uploading"]
     bars.clear()
     loaded = TensorDict.load("memory://progress/x")
-    # What is fetched is a part of that.
+    # It fetches only a part of that.
     assert bars == ["loading"] and bool((loaded == make()).all())
 
 

@@ -259,7 +259,7 @@ def region(tmp_path: pathlib.Path) -> Any:
     path.write_bytes(bytes(range(256)) * (LARGE // 256))
     with path.open("rb") as file:
         mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    found = next(one for one in kernel.shared_regions() if one.path == str(path))
+    found = next(one for one in kernel.list_shared_maps() if one.path == str(path))
     return mapped, found
 
 
@@ -331,7 +331,7 @@ def test_memory_that_others_see_is_never_made_writable(tmp_path: pathlib.Path) -
 
 def test_the_page_names_all_that_the_kernel_is_asked() -> None:
     code = pathlib.Path(kernel.__file__).read_text()
-    page = (DOCS / "security.md").read_text().partition("## What is asked of the kernel")[2]
+    page = (DOCS / "security.md").read_text().partition("## Questions to the kernel about memory")[2]
     calls = set(re.findall(r'_libc\.(\w+)|getattr\(_libc, "(\w+)"', code))
     asked = {name for pair in calls for name in pair if name} | set(re.findall(r"(/proc/self/\w+)", code))
     assert {"mincore", "/proc/self/maps"} <= asked
@@ -351,7 +351,7 @@ def test_files_of_the_caller_go_back_when_one_cannot_be_moved(
         (root / name).parent.mkdir(exist_ok=True)
         (root / name).write_text(name)
     before = files_in(tmp_path)
-    rename, carry = os.rename, commit.carry_over
+    rename, carry = os.rename, commit.move_foreign_files
     moves = 0
 
     def fail_at_the_third(source: Any, target: Any) -> None:
@@ -366,7 +366,7 @@ def test_files_of_the_caller_go_back_when_one_cannot_be_moved(
             patched_os.setattr(os, "rename", fail_at_the_third)
             carry(old, new)
 
-    monkeypatch.setattr(commit, "carry_over", carry_and_fail)
+    monkeypatch.setattr(commit, "move_foreign_files", carry_and_fail)
     with pytest.raises(OSError, match="Input/output"):
         make(5).memmap(root)
     assert moves > 3, "the two that were moved went back"

@@ -78,7 +78,7 @@ def test_a_container_of_100_leaves_is_one_request(where: dict[str, Any], monkeyp
     assert requests(monkeypatch, lambda: store["k5"]) == 1
     assert requests(monkeypatch, lambda: store.select("k1", "k2")) <= 2
     numbers = td.exclude("text", "list").to_store(**where)
-    # What there is, what is read, and what is written.
+    # The old entries, the entries to read, and the entries to write.
     for call, count in [
         (lambda: numbers + 1, 3), (lambda: numbers.abs(), 3), (lambda: numbers.sum(), 1), (lambda: numbers.double(), 1),
         (lambda: numbers.apply(torch.neg), 1), (lambda: numbers.mul_(2), 3), (lambda: numbers.apply_(Tensor.neg_), 2),
@@ -207,7 +207,7 @@ def test_another_process_sees_what_was_written_and_no_old_form(where: dict[str, 
     store["new", "deep"] = torch.ones(3)
     assert set(other.keys(True, True)) == {"a", "b", ("new", "deep")} and other["new", "deep"].sum() == 3
     store["a"] = torch.ones(3, 5)
-    # What `other` knows is an array of 3 x 2.
+    # `other` remembers an array of 3 x 2.
     assert other["a"].shape == (3, 5) and other[1]["a"].shape == (5,)
     store["a"] = torch.ones(3, 4)
     with pytest.raises(OSError, match=r"'a'.*another shape or dtype.*nothing was written"):

@@ -51,7 +51,7 @@ def dense() -> TensorDict:
 
 
 def uneven() -> Any:
-    """A lazy stack whose elements differ in shapes and in which entries they have."""
+    """Make a lazy stack whose elements differ in shapes and keys."""
     members = []
     for at in range(4):
         inner = TensorDict(b=torch.tensor(at), h=torch.full((at, 2), at, dtype=torch.float16))
@@ -150,7 +150,7 @@ def _is_local(td: Any) -> bool:
 
 @pytest.fixture(params=["known", "new"])
 def known(request: pytest.FixtureRequest) -> bool:
-    """Whether the container that is read knows its leaves from before the server was full."""
+    """True if the container read its leaves before the server was full."""
     return bool(request.param == "known")
 
 

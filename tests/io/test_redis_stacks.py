@@ -40,7 +40,7 @@ def again(store: Any) -> Any:
 
 
 def runs(count: int = 4) -> LazyStackedTensorDict:
-    """Elements that differ in everything in which they may."""
+    """Make elements that differ in all allowed ways."""
     members = []
     for at in range(count):
         inner = TensorDict(b=torch.tensor(at), h=torch.full((at, 2), at, dtype=torch.float16))
@@ -137,7 +137,7 @@ def test_all_of_a_stack_is_one_request(where: dict[str, Any], monkeypatch: pytes
     stack = lazy_stack(members)
     # A server is told its scripts once.
     stack[:1].to_store(**{**where, "prefix": "told"})
-    # What is there (nothing), all that is written, and that it is there.
+    # The old entries (none), all writes, and a check of the result.
     assert requests(monkeypatch, lambda: stack.to_store(**where)) == 2
     store = stack.to_store(**where)
     plain = stack.exclude("text")

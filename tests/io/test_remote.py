@@ -21,7 +21,7 @@ import tensordict
 from tensordict import DatasetWriter, RemoteCache, TensorDict, TensorDictParams, lazy_stack, load, load_memmap, verify
 from tensordict.core.exceptions import SaveError
 from tensordict.io.formats.opening import describe_save
-from tensordict.io.remote.cache import CachedFile, LocalCopies, merged, without
+from tensordict.io.remote.cache import CachedFile, LocalCopies, merge_ranges, subtract_ranges
 from tensordict.io.remote.urls import Remote
 from tensordict.io.saving.comparing import open_source, read_piece
 from tensordict.io.specification import LeafSpec, walk
@@ -108,7 +108,7 @@ def test_other_formats(base: str) -> None:
     assert same(tensordict.from_consolidated(f"{base}/x.consolidated"), td)
     with tensordict.from_h5(f"{base}/x.h5") as opened:
         assert same(opened.to_tensordict(), td)
-    with pytest.raises(SaveError, match="only read"):
+    with pytest.raises(SaveError, match="is read-only"):
         tensordict.from_h5(f"{base}/x.h5", mode="r+")
     saves: list[Callable[..., object]] = [td.to_safetensors, td.consolidate, td.to_h5]
     for name, save in zip(("x.safetensors", "x.consolidated", "x.h5"), saves):
@@ -245,10 +245,10 @@ def test_many_small_neighbours_are_one_request(bucket: Bucket) -> None:
 
 
 def test_ranges() -> None:
-    assert merged([(5, 9), (0, 2), (2, 4), (3, 3)]) == [(0, 4), (5, 9)]
-    assert merged([(0, 2), (4, 6), (9, 10)], gap=2) == [(0, 6), (9, 10)]
-    assert without([(0, 10)], [(2, 4), (6, 7)]) == [(0, 2), (4, 6), (7, 10)]
-    assert without([(0, 3), (5, 8)], [(0, 8)]) == [] and without([(0, 3)], []) == [(0, 3)]
+    assert merge_ranges([(5, 9), (0, 2), (2, 4), (3, 3)]) == [(0, 4), (5, 9)]
+    assert merge_ranges([(0, 2), (4, 6), (9, 10)], gap=2) == [(0, 6), (9, 10)]
+    assert subtract_ranges([(0, 10)], [(2, 4), (6, 7)]) == [(0, 2), (4, 6), (7, 10)]
+    assert subtract_ranges([(0, 3), (5, 8)], [(0, 8)]) == [] and subtract_ranges([(0, 3)], []) == [(0, 3)]
 
 
 # --- the cache --------------------------------------------------------------------------------------------------------
@@ -355,7 +355,7 @@ def test_a_copy_that_was_evicted_while_it_is_held(tmp_path: pathlib.Path) -> Non
     assert found is not None
     cache = RemoteCache(tmp_path, max_bytes=0)
     file = CachedFile(store, found, LocalCopies(cache))
-    with file.held():
+    with file.hold_open():
         assert file.read(0, 10) == b"0123456789"
         cache.evict()
         assert list(tmp_path.glob("*.data")) == []

@@ -136,7 +136,7 @@ def test_another_structure_is_refused(place: str, other: str, tmp_path: pathlib.
 
 @pytest.mark.parametrize("suffix", ["", ".tdz"])
 def test_every_kind_of_entry(suffix: str, tmp_path: pathlib.Path) -> None:
-    """Values are those of the save, ragged rows must have its lengths."""
+    """Values come from the save, and ragged rows must have the same lengths."""
 
     def spec(word: str, *lengths: int) -> TensorDict:
         rows = torch.nested.nested_tensor([torch.ones(n) for n in lengths], layout=torch.jagged)

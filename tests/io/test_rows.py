@@ -249,9 +249,9 @@ def test_rows_of_many_tensors_keep_their_memory_and_their_bounds(count: int, wid
     del leaves
     numbers = (at >= 4).astype(int)
     out = torch.empty(count, width)
-    for missed in (0, 2):
+    for announcements_left in (0, 2):
         picks = rows.Picks(numbers, at - 4 * numbers, 2)
-        rows.gather(sources, picks, out, missed)
+        rows.gather(sources, picks, out, announcements_left)
         assert torch.equal(out, expected[at])
     with pytest.raises(IndexError):
         rows.gather(sources, rows.Picks(numbers, at, 2), out)

@@ -1,6 +1,6 @@
 """Saves of one file: what is killed, refused or simultaneous leaves the old one or the new one, whole, in every format.
 
-The formats are those of killing.py, which kills processes that save.
+killing.py defines the formats, and kills processes that save.
 """
 
 from __future__ import annotations

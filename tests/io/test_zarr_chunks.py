@@ -59,7 +59,7 @@ def path(tmp_path: pathlib.Path) -> str:
 
 
 def chunks_of(path: str) -> list[pathlib.Path]:
-    """Return the chunks of a group in a folder, without those that hold values."""
+    """Return the chunks of a group in a folder, but not the chunks of values."""
     found = [file for file in pathlib.Path(path).rglob("*") if file.is_file() and file.name != "zarr.json"]
     return sorted(file for file in found if "word" not in file.parts)
 

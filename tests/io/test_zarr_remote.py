@@ -62,7 +62,7 @@ def test_what_is_saved_is_loaded(base: str) -> None:
         make().to_zarr(url)
     make(9).to_zarr(url, overwrite=True)
     assert load(url)["a"][0, 0] == 9
-    with pytest.raises(ValueError, match=f"keys.*{url}"):
+    with pytest.raises(ValueError, match=f"{url}.*keys"):
         load(url, keys=["a"])
 
 

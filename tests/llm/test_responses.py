@@ -110,7 +110,7 @@ class TestCommand:
         output = capsys.readouterr()
         lines = output.out.splitlines()
         assert output.err == "" and "\x1b" not in output.out
-        # The counts are those that `tests/llm/test_scorer.py` writes out: 15 and 22 of 32, 26 and 35 of 54.
+        # `tests/llm/test_scorer.py` derives the counts: 15 and 22 of 32, 26 and 35 of 54.
         assert lines[0] == "32 prompts, 54 instructions"
         assert lines[1].split() == ["strict", "loose", "number"]
         assert lines[2].split() == ["prompts", "46.9%", "68.8%", "32"]

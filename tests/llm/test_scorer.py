@@ -138,7 +138,7 @@ def item(**changes: Any) -> TensorDict:
         "response": "Red and blue.",
         **changes,
     }
-    # Held as they are, for what a test wants to be wrong stays wrong.
+    # The values stay unchanged, so that wrong values in a test stay wrong.
     return TensorDict({name: NonTensorData(value) for name, value in given.items() if value is not None})
 
 
@@ -200,7 +200,7 @@ class TestExample:
 
 
 class Turn(TensorClass):
-    """What a program may keep of a conversation."""
+    """The parts of a conversation that a program may store."""
 
     prompt: str
     response: str

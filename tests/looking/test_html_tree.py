@@ -117,7 +117,7 @@ class Odd:
 
 
 def test_levels_are_seen_without_the_style() -> None:
-    """JupyterLab takes it out of what others have run; `test_jupyterlab.py` looks at it."""
+    """JupyterLab removes it from notebooks of others; `test_jupyterlab.py` tests that."""
     html = re.sub("<style>.*?</style>", "", TensorDict(a={"b": torch.zeros(2)})._repr_html_())
     assert html.count('style="padding-left: 1em"') == 2
 
@@ -294,7 +294,7 @@ def test_rows_of_a_data_set_are_not_read(tmp_path: pathlib.Path) -> None:
         writer.extend(TensorDict({"x": torch.arange(10), "s": NonTensorStack(*"abcdefghij")}, [10]))
     data = open_dataset(tmp_path / "data")
     html = data._repr_html_()
-    assert not data._shards._kept
+    assert not data._shards._recent
     assert "to_tensordict()" in html and "80 B" in html
     assert "first 0, 1, 2" in opened(data[:3].to_tensordict())["x"]
 

@@ -28,7 +28,7 @@ LAB = ROOT / ".venv-jupyter/bin/jupyter-lab"
 KEPT = ROOT / "build" / "screenshots"
 SETTINGS = {
     "apputils-extension/notification": {"fetchNews": "false", "checkForUpdates": False, "doNotDisturbMode": True},
-    # All cells are in the page, also those that are not to be seen.
+    # The page contains all cells, also hidden ones.
     "notebook-extension/tracker": {"windowingMode": "none"},
 }
 
@@ -144,7 +144,7 @@ def test_first_look(tmp_path: pathlib.Path, browser: webdriver.Chrome, theme: st
         run_all(browser)
         trees = browser.find_elements(By.CSS_SELECTOR, ".jp-OutputArea-output .tensordict")
         assert len(trees) == 5  # with that of `describe`
-        # Text and what is behind it are those of the theme, whatever the system prefers.
+        # Text and background follow the theme, whatever the system prefers.
         text, back = (brightness(browser, ".tensordict", what) for what in ("color", "background-color"))
         assert (text < 60 and back > 240) if theme == "Light" else (text > 200 and back < 40)
         image = trees[0].find_element(By.XPATH, ".//details[.//span[text()='image']][contains(@class, 'td-leaf')]")

@@ -252,7 +252,7 @@ def rollouts() -> Any:
 
 
 def test_shared_memory_as_a_store() -> None:
-    """What is in a block of `multiprocessing.shared_memory` is shared with it, or private when that is read-only."""
+    """A tensor over `multiprocessing.shared_memory` shares it, or is private if the block is read-only."""
     td = rollouts()
     buffers: list[pickle.PickleBuffer] = []
     head = pickle.dumps(td, 5, buffer_callback=buffers.append)

@@ -280,7 +280,7 @@ def test_dispatch(name):
 
 
 def test_the_module_itself_called_by_keyword():
-    """What is compiled is the module, whose arguments are then the inputs of the graph."""
+    """The module is compiled, so its arguments are the inputs of the graph."""
     module, x = TensorDictSequential(linear(), Affine2()), torch.randn(5, 3)
     fast, one = compiled(module), torch.ones(5, 1)
     for scale in (one, one * 2):

@@ -284,7 +284,7 @@ def test_relaxed_samples_of_one_hot(kind):
     parameter = torch.tensor([[0.2, 0.5, 0.3]], requires_grad=True)
     dist = OneHotCategorical(**{kind: parameter})
     drawn = dist.rsample((4000,))
-    # So that modules that sample get integers, it is only for those who ask for it.
+    # It is off by default, so that modules that sample get integers.
     assert not dist.has_rsample and drawn.dtype == torch.float
     torch.testing.assert_close(drawn.sum(-1), torch.ones(4000, 1))
     torch.testing.assert_close(drawn.mean(0), dist.probs, atol=0.03, rtol=0)

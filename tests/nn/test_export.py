@@ -56,7 +56,7 @@ def policy(keys=("loc", "scale"), distribution=D.Normal, **kwargs):
         list(keys),
         ["action"],
         distribution_class=distribution,
-        # Arguments are checked by their values, of which an export has none.
+        # The check reads the values of arguments, and an export has no values.
         distribution_kwargs={"validate_args": False},
         return_log_prob=True,
         **kwargs,
@@ -69,7 +69,7 @@ def exported(module, strict=False, **kwargs):
 
 
 class Named(nn.Module):
-    """The arguments of a network by name, of which the sizes may vary: torch knows none of those of `**kwargs`."""
+    """A network with named arguments of varying sizes. Torch supports no varying sizes in `**kwargs`."""
 
     def __init__(self, net):
         super().__init__()

@@ -39,7 +39,7 @@ KINDS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], dict[str, tuple
 
 
 def build(make: Callable[[], nn.Module], as_module: bool = True) -> tuple[Any, Callable[..., Tensor]]:
-    """The parameters of modules of a kind, and a function that runs a module on those of one of them."""
+    """Return the parameters of several modules, and a function that runs one module with given parameters."""
     params = TensorDict.from_modules(*[make() for _ in range(COUNT)], as_module=as_module)
     shell = make()
 

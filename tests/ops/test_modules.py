@@ -62,7 +62,7 @@ def output(net, x):
 
 
 def state_of(net):
-    """Every place of a module, with the identity of what is there."""
+    """Map every place of a module to the identity of its tensor or container."""
     return [
         (name, table, key, id(value))
         for name, module in net.named_modules(remove_duplicate=False)

@@ -324,7 +324,7 @@ def test_keys_sorted_by_a_function_of_their_lines() -> None:
 
 
 def test_what_a_stack_gives_is_in_memory_of_its_own(tmp_path: pathlib.Path) -> None:
-    """The entries of a stack of mapped containers are made on reading; those of a ragged one are given one by one."""
+    """A stack of mapped containers makes its entries on reading, and a ragged stack gives them one by one."""
     even = lazy_stack([TensorDict(a=torch.zeros(2)) for _ in range(2)]).memmap(tmp_path / "even")
     assert "a: Tensor(shape=torch.Size([2, 2]), device=cpu, dtype=torch.float32, is_shared=False)" in repr(even)
     mixed = lazy_stack([TensorDict(a=torch.zeros(2, dtype=torch.int32)), TensorDict(a=torch.zeros(2))])

@@ -148,7 +148,7 @@ def holds(td: Any, number: float) -> bool:
     return all(torch.equal(td[key], expected[key]) for key in expected.keys(True, True))
 
 
-# What is another container, and what errors say about it.
+# Containers that differ, and the words of the error.
 MISFITS = {
     "missing": (lambda td: td.exclude(("b", "c")), r"\('b', 'c'\).*missing"),
     "more": (lambda td: td.set("new", torch.zeros(3)), r"'new'.*missing"),

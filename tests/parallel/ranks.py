@@ -100,7 +100,7 @@ class Ranks:
 
 
 def die() -> None:
-    """End this process as the kernel does when there is no memory left."""
+    """End this process as the kernel ends it when memory runs out."""
     os.kill(os.getpid(), signal.SIGKILL)
 
 

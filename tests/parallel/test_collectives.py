@@ -1,4 +1,4 @@
-"""Calls in which all ranks of a group take part, between real processes over gloo: every verb, option and misfit."""
+"""Collective calls between real processes over gloo: every verb, option and mismatch."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def test_reduce(four: Ranks) -> None:
 
 
 def _reduce_expanded(rank: int) -> None:
-    """Leaves whose elements share memory on all ranks: the memory behind them stays as it is."""
+    """The elements of a leaf share memory on all ranks, and that memory does not change."""
     for call, writes in ((TensorDict.all_reduce, True), (lambda td: td.reduce(1), rank == 1)):
         memory = torch.full((5,), rank + 1.0)
         columns = torch.arange(2.0).add(rank)
@@ -415,7 +415,7 @@ def test_memory_mapped_destinations(ranks: Ranks, tmp_path: Any) -> None:
 
 
 def _subset(rank: int) -> None:
-    """A group whose ranks are others than the global ones, and those that are not in it."""
+    """A group with its own numbers of ranks, and ranks outside the group."""
     group = dist.new_group([1, 3])
     td = plain(rank).exclude("flag", "columns", ("b", "deep"))
     calls = {

@@ -113,7 +113,7 @@ def spawned() -> Iterator[Any]:
 
 
 def sent(container: Any, pipe: Any) -> tuple[float, float, str]:
-    """What the other process found, which needed no memory but what it wrote to."""
+    """The result of the other process, which needs memory only for its own writes."""
     before = shared_memory()
     pipe.send(container)
     was, total, name, theirs = pipe.recv()

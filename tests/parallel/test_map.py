@@ -341,7 +341,7 @@ def test_memory_that_a_worker_shares_is_not_copied(share, by):
         assert (piece["x"] == 7).all()
     del found, piece, view
     gc.collect()
-    # The storage of x and that of y are shared now; a pool keeps a descriptor to ask for more.
+    # The storages of x and y are shared now; a pool keeps one more descriptor.
     assert len(os.listdir("/proc/self/fd")) <= before + 3
 
 
@@ -576,7 +576,7 @@ def test_an_exception_names_its_chunk(options, pool):
 def test_exceptions_without_a_message_name_their_chunk(by):
     with pytest.raises(ValueError, match=r"^chunk 0 \(elements 0 to 9 of the dim\)$"):
         make().map(bare_error, num_chunks=1, **by)
-    # Raised as it is, it would end the generator that the results come from.
+    # If it were raised unchanged, it would end the generator of the results.
     with pytest.raises(RuntimeError, match=r"^chunk 0 \(.*StopIteration: enough$"):
         make().map(stop, num_chunks=1, **by)
 
@@ -691,7 +691,7 @@ def test_bad_arguments():
         td.map(plus_one, out=make(5))
     with pytest.raises(TypeError, match="out is a container, got Tensor"):
         td.map(plus_one, out=torch.zeros(10))
-    with pytest.raises(TypeError, match=r"chunk 0 .*gave a str; map joins"):
+    with pytest.raises(TypeError, match=r"chunk 0 .*returned a str; map joins"):
         td.map(lambda chunk: "text", num_chunks=1, **FORK)
     with pytest.raises(ValueError, match="chunksize and num_chunks"):
         td.map_iter(plus_one, chunksize=2, num_chunks=2)

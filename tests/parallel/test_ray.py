@@ -118,7 +118,7 @@ def test_put_and_get(consolidated: bool) -> None:
 
 
 def may_open_what_it_has_mapped() -> bool:
-    """Whether the kernel lets this process open the store of Ray, a file without a name that it has mapped."""
+    """Return whether this process may open the store of Ray, a mapped file without a name."""
     names = sorted(os.listdir("/proc/self/map_files"))
     try:
         os.close(os.open(f"/proc/self/map_files/{names[0]}", os.O_RDONLY))

@@ -83,7 +83,7 @@ def holds(td: Any, expected: TensorDict) -> bool:
 
 
 def resharded(td: Any, dim: int) -> TensorDict:
-    """A loaded container over the ranks there are, of which each reads its own part."""
+    """Load a container over the current ranks. Each rank reads its own part."""
     mesh = mesh_of_all()
     return td.apply(
         lambda leaf: distribute_tensor(leaf, mesh, [Shard(dim if leaf.ndim > dim else 0)], src_data_rank=None)

@@ -23,7 +23,7 @@ print(pathlib.Path(spec.origin).parents[1] if spec else "")
 
 @cache
 def found() -> dict[str, tuple[str, str]]:
-    """The path of one interpreter of each version, and the folder in which its torch lies: nothing where it has none.
+    """Return one interpreter of each version, and the folder of its torch; `None` without torch.
 
     This one counts for its version. Those in TENSORDICT_TEST_PYTHONS (paths, separated as in PATH) come before others
     of their versions.

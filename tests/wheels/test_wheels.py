@@ -67,7 +67,7 @@ def test_the_sdist_makes_the_same_wheel(built: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_every_file_compiles(version: str) -> None:
-    """No syntax that this version lacks, and none of which it warns."""
+    """This version supports all syntax of the file, without a warning."""
     if version not in found():
         pytest.skip(f"no Python {version} on the PATH, of pyenv or in TENSORDICT_TEST_PYTHONS")
     program = """

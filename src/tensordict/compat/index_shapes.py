@@ -16,7 +16,7 @@ from tensordict.ops.collection import TensorCollection
 
 
 def _getitem_batch_size(batch_size: Sequence[int], index: object) -> torch.Size:
-    """Return the shape that indexing gives for a shape of `batch_size`.
+    """Return the shape of the result of indexing a tensor of the shape `batch_size`.
 
     `tensordict.utils._getitem_batch_size`: TorchRL uses it for the shapes of its specs and of `EnvMetaData`.
 

@@ -408,7 +408,7 @@ class LazyConcatenatedTensorDict(StoredContainer):
         if is_node(value):
             return value._rewrap(value._wrapped_container()._read_row(number, local, position))
         rows: Any = _column_of(value) or value
-        return rows.of_part(number, local)
+        return rows.index_part(number, local)
 
     def _gather_rows(self, at: Tensor) -> Any:
         """Read the rows at these positions from their parts."""

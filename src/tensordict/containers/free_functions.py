@@ -11,7 +11,7 @@ from torch import Tensor
 from tensordict.containers.concatenated import LazyConcatenatedTensorDict
 from tensordict.containers.dense import TensorDict
 from tensordict.containers.lazy import LazyStackedTensorDict
-from tensordict.convert.mappings import refuse_exclusive
+from tensordict.convert.mappings import refuse_exclusive_keys
 from tensordict.core import ragged
 from tensordict.core import torch_internals as internals
 from tensordict.core.contract import Contract, is_node, merged_device, raise_key_mismatch
@@ -438,7 +438,7 @@ def _merge_nodes(nodes: Sequence[Any], count: int, callbacks: Any, path: Path) -
             merged.names = first._names
         return merged
     for node in nodes:
-        refuse_exclusive(node, "merge_tensordicts")
+        refuse_exclusive_keys(node, "merge_tensordicts")
     result = first.empty()
     if callbacks is None and first._device is None and result._wrapped_container() is result:
         # Dynamo cannot trace names that `:=` binds in a comprehension.

@@ -553,19 +553,19 @@ class NonTensorStack(_HolderBase, LazyStackedTensorDict):
 
     # --- writing ----------------------------------------------------------------------------------------------------
 
-    def _fitting_member(self, member: object, first: object = None) -> Any:
+    def _admit_member(self, member: object, first: object = None) -> Any:
         if not isinstance(member, Contract):
             member = NonTensorData._of(member, self._entries.sample[0]._batch_size)
         if not member._is_non_tensor:
             raise ShapeError(
                 f"the members of a NonTensorStack are values or their holders, got {type(member).__name__}"
             )
-        return super()._fitting_member(member, first)
+        return super()._admit_member(member, first)
 
     def _assign_values(self, at: Any, new: Any) -> Any:
         picks = self._split_index(at)
         if picks is None:
-            # The index mixes the members, so assign every element by its number.
+            # The index combines elements across members, so assign every element by its position in the batch.
             values, names = self._flat_values(), self._names
             numbers = self._numbers()[at].flatten().tolist()
             theirs = new._flat_values() if isinstance(new, NonTensorStack) else [new._value] * len(numbers)
@@ -606,7 +606,7 @@ class NonTensorStack(_HolderBase, LazyStackedTensorDict):
         """Return the numbers of the elements, as a tensor of the batch size."""
         return torch.arange(math.prod(self._batch_size)).reshape(self._batch_size)
 
-    def _of_elements(self, numbers: Sequence[int], size: torch.Size) -> Any:
+    def _stack_elements(self, numbers: Sequence[int], size: torch.Size) -> Any:
         """Return a stack of the elements with these numbers; -1 stands for the value `None`."""
         values = [*self._flat_values(), None]
         return _stack_flat([values[number] for number in numbers], size, self._device)
@@ -650,14 +650,14 @@ class _ElementNumbers(NonTensorDataBase):
         found = fn(numbers).to(torch.int64)
         shifted = fn(numbers + count).to(torch.int64)
         numbers = torch.where(shifted - found == count, found, -1)
-        out = self._value._of_elements(numbers.flatten().tolist(), numbers.shape)
+        out = self._value._stack_elements(numbers.flatten().tolist(), numbers.shape)
         if self._names is not None:
             out.names = self._rename_dims(len(size), batch_dims, rename)
         return out
 
     def _map_many(self, fn: Any, sizes: object, batch_dims: int, rename: object, on_node: object = None) -> list[Any]:
         parts = fn(self._value._numbers())
-        return [self._value._of_elements(part.flatten().tolist(), part.shape) for part in parts]
+        return [self._value._stack_elements(part.flatten().tolist(), part.shape) for part in parts]
 
 
 _SCALAR = torch.Size(())

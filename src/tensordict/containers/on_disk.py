@@ -25,7 +25,7 @@ from tensordict.core.indices import INTEGERS, checked_size, is_basic, leaf_index
 from tensordict.core.keys import Path, joined, path_of
 from tensordict.core.ragged import REFUSALS
 from tensordict.io.stores.array_store import Item, Pick, StaleError
-from tensordict.memory.stored_tensors import SPREAD, Rows, RowsArray, Selection, StoredTensor, in_memory
+from tensordict.memory.stored_tensors import SPREAD, Rows, RowsArray, Selection, StoredTensor, read_stored
 from tensordict.ops.entries.assigning import Assign
 from tensordict.ops.entries.write_plans import Write
 
@@ -49,10 +49,10 @@ class _ReadEntries(EntryStore, MutableMapping[str, Any]):  # guarded: `_get_unre
 
     def __getitem__(self, name: str) -> Any:
         try:
-            return in_memory(self.owner._get_unread(name))
+            return read_stored(self.owner._get_unread(name))
         except StaleError:
             # Another process has replaced the entry since it was looked up.
-            return in_memory(self.owner._get_unread(name))
+            return read_stored(self.owner._get_unread(name))
 
     def __setitem__(self, name: str, value: object) -> None:
         self.owner._write_entries({name: value})
@@ -418,7 +418,7 @@ class FileView(_DerivedContainer):
     def _over(cls, source: Any, part: _LeafIndex, names: Names | None, prefix: Path = ()) -> FileView:
         self = object.__new__(cls)
         self._source, self._part, self._prefix = source, part, prefix
-        self._size = part.shape_of(source._batch_size)
+        self._size = part.result_shape(source._batch_size)
         self._own_names = names if names is not None and any(names) else None
         return self
 
@@ -510,7 +510,7 @@ class FileView(_DerivedContainer):
         value = source._sketch(name) if isinstance(source, StoredContainer) else source._entries[name]
         if isinstance(value, Contract) or ragged.is_ragged(value):
             return self._restrict_entry(name, value)
-        return torch.empty((), dtype=value.dtype, device=value.device).expand(self._part.shape_of(value.shape))
+        return torch.empty((), dtype=value.dtype, device=value.device).expand(self._part.result_shape(value.shape))
 
     def _restrict_entry(self, name: str, value: Any) -> Any:
         """Return the rows of the view of an entry of the source, without reading a tensor."""
@@ -577,15 +577,18 @@ def _reduce_as_read(container: Any) -> Any:
 
 
 class _ReadingFunction:
-    """Calls a function of leaves with the elements of a `StoredTensor`, and writes them back if the function changes
-    them in place."""
+    """Wraps a function of tensors, so that it accepts a `StoredTensor` as the argument at `position`.
+
+    Each call reads the elements, passes them to the function, and writes them back if the function changed them in
+    place.
+    """
 
     __slots__ = ("fn", "keep", "position")
 
     def __init__(self, fn: Callable[..., Any], position: int = 0, keep: bool = False) -> None:
         self.fn = fn
         self.position = position
-        # If the function returns the tensor that it was given, return the `StoredTensor`.
+        # True if the `StoredTensor` is returned where the function returns the tensor that was read from it.
         self.keep = keep
 
     def __call__(self, *args: Any) -> Any:
@@ -643,7 +646,7 @@ class _LeafIndex:
         rows = self.rows
         return None if rows is None else lambda shape: (rows.at,)
 
-    def shape_of(self, shape: torch.Size) -> torch.Size:
+    def result_shape(self, shape: torch.Size) -> torch.Size:
         """Return the shape of the result for a leaf or container of this shape."""
         return self.size + shape[len(self.old) :]
 
@@ -651,13 +654,13 @@ class _LeafIndex:
         """Read the part of a leaf."""
         if _is_stored_tensor(leaf) and leaf.is_whole() and self.rows is not None:
             return leaf.read_rows(self.rows if leaf.array.spread == SPREAD else self.exact)
-        return in_memory(leaf[self.index])
+        return read_stored(leaf[self.index])
 
     def of(self, leaf: Any, key: Path) -> Any:
         """Return the part of a leaf as a `StoredTensor`. Reads the part of a ragged leaf."""
         if ragged.is_ragged(leaf):
             return ragged.Index(self.index)(leaf)
-        shape = self.shape_of(leaf.shape)
+        shape = self.result_shape(leaf.shape)
         if _is_stored_tensor(leaf) and is_basic(self.index) and 0 not in shape:
             return leaf[self.index]
         array = RowsArray(leaf, self, leaf.array.check if _is_stored_tensor(leaf) else None, shape)
@@ -695,7 +698,7 @@ def _all_of(shape: tuple[int, ...]) -> Selection:
 def _in_memory(value: Any) -> Any:
     if ragged.is_ragged(value) and hasattr(value, "_name_in_store"):
         return value.detach()
-    return in_memory(value)
+    return read_stored(value)
 
 
 def _is_stored_tensor(value: object) -> bool:

@@ -172,7 +172,11 @@ class _PrintedParser:
         return found[found.re.groups]
 
     def expect(self, pattern: str, expected: str) -> str:
-        """Do the same as `skip`, and raise an error if `pattern` does not match."""
+        """Skip white space and a match of `pattern`; return the match, or its group.
+
+        Raises:
+            ParseError: `pattern` does not match. The message says that `expected` is missing.
+        """
         found = self.skip(pattern)
         return self.fail(self.at, expected) if found is None else found
 

@@ -21,7 +21,7 @@ from tensordict.core.keys import Path, entry_of, joined
 from tensordict.core.locks import Lock
 from tensordict.memory import files
 from tensordict.memory import rows as scattered
-from tensordict.memory.stored_tensors import SPREAD, Selection, StoredTensor, Values, as_tensor, in_memory
+from tensordict.memory.stored_tensors import SPREAD, Selection, StoredTensor, Values, as_tensor, read_stored
 from tensordict.ops.dims.stacking import cat_containers
 
 # The number of a part, the index of some of its rows, and the positions of these rows in the result.
@@ -51,7 +51,7 @@ class Parts(Sequence[Any]):
     # The locked parts refer to this object as if it were the container that locks them.
     _locked = True
     # See `scattered.gather`.
-    missed: int = 0
+    announcements_left: int = 0
     # One weak reference for each part, which is dead until the part has been checked.
     _checked: list[_CheckedPart]
     starts_array: Values
@@ -128,7 +128,7 @@ class Parts(Sequence[Any]):
         self._start()
 
     def _start(self) -> None:
-        """Set the state that is not pickled; no part counts as checked."""
+        """Set the attributes that are not pickled. Every part will be checked when it is read next."""
         self.starts_array = np.asarray(self.starts, dtype=np.int64)
         self.growing = Lock()
         self._checked = [_NONE] * len(self._where)
@@ -192,7 +192,7 @@ class Parts(Sequence[Any]):
     # the first gather keeps the mapped tensors of a part as arrays of rows. It also locks the part, so that no entry
     # can be replaced. The arrays are dropped together with the part.
 
-    def columns(self, numbers: Sequence[int], loaded: list[Any]) -> list[Columns]:
+    def read_columns(self, numbers: Sequence[int], loaded: list[Any]) -> list[Columns]:
         """Return the arrays of rows of some parts. Adds newly loaded parts to `loaded`, which keeps them alive."""
         known = self._checked
         found = [known[number].columns for number in numbers]
@@ -237,7 +237,7 @@ class Parts(Sequence[Any]):
                 f"part {number} of a concatenation has the batch size {list(size)}, where one of {shown} was expected, "
                 f"{['*' if length is None else length, *expected[1:]]}"
             )
-        _check_alike(part, self.template, number, ())
+        _check_against_template(part, self.template, number, ())
 
 
 class _CheckedPart(weakref.ref[Any]):
@@ -298,7 +298,7 @@ class RowRequest:
 
     def hold(self) -> None:
         """Keep the memory alive that the rows are read from."""
-        self._columns = self.parts.columns(self.picks.hit, self.loaded)
+        self._columns = self.parts.read_columns(self.picks.hit, self.loaded)
 
     @cached_property
     def pieces(self) -> list[Piece]:
@@ -320,10 +320,10 @@ class RowRequest:
     def prefetch(self, entries: Sequence[RowsOfParts | JoinedValues]) -> None:
         """Read the rows of several entries, from several parts at once."""
 
-        def of_part(piece: Piece) -> list[Any]:
+        def index_part(piece: Piece) -> list[Any]:
             return [entry.piece(piece) for entry in entries]
 
-        read = zip(*self.parts.each(of_part, self.pieces), strict=True)
+        read = zip(*self.parts.each(index_part, self.pieces), strict=True)
         self._read = {entry.path: list(found) for entry, found in zip(entries, read, strict=True)}
 
     def of(self, entry: RowsOfParts | JoinedValues) -> list[Any]:
@@ -340,7 +340,7 @@ class RowRequest:
         if any(source is None for source in sources):
             return None
         out = scattered.new_rows((len(self.picks.local), *shape), dtype)
-        self.parts.missed = scattered.gather(sources, self.picks, out, self.parts.missed)
+        self.parts.announcements_left = scattered.gather(sources, self.picks, out, self.parts.announcements_left)
         return out
 
 
@@ -385,9 +385,9 @@ class RowsOfParts:
         rest = tuple(torch.from_numpy(item) if isinstance(item, np.ndarray) else item for item in others)
         if isinstance(first, (int, np.integer)):
             number, local = self.parts.place(self.rows[first])
-            return self.of_part(number, (local, *rest)).clone()
+            return self.index_part(number, (local, *rest)).clone()
         pieces = self._pieces(first)
-        return torch.cat(self.parts.each(lambda piece: self.of_part(piece[0], (piece[1], *rest)), pieces))
+        return torch.cat(self.parts.each(lambda piece: self.index_part(piece[0], (piece[1], *rest)), pieces))
 
     def gather(self, request: RowRequest) -> Tensor:
         """Return the requested rows."""
@@ -399,12 +399,12 @@ class RowsOfParts:
 
     def piece(self, piece: Piece) -> Tensor:
         """Return some rows of one part."""
-        return self.of_part(piece[0], piece[1])
+        return self.index_part(piece[0], piece[1])
 
-    def of_part(self, number: int, at: Any) -> Tensor:
+    def index_part(self, number: int, at: Any) -> Tensor:
         """Index the tensor of one part."""
         leaf: Tensor = self._leaf(number)[2]
-        return in_memory(leaf[at])
+        return read_stored(leaf[at])
 
     def write(self, selection: Selection, values: Any) -> None:
         """Write values into the selected elements."""
@@ -467,7 +467,7 @@ class JoinedValues:
         """Return a container with some rows of one part."""
         return self._of(self.parts[piece[0]], piece[1])
 
-    def of_part(self, number: int, at: Any) -> Any:
+    def index_part(self, number: int, at: Any) -> Any:
         """Index the entry of one part."""
         return self._of(self.parts[number], at)._entries[self.path[-1]]
 
@@ -491,7 +491,7 @@ def node_at(container: Any, path: Iterable[str]) -> Any:
     return container
 
 
-def _check_alike(part: Any, template: Any, number: int, path: Path) -> None:
+def _check_against_template(part: Any, template: Any, number: int, path: Path) -> None:
     """Raise unless two containers have the same keys, kinds of entries, dtypes, devices and row shapes."""
     own, expected = part._structure(), template._structure()
     where = f"part {number} of a concatenation"
@@ -508,7 +508,7 @@ def _check_alike(part: Any, template: Any, number: int, path: Path) -> None:
                 f"entry {joined(key)!r} is {kinds[0]} in {where}, and {kinds[1]} in the template (or first part)"
             )
         if kinds[0] == _NODE:
-            _check_alike(value._wrapped_container(), sample._wrapped_container(), number, key)
+            _check_against_template(value._wrapped_container(), sample._wrapped_container(), number, key)
         elif kinds[0] == _TENSOR:
             found = tuple(part._shape_of(name)[1:]), value.dtype, value.device
             wanted = tuple(template._shape_of(name)[1:]), sample.dtype, sample.device

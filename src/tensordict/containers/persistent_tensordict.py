@@ -24,9 +24,9 @@ from tensordict.io.formats import pickled_containers
 from tensordict.io.remote.urls import Remote, is_url
 from tensordict.io.specification import find_class, to_container
 from tensordict.io.stores import entries as stored_entries
-from tensordict.io.stores.array_store import ArrayItem, Group, Item, Other, Pick, Store
+from tensordict.io.stores.array_store import ArrayItem, Group, Item, Pick, Store, UnreadableItem
 from tensordict.io.stores.backends import backend_of
-from tensordict.io.stores.entries import noted_state
+from tensordict.io.stores.entries import read_state
 from tensordict.memory.stored_tensors import StoredTensor
 
 if TYPE_CHECKING:
@@ -145,7 +145,7 @@ class PersistentTensorDict(StoredContainer):
         """
         if storage_options is not None and kind.opens_urls and is_url(filename):
             filename = Remote(filename, storage_options)
-        options = kind.checked_options(options)
+        options = kind.check_options(options)
         store, found = kind.over(group) if filename is None else (kind.open(filename, mode, locking=self.LOCKING), None)
         try:
             found = found or store.group_at(group or "/")
@@ -180,7 +180,7 @@ class PersistentTensorDict(StoredContainer):
                 in both cases.
             check: compare the batch size with the shapes in the store.
         """
-        noted, names, self._class_name = noted_state(self._group)
+        noted, names, self._class_name = read_state(self._group)
         self._size = noted if size is None and noted is not None else size or torch.Size(())
         self._dim_names = _fit_names(names, self._size)
         if check:
@@ -238,7 +238,7 @@ class PersistentTensorDict(StoredContainer):
                 return self._as_saved_class()
             with self._store.together():
                 if batch_size is None and (auto_batch_size or noted is None):
-                    with self._store.unnoted():
+                    with self._store.suspend_notes():
                         self.auto_batch_size_(batch_dims)
                 self._check_shapes()
                 return self._as_saved_class()
@@ -252,7 +252,7 @@ class PersistentTensorDict(StoredContainer):
         unknown = sorted(set(self._list_names()) - cls.__expected_keys__)
         if unknown:
             raise SaveError(f"{joined(self._group.key)!r} is saved as a {name}, which has no fields {unknown}")
-        return cls._wrapping(self)
+        return cls._wrap_container(self)
 
     @classmethod
     def from_dict(  # type: ignore[override]
@@ -472,7 +472,7 @@ class PersistentTensorDict(StoredContainer):
             return holder
         if isinstance(item, Group):
             return self._node_over(name, item)
-        assert isinstance(item, Other)
+        assert isinstance(item, UnreadableItem)
         raise item.refusal()
 
     def _node_over(self, name: str, group: Group) -> Any:
@@ -488,7 +488,7 @@ class PersistentTensorDict(StoredContainer):
             return self._nested[name][1]._wrapped_container()  # type: ignore[no-any-return]
         child = object.__new__(self._plain)
         child._open(group, self._lineage, self._options, self._device)
-        noted, names, child._class_name = noted_state(group)
+        noted, names, child._class_name = read_state(group)
         batch_dims = len(self._size)
         child._size = self._size if noted is None or noted[:batch_dims] != self._size else noted
         child._dim_names = _fit_names(names, child._size)
@@ -511,13 +511,13 @@ class PersistentTensorDict(StoredContainer):
             group.check_name(name)
             array, value = self._fit_value(name, value, key)
             if array is None:
-                links[name] = stored_entries.made(group, value, self._options, key, self._lineage)
+                links[name] = stored_entries.write_item(group, value, self._options, key, self._lineage)
             else:
                 written.append((array, value))
         for array, value in written:
             stored_entries.fill(array, value)
         for name, made in links.items():
-            group.put(name, made)
+            group.attach(name, made)
             self._items.pop(name, None)
 
     def _fit_value(self, name: str, value: Any, key: Path) -> tuple[ArrayItem | None, Any]:
@@ -560,7 +560,7 @@ class PersistentTensorDict(StoredContainer):
                 f"the {self._store.kind} {self._store.name!r} is broken: it lists "
                 f"{joined((*self._group.key, name))!r}, but there is no such entry"
             ) from None
-        if isinstance(item, Other):
+        if isinstance(item, UnreadableItem):
             # Describing such an entry is fine; reading it raises.
             return makers.value(f"<{item.why}>", self._size, self._device)
         return super()._sketch(name)

@@ -22,13 +22,13 @@ from tensordict.core.shapes import as_new_dim, as_size
 from tensordict.io.specification import check_levels, class_name, find_class, is_stored_as_class
 from tensordict.io.stores import entries as stored_entries
 from tensordict.io.stores.array_store import StaleError
-from tensordict.io.stores.entries import noted_class
+from tensordict.io.stores.entries import read_class
 from tensordict.io.stores.redis_stacks import ElementGroup, StackServer
 from tensordict.io.stores.redis_wire import Address
 
 __all__ = ["LazyStackedTensorDictStore"]
 
-# Where the name of the stack dim is noted.
+# The server stores the name of the stack dim under this key.
 _NAME = "_stack_name"
 
 
@@ -325,7 +325,7 @@ class LazyStackedTensorDictStore(LazyStackedTensorDict):
         with server.together(groups, _all_of):
             return super()._index(index)._map(identity)
 
-    def _fitting_member(self, member: object, first: Any = None) -> Any:
+    def _admit_member(self, member: object, first: Any = None) -> Any:
         raise StackError("the number of elements of a lazy stack on a server is fixed: store a longer one anew")
 
     def __getstate__(self) -> dict[str, Any]:
@@ -401,8 +401,8 @@ class LazyStackedTensorDictStore(LazyStackedTensorDict):
     def _open_store(cls, store: StackServer, device: Any) -> Any:
         self = object.__new__(cls)
         self._adopt(store, device)
-        name = noted_class(store.element(None))
-        return self if name is None else find_class(name)._wrapping(self)
+        name = read_class(store.element(None))
+        return self if name is None else find_class(name)._wrap_container(self)
 
     @classmethod
     def from_store(

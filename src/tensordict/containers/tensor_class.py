@@ -311,7 +311,7 @@ class TensorClass(FieldWrapper, metaclass=_Dataclass):
             raise FieldError(f"{cls.__name__}.from_tensordict got {unknown}, {cls._layout.describe_fields()}")
         if non_tensordict:
             container = container.copy()
-        self = cls._wrapping(container)
+        self = cls._wrap_container(container)
         for name, value in (non_tensordict or {}).items():
             self._store_entry(name, self._as_entry(name, value, True))
         if cls._has_post_init:

@@ -27,42 +27,41 @@ __all__ = ["TensorDictStore"]
 @pytree.register
 @registry.register
 class TensorDictStore(PersistentTensorDict):
-    """A container whose entries are on a Redis server, or another one of its protocol, which many processes share.
+    """Keep a container on a Redis server, or one of the same protocol, and share it between processes.
 
-    - Reading an entry fetches it, and gives a tensor in memory. An index fetches only the bytes that it takes:
-      `store[torch.randint(len(store), (256,))]` is a mini-batch, in one request whatever the number of entries.
-    - Writing an entry sends it, and so does everything that writes in place: `store[3] = item`, `set_`,
-      `store.mul_(2)`. All that one call writes goes in one request, and is on the server whole or not at all; tensors
-      of more than 32 MiB go ahead in several, under a name that nobody reads.
-    - A nested container is read as a `TensorDictStore`. The results of operations are in memory, as `TensorDict`s.
-    - Processes that write different entries, or different rows of one, lose nothing. A process that writes rows of an
-      entry that another one has replaced by one of another shape, or deleted, gets an error and has written nothing.
-    - A request that gets no answer is sent again for about a second, as every request may be; then it is a
-      `ConnectionError`, and the same call works once the server is back.
+    - Reading an entry fetches it as a tensor in memory. An index fetches only the selected bytes:
+      `store[torch.randint(len(store), (256,))]` is a mini-batch, in one request for all entries.
+    - Writing an entry sends it to the server. In-place operations do the same: `store[3] = item`, `set_`,
+      `store.mul_(2)`. Each call sends one request, which the server executes completely or not at all. Tensors of more
+      than 32 MiB are uploaded first, in several requests.
+    - A nested container is read as a `TensorDictStore`. Results of operations are `TensorDict`s in memory.
+    - Processes that write different entries, or different rows of an entry, do not disturb each other. Writing rows of
+      an entry that another process has deleted, or replaced by another shape, raises an error and has no effect.
+    - A request without an answer is repeated for about a second, then raises a `ConnectionError`. The same call works
+      once the server is back.
 
-    Values that are no tensors are kept as JSON, never as pickles. The layout on the server is that of the reference,
-    which can read what is written here, and the other way round; names of dims, batch sizes of nested containers and
-    nested containers without entries are kept beside it. The server holds at most 512 MiB in one tensor, unless its
-    `proto-max-bulk-len` says otherwise.
+    Values are stored as JSON, never as pickles. The layout on the server is the layout of the reference, in both
+    directions. Additional keys hold the names of dims, and the batch sizes of nested containers and of empty ones. A
+    tensor has at most 512 MiB, unless the setting `proto-max-bulk-len` of the server allows more.
 
     Args:
-        backend: the kind of server: `"redis"`, `"dragonfly"`, `"keydb"`, or any other that speaks its protocol. It is
-            kept for the reader; all are spoken to alike.
+        backend: name of the kind of server: `"redis"`, `"dragonfly"`, `"keydb"`, or another one with this protocol. It
+            is only informative.
         host, port, db: the server, and the number of its data base.
-        unix_socket_path: the socket of a server on this machine, in place of `host` and `port`.
-        prefix: what the names of all keys on the server begin with.
-        batch_size: the leading dims that all entries share; `None` for that which is stored, else no batch dims.
-        device: tensors are moved there when they are fetched; `None` for the device that is stored.
-        client: a `redis.Redis` to use in place of a connection of its own; of a `redis.asyncio.Redis` the settings are
-            taken over. Containers on one server share one pool of connections.
-        td_id: the identifier of a container that is on the server; a new one by default. See :attr:`td_id`.
-        cache_metadata: keep shapes and dtypes between calls, which saves a request each. They are checked by the server
-            with each read and write, so that what another process has changed is never read wrongly.
-        ttl: after how many seconds without a write the server forgets the container; `None` for never. Writing rows
-            sets the time anew when a tenth of it has passed.
+        unix_socket_path: the socket of a server on this machine; replaces `host` and `port`.
+        prefix: prefix of all keys on the server.
+        batch_size: the leading dims that all entries share; by default the stored batch size, or no batch dims.
+        device: device of the fetched tensors; by default the stored device.
+        client: a `redis.Redis` to send requests through, or a `redis.asyncio.Redis` to copy the settings from. By
+            default, containers on one server share a pool of connections.
+        td_id: the identifier of a container on the server; a new one by default. See :attr:`td_id`.
+        cache_metadata: cache shapes and dtypes between calls, which saves a request each. Reads and writes still
+            compare them on the server, so changes of other processes are noticed.
+        ttl: seconds without a write after which the server deletes the container; `None` for never. Writing rows
+            renews the time after a tenth of it.
         **redis_kwargs: further arguments of `redis.Redis`: `password=`, `ssl=`, `socket_timeout=`, `max_connections=`.
-            The environment variable `TENSORDICT_REDIS_PASSWORD` gives a password where they give none. Pickling a
-            container whose connection has a secret is a `PicklingError`, unless `allow_secrets=True` is among them.
+            The default password is in the environment variable `TENSORDICT_REDIS_PASSWORD`. Pickling a container whose
+            connection has a secret raises `PicklingError`, unless `allow_secrets=True` is given.
 
     Raises:
         ConnectionError: the server does not answer.
@@ -84,7 +83,7 @@ class TensorDictStore(PersistentTensorDict):
     _store: Server
     # An index fetches the rows of all entries in one request.
     _gives_views = False
-    # What `from_schema` makes of this class.
+    # The argument `storage` of `from_schema` that selects this class.
     _schema_storage: ClassVar[str | None] = "redis"
 
     def __init__(
@@ -127,7 +126,7 @@ class TensorDictStore(PersistentTensorDict):
 
     @property
     def _td_id(self) -> str:
-        # As programs that were written for the reference ask for it.
+        # Programs written for the reference implementation read this private name.
         return self._store.address.td_id
 
     @classmethod
@@ -160,8 +159,8 @@ class TensorDictStore(PersistentTensorDict):
             one.
 
         Raises:
-            KeyError: there is no such container on the server.
-            UnsupportedEntryError: its tensorclass is not known to this program. Nothing is imported because of what is
+            KeyError: the server has no container of this identifier.
+            UnsupportedEntryError: this program does not know its tensorclass. Nothing is imported because of what is
                 on a server: import the module first.
             ConnectionError: the server does not answer.
         """
@@ -250,8 +249,8 @@ class TensorDictStore(PersistentTensorDict):
             input_dict: what :meth:`TensorDict.from_dict` takes.
             backend, host, port, db, unix_socket_path, prefix: as of the class.
             auto_batch_size: without a `batch_size`, give every level the longest batch size that its entries share.
-            batch_size: the batch size; that of a container, and none for a dict, by default.
-            device: tensors are moved there when they are fetched.
+            batch_size: the batch size; by default the batch size of the container, and no batch dims for a dict.
+            device: device of the fetched tensors.
             **kwargs: further arguments of the class.
 
         Returns:
@@ -268,8 +267,8 @@ class TensorDictStore(PersistentTensorDict):
         return result
 
     @classmethod
-    def _zeros(cls, entries: Mapping[Any, tuple[torch.Size, torch.dtype]], size: torch.Size, **kwargs: Any) -> Any:
-        """A container of zeros, which the server makes itself; see `from_schema`."""
+    def _make_zeros(cls, entries: Mapping[Any, tuple[torch.Size, torch.dtype]], size: torch.Size, **kwargs: Any) -> Any:
+        """Create a container of zeros on the server, without sending them; see `from_schema`."""
         self = object.__new__(cls)
         device = kwargs.pop("device", None)
         store = Server(Address.of(**kwargs))
@@ -282,15 +281,15 @@ class TensorDictStore(PersistentTensorDict):
                     group = group.child(part, size)
                 key = tuple(path)
                 stored_entries.check_leaf(store, torch.empty((), dtype=dtype), key)
-                group.put(name, group.new_array(key, (*size, *shape), dtype, {}))
+                group.attach(name, group.new_array(key, (*size, *shape), dtype, {}))
         return self
 
     def to_local(self) -> Any:
-        """A copy in memory, the same as :meth:`to_tensordict`, fetched in one request for each 32 MiB."""
+        """Fetch a copy into memory, like :meth:`to_tensordict`, in one request per 32 MiB."""
         return self.to_tensordict()
 
     def clear_redis(self) -> None:
-        """Delete all that the server has of this container; it is without entries then, and can be written to again."""
+        """Delete the container on the server. It has no entries then, and can be written to again."""
         self._refuse_if_locked("clear it")
         self._store.clear()
         self._items.clear()

@@ -190,7 +190,7 @@ class TypedTensorDict(FieldWrapper, TensorDictBase):
         """
         if not is_node(td) or td._is_non_tensor:
             raise FieldError(f"{cls.__name__}.from_tensordict needs a container, got {type(td).__name__}")
-        self = cls._wrapping(container_of(td))
+        self = cls._wrap_container(container_of(td))
         if check:
             entries = self._structure()
             cls._check_required_keys(entries, f"{cls.__name__}.from_tensordict()")
@@ -287,7 +287,7 @@ def _make_property(name: str, kind: object, default: object) -> property:
                 raise AttributeError(name)  # Python then calls `__getattr__`, which raises the full message.
             return value_of_missing
         if nested is not None and is_node(value) and not isinstance(value, nested):
-            return nested._wrapping(container_of(value))
+            return nested._wrap_container(container_of(value))
         return unwrap(value)
 
     def write(self: Any, value: Any) -> None:

@@ -73,8 +73,8 @@ class Wrapper(TensorCollection):
     # --- wrapping containers --------------------------------------------------------------------------------------
 
     @classmethod
-    def _wrapping(cls, container: object) -> Self:
-        """Wrap a container without checks."""
+    def _wrap_container(cls, container: object) -> Self:
+        """Make an instance over an existing container, without checks."""
         self = object.__new__(cls)
         object.__setattr__(self, "_tensordict", container)
         return self
@@ -86,7 +86,7 @@ class Wrapper(TensorCollection):
         if result is self._tensordict:
             return self
         if isinstance(result, Contract):
-            return self._wrapping(result)
+            return self._wrap_container(result)
         if type(result) in (list, tuple) and result and isinstance(result[0], Contract):
             return type(result)(map(self._rewrap, result))
         return result
@@ -95,15 +95,15 @@ class Wrapper(TensorCollection):
     def _make(
         cls, entries: dict[str, Any], batch_size: torch.Size, device: torch.device | None, names: Names | None
     ) -> Self:
-        return cls._wrapping(TensorDict._make(entries, batch_size, device, names))
+        return cls._wrap_container(TensorDict._make(entries, batch_size, device, names))
 
     def _build(
         self, entries: dict[str, Any], batch_size: torch.Size, device: torch.device | None, names: Names | None
     ) -> Self:
-        return self._wrapping(self._tensordict._build(entries, batch_size, device, names))
+        return self._wrap_container(self._tensordict._build(entries, batch_size, device, names))
 
     def _subset(self, entries: dict[str, Any], device: torch.device | None) -> Self:
-        return self._wrapping(self._tensordict._subset(entries, device))
+        return self._wrap_container(self._tensordict._subset(entries, device))
 
     def _as_result(self, stack: Any) -> Any:
         members = stack._entries
@@ -112,13 +112,13 @@ class Wrapper(TensorCollection):
         members.containers = [member._tensordict for member in members.containers]
         if members.template is not None:
             members.template = members.template._tensordict
-        return self._wrapping(stack)
+        return self._wrap_container(stack)
 
     def _dense(self, hooked: bool = False) -> Any:
         return self._rewrap(self._tensordict._dense(hooked))
 
     def _restack(self, members: Sequence[Any], dim: int | None = None) -> Self:
-        return self._wrapping(self._tensordict._restack(list(map(container_of, members)), dim))
+        return self._wrap_container(self._tensordict._restack(list(map(container_of, members)), dim))
 
     # --- the walks --------------------------------------------------------------------------------------------------
 
@@ -130,10 +130,10 @@ class Wrapper(TensorCollection):
         rename: Rename | None = None,
         on_node: LeafFn | None = None,
     ) -> Self:
-        return self._wrapping(self._tensordict._map(fn, size, batch_dims, rename, on_node))
+        return self._wrap_container(self._tensordict._map(fn, size, batch_dims, rename, on_node))
 
     def _rebuilt(self, leaves: Iterator[Any]) -> Self:
-        return self._wrapping(self._tensordict._rebuilt(leaves))
+        return self._wrap_container(self._tensordict._rebuilt(leaves))
 
     def _map_many(
         self,
@@ -143,7 +143,7 @@ class Wrapper(TensorCollection):
         rename: Rename | None,
         on_node: Callable[[Any], Sequence[Any]] | None = None,
     ) -> list[Self]:
-        return list(map(self._wrapping, self._tensordict._map_many(fn, sizes, batch_dims, rename, on_node)))
+        return list(map(self._wrap_container, self._tensordict._map_many(fn, sizes, batch_dims, rename, on_node)))
 
     def _plan_write(self, write: Write, source: object, prefix: Path = ()) -> None:
         self._tensordict._plan_write(write, container_of(source), prefix)
@@ -165,7 +165,7 @@ class Wrapper(TensorCollection):
         self.__dict__.update(pickled_containers.convert_state(type(self), state))
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        result = memo[id(self)] = self._wrapping(copy.deepcopy(self._tensordict, memo))
+        result = memo[id(self)] = self._wrap_container(copy.deepcopy(self._tensordict, memo))
         return result
 
 
@@ -248,7 +248,7 @@ class FieldWrapper(Wrapper):
         if isinstance(value, (Tensor, Contract)):
             return value
         if (
-            # `numpy.float64` is a subclass of `float`.
+            # A `numpy.float64` is a subclass of both, and counts as a number.
             (isinstance(value, _VALUES) and not isinstance(value, float))
             or (keep and isinstance(value, Mapping))
             or (self._nocast and isinstance(value, (*_NUMBERS, np.ndarray)))
@@ -366,6 +366,6 @@ def register_wrapper(cls: type[Wrapper]) -> None:
     def unflatten(values: Any, context: Any) -> Any:
         kind, inner = context
         container = internals.pytree_nodes[kind].unflatten_fn(values, inner)
-        return None if container is None else cls._wrapping(container)
+        return None if container is None else cls._wrap_container(container)
 
     internals.register_pytree_node(cls, flatten, unflatten, flatten_with_keys_fn=flatten_with_keys)

@@ -58,7 +58,10 @@ WIDER |= {getattr(torch, name): torch.float32 for name in dir(torch) if name.sta
 
 
 def pyarrow() -> Any:
-    """Return the module `pyarrow`. The look-up in `sys.modules` saves 5 us of `require`, for every column."""
+    """Return the module `pyarrow`.
+
+    It is called for every column. Looking in `sys.modules` first is 5 us faster than `require`.
+    """
     return sys.modules.get("pyarrow") or require("pyarrow", "tabular")
 
 
@@ -128,9 +131,11 @@ def _unify_mask(column: TableColumn, by_elements: bool) -> Tensor | None:
 
 
 def masks_of(tables: Iterable[Any], reading: TableOptions) -> dict[Path, bool]:
-    """Find the columns with nulls in any part of a table. The value is true if elements are null, not only rows.
+    """Find the columns of a table that have nulls in any of its parts.
 
-    Pass the result as `TableOptions.masks`, so that all parts get the same entries.
+    Returns:
+        for each of these columns, by its path: true if the elements of lists are null, false if only rows are. Pass it
+        as `TableOptions.masks`, so that all parts get the same entries.
     """
     found: dict[Path, bool] = {}
     for table in tables:
@@ -342,7 +347,10 @@ class ColumnReader:
     # --- nulls --------------------------------------------------------------------------------------------------------
 
     def _read_numbers(self, array: Any, place: Path, note: dict[str, Any]) -> tuple[Tensor, Tensor | None]:
-        """Return the numbers of an array over its memory, and a mask of the valid ones (`None` if all are)."""
+        """Return the numbers of an Arrow array, and a mask that is true where they are valid (`None` if all are).
+
+        The tensor of numbers shares the memory of the array if possible.
+        """
         pa = pyarrow()
         if array.null_count and "missing" in note and pa.types.is_signed_integer(array.type):
             array = array.fill_null(-1)
@@ -578,7 +586,7 @@ def _make_flat_array(leaf: Tensor) -> Any:
     count = leaf.numel()
     if not count:
         return pa.array([], kind)
-    # `py_buffer` is marked as mutable; `foreign_buffer` would not be.
+    # `pa.py_buffer` makes a mutable buffer. The buffer of `pa.foreign_buffer` would be read-only.
     return pa.Array.from_buffers(kind, count, [None, pa.py_buffer(leaf.numpy())])
 
 

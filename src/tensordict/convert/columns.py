@@ -214,13 +214,13 @@ def _attach_masks(columns: Sequence[TableColumn]) -> list[TableColumn]:
     for mask in sorted(columns, key=lambda column: len(column.path[-1])):
         path = (*mask.path[:-1], mask.path[-1].removesuffix(MASK))
         masked = by_path.get(path)
-        if masked is not None and path not in taken and _is_mask(mask, masked):
+        if masked is not None and path not in taken and _is_mask_of(mask, masked):
             masked.valid = mask.values
             taken.add(mask.path)
     return [column for column in columns if column.path not in taken]
 
 
-def _is_mask(mask: TableColumn, masked: TableColumn) -> bool:
+def _is_mask_of(mask: TableColumn, masked: TableColumn) -> bool:
     """Return whether a column is a mask of the rows, or of the elements, of another column."""
     if mask is masked or mask.dtype is not torch.bool or masked.dtype is None:
         return False
@@ -296,7 +296,7 @@ class _ColumnCollector:
             name = column.path[-1]
             if _are_categories(column.dtype, metadata.get(name + CATEGORIES), self.text_categories):
                 column.categories = metadata.pop(name + CATEGORIES)
-            if _is_type(column, metadata.get(name + TYPE)):
+            if _can_have_type(column, metadata.get(name + TYPE)):
                 column.type = metadata.pop(name + TYPE)
 
     def _collect_leaf(self, path: Path, leaf: Tensor) -> None:
@@ -332,8 +332,8 @@ class _ColumnCollector:
         self.columns.append(TableColumn(path, value, batch=list(size[1:])))
 
 
-def _is_type(column: TableColumn, value: Any) -> bool:
-    """Return whether a value names a type that the numbers of a column can stand for."""
+def _can_have_type(column: TableColumn, value: Any) -> bool:
+    """Return whether `value` is the name of a type, and the column may have this type."""
     if type(value) is not str or column.dtype is None:
         return False
     if column.categories is not None:

@@ -151,15 +151,15 @@ class _CsvReader:
 
     # --- reading ------------------------------------------------------------------------------------------------
 
-    def read_batches(self, path: str, together: bool) -> Iterator[Any]:
+    def read_batches(self, path: str, at_once: bool) -> Iterator[Any]:
         """Yield the record batches of a file, with the types of its first rows, or as bytes.
 
         Args:
             path: the path of the file.
-            together: read the whole file at once, on all processors.
+            at_once: read the whole file at once, on all processors.
         """
         self.row = 2 if self.options.header else 1
-        with self._name_errors():
+        with self._name_file_in_errors():
             head = self._open_with_inferred_types(path)
             names = head.schema.names
             if not self.options.header and not self.options.names:
@@ -173,12 +173,12 @@ class _CsvReader:
             types = as_bytes | self._choose_types(next(iter(head), None), is_odd)
             done = 0
             with contextlib.suppress(self.pa.ArrowInvalid):
-                options = self._make_options(types, use_threads=together, may_break=may_break or not together)
+                options = self._make_options(types, use_threads=at_once, may_break=may_break or not at_once)
                 # Checking whole columns of a table takes a seventh of the time of checking batches.
-                for part in [self.csv.read_csv(path, *options)] if together else self.csv.open_csv(path, *options):
+                for part in [self.csv.read_csv(path, *options)] if at_once else self.csv.open_csv(path, *options):
                     if any(map(self._may_lose_digits, part.columns)):
                         break
-                    yield from part.to_batches() if together else [part]
+                    yield from part.to_batches() if at_once else [part]
                     done += len(part)
                 else:
                     return
@@ -281,7 +281,7 @@ class _CsvReader:
         )
 
     @contextlib.contextmanager
-    def _name_errors(self) -> Iterator[None]:
+    def _name_file_in_errors(self) -> Iterator[None]:
         """Add the name of the file to errors."""
         try:
             yield

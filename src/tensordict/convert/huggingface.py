@@ -72,7 +72,7 @@ def _to_fixed_lists(pa: Any, column: Any, shape: tuple[int, ...]) -> Any:
     return pa.chunked_array(chunks, kind)
 
 
-def dataset_of_table(table: Any) -> Any:
+def make_dataset(table: Any) -> Any:
     """Make a data set that shares the memory of a table."""
     datasets, pa = require("datasets", "hf"), require("pyarrow", "hf")
     labels: dict[str, list[str]] = {}

@@ -1,4 +1,4 @@
-"""A check that conversions share: whether a lazy stack has the same entries in all members."""
+"""A check that conversions share: all members of a lazy stack must have the same entries."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from tensordict.core.contract import Contract
 from tensordict.core.exceptions import KeyMismatchError
 
 
-def refuse_exclusive(container: Contract, method: str) -> None:
+def refuse_exclusive_keys(container: Contract, method: str) -> None:
     """Raise if a lazy stack has entries that only some members have, because `method` would lose them."""
     if type(container._entries) is dict or not (members := container._members()):
         return
     for member in members:
-        refuse_exclusive(member, method)
+        refuse_exclusive_keys(member, method)
     names = [set(member._structure()) for member in members]
     if odd := sorted(set().union(*names) - set.intersection(*names)):
         raise KeyMismatchError(

@@ -37,7 +37,7 @@ def container_of_files(
     tables: list[Any] = []
     with progress_bar(None, "reading", len(files), "file") as shown:
         for file in files:
-            with file.local() as local, _name_errors(file):
+            with file.local() as local, _name_file_in_errors(file):
                 if os.path.isdir(local):
                     tables.append(parquet.read_table(local, columns=_to_list(columns), **options))
                 else:
@@ -46,7 +46,7 @@ def container_of_files(
                     _check_same(tables[0].schema, tables[-1].schema, files[0])
             if shown is not None:
                 shown.add(1)
-    with _name_errors(files[-1]):
+    with _name_file_in_errors(files[-1]):
         table = tables[0] if len(tables) == 1 else pa.concat_tables(tables)
         return arrow.container_of_table(table, reading)
 
@@ -112,10 +112,10 @@ def _iterate_containers(
     options: dict[str, Any],
 ) -> Iterator[Any]:
     if reading.nulls:
-        lacking = (batch for _, batch in _iterate_batches(files, columns, rows, options, lacking=True))
-        reading = replace(reading, masks=arrow.masks_of(lacking, reading))
+        batches = (batch for _, batch in _iterate_batches(files, columns, rows, options, nullable_only=True))
+        reading = replace(reading, masks=arrow.masks_of(batches, reading))
     for file, batch in _iterate_batches(files, columns, rows, options):
-        with _name_errors(file):
+        with _name_file_in_errors(file):
             container = arrow.container_of_table(batch, reading)
         yield container
 
@@ -125,21 +125,21 @@ def _iterate_batches(
     columns: Sequence[str] | None,
     rows: int,
     options: dict[str, Any],
-    lacking: bool = False,
+    nullable_only: bool = False,
 ) -> Iterator[tuple[SourceFile, Any]]:
-    """Yield record batches of `rows` rows. With `lacking`, read only the columns that may have nulls."""
+    """Yield record batches of `rows` rows. With `nullable_only`, read only the columns that may have nulls."""
     parquet, _ = _import_parquet()
     for file in files:
         with file.local() as local, contextlib.ExitStack() as held:
-            with _name_errors(file):
+            with _name_file_in_errors(file):
                 # With `pre_buffer`, Arrow would keep the whole file in memory.
                 opened = held.enter_context(parquet.ParquetFile(local, pre_buffer=False))
                 _check_columns(opened.schema_arrow, columns)
                 batches = opened.iter_batches(
-                    rows, columns=_find_nullable(opened, columns) if lacking else _to_list(columns), **options
+                    rows, columns=_find_nullable(opened, columns) if nullable_only else _to_list(columns), **options
                 )
             while True:
-                with _name_errors(file):
+                with _name_file_in_errors(file):
                     batch = next(batches, None)
                 if batch is None:
                     break
@@ -266,8 +266,8 @@ def _check_columns(schema: Any, columns: Sequence[str] | None) -> None:
 
 
 @contextlib.contextmanager
-def _name_errors(file: SourceFile) -> Iterator[None]:
-    """Add the name of the file to errors."""
+def _name_file_in_errors(file: SourceFile) -> Iterator[None]:
+    """Add the path of the file to the errors that a block raises."""
     pa = arrow.pyarrow()
     try:
         yield

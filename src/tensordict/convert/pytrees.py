@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tensordict.convert.mappings import refuse_exclusive
+from tensordict.convert.mappings import refuse_exclusive_keys
 from tensordict.core import makers, registry
 from tensordict.core import torch_internals as internals
 from tensordict.core.contract import Contract, is_node
@@ -28,7 +28,11 @@ _NUMBERS = (bool, int, float, complex, np.number, np.bool_)
 
 @dataclass(frozen=True)
 class Registered:
-    """The mark of a node whose type is registered with torch: the type, and the context of its flattened form."""
+    """Marks a level of the tree that was a node of a type registered with torch's pytrees.
+
+    type: the registered type.
+    context: the context that torch returned for the node when it flattened it.
+    """
 
     type: type[Any]
     context: Any
@@ -134,7 +138,7 @@ def namedtuple_of(node: Any, dest_cls: Any = None, path: Path = ()) -> Any:
         ValueError: the name of an entry cannot be a field.
         TypeError: the entries are not the fields of `dest_cls`.
     """
-    refuse_exclusive(node, "to_namedtuple")
+    refuse_exclusive_keys(node, "to_namedtuple")
     # Adds the fields of a tensorclass that are `None`, which have no entry.
     layout = getattr(node, "_layout", None)
     fields: dict[str, Any] = dict.fromkeys(layout.names) if layout is not None else {}

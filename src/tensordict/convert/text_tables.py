@@ -29,8 +29,8 @@ class TextReader(Protocol):
     source: str
     row: int
 
-    def read_batches(self, path: str, together: bool) -> Iterator[Any]:
-        """Yield the record batches of a local file. With `together`, it may read them all at once, if that is faster.
+    def read_batches(self, path: str, at_once: bool) -> Iterator[Any]:
+        """Yield the record batches of a local file. With `at_once`, the reader may read the whole file first.
 
         The caller sets `source` before, and calls it for the files one after the other.
         """
@@ -60,7 +60,7 @@ class TextTables:
         """Return one table of all rows. The files are read once, and kept in memory meanwhile."""
         kept: list[tuple[str, int, Any]] = []
         with progress_bar(None, "reading", None, "row") as shown:
-            for file, row, piece in self._read_batches(together=True):
+            for file, row, piece in self._read_batches(at_once=True):
                 kept.append((file, row, self._reader.infer(piece)))
                 if shown is not None:
                     shown.add(len(piece))
@@ -80,13 +80,13 @@ class TextTables:
         for batch in self._convert(self._read_batches() if found else ()):
             yield arrow.container_of_table(batch, reading)
 
-    def _read_batches(self, together: bool = False) -> Iterator[tuple[str, int, Any]]:
+    def _read_batches(self, at_once: bool = False) -> Iterator[tuple[str, int, Any]]:
         """Yield the batches of all files, each with its file and the number of its first row."""
         reader = self._reader
         for file in self._files:
             reader.source = file.path
             with file.local() as path:
-                for piece in reader.read_batches(path, together):
+                for piece in reader.read_batches(path, at_once):
                     row = reader.row
                     yield file.path, row, piece
                     reader.row = row + len(piece)
@@ -162,7 +162,7 @@ def write_text(
 
     def save(local: PathLike) -> None:
         with FileTransaction(
-            local, durable=durable, check=None if overwrite else check or _refuse_content
+            local, durable=durable, check=None if overwrite else check or _refuse_nonempty_file
         ) as transaction:
             with (
                 transaction.new_file(transaction.path) as fd,
@@ -175,6 +175,7 @@ def write_text(
     write_file(path, storage_options, overwrite, save)
 
 
-def _refuse_content(path: str) -> None:
+def _refuse_nonempty_file(path: str) -> None:
+    """Raise if the file at `path` is not empty."""
     if os.path.getsize(path):
         raise SaveError(f"there is a file at {path!r} already: pass overwrite=True to replace it")

@@ -59,7 +59,8 @@ class BlockContext(Contract):
 
     _blocks: list[tuple[Any, Callable[[Any], Any], _Before]] | None = None
 
-    # The operation that a block undoes if the container comes from none. Without a default, such a block is an error.
+    # A `with` block undoes this operation if the container was not returned by an operation that can be undone. If it
+    # is `None`, such a block raises an error.
     _default_undo: tuple[Any, ...] | None = None
 
     def __enter__(self) -> Self:
@@ -171,7 +172,8 @@ def _write_back(source: Any, restored: Any, leaves: set[Key], gone_nodes: set[Ke
         below = [_select_below(path, keys) for keys in (leaves, gone_nodes, kept)]
         node._write_back(piece, *below)
     after = set(restored.keys(True, True))
-    # When a node replaced a leaf, or a leaf a node, exchange the entry in place, so that the order of keys stays.
+    # If a container has replaced a leaf under the same key, or a leaf a container, overwrite the entry. This keeps the
+    # order of the keys.
     for key in (key for key in leaves - after if not (paths and _is_under_any(key, paths))):
         become = restored._peek(path_of(key))
         if _is_branch(become):

@@ -155,7 +155,7 @@ class Contract:
     _is_over_another: bool = False
     # True if the entries stay in a file or in other containers.
     _is_in_file: bool = False
-    # Names that read as `None` while they have no entry.
+    # The names of optional entries. Reading one that is missing returns `None` instead of raising `KeyError`.
     _optional: frozenset[str] = frozenset()
     # True if the leaves are parameters: they stay in memory, and in-place writes bypass autograd.
     _holds_parameters: bool = False
@@ -163,7 +163,7 @@ class Contract:
     _sealed: bool = False
     _lock_owners: list[weakref.ref[Any]] | None = None
     _backing: Backing = NOT_BACKED
-    # True for classes that hold a non-tensor value.
+    # True if the container holds a non-tensor value instead of entries.
     _is_non_tensor: bool = False
     # True for a container that is also a tensor, and a leaf to all walks: `UnbatchedTensor`.
     _is_tensor: bool = False
@@ -217,7 +217,7 @@ class Contract:
         return entries.writable() if type(entries) is not dict and isinstance(entries, EntryStore) else entries
 
     def _share_entries(self) -> Mapping[str, Any]:
-        """Return the entries for callers that build another container from them with `_subset`. Reads nothing."""
+        """Return the entries without reading any, for callers that pass some of them to `_subset`."""
         entries = self._entries
         return entries.share_entries() if type(entries) is not dict and isinstance(entries, EntryStore) else entries
 

@@ -157,7 +157,12 @@ def is_mask(index: object) -> bool:
 
 
 def index_for_names(index: object, at: Any) -> Any:
-    """Return the index for `rename_dims`: a mask as one tensor; for other indices `at`, their `leaf_index`."""
+    """Choose the index to pass to `rename_dims`: the mask itself, or `at` for any other index.
+
+    Args:
+        index: the index as the caller wrote it.
+        at: the same index, converted by `leaf_index`. This splits a mask of several dims, and hides that it was a mask.
+    """
     return torch.as_tensor(index) if is_mask(index) else at
 
 

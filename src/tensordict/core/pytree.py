@@ -17,7 +17,9 @@ T = TypeVar("T", bound=type)
 
 
 class BatchDims(int):
-    """The number of batch dims, with the batch size as an attribute, for sizes that vary in compiled code.
+    """The number of batch dims. The batch size itself is an attribute, `size`.
+
+    A `Context` holds it instead of a batch size that varies in compiled code.
 
     `nested_compile_region` makes a constant of the structure of its arguments, which cannot contain varying sizes. Of
     this object it keeps only the number.

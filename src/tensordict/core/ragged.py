@@ -127,8 +127,9 @@ def is_compact(leaf: Tensor) -> bool:
     return lengths_of(leaf) is None if leaf.layout is torch.jagged else bool(leaf.is_contiguous())
 
 
-def elements(leaf: Tensor) -> Tensor:
-    """Return the elements of a leaf as a plain tensor, without the content of holes."""
+def pack_elements(leaf: Tensor) -> Tensor:
+    """Return the elements of a ragged leaf as a plain tensor, without the content of holes. Others are returned as
+    they are."""
     if not leaf.is_nested:
         return leaf
     if leaf.layout is not torch.jagged and not leaf.size(0):
@@ -312,7 +313,7 @@ class RaggedRows:
         sizes = _strided_sizes(leaf)
         numels = sizes.prod(-1)
         positions, _ = positions_of((numels.cumsum(0) - numels)[rows], numels[rows])
-        return from_buffer(elements(leaf).index_select(0, positions.to(leaf.device)), sizes[rows])
+        return from_buffer(pack_elements(leaf).index_select(0, positions.to(leaf.device)), sizes[rows])
 
 
 def positions_of(starts: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
@@ -384,7 +385,7 @@ class Index:
             raise _unsupported_form(f"the index {self.at!r} reaches the ragged dim {ragged} of shape {shape}")
 
     def places(self, leaf: Tensor) -> list[Tensor]:
-        """Return the selected part of each row, as views to write to. The head of the index is not an integer."""
+        """Return views of the selected part of each row, to write to. The index of the rows must not be an integer."""
         rows = leaf.unbind()
         if self._picks_places():
             picked = [items.tolist() for items in self._picks()]
@@ -482,7 +483,7 @@ def stack(leaves: Sequence[Tensor], dim: int) -> Tensor:
     """
     if not any(map(is_ragged, leaves)):
         return torch.stack(list(leaves), dim)
-    first = _check_alike(leaves)
+    first = _check_same_form(leaves)
     if not dim or dim > ragged_dim(first):
         raise _unsupported_form(f"ragged entries of shape {list(shape_of(first))} cannot be stacked along dim {dim}")
     return _join_by_row(torch.stack, leaves, dim, first)
@@ -513,7 +514,7 @@ class Cat:
         """Concatenate the leaves of one entry."""
         if not any(map(is_ragged, leaves)):
             return torch.cat(list(leaves), self.dim)
-        first = _check_alike(leaves)
+        first = _check_same_form(leaves)
         if self.dim:
             _check_regular(first, self.dim)
             return _join_by_row(torch.cat, leaves, self.dim, first)
@@ -521,7 +522,8 @@ class Cat:
             filled = [leaf for leaf in leaves if leaf.size(0)]
             tables = [_strided_sizes(leaf) for leaf in filled]
             return from_buffer(
-                torch.cat([elements(leaf) for leaf in leaves]), torch.cat(tables) if filled else _strided_sizes(first)
+                torch.cat([pack_elements(leaf) for leaf in leaves]),
+                torch.cat(tables) if filled else _strided_sizes(first),
             )
         columns = [compact(leaf) for leaf in leaves]
         values = torch.cat([leaf.values() for leaf in columns], jagged_dim(first) - 1)
@@ -545,7 +547,7 @@ def _check_regular(leaf: Tensor, dim: int) -> None:
         )
 
 
-def _check_alike(leaves: Sequence[Tensor]) -> Tensor:
+def _check_same_form(leaves: Sequence[Tensor]) -> Tensor:
     """Return the first leaf, after checking that all have the same layout and ragged dim."""
     forms = {_describe_form(leaf) for leaf in leaves}
     if len(forms) > 1:
@@ -588,7 +590,7 @@ def elementwise(op: Callable[..., Tensor], *operands: object) -> Tensor:
         return op(*operands)
     form = compact(leaf)
     values = op(*[_align_elements(value, form) for value in operands])
-    if values.shape != elements(form).shape:
+    if values.shape != pack_elements(form).shape:
         raise _broadcast_error(operands)
     return _with_elements(form, values)
 
@@ -628,7 +630,7 @@ def in_place(leaf: Tensor, *operands: object) -> tuple[list[Any], Callable[[], N
     """
     refuse_stored(leaf)
     form = compact(leaf)
-    values = [elements(form), *[_align_elements(value, form) for value in operands]]
+    values = [pack_elements(form), *[_align_elements(value, form) for value in operands]]
     shapes = [value.shape for value in values if isinstance(value, Tensor)]
     if torch.broadcast_shapes(*shapes) != shapes[0]:  # type: ignore[no-untyped-call]
         raise _broadcast_error((leaf, *operands))
@@ -645,7 +647,7 @@ def _broadcast_error(operands: Sequence[Any]) -> ShapeError:
 def _align_elements(value: object, form: Tensor) -> Any:
     """Return the elements of `value`, aligned with the elements of `form`, a compact ragged leaf."""
     if value is form or not isinstance(value, Tensor) or not value.ndim:
-        return elements(form) if value is form else value
+        return pack_elements(form) if value is form else value
     if value.is_nested:
         return _match_rows(value, form)
     if value.ndim > form.ndim:
@@ -657,7 +659,7 @@ def _align_elements(value: object, form: Tensor) -> Any:
     value = value.expand(count, *value.shape[1:])
     if form.layout is not torch.jagged:
         rows = [part.expand(row.shape).reshape(-1) for part, row in zip(value, form.unbind(), strict=True)]
-        return torch.cat(rows) if rows else elements(form)
+        return torch.cat(rows) if rows else pack_elements(form)
     ragged = jagged_dim(form)
     if value.shape[ragged] != 1:
         raise ShapeError(
@@ -672,13 +674,13 @@ def _match_rows(value: Tensor, form: Tensor) -> Tensor:
     """Return the elements of a ragged leaf in the order of `form`'s elements. Both must have rows of the same sizes."""
     if value.layout is form.layout is torch.jagged and jagged_dim(value) == jagged_dim(form):
         _check_same_lengths(_row_lengths(form), _row_lengths(value), offsets_of(value) is offsets_of(form))
-        return elements(value)
+        return pack_elements(value)
     ours, theirs = row_sizes(form), row_sizes(value)
     if not torch.equal(ours, theirs):
         raise ShapeError(f"the sizes of the ragged rows differ: {ours[:8].tolist()} and {theirs[:8].tolist()}")
     if form.layout is torch.jagged:
-        return torch.cat(value.unbind(), jagged_dim(form) - 1) if len(ours) else elements(form)
-    return in_row_order(value)
+        return torch.cat(value.unbind(), jagged_dim(form) - 1) if len(ours) else pack_elements(form)
+    return flatten_in_row_order(value)
 
 
 def like(value: Tensor, leaf: Tensor) -> Tensor:
@@ -698,14 +700,14 @@ def like(value: Tensor, leaf: Tensor) -> Tensor:
     return _with_elements(leaf, values)
 
 
-def in_row_order(leaf: Tensor) -> Tensor:
+def flatten_in_row_order(leaf: Tensor) -> Tensor:
     """Return the elements of a ragged leaf as a flat tensor, row after row in C order."""
     if leaf.layout is torch.jagged and jagged_dim(leaf) > 1 and leaf.size(0):
         return torch.cat([row.reshape(-1) for row in leaf.unbind()])
-    return elements(leaf).reshape(-1)
+    return pack_elements(leaf).reshape(-1)
 
 
-def copies(target: Tensor, value: Tensor) -> tuple[list[Tensor], list[Tensor]]:
+def pair_copies(target: Tensor, value: Tensor) -> tuple[list[Tensor], list[Tensor]]:
     """Return lists of targets and sources: plain tensors to copy, in order to copy one nested tensor into another.
 
     Raises:
@@ -719,7 +721,7 @@ def copies(target: Tensor, value: Tensor) -> tuple[list[Tensor], list[Tensor]]:
     form = compact(target)
     source = _match_rows(value, form)
     if is_compact(target):
-        return [elements(target)], [source]
+        return [pack_elements(target)], [source]
     return list(target.unbind()), list(value.unbind())
 
 
@@ -791,7 +793,7 @@ def pad(leaf: Tensor, padding: float = 0.0) -> Tensor:
             dense: Tensor = torch.nested.to_padded_tensor(leaf, padding)
             return dense
     leaf = compact(leaf)
-    flat, sizes, ragged = elements(leaf), row_sizes(leaf), 1
+    flat, sizes, ragged = pack_elements(leaf), row_sizes(leaf), 1
     if leaf.layout is torch.jagged:
         ragged = jagged_dim(leaf)
         flat, sizes = flat.movedim(ragged - 1, 0), sizes[:, ragged - 1 : ragged]

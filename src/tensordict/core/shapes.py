@@ -186,7 +186,7 @@ def move_dims(source: object, destination: object, ndim: int) -> tuple[int, ...]
     return tuple([placed[i] if i in placed else next(rest) for i in range(ndim)])
 
 
-def swapped_pair(order: tuple[int, ...]) -> tuple[int, int] | None:
+def find_swapped_pair(order: tuple[int, ...]) -> tuple[int, int] | None:
     """Return the two dims that a permutation swaps; `None` for any other permutation."""
     moves = [i for i, dim in enumerate(order) if i != dim]
     return (moves[0], moves[1]) if len(moves) == 2 else None

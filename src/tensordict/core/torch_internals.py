@@ -364,7 +364,7 @@ remove_batch_dim: Callable[[Tensor, int, int, int], Any] = _need(
     "torch._functorch.vmap._remove_batch_dim", "torch.vmap"
 )
 
-# `vmap` flattens its arguments and builds its results with these functions; their parameters follow.
+# The functions that `vmap` flattens its arguments and builds its results with, and the parameters of each.
 _VMAP: Mapping[str, Sequence[str]] = {
     "_process_batched_inputs": ("in_dims", "args", "func"),
     "_create_batched_inputs": ("flat_in_dims", "flat_args", "vmap_level", "args_spec"),

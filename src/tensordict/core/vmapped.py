@@ -28,7 +28,7 @@ def count_from_front(value: Any, dim: object, new: int = 0) -> Any:
 
 
 def find_map_size(values: Sequence[Any], dims: list[Any]) -> int | None:
-    """Return the number of elements along the mapped dims, and make negative ones in `dims` non-negative.
+    """Return the number of elements along the dims that `vmap` maps over. Negative `dims` become non-negative in place.
 
     Returns `None` if a value lacks its dim, or if the numbers differ. Torch then raises the error.
     """

@@ -29,7 +29,7 @@ from tensordict.datasets.writer import DatasetWriter, require_schema
 from tensordict.io.remote.remote_saves import Access, CacheDir
 from tensordict.io.remote.urls import StorageOptions
 from tensordict.memory.mapped import PathLike
-from tensordict.memory.stored_tensors import Selection, StoredTensor, as_tensor, in_memory
+from tensordict.memory.stored_tensors import Selection, StoredTensor, as_tensor, read_stored
 
 # The most maps of files that stay open (the default limit of a process is 65,530), and the most copies of remote
 # shards, each of which is an open file.
@@ -219,12 +219,12 @@ class _ShardArray:
         """Read the selected elements."""
         at = _to_torch_index(selection)
         try:
-            found: Tensor = in_memory(self._rows[at])
+            found: Tensor = read_stored(self._rows[at])
             # Zarr reads a missing group as zeros, without an error.
             if not self._shards.is_there(self._part):
                 raise self._shards.make_missing_error(self._part)
         except FileNotFoundError as error:
-            found = in_memory(self._shards.read_again(self._part, error)._peek_unread(self._path)[at])
+            found = read_stored(self._shards.read_again(self._part, error)._peek_unread(self._path)[at])
         return found
 
     def write(self, selection: Selection, values: Any) -> None:
@@ -424,7 +424,7 @@ class Dataset(LazyConcatenatedTensorDict):
             yield self._manifests.place.path(part.path), part.rows
 
     def __reduce__(self) -> Any:
-        # The other side reads the index and maps the shards again.
+        # The process that unpickles this reads the index and maps the shards again.
         return _reopen, (type(self), self.path, self._mode, self._segments, self._access, self.schema.template)
 
 

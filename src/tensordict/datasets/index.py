@@ -47,7 +47,7 @@ class ShardPart(NamedTuple):
 
 
 class RowPlace(NamedTuple):
-    """The place of the rows of a line.
+    """The shard that stores the rows of a line, and their position in it.
 
     Args:
         shard: the shard that has them.
@@ -104,11 +104,11 @@ class Manifests:
         self._unlisted: dict[str, list[str]] = {}
         # Merged shards that no manifest lists and that no row is read from.
         self.orphans: set[str] = set()
-        # Threads that read rows call `read` after a shard has moved.
+        # Several threads that read rows may call `read` at once, after a shard has moved.
         self._lock = Lock()
 
     def __reduce__(self) -> Any:
-        # The other process reads the manifests when it needs them.
+        # The process that unpickles this reads the manifests when it needs them.
         return type(self), (self.place,)
 
     # --- reading ------------------------------------------------------------------------------------------------------
@@ -375,7 +375,7 @@ class Manifests:
         return found.shard
 
     def count_rows(self, part: ShardPart) -> tuple[int, ...]:
-        """Return the rows of each line that a part consists of."""
+        """Return the number of rows of each line in a part."""
         places = [self._find(part.writer, number) for number in range(part.first, part.last)]
         return tuple(place.rows for place in places if place is not None)
 
@@ -398,7 +398,10 @@ class Manifests:
         return found
 
     def add_parts(self, found: list[ShardPart], writer: str, start: int, stop: int) -> None:
-        """Append the parts of some lines of a writer to a list; lost lines have no parts."""
+        """Append the parts for the lines `start` to `stop` of a writer to `found`.
+
+        Lines are skipped if no manifest and no merged shard has them.
+        """
         manifest = self.manifests.get(writer)
         lines = manifest.lines if manifest is not None else []
         known = range(start, min(stop, len(lines)))

@@ -19,7 +19,7 @@ from tensordict.datasets.dataset import Dataset, Shards, open_with_row_class
 from tensordict.datasets.index import Manifests, ShardPart
 from tensordict.datasets.lines import SHARDS, Line, new_id
 from tensordict.datasets.location import Location, RemoteLocation, format_of
-from tensordict.datasets.manifest import list_manifests, merged_manifest, new_manifest
+from tensordict.datasets.manifest import list_manifests, new_manifest, pack_manifest
 from tensordict.datasets.schema import Schema
 from tensordict.datasets.shards import Shard, new_shard, rows_per_block
 from tensordict.datasets.sweeping import Sweep, Sweeper, check_shard, list_unlisted_shards, parse_shard_paths
@@ -195,7 +195,7 @@ def _merge_manifests(place: RemoteLocation, index: Manifests) -> None:
         manifest = index.manifests.get(writer)
         if manifest is None or manifest.problem or len(found) < 2:
             continue
-        name, content = merged_manifest(manifest)
+        name, content = pack_manifest(manifest)
         place.put_new(name, content)
         stop = len(manifest.lines)
         if place.read(name, 0, len(content))[0] == content:

@@ -105,7 +105,7 @@ def new_manifest(place: Location, writer: str, schema: Any, durable: bool) -> Lo
     return place.new_log(f"{WRITERS}/{writer}", lambda first: [*_MAGIC, writer, schema, first], durable)
 
 
-def merged_manifest(manifest: Manifest) -> tuple[str, bytes]:
+def pack_manifest(manifest: Manifest) -> tuple[str, bytes]:
     """Return the name and the content of a single file with all lines of a manifest of many files."""
     name = f"{WRITERS}/{manifest.writer}/{0:08}-{len(manifest.lines):08}{_SUFFIX}"
     head = [*_MAGIC, manifest.writer, manifest.schema, 0]

@@ -259,7 +259,7 @@ def save_rows(container: Any, path: str, options: ShardOptions, label: Line) -> 
     else:
         # With chunks of rows, a reader can load one row without many others.
         compressed = (
-            {} if options.compression is None else backend_of(options.format).compressed_by(options.compression)
+            {} if options.compression is None else backend_of(options.format).choose_compression(options.compression)
         )
         saved = container.to_zarr(path, chunks="rows", overwrite=True, **compressed)
         saved._wrapped_container()._group.set_attribute(GROUP_LABEL, json.dumps(label.label))

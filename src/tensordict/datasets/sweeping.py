@@ -61,7 +61,7 @@ class Sweeper:
         self.sweep = Sweep([], {})
         self._schema, self._ours = schema, make_file_test(schema)
         self._made = made or {}
-        # Damage to merged shards, by path; empty for sound ones.
+        # Damage to merged shards, by path; an empty text for undamaged ones.
         self._checked = dict.fromkeys(self._made, "")
 
     def remove_superseded_shards(self) -> None:
@@ -114,7 +114,7 @@ class Sweeper:
                     self._remove(item, "" if item.path in named else self._reason_to_stay(writer, item, limit))
             self._remove_manifest(writer, limit)
         staged = self._place.list_staged_schemas()
-        # A writer makes its manifest before the schema, so the writer of a staged schema is among these if it is alive.
+        # A writer makes its manifest before it stages a schema. So a living writer of a staged schema has one.
         busy = bool(staged) and any(map(self._place.is_at_work, list_manifests(self._place)))
         for item in staged:
             reason = "a writer is at work, which may be making it" if busy else _describe_change(item, limit)

@@ -204,7 +204,7 @@ class _LoadPlan:
         try:
             if not current.is_nested:
                 raise ValueError("it is a dense tensor, and a ragged one in the state dict")
-            targets, sources = ragged.copies(current, item)
+            targets, sources = ragged.pair_copies(current, item)
         except (RuntimeError, ValueError) as error:
             self._add_misfit(key, str(error))
             return False

@@ -102,7 +102,7 @@ class LeafSpec:
             return LeafSpec(leaf.dtype, tuple(leaf.shape), leaf.numel() * leaf.itemsize, False, leaf)
         row = ragged.row_form(leaf)
         shape = tuple(ragged.shape_of(leaf)) if row is None else (leaf.size(0), *row)
-        return LeafSpec(leaf.dtype, shape, ragged.elements(leaf).numel() * leaf.itemsize, True, leaf)
+        return LeafSpec(leaf.dtype, shape, ragged.pack_elements(leaf).numel() * leaf.itemsize, True, leaf)
 
 
 @dataclass(frozen=True, slots=True)
@@ -458,7 +458,7 @@ def to_container(node: Specification, key: Path = ()) -> Any:
 def _build(node: Specification, entries: dict[str, Any]) -> Any:
     size, device, dim = node.batch_size, node.device, node.stack_dim or 0
     if node.is_tensorclass:
-        return find_class(node.kind)._wrapping(entries[WRAPPED])
+        return find_class(node.kind)._wrap_container(entries[WRAPPED])
     cls = registry.lookup(node.kind)
     if node.kind == DICT:
         return cls._make(entries, size, device, node.names)

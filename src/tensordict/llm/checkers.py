@@ -101,7 +101,8 @@ def _make_checker(instruction_id: str, arguments: Mapping[str, Any]) -> Any:
     _check_names(arguments, checker.get_instruction_args_keys())
     try:
         checker.build_description(**arguments)
-    except Exception as error:  # Foreign code over foreign data: whatever it raises says that it cannot take them.
+    except Exception as error:
+        # The checker is code of another package, and may raise any error for arguments that it does not take.
         raise InstructionError(f"its checker does not take {dict(arguments)}: {_format_error(error)}") from error
     held = checker.get_instruction_args() or {}
     for name, value in arguments.items():

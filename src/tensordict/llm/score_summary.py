@@ -125,7 +125,7 @@ def ifeval_summary(
 
 @dataclass(slots=True)
 class _Tally:
-    """Counts of scored and unscored items, and of followed ones."""
+    """Counts of prompts or instructions: scored ones, ones that could not be scored, and followed ones."""
 
     scored: int = 0
     errors: int = 0

@@ -190,7 +190,7 @@ def _measure(found: LeafFigures, every: int, bar: Progress | None) -> None:
     for spec in group.specs:
         source = open_source(spec)
         elements = split_ragged(source)[0] if spec.ragged else source
-        # Opening a ragged leaf tells its number of elements, which the specification does not know.
+        # Add the elements of a ragged leaf: their number is known only once the leaf is opened.
         found.total += elements.numel() - spec.nbytes // spec.dtype.itemsize
         _read_display(found, spec, elements)
         for index in islice(cut_pieces(tuple(elements.shape), elements.dtype.itemsize), 0, None, every):

@@ -93,7 +93,7 @@ class _Tree:
         if not isinstance(value, ShownLeaf):
             if not value._is_non_tensor:
                 return self.node(name, value, depth + 1, shown)
-            return self._value(name, value) if shown else "", 0
+            return self._value_html(name, value) if shown else "", 0
         if not isinstance(value.tensor, Tensor):
             return _row_html(name, ["", "", "", "", type(value.tensor).__name__], _text_html(repr(value.tensor))), 0
         nbytes = _count_bytes(value)
@@ -103,16 +103,16 @@ class _Tree:
         shape = leaf.shape_text.removeprefix("torch.Size(").removesuffix(")")
         dtype = str(leaf.dtype).removeprefix("torch.")
         cells = [dtype, shape, str(leaf.tensor.device), size_text(nbytes), leaf.kind]
-        return _row_html(name, cells, _note_html(_STORED) if stored else self._content(leaf, batch_dims))
+        return _row_html(name, cells, _note_html(_STORED) if stored else self._content_html(leaf, batch_dims))
 
-    def _content(self, leaf: ShownLeaf, batch_dims: int) -> str:
+    def _content_html(self, leaf: ShownLeaf, batch_dims: int) -> str:
         try:
-            return self._read(leaf, batch_dims)
+            return self._read_html(leaf, batch_dims)
         except (RuntimeError, TypeError, ValueError, OSError) as error:
             # Tensor subclasses of other packages may refuse any operation.
             return _note_html(f"its elements cannot be read: {error}")
 
-    def _read(self, leaf: ShownLeaf, batch_dims: int) -> str:
+    def _read_html(self, leaf: ShownLeaf, batch_dims: int) -> str:
         parts = [elements_of(part) for part in leaf.parts or [leaf.tensor]]
         for why in parts:
             if isinstance(why, str):
@@ -128,7 +128,7 @@ class _Tree:
             pieces.append(_pictures_html(leaf, tensors, batch_dims))
         return "".join(pieces)
 
-    def _value(self, name: str, holder: Any) -> str:
+    def _value_html(self, name: str, holder: Any) -> str:
         size = list(holder._batch_size)
         if holder._members() is None:
             value = holder._unwrap_value()

@@ -17,7 +17,7 @@ from tensordict.core.extras import require
 from tensordict.core.keys import Path
 from tensordict.looking.read_limits import why_unreadable
 from tensordict.looking.tally import Numbers, to_numbers
-from tensordict.memory.stored_tensors import in_memory
+from tensordict.memory.stored_tensors import read_stored
 
 BINS = 40
 # Matplotlib adds coordinates, which overflows for larger values.
@@ -123,7 +123,7 @@ def _draw_histogram(place: Any, path: Path, node: Any, name: str, bins: int) -> 
     count = math.prod(size for size in shape if type(size) is int and size > 0)
     step = max(1, math.ceil(count / _MOST)) if rows > 1 else 1
     taken = node._index(slice(None, None, step)) if step > 1 else node
-    parts = [ragged.elements(in_memory(leaf)) for leaf in taken._leaves_of(name)]
+    parts = [ragged.pack_elements(read_stored(leaf)) for leaf in taken._leaves_of(name)]
     numbers = np.concatenate([to_numbers(part) for part in parts]) if parts else np.zeros(0)
     sample = select_finite(numbers)
     notes = [f"1 of {step:,} rows"] if step > 1 else []
@@ -152,7 +152,7 @@ def _draw_lines(place: Any, path: Path, node: Any, name: str, dim: int) -> None:
     length = node._batch_size[dim]
     step = max(1, math.ceil(length / _POINTS))
     taken = node._index((slice(None),) * dim + (slice(None, None, step),)) if step > 1 else node
-    leaf = in_memory(taken._entries[name])
+    leaf = read_stored(taken._entries[name])
     table = to_numbers(leaf.movedim(dim, 0)).reshape(leaf.shape[dim], -1).astype(np.float64)
     at = np.arange(0, length, step)
     notes = [f"1 of {step:,} points"] if step > 1 else []

@@ -15,7 +15,7 @@ from tensordict.core import torch_internals as internals
 from tensordict.looking.tally import Numbers, Tally, to_numbers
 from tensordict.memory import kernel
 
-# Figures need every element. Limits in elements for leaves in memory (about 10 ns each): one leaf, and all leaves.
+# Limits in elements for leaves in memory: one leaf, and all leaves. Statistics read every element (about 10 ns each).
 _MOST, _MOST_IN_ALL = 1 << 20, 1 << 22
 # Limits in bytes for leaves mapped from files, a few pages each: one leaf, and all leaves.
 _MAPPED, _MAPPED_IN_ALL = 16 << 10, 1 << 20
@@ -83,7 +83,7 @@ def elements_of(tensor: Tensor) -> Tensor | str:
         return why
     if tensor.is_nested:
         # Reading the elements of a ragged tensor with gaps would copy all of it.
-        return ragged.elements(tensor) if ragged.is_compact(tensor) else "its rows do not lie one behind the other"
+        return ragged.pack_elements(tensor) if ragged.is_compact(tensor) else "its rows do not lie one behind the other"
     return tensor
 
 

@@ -38,7 +38,7 @@ def to_numbers(tensor: Tensor) -> Numbers:
 
 
 class Tally:
-    """Figures of elements that are added piece by piece.
+    """Statistics of elements that are added piece by piece.
 
     NaN and infinite elements are counted, and left out of all other figures. Complex numbers have no least or greatest.
 

@@ -80,7 +80,7 @@ def _map_again(arrays: dict[int, _Bytes]) -> dict[int, Tensor]:
 
     Arrays that cannot be mapped again are missing in the result.
     """
-    regions = kernel.shared_regions()
+    regions = kernel.list_shared_maps()
     starts = [region.start for region in regions]
     within: dict[Region, list[int]] = {}
     for number, array in arrays.items():

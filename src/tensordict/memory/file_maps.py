@@ -173,7 +173,7 @@ def map_file(fd: int, nbytes: int, path: str, writable: bool = False) -> Map:
     content = Map(fd, nbytes) if writable else system.map_privately(fd, nbytes, kind=Map)
     start = ctypes.addressof(ctypes.c_char.from_buffer(content))
     content.file_map = FileMap(start, nbytes, path, os.fstat(fd), fd=os.dup(fd) if writable else None)
-    rows.remember(content, start, nbytes)
+    rows.register_map(content, start, nbytes)
     return content
 
 
@@ -205,7 +205,7 @@ def _view_storage(storage: torch.UntypedStorage, path: str, status: os.stat_resu
     if known is None or not known.has(storage):
         file_map = FileMap(start, nbytes, path, status, storage)
         weakref.finalize(storage, file_map.forget)
-        rows.remember(storage, start, nbytes)
+        rows.register_map(storage, start, nbytes)
     return torch.empty(0, dtype=torch.uint8, device="cpu").set_(storage)
 
 

@@ -9,7 +9,7 @@ from typing import ClassVar
 from tensordict.core.exceptions import SaveError
 from tensordict.memory import system
 
-# Identity time of a file whose path another file has taken.
+# Takes the place of the time of birth in the identity of a file, once another file has taken its path.
 _REPLACED = -1
 
 

@@ -19,17 +19,17 @@ from torch import Tensor
 from tensordict.core.exceptions import SaveError
 from tensordict.core.keys import Path, entry_of
 from tensordict.memory import system
-from tensordict.memory.stored_tensors import StoredTensor, in_memory
+from tensordict.memory.stored_tensors import StoredTensor, read_stored
 
 # The most bytes that one system call moves, so that interrupts and failures of other threads are noticed in between.
 CHUNK = 64 << 20
 # Leaves that are not contiguous CPU memory are copied in pieces of this size, the extra memory of such a leaf.
 SLAB = 8 << 20
-# Saves of at least so many bytes are written by several threads, unless the user asked for one.
+# Saves of at least this many bytes are written by several threads, unless the user asked for one.
 _LARGE = 64 << 20
-# GPU tensors of at least so many bytes go through pinned buffers, which cost more than they save for smaller ones.
+# GPU tensors of at least this many bytes go through pinned buffers, which cost more than they save for smaller ones.
 _MIN_STREAMED = 1 << 20
-# Watched content is written in pieces of this size, which stay in the processor's cache until `watch` has read them.
+# Tensors with a `Watch` are written in pieces of this size, which stay in the processor's cache until it has read them.
 _WATCHED = 1 << 20
 
 # A function that receives everything that is written, in order and in pieces, as checksums do; see `write_tensor`.
@@ -200,7 +200,7 @@ def sync_file(path: str) -> None:
 
 def to_bytes(tensor: Tensor) -> bytes:
     """Return the elements of `tensor` as the bytes of its file."""
-    packed = _compact(in_memory(tensor)).cpu()
+    packed = _compact(read_stored(tensor)).cpu()
     return ctypes.string_at(packed.data_ptr(), packed.nbytes) if packed.numel() else b""
 
 
@@ -337,7 +337,7 @@ def _pack_slabs(tensor: Tensor) -> Iterator[Tensor]:
         yield from _stream_slabs(tensor)
         return
     for slab in _slabs(tensor):
-        yield _compact(in_memory(slab)).cpu()
+        yield _compact(read_stored(slab)).cpu()
 
 
 def _compact(tensor: Tensor) -> Tensor:

@@ -121,7 +121,7 @@ class Layout:
         if type(storage) is not Tensor or not storage.is_cpu or torch.compiler.is_compiling() or foreach._transformed():
             rest = list(zip(self.tensors, self.starts, strict=True))
         elif num_threads > 1:
-            files.run_all(self._jobs(storage, rest), num_threads)
+            files.run_all(self._split_into_jobs(storage, rest), num_threads)
         else:
             base = storage.data_ptr()
             for tensor, start in zip(self.tensors, self.starts, strict=True):
@@ -134,7 +134,7 @@ class Layout:
             views = [block.tensor(tensor.dtype, tensor.shape, start) for tensor, start in rest]
             foreach.copy_(views, [tensor for tensor, _ in rest], non_blocking)
 
-    def _jobs(self, storage: Tensor, rest: list[tuple[Tensor, int]]) -> list[Callable[[], None]]:
+    def _split_into_jobs(self, storage: Tensor, rest: list[tuple[Tensor, int]]) -> list[Callable[[], None]]:
         """Split the copies into jobs of about equal size. Tensors that `memmove` cannot copy go to `rest`."""
         base = storage.data_ptr()
         jobs: list[Callable[[], None]] = []
@@ -162,8 +162,8 @@ def _move(batch: list[tuple[int, int, int]]) -> None:
         ctypes.memmove(target, source, nbytes)
 
 
-class Copies:
-    """The leaves of a container, to be copied into a block.
+class CopyPlan:
+    """The leaves of a container, and a plan for copying them into a block.
 
     Args:
         container: the container.

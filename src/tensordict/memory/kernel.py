@@ -42,7 +42,7 @@ class Region(NamedTuple):
     path: str
 
 
-def shared_regions() -> list[Region]:
+def list_shared_maps() -> list[Region]:
     """Return the shared maps of this process, in the order of their addresses; an empty list if unknown."""
     found: list[Region] = []
     for line in _maps() or ():
@@ -120,7 +120,7 @@ def open_region(region: Region) -> int | None:
         try:
             fd = os.open(path, os.O_RDONLY | system.NONBLOCK | system.CLOEXEC)
         except OSError:
-            # Gone, or not allowed.
+            # The file was removed, or this process may not open it.
             continue
         status = os.fstat(fd)
         if stat.S_ISREG(status.st_mode) and (status.st_dev, status.st_ino) == (region.device, region.inode):

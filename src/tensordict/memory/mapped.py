@@ -226,7 +226,7 @@ class MemoryMappedTensor(Tensor):
         if input.requires_grad:
             raise RuntimeError("a tensor that requires grad cannot be memory-mapped; pass tensor.detach()")
         if ragged.is_ragged(input) and input.layout is torch.strided and shape is None:
-            content = ragged.in_row_order(input) if copy_data else None
+            content = ragged.flatten_in_row_order(input) if copy_data else None
             return _make(ragged.row_sizes(input), input.dtype, filename, existsok, content, False, preallocate)
         check_storable(input)
         if shape is not None:
@@ -716,6 +716,7 @@ def _from_bytes(content: bytes, dtype: torch.dtype, shape: Shape) -> MemoryMappe
 
 
 def _nested_bytes(tensor: MemoryMappedTensor, shapes: Tensor) -> bytes:
+    """Return the bytes of all items of a nested tensor, one item after another."""
     flat = torch.empty(0, dtype=tensor.dtype, device="cpu")
     return files.to_bytes(flat.set_(tensor.untyped_storage(), 0, (_nested_numel(shapes),), (1,)))
 

@@ -154,7 +154,7 @@ def _unbatched_class() -> Any:
 
 
 def _is_tree(value: Contract) -> bool:
-    """Return True if a container consists of its entries, its members or the container that it wraps."""
+    """Return True if it is enough to pickle the entries, the members or the wrapped container of a container."""
     if isinstance(value, Tensor):
         return False
     if value._wrapped_container() is not value:
@@ -264,7 +264,7 @@ class _Packer:
     def _add_ragged_leaf(self, value: Tensor) -> _Slot:
         if value.layout is torch.jagged:
             return self._add_parts(value, _JAGGED, list(ragged.jagged_parts(value)), ragged.jagged_dim(value))
-        return self._add_parts(value, _STRIDED, [ragged.in_row_order(value), ragged.row_sizes(value)], None)
+        return self._add_parts(value, _STRIDED, [ragged.flatten_in_row_order(value), ragged.row_sizes(value)], None)
 
     def _add_parts(self, value: object, kind: str, parts: Sequence[Tensor | None], rest: object) -> _Slot:
         """Return the slot of a leaf that is built from other tensors."""

@@ -73,8 +73,8 @@ def new_rows(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
     return torch.empty(0, dtype=dtype, device="cpu").set_(storage).view(shape)
 
 
-def remember(owner: object, start: int, nbytes: int) -> None:
-    """Register a map, so that rows of plain tensors over it are announced before they are read.
+def register_map(owner: object, start: int, nbytes: int) -> None:
+    """Register a map. Reads of rows of plain tensors over it then tell the kernel in advance which rows they need.
 
     Args:
         owner: the map ends when this object dies.
@@ -164,11 +164,11 @@ def records(leaf: Tensor) -> Values:
 
 
 class Picks:
-    """Rows that are taken of several tensors, in any order.
+    """Rows to read from several tensors, in any order.
 
     Attributes:
-        local: for each row, which one of its tensor it is.
-        hit: the numbers of the tensors that rows are taken of, rising.
+        local: for each row, its position in its tensor.
+        hit: the numbers of the tensors that have some of the rows, in rising order.
         order: the rows by tensor.
         cuts: where the rows of each tensor begin in `order`, and the number of rows.
     """
@@ -195,28 +195,28 @@ class Picks:
         return list(zip(self.which.tolist(), self.local.tolist(), strict=True))
 
 
-def gather(sources: Sequence[Values], picks: Picks, out: Tensor, missed: int = 0) -> int:
+def gather(sources: Sequence[Values], picks: Picks, out: Tensor, announcements_left: int = 0) -> int:
     """Copy rows of many tensors to the rows of one.
 
     Checking whether rows of many files are in memory takes as long as copying them. So there is no check; after a call
-    with many page faults, the next `_DISTRUST` calls announce their rows.
+    with many page faults, the next `_DISTRUST` calls tell the kernel which rows they will read.
 
     Args:
         sources: the rows of each tensor in `picks.hit`, as `records` gives them.
         picks: the rows.
         out: contiguous and on the CPU; its rows have at least a byte.
-        missed: the result of the previous call for the same files.
+        announcements_left: the result of the previous call for the same files.
 
     Returns:
-        the number of further calls that announce their rows.
+        the number of further calls that tell the kernel their rows.
 
     Raises:
         IndexError: a tensor has no such row.
     """
     target = records(out)
     size = target.itemsize
-    faults = 0 if missed else system.major_faults()
-    if missed:
+    faults = 0 if announcements_left else system.major_faults()
+    if announcements_left:
         begin = np.array([source.__array_interface__["data"][0] for source in sources])
         kernel.announce_reads(torch.from_numpy(begin[picks.which] + picks.local * size), size)
     if size >= _LONG:
@@ -229,8 +229,8 @@ def gather(sources: Sequence[Values], picks: Picks, out: Tensor, missed: int = 0
         for source, start, stop in zip(sources, picks.cuts, picks.cuts[1:], strict=False):
             rows = picks.order[start:stop]
             target[rows] = source[picks.local[rows]]
-    if missed:
-        return missed - 1
+    if announcements_left:
+        return announcements_left - 1
     return _DISTRUST if system.major_faults() - faults > len(target) // _SAMPLE else 0
 
 
@@ -272,5 +272,5 @@ def _seem_in_memory(start: int, size: int, positions: Tensor) -> bool:
 
 
 def _announce_rows(start: int, size: int, positions: Tensor) -> None:
-    """Announce the rows of `size` bytes at these positions to the kernel."""
+    """Tell the kernel that the rows of `size` bytes at these positions will be read."""
     kernel.announce_reads(positions * size + start, size)

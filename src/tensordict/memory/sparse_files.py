@@ -107,9 +107,9 @@ def _key_of(source: FileSource, container: Contract | None) -> Path:
 
 
 def _spans(tensor: MemoryMappedTensor, at: Any) -> Iterator[Span]:
-    """Yield the spans of its file that a tensor, or the part at an index, covers, gaps between elements included.
+    """Yield the spans of the file that a tensor covers, or its part at the index `at`.
 
-    An index tensor of the first dim gives a span for each run of rows.
+    A span includes the gaps between elements. An index tensor of the first dim gives a span for each run of rows.
     """
     if tensor.is_nested:
         yield 0, tensor.untyped_storage().nbytes()

@@ -145,7 +145,7 @@ class StoredTensor(Tensor):
             raise UnsupportedEntryError(f"{args[0]!r} is in a file and has no memory of its own; read it first")
         if torch.is_grad_enabled() and not _writes(func) and _any_requires_grad((args, kwargs)):
             # Autograd saves its inputs for the backward pass, and the file may change before that: read it first.
-            args, kwargs = internals.tree_map(in_memory, (args, kwargs))
+            args, kwargs = internals.tree_map(read_stored, (args, kwargs))
             return func(*args, **kwargs)
         with internals.as_plain():
             return func(*args, **kwargs)
@@ -205,7 +205,7 @@ class StoredTensor(Tensor):
 
     # --- all of it ----------------------------------------------------------------------------------------------------
 
-    def _selection(self) -> list[Any]:
+    def _build_selection(self) -> list[Any]:
         return [slice(pick.start, pick.stop, pick.step) if isinstance(pick, range) else pick for pick in self.picks]
 
     def is_whole(self) -> bool:
@@ -215,7 +215,7 @@ class StoredTensor(Tensor):
 
     def read(self) -> Tensor:
         """Read the elements into memory."""
-        return self._read(tuple(self._selection()), self.shape)
+        return self._read(tuple(self._build_selection()), self.shape)
 
     def _read(self, selection: Selection, shape: Sequence[int], order: Values | None = None) -> Tensor:
         """Read a selection as a tensor of a shape; `order` then picks rows along the first dim."""
@@ -238,7 +238,7 @@ class StoredTensor(Tensor):
             value = value.expand(self.shape)
         if None in self.dims:
             value = value.squeeze(tuple(i for i, dim in enumerate(self.dims) if dim is None))
-        selection = self._selection()
+        selection = self._build_selection()
         if value.nbytes <= SLAB or not value.ndim or (watch is None and _is_direct(value, self.dtype)):
             self.array.write(tuple(selection), as_array(value, self.dtype))
             if watch is not None:
@@ -267,7 +267,7 @@ class StoredTensor(Tensor):
         return part.read()[_as_index(tensors)]
 
     def __setitem__(self, index: Any, value: object) -> None:
-        value = in_memory(torch.as_tensor(value))
+        value = read_stored(torch.as_tensor(value))
         found = self._parse_index(index)
         if found is None:
             content = self.read()
@@ -303,7 +303,7 @@ class StoredTensor(Tensor):
 
         Returns `None` if the index has other items, or if torch refuses it.
         """
-        items: list[Any] = [_plain(item) for item in (index if isinstance(index, tuple) else (index,))]
+        items: list[Any] = [_simplify_item(item) for item in (index if isinstance(index, tuple) else (index,))]
         if not all(item is None or item is Ellipsis or type(item) in (int, slice, Tensor) for item in items):
             return None
         rest = len(self.dims) - sum([_count_dims(item) for item in items])
@@ -389,7 +389,7 @@ class RowsArray:
         content = as_tensor(values, self.leaf.dtype)
         if content.shape != self.shape:
             # Only whole rows can be assigned: read them, change a part, and write them back.
-            whole = in_memory(self.rows(self.leaf)).to(_CPU, copy=True)
+            whole = read_stored(self.rows(self.leaf)).to(_CPU, copy=True)
             whole[_torch_index(selection)] = content
             content = whole
         with torch.no_grad():
@@ -467,10 +467,10 @@ _MASKS = (torch.bool, torch.uint8)
 
 
 @overload
-def in_memory(value: Tensor) -> Tensor: ...
+def read_stored(value: Tensor) -> Tensor: ...
 @overload
-def in_memory(value: T) -> T: ...
-def in_memory(value: object) -> object:
+def read_stored(value: T) -> T: ...
+def read_stored(value: object) -> object:
     """Read a `StoredTensor` into memory. Return any other value unchanged."""
     return value.read() if isinstance(value, StoredTensor) else value
 
@@ -483,7 +483,7 @@ def as_array(value: Tensor, dtype: torch.dtype) -> Values:
         and not (value.requires_grad or value.is_conj() or value.is_neg())
     ):
         return value.numpy() if dtype in _NUMPY else value.view(_INTEGERS[dtype.itemsize]).numpy()
-    value = in_memory(value).detach()
+    value = read_stored(value).detach()
     value = value.to("cpu", dtype).resolve_conj().resolve_neg().contiguous()
     if dtype not in _NUMPY:
         value = value.view(_INTEGERS[dtype.itemsize])
@@ -513,7 +513,7 @@ def _is_direct(value: Tensor, dtype: torch.dtype) -> bool:
     return not isinstance(value, StoredTensor) and value.is_cpu and value.dtype is dtype and value.is_contiguous()
 
 
-def _plain(item: object) -> object:
+def _simplify_item(item: object) -> object:
     """Convert an index tensor without dims to an int if it holds one, else to `NotImplemented`.
 
     Return any other item unchanged.

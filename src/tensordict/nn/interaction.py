@@ -125,7 +125,7 @@ def _mean(dist: D.Distribution, samples: int) -> Any:
         return dist.get_mean()
     try:
         return dist.mean
-    except (AttributeError, NotImplementedError):  # guarded: the class decides
+    except (AttributeError, NotImplementedError):  # guarded: Dynamo guards the class of `dist`
         draw = dist.rsample if dist.has_rsample else dist.sample
         drawn: Sample = draw((samples,))
         return tuple(part.mean(0) for part in drawn) if isinstance(drawn, tuple) else drawn.mean(0)
@@ -140,7 +140,7 @@ def _median(dist: D.Distribution, samples: int) -> Any:
     try:
         half = torch.full((), 0.5, device=_find_device(dist))
         return dist.icdf(half)
-    except (NotImplementedError, AttributeError):  # guarded: the class decides
+    except (NotImplementedError, AttributeError):  # guarded: Dynamo guards the class of `dist`
         raise NotImplementedError(
             f"{type(dist).__name__} has no median: neither a property `median` nor an inverse distribution function"
         ) from None

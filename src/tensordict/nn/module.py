@@ -536,7 +536,7 @@ class TensorDictModule(TensorDictModuleBase):
     def __getattr__(self, name: str) -> Any:
         try:
             return super().__getattr__(name)
-        except AttributeError:  # guarded: as far as Dynamo guards any `__getattr__`
+        except AttributeError:  # guarded: like any `__getattr__`
             if name in ("module", "_modules") or name.startswith("__"):
                 raise
             return getattr(self.module, name)
@@ -554,7 +554,7 @@ class TensorDictModule(TensorDictModuleBase):
         super().__setstate__(state)
         own = self.__dict__
         if "module" in own:
-            # The reference pickled the module.
+            # The pickle was written by the reference.
             own["_callable"] = own.pop("module")
         if isinstance(own.get("_callable"), _PickledFunction):
             own["_callable"] = own["_callable"].function
@@ -650,8 +650,8 @@ class TensorDictModuleWrapper(TensorDictModuleBase):
     def __getattr__(self, name: str) -> Any:
         try:
             return super().__getattr__(name)
-        except AttributeError:  # guarded: as far as Dynamo guards any `__getattr__`
-            if "td_module" not in self.__dict__.get("_modules", ()) or name.startswith("__"):  # guarded: always there
+        except AttributeError:  # guarded: like any `__getattr__`
+            if "td_module" not in self.__dict__.get("_modules", ()) or name.startswith("__"):  # guarded: never absent
                 raise
             return getattr(self._modules["td_module"], name)
 

@@ -39,7 +39,7 @@ Convert = Literal["auto", "parameter", "buffer"]
 _CHOICES = ("auto", "parameter", "buffer")
 
 
-class _Registered(MutableMapping[str, Any]):  # guarded: `_path` goes through all names
+class _Registered(MutableMapping[str, Any]):  # guarded: `_path` reads all names
     """The parameters or the other leaves of a container, as the dict of parameters or buffers of a module.
 
     This is a live view: every leaf written to the container is registered at once. Nested keys are joined by dots.
@@ -49,7 +49,7 @@ class _Registered(MutableMapping[str, Any]):  # guarded: `_path` goes through al
         self._container = container
         self._parameters = parameters
 
-    def _collect(self) -> dict[str, Any]:
+    def _collect_leaves(self) -> dict[str, Any]:
         found: dict[str, Any] = {}
         _register(self._container, "", self._parameters, found)
         return found
@@ -71,16 +71,16 @@ class _Registered(MutableMapping[str, Any]):  # guarded: `_path` goes through al
         self._container.del_(self._path(name))
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._collect())
+        return iter(self._collect_leaves())
 
     def __len__(self) -> int:
-        return len(self._collect())
+        return len(self._collect_leaves())
 
     def items(self) -> Any:
-        return self._collect().items()
+        return self._collect_leaves().items()
 
     def values(self) -> Any:
-        return self._collect().values()
+        return self._collect_leaves().values()
 
 
 def _register(container: Any, prefix: str, parameters: bool, found: dict[str, Any]) -> None:
@@ -207,8 +207,8 @@ class TensorDictParams(Wrapper, GivesTensorDicts, nn.Module):  # type: ignore[mi
     # Results computed from parameters are plain containers.
     _make = TensorDict._make  # type: ignore[assignment]
 
-    def _wrapping(self, container: Any) -> Any:  # type: ignore[override]
-        return container if self._kind is None else self._kind._wrapping(container)
+    def _wrap_container(self, container: Any) -> Any:  # type: ignore[override]
+        return container if self._kind is None else self._kind._wrap_container(container)
 
     def _again(self, container: Any) -> Self:
         """Make a `TensorDictParams` over a container with its own leaves."""
@@ -232,7 +232,7 @@ class TensorDictParams(Wrapper, GivesTensorDicts, nn.Module):  # type: ignore[mi
     @property
     def _param_td(self) -> Any:
         """The wrapped container, under a name that TorchRL's tests use."""
-        return self._wrapping(self._tensordict)
+        return self._wrap_container(self._tensordict)
 
     # --- writing ----------------------------------------------------------------------------------------------------
 

@@ -52,7 +52,7 @@ class TensorClassModuleBase(Generic[In, Out], ABC, nn.Module):
             if isinstance(origin, type) and issubclass(origin, TensorClassModuleBase):
                 kinds: Any = get_args(base)
                 if origin is not TensorClassModuleBase:
-                    # A generic class in between has its own type variables.
+                    # The base is a generic subclass with its own type variables: replace them by its arguments.
                     given = dict(zip(origin.__parameters__, kinds))  # type: ignore[attr-defined]
                     kinds = [given.get(kind, kind) for kind in (origin.input_type, origin.output_type)]
                 cls.input_type, cls.output_type = kinds

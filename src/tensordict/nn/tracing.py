@@ -15,7 +15,7 @@ from tensordict.ops.entries.atomic_updates import set_all
 
 
 class TDGraphModule(TensorDictModuleBase):
-    """A module that runs a graph on a container, and writes the tensors that it returns into the container.
+    """A module that runs a graph on a container, and writes the tensors that the graph returns into the container.
 
     Attributes that it lacks, such as `graph` and `code`, are looked up in the graph module.
 
@@ -64,8 +64,8 @@ class TDGraphModule(TensorDictModuleBase):
         def __getattr__(self, name: str) -> Any:
             try:
                 return super().__getattr__(name)
-            except AttributeError:  # guarded: as far as Dynamo guards any `__getattr__`
-                if name.startswith("__") or "_gm" not in self.__dict__.get("_modules", ()):  # guarded: always there
+            except AttributeError:  # guarded: like any `__getattr__`
+                if name.startswith("__") or "_gm" not in self.__dict__.get("_modules", ()):  # guarded: never absent
                     raise
                 return getattr(self._modules["_gm"], name)
 

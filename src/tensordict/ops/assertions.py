@@ -117,7 +117,7 @@ def _describe_difference(actual: Tensor, expected: Tensor, options: dict[str, An
         ours, theirs = _row_sizes(actual), _row_sizes(expected)
         if ours != theirs:
             return f"the rows have the sizes {ours} and {theirs}"
-        actual, expected = ragged.in_row_order(actual), ragged.in_row_order(expected)
+        actual, expected = ragged.flatten_in_row_order(actual), ragged.flatten_in_row_order(expected)
     try:
         # Compare plain tensors, so that a memory-mapped tensor can equal a tensor in memory.
         torch.testing.assert_close(

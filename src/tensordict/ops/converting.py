@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn, SupportsIndex
 from torch import Tensor
 
 from tensordict.convert.dataclasses import from_dataclass
-from tensordict.convert.mappings import refuse_exclusive
+from tensordict.convert.mappings import refuse_exclusive_keys
 from tensordict.convert.python_structures import open_structure
 from tensordict.core import makers, registry
 from tensordict.core.contract import Contract, EntryStore, named_error
@@ -53,7 +53,7 @@ class Converting(Contract):
             raise ValueError(f"convert_tensors is True, False or 'numpy', got {convert_tensors!r}")
         entries = self._entries
         if type(entries) is not dict:
-            refuse_exclusive(self, "to_dict")
+            refuse_exclusive_keys(self, "to_dict")
         plain: dict[str, Any] = dict(entries)
         for name, value in plain.items():
             if type(value) is Tensor:

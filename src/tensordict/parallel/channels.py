@@ -104,8 +104,11 @@ class MessageDevices:
         """The device for messages without tensors."""
         return self.place(self.main)
 
-    def guard(self) -> AbstractContextManager[object]:
-        """Return a block that makes the device of the messages current. Any thread sends and receives inside it."""
+    def use_device(self) -> AbstractContextManager[object]:
+        """Return a context manager that makes the device of the messages current.
+
+        Every thread must use it to send and receive.
+        """
         return nullcontext() if self._cuda is None else torch.cuda.device(self._cuda)
 
 

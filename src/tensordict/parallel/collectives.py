@@ -372,13 +372,13 @@ def _list_reducible(
                 f"({op}): cast it first, or leave it out"
             )
         table[name] = form
-        found[name] = ragged.elements(leaf).detach().as_subclass(Tensor)
+        found[name] = ragged.pack_elements(leaf).detach().as_subclass(Tensor)
     order = sorted(found)
     return [found[name] for name in order], {name: table[name] for name in order}
 
 
 def _is_plain(leaf: Tensor) -> bool:
-    """Return whether a write to `ragged.elements(leaf)` changes the leaf, and each element once."""
+    """Return whether a write to `ragged.pack_elements(leaf)` changes the leaf, and each element once."""
     if leaf.is_nested:
         return ragged.compact(leaf) is leaf
     if leaf.layout is not torch.strided or leaf.is_meta or leaf.is_quantized or 0 in leaf.stride():

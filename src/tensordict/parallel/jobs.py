@@ -104,7 +104,7 @@ class PickledMessage(NamedTuple):
 
 
 class SentFunction:
-    """A function that is pickled as a `PickledMessage`, for a process that was not forked for it."""
+    """A function to send to a worker process that did not inherit it by a fork. Its pickle is a `PickledMessage`."""
 
     def __init__(self, fn: Callable[[Any], Any]) -> None:
         self._fn = fn

@@ -54,13 +54,13 @@ class CommonMemory:
         self.tensors = [part for part in parts if type(part) in (Tensor, MemoryMappedTensor)]
         self._numbers = {_base_address(part): number for number, part in enumerate(self.tensors) if _is_common(part)}
 
-    def number(self, tensor: Tensor) -> int | None:
-        """Return the number in `tensors` of one with the same memory as a tensor, or `None`."""
+    def find_number(self, tensor: Tensor) -> int | None:
+        """Return the index in `tensors` of the tensor with the same memory; `None` if there is none."""
         return self._numbers.get(_base_address(tensor))
 
 
 class OwnDescriptor(NamedTuple):
-    """A file descriptor of this process, with the interface of a descriptor that must be received first."""
+    """A file descriptor of this process, with the interface of descriptors that another process sent."""
 
     fd: int
 
@@ -206,8 +206,9 @@ class _Pickler(pickle.Pickler):
         super().__init__(stream, protocol=_PROTOCOL, buffer_callback=keep)
         self.handles: list[Handle] = []
         self._common, self._sends_handles = common, sends_handles
-        # The numbers of handles by the addresses of their memory, and the references by the ids of their tensors.
+        # The numbers of the handles, by the address of the memory.
         self._handle_numbers: dict[int, int] = {}
+        # The references, by the id of the tensor.
         self._references: dict[int, Reference] = {}
 
     def persistent_id(self, value: object) -> Reference | None:
@@ -245,7 +246,7 @@ class _Pickler(pickle.Pickler):
         """
         if not _is_over_memory(tensor):
             return None
-        number = self._common.number(tensor)
+        number = self._common.find_number(tensor)
         if number is not None:
             return number, _start_address(self._common.tensors[number])
         if not self._sends_handles:

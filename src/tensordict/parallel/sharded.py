@@ -103,7 +103,7 @@ class _Ranks:
         """
         try:
             result = step()
-        except Exception as error:  # any error: the other ranks wait for the verdict
+        except Exception as error:  # catch all: the other ranks wait for a verdict
             self._settle(error)
             raise
         self._settle()

@@ -73,7 +73,7 @@ class Sending:
                 raise problem
             package = wire.Package(container, channel.devices.kind, allow_pickle)
             messages = package.messages(channel.devices.place)
-        except Exception as error:  # any error: the receiver waits for a description
+        except Exception as error:  # catch all: the receiver waits for a description
             self._post(refusal(error), [])
             _finish_in_thread(self, quiet=True)
             raise
@@ -260,7 +260,7 @@ class Receiving:
             TransferError: the received container does not fit or cannot be loaded, or the connection broke or timed
                 out.
         """
-        with self._channel.devices.guard():
+        with self._channel.devices.use_device():
             return self._run()
 
     def _run(self) -> Any:
@@ -280,7 +280,7 @@ class Receiving:
         try:
             with torch.no_grad():
                 made = finish()
-        except Exception as error:  # any error: the sender waits for a verdict
+        except Exception as error:  # catch all: the sender waits for a verdict
             self._answer(REFUSED, f"{error}")
             raise TransferError(f"receiving from {channel.name}: {error}") from error
         self._answer(TAKEN)
@@ -321,7 +321,7 @@ class Receiving:
             header = wire.Header(head)
             own, actions = self._find_target(header)
             target = own or wire.NewBuffers(header, channel.devices.place)
-        except Exception as error:  # any error: the sender waits for a verdict
+        except Exception as error:  # catch all: the sender waits for a verdict
             self._answer(LEFT, f"{error}")
             raise TransferError(f"receiving from {channel.name}: {error}") from error
         works = [channel.recv(buffer) for buffer in target.buffers]
@@ -395,7 +395,7 @@ def _run_in_thread(call: Callable[[], object], future: FutureT) -> FutureT:
     def run() -> None:
         try:
             result = call()
-        except Exception as error:  # any error: raise it from the future
+        except Exception as error:  # catch all: the future raises the error
             # The frames of the exception would keep the future and the process group alive.
             error.__cause__ = None
             future.set_exception(error.with_traceback(None))

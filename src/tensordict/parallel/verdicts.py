@@ -70,7 +70,7 @@ def attempt(step: Callable[[], T], rank: int) -> tuple[T | None, TransferError |
     """Run a step with the data of a rank. Returns its result, or the error to pass to `settle`."""
     try:
         return step(), None
-    except Exception as error:  # any error: the other ranks wait for the verdict
+    except Exception as error:  # catch all: the other ranks wait for a verdict
         problem = TransferError(f"from rank {rank}: {error}")
         problem.__cause__ = error
         return None, problem

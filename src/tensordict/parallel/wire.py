@@ -29,7 +29,7 @@ from tensordict.io.specification import Specification, to_container
 from tensordict.io.values import EncodedValue, NotJson, encode_without_tensors
 from tensordict.memory.files import is_direct
 from tensordict.memory.flat_buffers import Block, Layout, is_whole, new_bytes
-from tensordict.memory.stored_tensors import StoredTensor, in_memory
+from tensordict.memory.stored_tensors import StoredTensor, read_stored
 
 # Tensors of up to this many bytes are copied into the block: two copies of 64 KiB take 10 us, a message over gloo 60.
 SMALL = 64 << 10
@@ -181,7 +181,7 @@ def read_prologue(first: Tensor) -> tuple[bytes, int]:
 
 
 class Header:
-    """A received description.
+    """The parsed description of a container, as it was received.
 
     Raises:
         TransferError: the description is inconsistent, or is the refusal of a sender.
@@ -237,7 +237,7 @@ class Header:
         return to_container(restore(self.node, _TensorSource(tensors), _SEPARATOR, value))
 
     def make_holder(self, sent: Any, allow_pickle: bool) -> Any:
-        """Make the holder of one of the values.
+        """Make the container of one received non-tensor value.
 
         Raises:
             SaveError: the description is broken, or the value cannot be loaded.
@@ -291,7 +291,7 @@ class TargetBuffers:
 
     Args:
         header: the received description.
-        sketch: the structure of the container.
+        sketch: the structure and the tensors of the container.
         device_of: returns the device to receive on, for tensors on a type of device.
     """
 
@@ -394,7 +394,7 @@ def _prepare_to_send(tensor: Tensor, key: Path) -> Tensor:
     if kind is Tensor and tensor.layout is torch.strided and not (tensor.is_meta or tensor.is_quantized):
         return tensor
     if kind is StoredTensor:
-        return in_memory(tensor)
+        return read_stored(tensor)
     if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_meta:
         what = "on the meta device" if tensor.is_meta else "quantized" if tensor.is_quantized else f"of {tensor.layout}"
         raise UnsupportedEntryError(f"{entry_of(key)}a tensor that is {what} cannot be sent")

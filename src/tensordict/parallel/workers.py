@@ -76,8 +76,9 @@ class _Worker:
         ours = [worker.pipe for worker in (*others, self)] if forked else []
         self.chunk: Chunk | None = None
         self.done = 0
-        # True once the process has started, and the time at which it began its chunk.
+        # True once the process has started.
         self._is_up = False
+        # The time at which the process began its chunk.
         self._since = math.inf
         self.process = context.Process(
             target=_run_worker, args=(theirs, ours, job.prepare_to_send(forked), threads, seed), daemon=True
@@ -370,8 +371,8 @@ class CallersPool:
         self._pool, self._job = pool, job
         self._has_threads = isinstance(pool, ThreadPool)
         self.count = int(getattr(pool, "_processes", None) or os.cpu_count() or 1)
-        # A result may refer to memory that the receiver requests from the process. If processes end after some tasks,
-        # they may be gone by then, so send everything in the message.
+        # A result may refer to shared memory that the receiver must request from the worker process. With
+        # `maxtasksperchild`, the process may have ended by then, so send the whole result in the message.
         self._inline = getattr(pool, "_maxtasksperchild", None) is not None
         self._watched: dict[int | None, BaseProcess] = {}
 

@@ -234,7 +234,7 @@ def offline_then_online(record: Record) -> None:
         loss,
         replay_buffer=both,
         anneal_frames=FRAMES,
-        # What is logged asks for a count of writes, which such a buffer lacks.
+        # The log needs a count of writes, and this buffer has no such count.
         enable_logging=False,
         target_net_updater=SoftUpdate(loss, eps=0.9),
     )

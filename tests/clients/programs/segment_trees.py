@@ -36,7 +36,7 @@ class _SumTree(_Tree):
     reduce = np.add.reduce
 
     def scan_lower_bound(self, mass: Any) -> Any:
-        """The first indices up to which the elements sum to at least `mass`."""
+        """Return the first indices where the running sum reaches `mass`."""
         found = np.searchsorted(np.cumsum(self.values), np.asarray(mass), side="left")
         return torch.from_numpy(found) if isinstance(mass, torch.Tensor) else found
 

@@ -257,7 +257,7 @@ def main(folder: str) -> None:
         with open(os.path.join(folder, f"{name}.pkl"), "wb") as file:
             pickle.dump(make(), file, protocol=4)
         torch.save(make(), os.path.join(folder, f"{name}.pt"))
-    # As text, in which another folder can be put in the place of this one.
+    # This is text, so a reader can replace this folder by another one.
     with tempfile.TemporaryDirectory() as place, open(os.path.join(folder, "mapped.pkl"), "wb") as file:
         file.write(pickle.dumps(mapped(place), protocol=0).replace(place.encode(), b"FOLDER"))
     for mode in FILE_MODES:

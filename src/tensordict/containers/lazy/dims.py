@@ -79,7 +79,13 @@ class LazyDims(LazyCore):
         return taken[0]
 
     def _split_index(self, at: object) -> _SplitIndex | None:
-        """Split `at`, an output of `leaf_index`; return `None` if it mixes elements of different members."""
+        """Split an index into an index of the stack dim and an index of each member.
+
+        Returns `None` if no such pair selects the same elements, because the index combines elements across members.
+
+        Args:
+            at: the index, as `leaf_index` returns it.
+        """
         dim = self._entries.dim
         # Torch treats an integer tensor without dims as an int.
         items: list[Any] = [int(item) if _is_scalar(item) else item for item in (at if type(at) is tuple else (at,))]
@@ -107,8 +113,8 @@ class LazyDims(LazyCore):
         if advanced:
             # Torch inserts the dims of index tensors at the first of them if they are adjacent, and in front otherwise.
             # Removing the stack dim from the index can make tensors adjacent.
-            apart = _have_gap(items)
-            if apart and not _have_gap(rest) and _basic_before(rest):
+            apart = _are_tensors_apart(items)
+            if apart and not _are_tensors_apart(rest) and _has_slice_before_tensors(rest):
                 return None
             if apart or advanced[0] < found:
                 before += max(1 if items[i].dtype in _MASKS else items[i].ndim for i in advanced)
@@ -128,10 +134,10 @@ class LazyDims(LazyCore):
             with contextlib.suppress(StackError):
                 return fn(self._dense())
         numbers = fn(self._numbers())
-        return self._of_elements(numbers.flatten().tolist(), numbers.shape)
+        return self._stack_elements(numbers.flatten().tolist(), numbers.shape)
 
     def _numbers(self) -> Tensor:
-        """Return the numbers of the elements, as a tensor of the batch size."""
+        """Number the elements of the batch from 0; return the numbers as a tensor of the batch size."""
         self._check_sizes()
         return torch.arange(math.prod(self._batch_size)).reshape(self._batch_size)
 
@@ -143,8 +149,13 @@ class LazyDims(LazyCore):
                 "elements can be indexed and rearranged in each member only"
             )
 
-    def _of_elements(self, numbers: Sequence[int], size: torch.Size) -> Any:
-        """Make nested lazy stacks along dim 0, of this batch size, from the elements with these numbers."""
+    def _stack_elements(self, numbers: Sequence[int], size: torch.Size) -> Any:
+        """Stack single elements to nested lazy stacks along dim 0.
+
+        Args:
+            numbers: the position of each element in the flattened batch of this stack.
+            size: the batch size of the result.
+        """
         elements = self._elements()
 
         def pack(part: Any) -> Any:
@@ -193,7 +204,7 @@ class LazyDims(LazyCore):
         if result is None:
             if not (self._batch_size.numel() and op.size):
                 return self._dense()._on_batch(op)
-            result = self._of_elements(range(op.size.numel()), op.size)
+            result = self._stack_elements(range(op.size.numel()), op.size)
         # `on_members` sets the stack dim name for other operations, so clear it before the reshape sets all names.
         result._entries.name = None
         if (own := self._names) is not None and any(names := op.rename(own)):
@@ -270,14 +281,14 @@ def _check_positions(item: Tensor, count: int, dim: int) -> list[int]:
     return positions
 
 
-def _have_gap(items: list[Any]) -> bool:
+def _are_tensors_apart(items: list[Any]) -> bool:
     """Return whether the tensors of an index are separated by slices or `None`."""
     kinds = [isinstance(item, Tensor) for item in items if not isinstance(item, int)]
     first, last = kinds.index(True), len(kinds) - 1 - kinds[::-1].index(True)
     return not all(kinds[first:last])
 
 
-def _basic_before(items: list[Any]) -> bool:
+def _has_slice_before_tensors(items: list[Any]) -> bool:
     """Return whether a slice or `None` comes before the first tensor of an index."""
     for item in items:
         if isinstance(item, Tensor):

@@ -75,9 +75,10 @@ class LazyWrites(LazyDims):
         return pieces_of(self._admit(item, path), store.dim, len(store.containers))
 
     def _split_list(self, item: Any, path: Path, in_place: bool) -> Sequence[Any]:
-        """Split a list whose nesting levels are the first batch dims, as in `Tensor.tolist`.
+        """Split a nested list along the stack dim; return the item for each member.
 
-        Numbers get one common dtype, as in a tensor. Next to other objects they are stored as values.
+        The nesting levels of the list are the first batch dims, as in the result of `Tensor.tolist`. A list of numbers
+        is converted to one dtype. Numbers in a list with other objects are stored as non-tensor values.
         """
         dim, size = self._entries.dim, self._batch_size
         found = set(_leaf_kinds(item))

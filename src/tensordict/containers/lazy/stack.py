@@ -207,7 +207,7 @@ class LazyStackedTensorDict(LazyWrites):
     def insert(self, index: int, tensordict: object) -> None:
         """Add a member at a position of the stack dim, as `list.insert`; see :meth:`append` for the errors."""
         self._refuse_if_locked("add a member")
-        member = self._fitting_member(tensordict)
+        member = self._admit_member(tensordict)
         if is_dynamo_compiling():
             self._add_to_new_list(index, [member])
         else:
@@ -233,7 +233,7 @@ class LazyStackedTensorDict(LazyWrites):
         """
         self._refuse_if_locked("add members")
         members = list(tensordict)
-        fitting = [self._fitting_member(member, members[0]) for member in members]
+        fitting = [self._admit_member(member, members[0]) for member in members]
         if is_dynamo_compiling():
             self._add_to_new_list(len(self._entries.containers), fitting)
         else:
@@ -245,7 +245,7 @@ class LazyStackedTensorDict(LazyWrites):
         before = self._entries.containers
         self._entries.containers = [*before[:index], *members, *before[index:]]
 
-    def _fitting_member(self, member: object, first: Any = None) -> Any:
+    def _admit_member(self, member: object, first: Any = None) -> Any:
         """Return `member` if it is a container with the batch size of the members; raise otherwise.
 
         An empty stack without batch size and entries accepts any batch size. If several members are added at once,

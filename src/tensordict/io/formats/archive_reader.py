@@ -306,8 +306,8 @@ class _DeflateDecompressor:
 
     def decompress(self, content: Any, max_length: int) -> bytes:
         piece = self._inner.decompress(content or self._inner.unconsumed_tail, max_length)
-        # zlib can have taken all of the input and still hold output. Only output that leaves room in `max_length` is
-        # the last output of the input so far.
+        # zlib may hold more output of the input that it has read. It has returned all output only if `piece` is
+        # shorter than `max_length`.
         self.needs_input = len(piece) < max_length
         return piece
 

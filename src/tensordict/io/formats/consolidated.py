@@ -199,7 +199,10 @@ def _align(nbytes: int) -> int:
 
 
 class _ReferenceDescription:
-    """The description of a container in the JSON of the reference, without the entries that it cannot describe."""
+    """Describes a container in the JSON format that the reference writes, the tensordict package of PyTorch.
+
+    It leaves out entries that this format cannot describe.
+    """
 
     def __init__(self, plan: BlockPlan) -> None:
         self.plan = plan
@@ -432,7 +435,7 @@ class _BlockTensors:
             dtype, shape, start, _ = span
             return self.block.tensor(DTYPES[dtype], shape, start)
         if name in self.jagged:
-            return ragged.in_row_order(self.take_ragged(self.jagged[name], key))
+            return ragged.flatten_in_row_order(self.take_ragged(self.jagged[name], key))
         if name.removesuffix(SIZES) in self.jagged:
             return ragged.row_sizes(self.take_ragged(self.jagged[name.removesuffix(SIZES)], key))
         raise SaveError(f"entry {joined(key)!r}: the file has no tensor for it")

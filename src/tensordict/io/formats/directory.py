@@ -98,8 +98,9 @@ class FolderOptions(SaveOptions):
     archive: bool | None = None
     # The compression of the tensors in an archive.
     compression: str | int | None = None
-    # Gather `DTensor` leaves; save in another thread.
+    # Gather the shards of `DTensor` leaves from all processes.
     full_tensor: bool = False
+    # Return before the save is complete; another thread saves.
     return_early: bool = False
     # Gives ragged leaves of equal lengths the same offsets.
     share: ragged.SharedOffsets = field(default_factory=ragged.SharedOffsets)
@@ -473,8 +474,8 @@ def _write_and_commit(
             )
             for leaf in leaves
         ]
-        # `write_options` has the number of threads that the caller asked for: without one, a file is not split, because
-        # most file systems do not write one file faster with several threads.
+        # `write_options` has the number of threads that the user chose, and not `threads`. A file is split only if the
+        # user chose a number, because most file systems do not write one file faster with several threads.
         threads = files.choose_threads(options.num_threads, nbytes)
         files.run_all([job for file in leaf_files for job in file.jobs()], threads)
         for leaf, file in zip(leaves, leaf_files, strict=True):
@@ -724,7 +725,7 @@ def _rebuild(node: _PlannedNode, prefix: pathlib.Path | None, options: FolderOpt
         if isinstance(entry, _PlannedLeaf):
             entries[name] = entry.build_entry()
         else:
-            entries[name] = _rebuild(entry, _inner_prefix(prefix, entry), options)
+            entries[name] = _rebuild(entry, _prefix_of_nested(prefix, entry), options)
     old, form = node.container, node.form
     if form.is_tensorclass and isinstance(old, Contract):
         return old._rewrap(entries[WRAPPED])
@@ -758,7 +759,7 @@ def _update_in_place(node: _PlannedNode, prefix: pathlib.Path | None, options: F
         if isinstance(entry, _PlannedLeaf):
             container._entries[name] = entry.build_entry()
             continue
-        inner = _update_in_place(entry, _inner_prefix(prefix, entry), options)
+        inner = _update_in_place(entry, _prefix_of_nested(prefix, entry), options)
         if inner is not entry.container:
             container._entries[name] = inner
     if node.form.is_tensorclass:
@@ -787,5 +788,6 @@ def _mark_memmap(container: Any, node: _PlannedNode, prefix: pathlib.Path | None
     return container
 
 
-def _inner_prefix(prefix: pathlib.Path | None, node: _PlannedNode) -> pathlib.Path | None:
+def _prefix_of_nested(prefix: pathlib.Path | None, node: _PlannedNode) -> pathlib.Path | None:
+    """Return the path of the folder of a nested container; `prefix` is the folder of its parent."""
     return None if prefix is None else prefix / node.folder.rpartition("/")[2]

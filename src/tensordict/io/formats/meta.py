@@ -234,7 +234,7 @@ def add_entry(folder: str, name: str, spec: dict[str, Any], key: Path) -> None:
     write_meta(folder, meta)
 
 
-def refuse_entry(folder: str, name: str, key: Path) -> None:
+def check_no_entry(folder: str, name: str, key: Path) -> None:
     """Check that the meta.json of a folder has no entry of this name.
 
     Raises:

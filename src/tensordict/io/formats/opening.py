@@ -195,7 +195,7 @@ def load(path: PathLike, options: LoadOptions, access: Access, format: str | Non
     def use(save: RemoteSave) -> Any:
         if save.format in (DIRECTORY, ARCHIVE):
             return map_save(save, options, access)
-        return save.kept_for(open_file(save.in_place or save.local(), options, access, save.format))
+        return save.keep_for(open_file(save.in_place or save.local(), options, access, save.format))
 
     with hide_bars(options.shows):
         return read_at(path, access, use, lambda format, _: open_file(path, options, access, format))
@@ -386,7 +386,7 @@ def _write(container: Any, path: PathLike, format: str, options: dict[str, Any])
         return container.consolidate(path, **options)
     elif format in BACKENDS:
         compression = options.pop("compression", None)
-        how = {} if compression is None else backend_of(format).compressed_by(compression)
+        how = {} if compression is None else backend_of(format).choose_compression(compression)
         return getattr(container, f"to_{format}")(path, **options, **how)
     elif format in _TABLE_METHODS:
         _, name, how = _TABLE_METHODS[format]

@@ -153,7 +153,7 @@ def _read_tensorclass(cls: Any, state: dict[str, Any]) -> Any:
     _check(problem is None, cls, str(problem))
     for name, holder in found.items():
         container._entries[name] = holder
-    return cls._wrapping(container)
+    return cls._wrap_container(container)
 
 
 def _read_typed(cls: Any, state: dict[str, Any]) -> Any:
@@ -189,8 +189,8 @@ def convert_hdf5_state(cls: object, state: Mapping[str, Any]) -> tuple[dict[str,
         # The mode "w" would empty the file.
         "mode": "r" if state.get("mode") == "r" else "r+",
         "group": group,
-        "path": tuple(map(File.decoded, filter(None, group.split("/")))),
-        "options": File.checked_options(options),
+        "path": tuple(map(File.decode_part, filter(None, group.split("/")))),
+        "options": File.check_options(options),
         "size": size,
         "names": names,
         "device": device,

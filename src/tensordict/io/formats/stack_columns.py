@@ -76,7 +76,7 @@ def split_ragged(leaf: Any) -> tuple[Tensor, Tensor, tuple[int, ...] | None]:
     """Split a ragged leaf or a column into the parts that are stored: its elements, sizes of rows, and row shape."""
     if isinstance(leaf, Column):
         return leaf.flat, leaf.sizes, None
-    return ragged.in_row_order(leaf.detach()), ragged.row_sizes(leaf), ragged.row_form(leaf)
+    return ragged.flatten_in_row_order(leaf.detach()), ragged.row_sizes(leaf), ragged.row_form(leaf)
 
 
 def join_ragged(
@@ -152,7 +152,7 @@ def collect_columns(members: Sequence[Any], key: Path = ()) -> dict[str, Any] | 
         return None
     try:
         return _collect(members, key)
-    except _UnlikeError:
+    except _UnlikeMembersError:
         return None
 
 
@@ -163,8 +163,8 @@ def stacked_size(members: Sequence[Any], dim: int) -> torch.Size:
     return torch.Size([*common[:dim], len(sizes), *common[dim:]])
 
 
-class _UnlikeError(Exception):
-    """Members differ in more than the shapes of their leaves, or have entries that cannot be columns."""
+class _UnlikeMembersError(Exception):
+    """Members differ in more than the shapes of their leaves, or have entries that cannot be saved as columns."""
 
 
 def _differ_in_shape(members: Sequence[Any]) -> bool:
@@ -190,14 +190,14 @@ def _collect(members: Sequence[Any], key: Path) -> dict[str, Any]:
             _check_tensors_alike(column)
             found[name] = _build_column(column, (*key, name))
         elif not isinstance(value, Contract) or any(type(item) is not type(value) for item in column):
-            raise _UnlikeError
+            raise _UnlikeMembersError
         elif not value._is_non_tensor:
             inner = _collect([item._wrapped_container() for item in column], (*key, name))
             found[name] = NestedColumns(column, inner)
         elif type(value).__name__ in _VALUES and all(item._names == value._names for item in column):
             found[name] = column
         else:
-            raise _UnlikeError
+            raise _UnlikeMembersError
     return found
 
 
@@ -205,7 +205,7 @@ def _check_alike(members: Sequence[Any]) -> None:
     """Raise an error for members that differ in more than shapes, or whose entries are not in a dict."""
     first = members[0]
     if getattr(first, "_stored_as", type(first).__name__) != "TensorDict" or type(first._entries) is not dict:
-        raise _UnlikeError
+        raise _UnlikeMembersError
     keys, names, ndim = first._entries.keys(), first._names, len(first._batch_size)
     for member in members:
         if (
@@ -214,7 +214,7 @@ def _check_alike(members: Sequence[Any]) -> None:
             or member._names != names
             or len(member._batch_size) != ndim
         ):
-            raise _UnlikeError
+            raise _UnlikeMembersError
 
 
 def _check_tensors_alike(column: Sequence[Any]) -> None:
@@ -231,7 +231,7 @@ def _check_tensors_alike(column: Sequence[Any]) -> None:
             or leaf.is_quantized
             or type(leaf).__torch_dispatch__ is not Tensor.__torch_dispatch__
         ):
-            raise _UnlikeError
+            raise _UnlikeMembersError
 
 
 def _build_column(leaves: list[Tensor], key: Path) -> Any:
@@ -242,10 +242,10 @@ def _build_column(leaves: list[Tensor], key: Path) -> Any:
             shape = (len(leaves), *shapes[0])
             return StoredTensor.of(_JoinedArray(leaves, shape), dtype, None, key)
         if dtype in _UNSUPPORTED:
-            raise _UnlikeError
+            raise _UnlikeMembersError
         source = _JoinedArray(leaves, None)
     except UnsupportedEntryError:
-        raise _UnlikeError from None
+        raise _UnlikeMembersError from None
     flat = StoredTensor.of(source, dtype, None, key)
     return Column(flat, torch.tensor(shapes, dtype=torch.int64))
 

@@ -86,7 +86,7 @@ class Description:
         return spec
 
     def _encode_value(self, form: Specification, key: Path) -> EncodedValue:
-        """Encode the value of a holder."""
+        """Encode the value of a non-tensor entry as JSON."""
         try:
             return encode(form.value)
         except NotJson as error:

@@ -209,7 +209,7 @@ class Place:
 
 @dataclass(slots=True, frozen=True)
 class PlaceInList(Place):
-    """The place of a value in a saved list of values."""
+    """The folder of a saved list of values, and the position of one value in the list."""
 
     position: int
 

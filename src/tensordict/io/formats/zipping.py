@@ -177,7 +177,7 @@ class ZipIndex:
         return self._read_record(self._central, entry.record - self._start, self._start)[0]
 
     def _read_record(self, central: bytes, at: int, start: int) -> tuple[Entry, int]:
-        """Read one record of the directory. Returns the entry, and the length of the record."""
+        """Read one record of the central directory. Return the entry, and the length of the record."""
         fields = _CENTRAL.unpack_from(central, at)
         sign, made_by, _, flags, method, _, _, crc, stored, size, names, extras, comments, disk, _, mode, header = (
             fields

@@ -1,12 +1,12 @@
-"""Local copies of files behind URLs, as long as the originals, with the bytes that were asked for.
+"""Sparse local copies of files behind URLs: `RemoteCache`, and the temporary copies of a load without a cache.
 
-The name of a file in a cache is a hash of its URL, its size and its tag, so that another content is another file. A
-note beside the file lists the ranges that are there, each with a checksum, which is compared before the range is used:
-a damaged range is fetched again. Checksums find damage, not forgery: the folder is closed to other users, as whoever
-can write to it can change a range together with its checksum.
+The name of a cached file is a hash of its URL, size and tag, so each version of a file has its own copy. A note next to
+the copy lists the ranges it holds, each with a checksum that is verified before the range is used. A damaged range is
+fetched again. Checksums detect damage but not forgery: a user who can write to the folder can change a range and its
+checksum. The folder is therefore closed to other users.
 
-Many processes may use one cache. A process that fetches holds the lock on the file, and the others wait and find the
-bytes there. Evicting a file deletes it, and what was mapped of it stays mapped.
+Many processes may share a cache. A process that fetches holds the lock on the file; the others wait and then find the
+bytes. Eviction deletes a file, but existing memory maps of it stay valid.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ from tensordict.io.saving.progress import show_transfer
 from tensordict.memory import files, system
 from tensordict.memory.mapped import PathLike
 
-# Larger ranges are fetched in pieces of this, several at once.
+# Larger ranges are fetched in pieces of this length, several at once.
 _PIECE = 8 << 20
-# A gap between two ranges is fetched too when it has at most so many bytes: less than a request costs.
+# Fetch gaps of at most this length with their neighbours: that is faster than a second request.
 _GAP = 64 << 10
 _CHECKED = 4 << 20
-# How long to wait for another process that fetches the same file, in seconds.
+# Seconds to wait for another process that fetches the same file.
 _PATIENCE = 3600.0
-# How much a cache keeps unless it is told otherwise.
+# Default size of a cache.
 _MAX_BYTES = 16 << 30
-# The names of the files of a cache; a cache removes no others.
+# Names of the files of a cache. Other files in the folder are never removed.
 _DATA = re.compile(r"([0-9a-f]{40})\.data")
 
 Range = tuple[int, int]
@@ -87,11 +87,11 @@ class RemoteCache:
 
     @property
     def nbytes(self) -> int:
-        """The space that its files take on the disk, in bytes."""
+        """The disk space of the cached files, in bytes."""
         return sum(taken for _, taken, _ in self._files())
 
     def _files(self) -> list[tuple[float, int, str]]:
-        """When each file was last used, how much it takes, and its key."""
+        """List the files as (time of last use, disk space, key), sorted by the time."""
         found: list[tuple[float, int, str]] = []
         for name in self.folder.names():
             if key := _DATA.fullmatch(name):
@@ -113,7 +113,7 @@ class RemoteCache:
         for _, taken, key in found:
             if total <= self.max_bytes:
                 return
-            # A process that holds the lock is about to use the file, and a file that is refused is left to the user.
+            # Skip a file that another process has locked to use it, and a file that the folder refuses.
             with contextlib.suppress(SaveError, FileNotFoundError), self.folder.hold_lock(f"{key}.data", 0, 0):
                 with contextlib.suppress(FileNotFoundError):
                     self.folder.unlink(f"{key}.json")
@@ -132,13 +132,13 @@ class LocalCopies:
         self.folder.create()
 
     def file(self, remote: Remote, file: RemoteFile, check: bool = True) -> CachedFile:
-        """The local copy of a file, which may have no content yet; arguments as for `CachedFile`."""
+        """Return the local copy of a file, which may be empty yet; arguments as for `CachedFile`."""
         return CachedFile(remote, file, self, check)
 
     def close(self) -> None:
-        """Give up what is not to be kept."""
+        """Remove the temporary folder, or trim the cache to its size."""
         if self.cache is None:
-            # A process that was forked has them too, and is not the one to remove them.
+            # A forked process must not remove the folder of its parent.
             if self._pid == os.getpid():
                 shutil.rmtree(self.path, ignore_errors=True)
         else:
@@ -149,10 +149,10 @@ class CachedFile:
     """The local copy of a file behind a URL.
 
     Args:
-        remote: where the file is.
-        file: which one it is.
-        place: where the copy goes.
-        check: look whether it was replaced while it was read.
+        remote: the URL of the folder.
+        file: the file there.
+        place: the folder of the copy.
+        check: raise an error if the file is replaced while it is read.
 
     Attributes:
         path: the path of the copy, which is as long as the file; only the ranges given to `ensure` have content.
@@ -165,14 +165,14 @@ class CachedFile:
         key = hashlib.sha256(f"{remote.identity_of(file.name)}\n{file.size}\n{file.tag}".encode()).hexdigest()[:40]
         self._data, self._note = f"{key}.data", f"{key}.json"
         self.path = f"{place.path}/{self._data}"
-        # These ranges are here, and their checksums are right.
+        # Ranges of the copy whose checksums were verified.
         self._have: list[Range] = []
         self.fd = -1
         self._lock = Lock()
 
     @contextlib.contextmanager
-    def held(self) -> Iterator[int]:
-        """The descriptor of the copy, for a block: what is there then stays, whatever others evict."""
+    def hold_open(self) -> Iterator[int]:
+        """Keep the copy open during a block; yields its descriptor. Eviction by others does not affect an open copy."""
         with self._lock.held:
             if self.fd >= 0:
                 yield self.fd
@@ -184,18 +184,18 @@ class CachedFile:
                 self.close()
 
     def hold(self) -> int:
-        """The descriptor of the copy, from now on until `close`."""
-        with self._lock.held, self._naming(), self._locked():
+        """Open the copy until `close`; returns its descriptor."""
+        with self._lock.held, self._naming(), self._lock_file():
             self.fd = self._place.folder.open(self._data, os.O_RDWR | os.O_CREAT)
             if os.fstat(self.fd).st_size != self.file.size:
                 os.ftruncate(self.fd, self.file.size)
             if self._place.cache is not None:
-                # It may have been evicted and made again since it was closed.
+                # The copy may have been evicted and created again since it was closed.
                 self._have = []
             return self.fd
 
     def close(self) -> None:
-        """Close the descriptor; what was mapped through it stays."""
+        """Close the descriptor. Existing memory maps stay valid."""
         fd, self.fd = self.fd, -1
         if fd >= 0:
             os.close(fd)
@@ -208,32 +208,32 @@ class CachedFile:
         return files.naming(f"keep what is fetched from {self.url!r} in the file", self.path)
 
     def read(self, start: int = 0, stop: int | None = None) -> bytes:
-        """The bytes of a range."""
+        """Read a range, by default the whole file."""
         stop = self.file.size if stop is None else stop
-        with self.held() as fd:
+        with self.hold_open() as fd:
             self.ensure([(start, stop)])
-            return b"".join(_pieces(fd, start, stop))
+            return b"".join(_read_pieces(fd, start, stop))
 
     def ensure(self, ranges: Iterable[Range] | None = None) -> None:
-        """Have these ranges (all of it by default) here, fetching what is missing; neighbours go in one request.
+        """Fetch the missing parts of these ranges, by default of the whole file. Neighbours share a request.
 
         Raises:
             ChangedError: the file behind the URL was replaced.
-            OSError: it cannot be fetched, or has no room on the disk.
+            OSError: the server fails, or the disk is full.
         """
-        wanted = merged([(0, self.file.size)] if ranges is None else ranges)
-        with self.held():
-            if not without(wanted, self._have):
+        wanted = merge_ranges([(0, self.file.size)] if ranges is None else ranges)
+        with self.hold_open():
+            if not subtract_ranges(wanted, self._have):
                 return
-            with self._locked():
-                kept = self._kept(without(wanted, self._have))
-                missing = merged(without(wanted, self._have), _GAP)
+            with self._lock_file():
+                kept = self._read_ranges(subtract_ranges(wanted, self._have))
+                missing = merge_ranges(subtract_ranges(wanted, self._have), _GAP)
                 if missing:
                     fetched = self._fetch(missing)
-                    self._have = merged([*self._have, *missing])
+                    self._have = merge_ranges([*self._have, *missing])
                     self._keep([*kept, *fetched])
 
-    def _locked(self) -> contextlib.AbstractContextManager[object]:
+    def _lock_file(self) -> contextlib.AbstractContextManager[object]:
         if self._place.cache is None:
             return contextlib.nullcontext()
         return self._place.folder.hold_lock(self._data, os.O_CREAT, _PATIENCE)
@@ -259,18 +259,18 @@ class CachedFile:
 
     # --- what is kept -------------------------------------------------------------------------------------------------
 
-    def _kept(self, wanted: list[Range]) -> list[tuple[int, int, int]]:
-        """The ranges in the note; a range that is wanted is checked, and left out where its checksum is wrong."""
+    def _read_ranges(self, wanted: list[Range]) -> list[tuple[int, int, int]]:
+        """Read the ranges in the note. Ranges in `wanted` are verified, and left out if their checksum is wrong."""
         if self._place.cache is None or not self._is_there():
             return []
         kept: list[tuple[int, int, int]] = []
-        for start, stop, crc in self._noted():
+        for start, stop, crc in self._read_note():
             if any(start < other_stop and other_start < stop for other_start, other_stop in wanted):
                 if self._crc(start, stop) != crc:
                     continue
-                self._have = merged([*self._have, (start, stop)])
+                self._have = merge_ranges([*self._have, (start, stop)])
             kept.append((start, stop, crc))
-        # Eviction goes by the time of the last use.
+        # Eviction sorts files by their access time.
         status = os.fstat(self.fd)
         os.utime(self.fd if os.utime in os.supports_fd else self.path, ns=(time.time_ns(), status.st_mtime_ns))
         return kept
@@ -283,18 +283,18 @@ class CachedFile:
             self._place.folder.write(self._note, json.dumps(note).encode())
 
     def _identity(self) -> dict[str, object]:
-        """The part of a note that names its file."""
+        """Return the part of the note that identifies the file."""
         return {"url": self.url, "size": self.file.size, "tag": self.file.tag}
 
     def _is_there(self) -> bool:
-        """Tell whether the path still leads to the open file, which may have been evicted and made again."""
+        """Return False if the open copy was evicted, so that its path leads to another file or nowhere."""
         try:
             return os.path.samestat(self._place.folder.status(self._data), os.fstat(self.fd))
         except FileNotFoundError:
             return False
 
-    def _noted(self) -> Iterator[tuple[int, int, int]]:
-        """The ranges and checksums in the note beside the file; none of a note that is damaged or of another file."""
+    def _read_note(self) -> Iterator[tuple[int, int, int]]:
+        """Yield the ranges and checksums in the note. A damaged note, or one of another file, yields nothing."""
         try:
             content = self._place.folder.read(self._note)
         except FileNotFoundError:
@@ -313,19 +313,19 @@ class CachedFile:
 
     def _crc(self, start: int, stop: int) -> int:
         crc = 0
-        for piece in _pieces(self.fd, start, stop):
+        for piece in _read_pieces(self.fd, start, stop):
             crc = zlib.crc32(piece, crc)
         return crc
 
 
-def _pieces(fd: int, start: int, stop: int) -> Iterator[bytes]:
+def _read_pieces(fd: int, start: int, stop: int) -> Iterator[bytes]:
     """Read a range of a file in pieces."""
     while start < stop and (piece := system.pread(fd, min(_CHECKED, stop - start), start)):
         yield piece
         start += len(piece)
 
 
-def merged(ranges: Iterable[Range], gap: int = 0) -> list[Range]:
+def merge_ranges(ranges: Iterable[Range], gap: int = 0) -> list[Range]:
     """Sort ranges and join those at most `gap` apart; empty ranges are left out."""
     found: list[Range] = []
     for start, stop in sorted(ranges):
@@ -338,8 +338,8 @@ def merged(ranges: Iterable[Range], gap: int = 0) -> list[Range]:
     return found
 
 
-def without(ranges: Iterable[Range], others: Iterable[Range]) -> list[Range]:
-    """Cut `others` out of ranges; `merged` has made both."""
+def subtract_ranges(ranges: Iterable[Range], others: Iterable[Range]) -> list[Range]:
+    """Subtract `others` from ranges. Both must come from `merge_ranges`."""
     found: list[Range] = []
     taken = list(others)
     for start, stop in ranges:

@@ -1,11 +1,10 @@
-"""URLs and storage options that hold secrets, and neither show nor pickle them.
+"""URLs, storage options and Redis connections with secrets that neither their text nor their pickles contain.
 
-Both are made at the door, by `as_url` and `GuardedOptions.of`. `Remote` alone reads the secrets, to reach a server. A
-text made of such a URL has no secret in it, so code that shows or writes it needs no care. The arguments of a
-connection to a Redis server are guarded in the same way.
+Public functions wrap their arguments by `as_url` and `GuardedOptions.of`. Only `Remote` reads the secrets, to reach a
+server. The text of such a URL has no secret, so code can show and write it safely.
 
-A pickle may be stored or sent to another machine, so pickling what holds secrets is an error. Processes that
-`multiprocessing` starts or sends to are given them. The option `allow_secrets=True` lets all pickles have them.
+A pickle may be stored or sent to another machine, so pickling secrets is an error. Processes of `multiprocessing` on
+this machine receive them. The option `allow_secrets=True` includes them in all pickles.
 """
 
 from __future__ import annotations
@@ -23,14 +22,14 @@ from tensordict.memory.names import scheme_of
 StorageOptions = Mapping[str, Any]
 
 ALLOW_SECRETS, REDIRECT_HOSTS = "allow_secrets", "redirect_hosts"
-# Options of this package, which no library is given.
+# Options of this package, which are not passed to libraries.
 _OWN = (ALLOW_SECRETS, REDIRECT_HOSTS)
-# Where a connection to a Redis server finds its password, unless its arguments have one of these.
+# Variable with the password of Redis connections, and the arguments that override it.
 REDIS_PASSWORD, _LOGINS = "TENSORDICT_REDIS_PASSWORD", {"password", "credential_provider"}
 
 
 class _Constant:
-    """Copies of it are the object itself."""
+    """An immutable object, whose copies are the object itself."""
 
     def __copy__(self) -> Any:
         return self
@@ -40,7 +39,7 @@ class _Constant:
 
 
 class Url(_Constant, str):
-    """A URL whose text is without its secrets, which `with_secrets` gives.
+    """A URL whose text omits its secrets; `with_secrets` includes them.
 
     F-strings, JSON and parts of the text are plain `str`s without secrets.
     """
@@ -60,11 +59,11 @@ class Url(_Constant, str):
 
 
 def as_url(path: PathLike, allowed: bool = False) -> str:
-    """A path or URL as text; a `Url` where it holds secrets.
+    """Convert a path or URL to text; to a `Url` if it has secrets.
 
     Args:
-        path: what a caller has given.
-        allowed: whether pickles have the secrets.
+        path: the path or URL.
+        allowed: include the secrets in pickles.
     """
     full = path.with_secrets if isinstance(path, Url) else os.fspath(path)
     shown = redact(full) if scheme_of(full) else full
@@ -76,20 +75,20 @@ def as_url(path: PathLike, allowed: bool = False) -> str:
 
 
 def full_url(url: str) -> str:
-    """A URL with its secrets."""
+    """Return a URL with its secrets."""
     return url.with_secrets if isinstance(url, Url) else url
 
 
 class GuardedOptions(_Constant, Mapping[str, Any]):
-    """The `storage_options` of a caller: shown without secrets, and pickled only where these may go along.
+    """The `storage_options` of a caller. Their repr omits secrets, and pickling secrets is an error by default.
 
     Attributes:
-        allow_secrets: whether pickles have the secrets.
-        redirect_hosts: the hosts that a server of HTTP may redirect to, beside itself.
+        allow_secrets: include the secrets in pickles.
+        redirect_hosts: the other hosts that an HTTP server may redirect to.
     """
 
     _what = "storage_options hold"
-    # Where else each machine may find them, and how a caller has them pickled.
+    # For the error: other sources of the secrets, and the option that allows to pickle them.
     _where = "environment (AWS_PROFILE, ...) or in the configuration of fsspec (~/.config/fsspec/, FSSPEC_S3_KEY, ...)"
     _allow = f"storage_options={{..., {ALLOW_SECRETS!r}: True}}"
 
@@ -98,7 +97,7 @@ class GuardedOptions(_Constant, Mapping[str, Any]):
 
     @staticmethod
     def of(options: StorageOptions | None) -> GuardedOptions:
-        """Those of a caller, who may have given none."""
+        """Wrap options; `None` becomes empty options."""
         return options if isinstance(options, GuardedOptions) else GuardedOptions(options or {})
 
     @property
@@ -115,11 +114,11 @@ class GuardedOptions(_Constant, Mapping[str, Any]):
         return tuple(dict.fromkeys(host.strip().lower() for host in hosts if host.strip()))
 
     def for_library(self) -> dict[str, Any]:
-        """The options without those of this package, for the library that reaches the server."""
+        """Return the options for the library that reaches the server, without the options of this package."""
         return {name: value for name, value in self._options.items() if name not in _OWN}
 
     def secrets(self) -> list[str]:
-        """The secret texts, to take them out of messages of libraries."""
+        """Return the secret texts, which are removed from messages of libraries."""
         found: list[str] = []
         for value in secrets_of_options(self._options).values():
             found += [value] if isinstance(value, str) and redact(value) == value else []
@@ -146,13 +145,13 @@ class GuardedOptions(_Constant, Mapping[str, Any]):
 
 
 class GuardedConnection(GuardedOptions):
-    """The arguments of a connection to a Redis server: shown without secrets, and pickled as `storage_options` are."""
+    """The arguments of a connection to a Redis server, guarded like `storage_options`."""
 
     _what = "the arguments of the connection to the Redis server hold"
     _where, _allow = f"environment variable {REDIS_PASSWORD}", f"{ALLOW_SECRETS}=True"
 
     def for_library(self) -> dict[str, Any]:
-        """The arguments of `redis.Redis`; the environment gives the password when they give none."""
+        """Return the arguments of `redis.Redis`, with the password of the environment by default."""
         found, password = super().for_library(), os.environ.get(REDIS_PASSWORD)
         return found if not password or found.keys() & _LOGINS else {**found, "password": password}
 

@@ -1,4 +1,4 @@
-"""Containers behind URLs whose tensors are fetched by rows: those that are used, when they are used."""
+"""Containers behind URLs that fetch only the rows that are used, for data sets and reports."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tensordict.core.keys import Path
 from tensordict.io.formats.loading import LoadOptions, load_directory, read_directory
 from tensordict.io.formats.structure import Complain
 from tensordict.io.formats.value_files import skip_unpickling
-from tensordict.io.remote.cache import merged
+from tensordict.io.remote.cache import merge_ranges
 from tensordict.io.remote.remote_saves import Access, RaggedFiles, RemoteArchive, RemoteFolder, RemoteSave, read_remote
 from tensordict.io.specification import LeafSpec, Specification
 from tensordict.memory import system
@@ -29,18 +29,18 @@ from tensordict.memory.stored_tensors import Selection, StoredTensor
 
 
 def open_rows(url: PathLike, access: Access, check: Callable[[Callable[[str], bytes]], None]) -> Any:
-    """Open an archive or a folder behind a URL, whose tensors are fetched by rows when rows are used.
+    """Open an archive or a folder behind a URL. Rows of its tensors are fetched when they are used.
 
-    The structure with its values is fetched at once, and so are ragged tensors. Nothing can be written.
+    The structure, values and ragged tensors are fetched at once. The container is read-only.
 
     Args:
-        url: where.
-        access: how it is reached.
-        check: is called with a function that reads a document of the save by its name; raises to refuse the save.
+        url: the URL of the save.
+        access: the storage options and the cache.
+        check: called with a function that reads a document of the save by name; raises to refuse the save.
 
     Raises:
-        FileNotFoundError: there is nothing.
-        SaveError: it cannot be reached, or is broken, or of another format; names the URL.
+        FileNotFoundError: the URL has no save.
+        SaveError: the save cannot be reached, is broken or has another format; names the URL.
     """
     return read_remote(url, access, partial(_open, check))
 
@@ -48,18 +48,18 @@ def open_rows(url: PathLike, access: Access, check: Callable[[Callable[[str], by
 def _open(check: Callable[[Callable[[str], bytes]], None], save: RemoteSave) -> Any:
     if save.format not in ("directory", "archive"):
         raise SaveError(f"{save.url!r} is of the format {save.format!r}, which is not read by rows")
-    container = load_directory(save.path, LoadOptions(source=_ByRows(save)))
+    container = load_directory(save.path, LoadOptions(source=_RowSource(save)))
     check(lambda name: save.source().read(f"{save.path}/{name}"))
-    # The tensors hold it, and keep what is fetched for as long as they are there.
-    save.kept_for(save.source())
-    return _in_place(container)
+    # The tensors hold the source, so the fetched bytes live as long as the tensors.
+    save.keep_for(save.source())
+    return _wrap_tensors(container)
 
 
-def _in_place(container: Any) -> Any:
-    """A container that gives what is read of the tensors in one that stand for others."""
+def _wrap_tensors(container: Any) -> Any:
+    """Wrap a container so that reading a stored tensor returns a tensor in memory."""
     inner = container._wrapped_container()
     entries = {
-        name: _in_place(value) if is_node(value) and not value._is_non_tensor else value
+        name: _wrap_tensors(value) if is_node(value) and not value._is_non_tensor else value
         for name, value in inner._entries.items()
     }
     make = registry.lookup("FileSelection")._of
@@ -67,15 +67,15 @@ def _in_place(container: Any) -> Any:
 
 
 def describe_rows(save: RemoteSave, complain: Complain | None) -> Specification:
-    """The specification of an archive or a folder; rows of its tensors are fetched when they are asked for."""
-    options = LoadOptions(unpickle=skip_unpickling, complain=complain, source=_Described(save))
+    """Read the specification of an archive or a folder. Rows of its tensors are fetched when they are used."""
+    options = LoadOptions(unpickle=skip_unpickling, complain=complain, source=_SpecSource(save))
     found = read_directory(save.path, options)
-    save.kept_for(save.source())
+    save.keep_for(save.source())
     return found
 
 
-class _ByRows:
-    """The files of a save as a source of loaders, whose tensors are read later, except ragged ones."""
+class _RowSource:
+    """The files of a save as a source of loaders. Tensors are read later, except ragged ones."""
 
     def __init__(self, save: RemoteSave) -> None:
         self._save, self._source = save, save.source()
@@ -83,19 +83,19 @@ class _ByRows:
         self._ragged = RaggedFiles()
 
     def map(self, path: str, dtype: torch.dtype, shape: tuple[int, ...], key: Path) -> Tensor:
-        """The tensor, or what stands for it."""
-        if self._ragged.is_of_one(path) or not shape or 0 in shape:
+        """Return a tensor, or a stored tensor that is read later."""
+        if self._ragged.is_ragged_file(path) or not shape or 0 in shape:
             return self._source.map(path, dtype, shape, key)
         self._source.check_size(path, dtype, shape, key)
         return StoredTensor.of(RemoteArray(self._save, self._source, path, dtype, shape, key), dtype, None, key)
 
 
-class _Described(_ByRows):
-    """The same, of which nothing is fetched but what ragged tensors are."""
+class _SpecSource(_RowSource):
+    """A source that maps tensors to specifications. Only ragged tensors are fetched."""
 
     def map(self, path: str, dtype: torch.dtype, shape: tuple[int, ...], key: Path) -> Any:
-        """The tensor, or what reads it."""
-        if self._ragged.is_of_one(path):
+        """Return the specification of a tensor; a ragged tensor itself."""
+        if self._ragged.is_ragged_file(path):
             return self._source.map(path, dtype, shape, key)
         self._source.check_size(path, dtype, shape, key)
         later: Any = partial(self._source.map, path, dtype, shape, key)
@@ -105,7 +105,7 @@ class _Described(_ByRows):
 
 
 class RemoteArray:
-    """A tensor in a file of a save behind a URL, as an `Array` (memory/stored_tensors.py)."""
+    """A tensor in a file of a save behind a URL; implements the `Array` of `memory/stored_tensors.py`."""
 
     spread = rows_together = 1
 
@@ -123,38 +123,38 @@ class RemoteArray:
         self._row = torch.Size(shape[1:])
 
     def check(self) -> None:
-        """Nothing can be closed."""
+        """Do nothing, because a save behind a URL is never closed."""
 
     def read(self, selection: Selection, dtype: object = None) -> Tensor:
-        """The selected elements; the rows that they are in are fetched."""
+        """Return the selected elements, fetching the rows that contain them."""
         first, *others = selection or (slice(None),)
         rows = _rows(first, self.shape[0])
         with self._save.naming():
-            found = self._fetched(rows)
+            found = self._fetch_rows(rows)
         taken = found[0] if isinstance(first, (int, np.integer)) else found
         at = tuple(torch.from_numpy(item) if isinstance(item, np.ndarray) else item for item in others)
         return taken if not at else taken[at if isinstance(first, (int, np.integer)) else (slice(None), *at)].clone()
 
     def write(self, selection: Selection, values: object) -> None:
-        """Refused."""
+        """Raise a `SaveError`: saves behind URLs are read-only."""
         raise SaveError(f"{self._save.url!r} is only read: nothing is written into what is behind a URL")
 
-    def _fetched(self, rows: Iterable[int]) -> Tensor:
-        """Rows, in memory of their own."""
+    def _fetch_rows(self, rows: Iterable[int]) -> Tensor:
+        """Fetch rows into a new tensor."""
         nbytes = self._row.numel() * self.dtype.itemsize
         numbers = list(rows)
         ranges = [(row * nbytes, (row + 1) * nbytes) for row in numbers]
         placed = self._source.place(self._path, ranges)
         if placed is None:
-            # It is compressed: all of it is unpacked.
+            # A compressed file must be unpacked as a whole.
             return self._source.map(self._path, self.dtype, self.shape, self.key)[numbers]
         file, start = placed
         out = torch.empty((len(numbers), *self._row), dtype=self.dtype, device="cpu")
         view = memoryview(out.view(-1).view(torch.uint8).numpy())  # type: ignore[arg-type]
         done = 0
-        with file.held() as fd:
+        with file.hold_open() as fd:
             file.ensure((start + low, start + high) for low, high in ranges)
-            for low, high in merged(ranges):
+            for low, high in merge_ranges(ranges):
                 _read_into(fd, view[done : done + high - low], start + low, file.path)
                 done += high - low
         return out

@@ -1,7 +1,7 @@
-"""Reading saves behind URLs: the structure first, then the bytes of the entries that are asked for, several at once.
+"""Reading of saves behind URLs: the structure first, then the bytes of the requested entries, several at once.
 
-An archive or a folder is loaded twice: first with its tensors left out, which says what is needed, and again when that
-is here. All other formats are fetched whole and read as the local files that they are then.
+An archive or a folder is loaded twice: first without its tensors, to learn which bytes are needed, and again after
+fetching these. Other formats are fetched whole and read as local files.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ from tensordict.memory import file_maps, files
 from tensordict.memory.mapped import PathLike
 from tensordict.memory.names import LEAF_SUFFIX, META, SCHEMA, TABLE_SUFFIX, without_scheme
 
-# What is fetched of the end of an archive at first: all that an end record with a comment can take, and zip64 records.
+# Length of the first read at the end of an archive: an end record with the longest comment, and zip64 records.
 _TAIL = (1 << 16) + 256
-# The header before an entry, beside its name: the fields, and what zip64 and an alignment may add.
+# Length of the header of an entry without its name: the fields, zip64 extras and alignment.
 _HEADER = 4096
-# So much of the descriptions that follow the one that is read is fetched with it.
+# Fetch up to this length of following descriptions with the one that is read.
 _AHEAD = 256 << 10
-# How often a save is read again that was replaced while it was read.
+# Number of attempts at a save that is replaced while it is read.
 _TRIES = 5
-# What is in a folder that is a Zarr group.
+# Format of a Zarr group, and the files that identify one.
 _ZARR, _GROUPS = "zarr", ("zarr.json", ".zgroup")
 
 CacheDir = PathLike | RemoteCache
@@ -55,9 +55,9 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """How a URL is reached, and where what is fetched is kept; `cache` is `None` for nowhere.
+    """The storage options of a URL, and the cache for its bytes; `None` for a temporary folder.
 
-    It is shown without secrets, and pickled only where these may go along (`GuardedOptions`).
+    Its repr has no secrets. Pickling refuses secrets unless the options allow them (`GuardedOptions`).
     """
 
     storage_options: StorageOptions | None = None
@@ -69,17 +69,17 @@ class Access:
 
     @staticmethod
     def of(storage_options: StorageOptions | None, cache_dir: CacheDir | None = None) -> Access:
-        """What the arguments of these names ask for; `TENSORDICT_CACHE_DIR` stands in for the second."""
+        """Build the access from user arguments; `cache_dir` defaults to the variable `TENSORDICT_CACHE_DIR`."""
         given = cache_dir or os.environ.get("TENSORDICT_CACHE_DIR") or None
         return Access(storage_options, given if given is None or isinstance(given, RemoteCache) else RemoteCache(given))
 
 
 def read_remote(url: PathLike, access: Access, use: Callable[[RemoteSave], T]) -> T:
-    """What `use` makes of the save at a URL; called again when the save was replaced meanwhile.
+    """Open the save at a URL and return `use(save)`. Retries if the save is replaced meanwhile.
 
     Raises:
-        FileNotFoundError: there is nothing.
-        SaveError: it cannot be reached, or does not add up; names the URL.
+        FileNotFoundError: the URL has no save.
+        SaveError: the save cannot be reached or is broken; names the URL.
     """
     for attempt in range(1, _TRIES + 1):
         save = RemoteSave(url, access)
@@ -89,8 +89,8 @@ def read_remote(url: PathLike, access: Access, use: Callable[[RemoteSave], T]) -
                 save.check()
                 return found
         except (OSError, LookupError) as error:
-            # Loaders say of the errors in between which entry they concern, and make others of them.
-            if attempt == _TRIES or not (isinstance(error, ChangedError) or save.is_replaced()):
+            # Loaders wrap errors, so look at the save itself, too.
+            if attempt == _TRIES or not (isinstance(error, ChangedError) or save.is_stale()):
                 raise
         finally:
             save.close()
@@ -103,20 +103,20 @@ def read_file(
     cache_dir: CacheDir | None,
     use: Callable[[Any], T],
 ) -> T:
-    """What `use` makes of a file at a path; at a URL, of a copy of it, which is there as long as the result is."""
+    """Return `use(path)`; for a URL, `use` of a local copy that lives as long as the result."""
     if not is_url(path):
         return use(without_scheme(path))
-    return read_remote(path, Access.of(storage_options, cache_dir), lambda save: save.kept_for(use(save.local())))
+    return read_remote(path, Access.of(storage_options, cache_dir), lambda save: save.keep_for(use(save.local())))
 
 
 def is_saved_at(url: PathLike) -> bool:
-    """Whether there is a file, a saved folder, a data set or a Zarr group at a URL."""
+    """Return True if a URL has a file, a saved folder, a data set or a Zarr group."""
     remote = Remote(url)
     return any(remote.find(name) is not None for name in ("", META, SCHEMA, *_GROUPS))
 
 
 def remote_bytes(url: PathLike) -> int | None:
-    """The lengths of all files of what is at a URL; `None` where the server does not say."""
+    """Return the total length of the files at a URL; `None` if the server cannot list them."""
     remote = Remote(url)
     if (file := remote.find()) is not None:
         return file.size
@@ -124,17 +124,17 @@ def remote_bytes(url: PathLike) -> int | None:
 
 
 class RemoteSave:
-    """The save at a URL, open.
+    """An open save at a URL.
 
     Attributes:
-        url: where it is.
-        path: of the local copy, or what stands for it, of which errors speak.
-        in_place: where it is, if it is a Zarr group, which is read there and not fetched.
+        url: the URL.
+        path: path of the local copy, or a placeholder for it in errors.
+        in_place: the remote folder of a Zarr group, which is read directly; else `None`.
     """
 
     def __init__(self, url: PathLike, access: Access) -> None:
         self.remote = Remote(url, access.storage_options)
-        # As text, since errors that have it go to other processes.
+        # A plain text, because errors that contain it are pickled.
         self.url = str(self.remote.url)
         file = self.remote.find()
         self._top = None if file is not None else self.remote.find(META)
@@ -145,7 +145,7 @@ class RemoteSave:
         self.in_place = self.remote if self._format == _ZARR else None
         self._place = LocalCopies(access.cache)
         self._leaves_place = False
-        # Of what is not kept, `check` asks once whether it was replaced.
+        # Without a cache, `check` asks once at the end whether the file was replaced.
         self._file = None if file is None else self._place.file(self.remote, file, check=access.cache is not None)
         stands = hashlib.sha256(self.url.encode()).hexdigest()
         self.path = f"{self._place.path}/{stands}" if self._file is None else self._file.path
@@ -153,12 +153,12 @@ class RemoteSave:
 
     @property
     def format(self) -> str:
-        """The format, as `detect_format` says; what is no archive and no folder is fetched for that."""
+        """The format, as of `detect_format`. Files other than archives are fetched to detect it."""
         if self._file is not None and not self._format:
             size = self._file.file.size
             self._file.ensure([(0, min(size, 4)), (max(0, size - _TAIL), size)])
             is_zip = self._file.read(0, min(size, 4)) in zipping.SIGNATURES
-            # A zip file may be of something else.
+            # Other formats are zip files, too.
             is_archive = is_zip and self._is_archive(RemoteArchive(self._file))
             self._format = "archive" if is_archive else detect_format(self.local())
         return self._format
@@ -169,14 +169,14 @@ class RemoteSave:
         return META in archive.entries
 
     def local(self) -> str:
-        """The path of a copy of all of the file."""
+        """Fetch the whole file; returns the path of the copy."""
         if self._file is None:
             raise SaveError(f"{self.url!r} is a folder, and this reads a file")
         self._file.ensure()
         return self._file.path
 
     def mirror(self, folder: str) -> str:
-        """Copy all of the save to a local folder, in which it is as on disk; gives its path there."""
+        """Copy the whole save below a local folder; returns its path."""
         if self._file is not None:
             return self.local()
         source = self.source()
@@ -191,7 +191,7 @@ class RemoteSave:
         return root
 
     def source(self) -> RemoteArchive | RemoteFolder:
-        """Where a loader finds the files of an archive or a folder."""
+        """Return the source from which loaders read the files of an archive or a folder."""
         if self._source is None:
             if self._file is None:
                 self._source = RemoteFolder(self, self.remote, self._place)
@@ -201,7 +201,7 @@ class RemoteSave:
         return self._source
 
     def load(self, options: LoadOptions) -> Any:
-        """The container in an archive or a folder."""
+        """Load the container in an archive or a folder."""
         if options.mode != "r":
             raise ValueError(
                 f"mode={options.mode!r} writes to the file, and {self.url!r} is only read: mode='r' can be had"
@@ -219,55 +219,55 @@ class RemoteSave:
             return load_directory(self.path, replace(options, source=source))
 
     def nbytes(self) -> int | None:
-        """The lengths of all files; `None` where the server does not say."""
+        """Return the total length of the files; `None` if the server cannot list them."""
         if self._file is not None:
             return self._file.file.size
         return None if self.remote.is_http else sum(file.size for file in self.remote.files())
 
-    def kept_for(self, container: T) -> T:
-        """A container that reads its local copy when it is used: the copy stays as long as the container does."""
-        self._keep_for(container)
+    def keep_for(self, container: T) -> T:
+        """Keep the local copy as long as `container`, which reads it when it is used; returns the container."""
+        self._keep_copy_for(container)
         return container
 
-    def _keep_for(self, owner: Any) -> None:
+    def _keep_copy_for(self, owner: Any) -> None:
         self._leaves_place = True
         weakref.finalize(owner, self._place.close)
 
-    def is_replaced(self) -> bool:
-        """Whether another save is there by now, as far as this one was read."""
+    def is_stale(self) -> bool:
+        """Return True if a file of the save that was read has changed since."""
         if self._file is not None:
             return self.remote.find() != self._file.file
         if isinstance(self._source, RemoteFolder):
-            return self._source.is_replaced()
+            return self._source.is_stale()
         if self.in_place is not None:
-            # It is read when it is used, as it is then.
+            # A Zarr group is read in place, in its current state.
             return False
         return self.remote.find(META) != self._top
 
     def check(self) -> None:
-        """Refuse what was read of a save that was replaced meanwhile; what is kept has been looked at already.
+        """Check that the save was not replaced while it was read. A cache checks each file itself.
 
         Raises:
-            ChangedError: it was.
+            ChangedError: the save was replaced.
         """
-        if (self._file is None or self._place.cache is None) and self.is_replaced():
+        if (self._file is None or self._place.cache is None) and self.is_stale():
             raise ChangedError(f"{self.url!r} was replaced while it was read: read it again")
 
     @contextlib.contextmanager
     def naming(self) -> Iterator[None]:
-        """A block whose errors speak of the URL, and not of the local copy."""
+        """Replace the path of the local copy by the URL in errors of a block."""
         with naming_url(self.path, self.url):
             yield
 
     def close(self) -> None:
-        """Give up what is not to be kept."""
+        """Remove temporary copies, unless a container still reads them."""
         if not self._leaves_place:
             self._place.close()
 
 
 @contextlib.contextmanager
 def naming_url(path: str, url: str) -> Iterator[None]:
-    """A block whose errors speak of a URL where they would of a local path."""
+    """Replace a local path by a URL in errors of a block."""
     try:
         yield
     except (OSError, LookupError, ValueError) as error:
@@ -278,11 +278,11 @@ def naming_url(path: str, url: str) -> Iterator[None]:
 
 
 class RemoteArchive(Archive):
-    """An archive of which those entries are here that were asked for.
+    """An archive behind a URL. Entries are fetched when they are requested.
 
     Attributes:
-        wanted: is told of the tensors that are mapped, which then are not fetched; `None` fetches them.
-        ahead: fetch descriptions before they are asked for.
+        wanted: collects the names of mapped tensors, which are not fetched then; `None` fetches them.
+        ahead: fetch the following descriptions with each description.
     """
 
     def __init__(self, file: CachedFile) -> None:
@@ -305,13 +305,13 @@ class RemoteArchive(Archive):
         self.ahead = True
 
     def fetch(self, names: Iterable[str]) -> None:
-        """Have these entries here."""
+        """Fetch entries."""
         wanted = list(names)
         self._file.ensure([self._range(self.entries[name]) for name in wanted])
         self._fetched = [self._find(f"{self.path}/{name}") for name in wanted]
 
     def inflating(self, num_threads: int) -> RemoteArchive:
-        """A block in which so many threads inflate what was fetched."""
+        """Inflate fetched entries with this number of threads during a block."""
         self._num_threads = num_threads
         return self
 
@@ -319,9 +319,9 @@ class RemoteArchive(Archive):
         return self._fetched
 
     def map(self, path: str, dtype: torch.dtype, shape: tuple[int, ...], key: Path) -> Tensor:
-        """The tensor over a file; while it is asked what is wanted, one without content."""
+        """Map the tensor in a file; while `wanted` collects names, return an empty one on the meta device."""
         name = path[len(self.path) + 1 :]
-        is_ragged = self._ragged.is_of_one(path)
+        is_ragged = self._ragged.is_ragged_file(path)
         if self.wanted is None or name not in self.entries or is_ragged:
             return super().map(path, dtype, shape, key)
         self.wanted.append(name)
@@ -331,12 +331,12 @@ class RemoteArchive(Archive):
         entry = super()._find(path)
         if entry.name in self._here:
             return entry
-        self._file.ensure([(entry.header, self._ahead_of(entry, self._range(entry)[1]))])
+        self._file.ensure([(entry.header, self._find_stop(entry, self._range(entry)[1]))])
         self._here.add(entry.name)
-        return self._placed_now(entry)
+        return self._locate_content(entry)
 
-    def _placed_now(self, entry: Entry) -> Entry:
-        """An entry whose header is here, knowing where its content begins."""
+    def _locate_content(self, entry: Entry) -> Entry:
+        """Return an entry with the start of its content, parsed from its fetched header."""
         if entry.name in self._placed:
             return entry
         placed = self._index.locate(entry)
@@ -349,36 +349,37 @@ class RemoteArchive(Archive):
         return placed
 
     def place(self, path: str, wanted: Iterable[Range]) -> tuple[CachedFile, int] | None:
-        """In which file the content of an entry is, and where it begins there; `None` when it is compressed.
+        """Locate the content of an entry: the local copy and an offset in it; `None` if it is compressed.
 
         Args:
-            wanted: ranges of the content that will be asked for, which may be fetched with the header.
+            path: the path of the entry.
+            wanted: ranges of the content that the caller needs, fetched with the header.
         """
         entry = super()._find(path)
         if entry.method != zipping.STORED:
             return None
         if entry.name not in self._placed:
             header, stop = self._range(entry)
-            # Where it begins when nothing is between it and the next entry.
+            # Assume that the content ends where the next entry begins.
             start = stop - entry.stored
             head = header, min(stop, header + _HEADER + len(entry.name.encode()))
             self._file.ensure([head, *((start + low, start + high) for low, high in wanted)])
-        return self._file, self._placed_now(entry).start
+        return self._file, self._locate_content(entry).start
 
     def check_size(self, path: str, dtype: torch.dtype, shape: tuple[int, ...], key: Path) -> None:
-        """Raise a `SaveError` when a file is too short for a tensor."""
+        """Raise a `SaveError` if a file is too short for a tensor."""
         _check_size(path, super()._find(path).size, dtype, shape, key)
 
     def is_compressed(self, path: str) -> bool:
-        """Whether a file is read as a whole or not at all."""
+        """Return True if a file is compressed, so that it can only be read whole."""
         return super()._find(path).method != zipping.STORED
 
     def _range(self, entry: Entry) -> Range:
-        """All of an entry, with the header before it."""
+        """Return the range of an entry, including its header."""
         return entry.header, self._ends[entry.header]
 
-    def _ahead_of(self, entry: Entry, stop: int) -> int:
-        """Where to stop fetching when an entry is read: descriptions follow one another."""
+    def _find_stop(self, entry: Entry, stop: int) -> int:
+        """Return the end of the range to fetch for an entry: descriptions that follow it are included."""
         most = entry.header + _AHEAD
         following = self._at.get(stop)
         while self.ahead and following is not None and following.name.endswith(META):
@@ -390,12 +391,12 @@ class RemoteArchive(Archive):
 
 
 class RemoteFolder:
-    """The files of a save below a URL, as a `Source` of loaders: attributes as those of `RemoteArchive`."""
+    """The files of a save below a URL, as a `Source` of loaders; attributes as in `RemoteArchive`."""
 
     def __init__(self, save: RemoteSave, remote: Remote, place: LocalCopies) -> None:
         self.path = save.path
         self._remote, self._place = remote, place
-        # An HTTP server does not say what it has: it is asked for each file.
+        # HTTP servers have no listing, so each file is looked up by name.
         self._listed = None if remote.is_http else {file.name: file for file in remote.files()}
         self._folders = zipping.list_folders(self._listed or ())
         self._files: dict[str, CachedFile] = {}
@@ -404,10 +405,10 @@ class RemoteFolder:
         self.ahead = True
 
     def names(self) -> list[str]:
-        """The names of all files of the save.
+        """Return the names of all files of the save.
 
         Raises:
-            SaveError: the store has no listing, or one that is no path below a folder.
+            SaveError: the server has no listing, or lists a name that leads out of the save.
         """
         if self._listed is None:
             raise SaveError(
@@ -415,80 +416,80 @@ class RemoteFolder:
                 "checked there"
             )
         for name in self._listed:
-            # The names of objects may have anything in them.
+            # Names of objects are untrusted.
             if not zipping.is_safe(name):
                 raise SaveError(f"{self._remote.url_of(name)!r} has a name that could lead out of the save")
         return list(self._listed)
 
     def read(self, path: str) -> bytes:
-        """The content of a small file."""
+        """Read a small file."""
         name = self._name(path)
         if self.ahead and name.rpartition("/")[2] == META and name not in self._files:
-            # Those of the containers in this one, in one go.
+            # Fetch the descriptions of all nested containers of this level together.
             folder = name[: -len(META)]
             below = (other for other in self._listed or () if other.endswith(f"/{META}") and other.startswith(folder))
             level = folder.count("/") + 1
             self.fetch([name, *(other for other in below if other.count("/") == level)])
-        return self._cached(name).read()
+        return self._open_copy(name).read()
 
     def map(self, path: str, dtype: torch.dtype, shape: tuple[int, ...], key: Path) -> Tensor:
-        """The tensor over a private map of the copy; while it is asked what is wanted, one without content."""
+        """Map the tensor in a file privately; while `wanted` collects names, return an empty one on the meta device."""
         name, nbytes = self._name(path), math.prod(shape) * dtype.itemsize
         self.check_size(path, dtype, shape, key)
-        cached = self._cached(name)
-        is_ragged = self._ragged.is_of_one(path)
+        cached = self._open_copy(name)
+        is_ragged = self._ragged.is_ragged_file(path)
         if self.wanted is not None and not is_ragged:
             self.wanted.append(name)
             return torch.empty(shape, dtype=dtype, device="meta")
         if not nbytes:
             return torch.empty(shape, dtype=dtype, device="cpu")
-        with cached.held() as fd:
+        with cached.hold_open() as fd:
             cached.ensure([(0, nbytes)])
             return file_maps.map_bytes(fd, nbytes, cached.path).view(dtype).view(shape)
 
     def place(self, path: str, wanted: Iterable[Range]) -> tuple[CachedFile, int]:
         """See `RemoteArchive.place`."""
-        return self._cached(self._name(path)), 0
+        return self._open_copy(self._name(path)), 0
 
     def check_size(self, path: str, dtype: torch.dtype, shape: tuple[int, ...], key: Path) -> None:
-        """Raise a `SaveError` when a file is too short for a tensor."""
-        _check_size(path, self._cached(self._name(path)).file.size, dtype, shape, key)
+        """Raise a `SaveError` if a file is too short for a tensor."""
+        _check_size(path, self._open_copy(self._name(path)).file.size, dtype, shape, key)
 
     def is_compressed(self, path: str) -> bool:
-        """Nothing in a folder is."""
+        """Return False: files of a folder are never compressed."""
         return False
 
     def exists(self, path: str) -> bool:
-        """Whether there is a file or a folder."""
+        """Return True if a path is a file or a folder of a container."""
         name = self._name(path)
         return self._find(name) is not None or self.is_folder(path)
 
     def is_folder(self, path: str) -> bool:
-        """Whether there is a folder of a container."""
+        """Return True if a path is the folder of a container."""
         name = self._name(path)
         return self._find(f"{name}/{META}") is not None if self._listed is None else name in self._folders
 
     def fetch(self, names: Iterable[str]) -> None:
-        """Have these files here."""
-        wanted = [self._cached(name) for name in names]
+        """Fetch files."""
+        wanted = [self._open_copy(name) for name in names]
         with show_transfer("fetching", sum(cached.file.size for cached in wanted)):
             files.run_all([cached.ensure for cached in wanted], IN_FLIGHT)
 
     def inflating(self, num_threads: int) -> contextlib.AbstractContextManager[None]:
-        """A block for loading; nothing in a folder is compressed."""
+        """Do nothing: files of a folder are never compressed."""
         return contextlib.nullcontext()
 
     def copy(self, name: str, target: str) -> None:
         """Copy a file to a local path."""
-        cached = self._cached(name)
-        with cached.held() as source, files.closing(files.create(target)) as fd:
+        cached = self._open_copy(name)
+        with cached.hold_open() as source, files.closing(files.create(target)) as fd:
             cached.ensure()
             files.copy_file(source, fd, cached.file.size)
 
-    def is_replaced(self) -> bool:
-        """Whether a file that was asked for is another one by now, or gone.
+    def is_stale(self) -> bool:
+        """Return True if a file that was read has changed or is gone.
 
-        All are looked at: the `meta.json` of two saves is the same when only what is in their tensors differs.
+        Every file is checked, because two saves that differ only in their tensors have the same `meta.json`.
         """
         asked = {name: cached.file for name, cached in self._files.items()}
         if self._listed is not None:
@@ -503,8 +504,8 @@ class RemoteFolder:
         files.run_all([partial(look, name) for name in asked], IN_FLIGHT)
         return bool(replaced)
 
-    def asked(self) -> list[str]:
-        """The names of the files that a loader has asked for."""
+    def list_requests(self) -> list[str]:
+        """Return the names of the files that loaders have requested."""
         return list(self._files)
 
     def _name(self, path: str) -> str:
@@ -515,7 +516,7 @@ class RemoteFolder:
             return self._listed.get(name)
         return self._files[name].file if name in self._files else self._remote.find(name)
 
-    def _cached(self, name: str) -> CachedFile:
+    def _open_copy(self, name: str) -> CachedFile:
         if name not in self._files:
             found = self._find(name)
             if found is None:
@@ -533,13 +534,13 @@ def _check_size(path: str, size: int, dtype: torch.dtype, shape: tuple[int, ...]
 
 
 class RaggedFiles:
-    """The files of ragged tensors, whose sizes are part of the structure: their tables are asked for first."""
+    """Recognizes the files of ragged tensors, whose sizes are part of the structure. Their tables come first."""
 
     def __init__(self) -> None:
         self._stems: set[str] = set()
 
-    def is_of_one(self, path: str) -> bool:
-        """Whether a file, all of which are asked about as they come, is of a ragged tensor."""
+    def is_ragged_file(self, path: str) -> bool:
+        """Return True if a file belongs to a ragged tensor. Must be called for all files in the order of loading."""
         if path.endswith(TABLE_SUFFIX):
             self._stems.add(path.removesuffix(TABLE_SUFFIX))
             return True

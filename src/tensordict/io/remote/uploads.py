@@ -1,9 +1,9 @@
-"""Saving to URLs: a save is made in a temporary folder, and then uploaded so that nobody sees a part of it.
+"""Saving to URLs: a save is written to a temporary folder, then uploaded so that readers never see a part of it.
 
-One file is there when all of it is. Of a folder, the `meta.json` at the top goes last; until then there is no save. A
-claim keeps a second uploader from mixing in its files (`claims.py`). Only `overwrite=True` replaces a save: an archive
-or another single file in one step, a folder after its `meta.json` has been taken away. A new reader then finds no save,
-and a reader that has begun notices that the files are others (`RemoteSave.check`).
+Servers publish a file when its upload is complete. For a folder, the top `meta.json` is uploaded last; without it, the
+folder is not a save. A claim keeps a second uploader from mixing in its files (`claims.py`). Only `overwrite=True`
+replaces a save: a single file in one step, a folder by deleting its `meta.json` first. New readers then find no save,
+and readers that have begun notice the changed files (`RemoteSave.check`).
 """
 
 from __future__ import annotations
@@ -34,48 +34,48 @@ from tensordict.memory.names import META
 
 T = TypeVar("T")
 
-# Larger files are uploaded one at a time, in parts of their own.
+# Larger files are uploaded one at a time, each in several parts.
 _LARGE = 64 << 20
 
 
 def save_file(url: PathLike, storage_options: StorageOptions | None, overwrite: bool, write: Callable[[str], T]) -> T:
-    """Upload the file that `write` makes at a local path; gives what that returns.
+    """Upload the file that `write` creates at a local path; returns the result of `write`.
 
     Raises:
-        SaveError: there is something at the URL, without `overwrite`; or it cannot be written.
+        SaveError: the URL is taken and `overwrite` is False; or the upload fails.
     """
     remote = Remote(url, storage_options)
     _check_free(remote, overwrite, META)
-    with _staged(remote) as path:
+    with _stage(remote) as path:
         found = write(path)
         remote.put("", path)
     return found
 
 
 def write_file(path: Any, storage_options: StorageOptions | None, overwrite: bool, write: Callable[[Any], T]) -> T:
-    """What `write` gives that makes a file at a path; at a URL, one that is uploaded then."""
+    """Call `write` with a path, or with a local path whose file is uploaded to a URL; returns its result."""
     return save_file(path, storage_options, overwrite, write) if is_url(path) else write(path)
 
 
 def save_folder(
     url: PathLike, storage_options: StorageOptions | None, overwrite: bool, write: Callable[[str], object]
 ) -> object:
-    """Upload the folder that `write` makes at a local path; gives the container in it, mapped privately.
+    """Upload the folder that `write` creates at a local path; returns its container, mapped privately.
 
     Raises:
-        SaveError: as `save_file`; or another process is saving there.
+        SaveError: as `save_file`; or another process is saving to the URL.
     """
     remote = Remote(url, storage_options)
     _check_free(remote, overwrite, "")
-    with _staged(remote) as path:
+    with _stage(remote) as path:
         write(path)
         _upload(remote, path, overwrite)
-        return load_directory(path, LoadOptions(source=_Staged(path), unpickle=unpickle))
+        return load_directory(path, LoadOptions(source=_StagedSource(path), unpickle=unpickle))
 
 
 @contextlib.contextmanager
-def _staged(remote: Remote) -> Iterator[str]:
-    """A local path to save to, of which errors do not speak; it is removed, and what is mapped there stays."""
+def _stage(remote: Remote) -> Iterator[str]:
+    """Yield a temporary local path to save to. Errors name the URL; existing memory maps survive its removal."""
     with tempfile.TemporaryDirectory(prefix="tensordict-upload-") as folder:
         path = f"{folder}/{remote.url.rpartition('/')[2] or 'save'}"
         with naming_url(path, remote.url):
@@ -83,7 +83,7 @@ def _staged(remote: Remote) -> Iterator[str]:
 
 
 def _check_free(remote: Remote, overwrite: bool, other: str) -> None:
-    """Refuse to replace what may not be, or what is no save of the same kind: `other` is what that would have."""
+    """Refuse a taken URL without `overwrite`, or one with a save of the other kind, recognized by the file `other`."""
     if remote.is_http:
         raise SaveError(f"cannot save to {remote.url!r}: servers of HTTP are read, and not written to")
     for name, what in (("", "a file"), (META, "a saved folder")):
@@ -110,7 +110,7 @@ def _upload(remote: Remote, path: str, overwrite: bool) -> None:
 
 
 def _upload_under(remote: Remote, path: str, overwrite: bool, claim: Claim) -> set[str]:
-    """Upload a folder; returns the names of the files of the old save that the new one does not have."""
+    """Upload a folder; returns the names of files of the old save that the new one lacks."""
     names = sorted(_names_in(path))
     sent: list[str] = []
     try:
@@ -121,11 +121,11 @@ def _upload_under(remote: Remote, path: str, overwrite: bool, claim: Claim) -> s
                 f"{remote.url_of(in_the_way[0])!r} is there, and the new save has a file of that name: pass "
                 "overwrite=True to replace it, or save elsewhere"
             )
-        old = _files_of(remote) if META in present else set()
-        # From now on there is no save, and what replaces it is not one yet.
+        old = _list_files_of(remote) if META in present else set()
+        # Without its meta.json the old save disappears for readers. The new one appears at the end.
         remote.delete({META} & present)
         leaves = [name for name in names if name != META]
-        _put(remote, path, leaves, sent)
+        _upload_files(remote, path, leaves, sent)
         claim.check()
         sent.append(META)
         remote.put(META, f"{path}/{META}")
@@ -137,18 +137,18 @@ def _upload_under(remote: Remote, path: str, overwrite: bool, claim: Claim) -> s
     return (old & present).difference(names)
 
 
-def _put(remote: Remote, path: str, names: Iterable[str], sent: list[str]) -> None:
+def _upload_files(remote: Remote, path: str, names: Iterable[str], sent: list[str]) -> None:
     sizes = {name: os.path.getsize(f"{path}/{name}") for name in names}
 
-    def put(name: str) -> None:
+    def upload(name: str) -> None:
         sent.append(name)
         remote.put(name, f"{path}/{name}")
 
     large = {name for name, size in sizes.items() if size > _LARGE}
     with show_transfer("uploading", sum(sizes.values())):
-        files.run_all([partial(put, name) for name in sizes if name not in large], IN_FLIGHT)
+        files.run_all([partial(upload, name) for name in sizes if name not in large], IN_FLIGHT)
         for name in sorted(large):
-            put(name)
+            upload(name)
 
 
 def _names_in(path: str) -> Iterator[str]:
@@ -157,8 +157,8 @@ def _names_in(path: str) -> Iterator[str]:
             yield os.path.relpath(f"{folder}/{name}", path)
 
 
-def _files_of(remote: Remote) -> set[str]:
-    """The names of the files of the save that is there, as its `meta.json` files tell; none of a broken one."""
+def _list_files_of(remote: Remote) -> set[str]:
+    """Return the names of the files of the save at a URL, from its `meta.json` files; none if it is broken."""
     save = RemoteSave(remote.url_of(""), Access(remote.storage_options))
     try:
         source = save.source()
@@ -166,27 +166,27 @@ def _files_of(remote: Remote) -> set[str]:
         source.wanted, source.ahead = [], False
         pickles: list[str] = []
 
-        def noted(of: Source, path: str, key: Path, stack: bool) -> object:
+        def list_pickle(of: Source, path: str, key: Path, stack: bool) -> object:
             pickles.append(path[len(save.path) + 1 :])
             return skip_unpickling(of, path, key, stack)
 
-        read_directory(save.path, LoadOptions(source=source, unpickle=noted))
-        return {*source.asked(), *pickles}
+        read_directory(save.path, LoadOptions(source=source, unpickle=list_pickle))
+        return {*source.list_requests(), *pickles}
     except OSError:
         return set()
     finally:
         save.close()
 
 
-class _Staged:
-    """The files of a save in a folder that is about to be removed, mapped privately."""
+class _StagedSource:
+    """The files of a save in a temporary folder, mapped privately, as a source of loaders."""
 
     def __init__(self, path: str) -> None:
         save = SaveFolder(path)
         self.read, self.exists, self.is_folder = save.read, save.exists, save.is_folder
 
     def map(self, path: str, dtype: torch.dtype, shape: tuple[int, ...], key: Path) -> Tensor:
-        """The tensor over a file."""
+        """Map the tensor in a file."""
         nbytes = os.path.getsize(path)
         with files.closing(files.open_file(path)) as fd:
             return file_maps.map_bytes(fd, nbytes, path).view(dtype).view(shape)

@@ -1,7 +1,7 @@
-"""Files behind URLs (`s3://`, `gs://`, `http://`, `memory://`), through fsspec: what is there, ranges of it, uploads.
+"""Files behind URLs (`s3://`, `gs://`, `http://`, `memory://`), through fsspec: listing, reading of ranges, uploads.
 
-Whatever fails in a way that may pass (connections that drop, answers 5xx, too few bytes) is tried again, after a delay
-that doubles each time and is partly random; what then still fails is an error that names the URL.
+Temporary failures (dropped connections, status 5xx, short answers) are retried after a delay that doubles each time and
+is partly random. If the last attempt fails, its error names the URL.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ from tensordict.memory import files
 from tensordict.memory.mapped import PathLike
 from tensordict.memory.names import scheme_of
 
-# How often one thing is tried: `TENSORDICT_REMOTE_ATTEMPTS` says otherwise.
+# Default number of attempts; the variable `TENSORDICT_REMOTE_ATTEMPTS` overrides it.
 _ATTEMPTS = 6
-# The first delay in seconds, which doubles up to the longest.
+# Delay after the first attempt in seconds, and the longest delay.
 _FIRST_DELAY, _LONGEST_DELAY = 0.1, 10.0
-# So many requests are under way at once.
+# Number of concurrent requests.
 IN_FLIGHT = 8
 
-# Answers of HTTP and errors of the system that may pass.
+# HTTP status codes and system errors that may be temporary.
 _PASSING_STATUS = frozenset({408, 425, 429, 500, 502, 503, 504})
 _PASSING_ERRNO = frozenset(
     getattr(errno, name, 0)
     for name in ("EIO", "EREMOTEIO", "EAGAIN", "EBUSY", "ETIMEDOUT", "ECONNRESET", "ECONNABORTED", "EPIPE")
 )
-# Parts of the names that clients of HTTP give to errors of a connection.
+# Parts of the class names of connection errors of HTTP clients.
 _PASSING_NAMES = (
     "Timeout",
     "Disconnected",
@@ -61,7 +61,7 @@ _FINAL = {
     IsADirectoryError: errno.EISDIR,
     NotADirectoryError: errno.ENOTDIR,
 }
-# The fields by which various stores tell one content of a file from another.
+# Fields of a file description that change with its content, in various stores.
 _TAGS = (
     "ETag",
     "etag",
@@ -82,7 +82,7 @@ T = TypeVar("T")
 
 
 def is_url(path: object) -> bool:
-    """Tell whether a path is a URL that leads elsewhere; `file://` is local."""
+    """Return True if a path is a URL of another machine; `file://` is local."""
     return scheme_of(path) not in ("", "file")
 
 
@@ -92,9 +92,9 @@ class RemoteFile:
 
     Attributes:
         name: its path below the URL; empty for the file at the URL itself.
-        size: in bytes.
-        tag: a text that is another one when the content is: of the etag or, where there is none, the time.
-        modified: when it was made, in seconds since 1970; `None` where the store does not say.
+        size: its length in bytes.
+        tag: changes with the content; a hash of the etag or, if the store has no etags, of the time.
+        modified: time of the last change in seconds since 1970; `None` if unknown.
     """
 
     name: str
@@ -104,13 +104,13 @@ class RemoteFile:
 
 
 class LengthError(OSError):
-    """Fewer bytes came than were asked for, or the file became longer while it was read."""
+    """The server sent fewer bytes than requested, or the file grew while it was read."""
 
 
 class Remote:
     """The files at a URL and below it, to read and write them as a whole or by ranges.
 
-    It is the one door to other machines. Data sets, too, read manifests and write shards through it::
+    All access to other machines passes through this class, including the manifests and shards of data sets::
 
         store = Remote("s3://bucket/data", storage_options)
         store.put("shards/0.tdz", "/local/staged.tdz")      # a local file; readers see all of it or nothing
@@ -176,13 +176,13 @@ class Remote:
         self._root = _without_slashes(self._root)
 
     def for_fsspec(self) -> tuple[str, dict[str, Any]]:
-        """The URL with its secrets and the options, from which fsspec makes the file system."""
+        """Return the URL with its secrets, and the options, for the file system of fsspec."""
         url, options = self._full, self.storage_options.for_library()
         if self.is_http:
             options.setdefault("get_client", _web(self.url).Client(self.storage_options.redirect_hosts))
             parts = urlsplit(url)
             if "@" in parts.netloc:
-                # aiohttp does not send this to the target of a redirect, and no error of it has the password.
+                # aiohttp does not forward this header to the target of a redirect, and its errors omit the password.
                 user, _, host = parts.netloc.rpartition("@")
                 login = base64.b64encode(unquote(user if ":" in user else f"{user}:").encode()).decode()
                 options["headers"] = {
@@ -193,13 +193,13 @@ class Remote:
         elif scheme_of(url) in ("gs", "gcs"):
             bounded = {"response_class": _web(self.url).BoundedResponse}
             options["session_kwargs"] = {**bounded, **_nested_option("session_kwargs", options, "gcs", "gs")}
-        elif scheme_of(url) in ("s3", "s3a") and _is_reached_by_s3fs(scheme_of(url)):
+        elif scheme_of(url) in ("s3", "s3a") and _uses_s3fs(scheme_of(url)):
             bounded = {"http_session_cls": extras.require("tensordict.io.remote.s3", "remote").Session}
             options["config_kwargs"] = {**bounded, **_nested_option("config_kwargs", options, "s3", "s3a")}
         return url, options
 
     def redact(self, text: object) -> str:
-        """A text of a library without the secrets of the URL and of the options."""
+        """Remove the secrets of the URL and the options from a text, such as an error of a library."""
         return redact(str(text), self._secrets)
 
     @property
@@ -213,13 +213,13 @@ class Remote:
         return Remote, (self.url, self.storage_options)
 
     def url_of(self, name: str) -> str:
-        """The URL of a file below, without secrets; `Remote` and all that takes a URL reaches the file by it."""
+        """Return the URL of a file below this one. Its text has no secrets, but functions that take URLs can use it."""
         if not name:
             return self.url
         return as_url(self._below(self._full, name), isinstance(self.url, Url) and self.url._allowed)
 
     def identity_of(self, name: str) -> str:
-        """A text for hashes, another one for each file below; it has the query of a URL, and no password."""
+        """Return a text that identifies a file in hashes. It includes the query of the URL, but no password."""
         return self._path(name) if self.is_http else str(self.url_of(name))
 
     def _path(self, name: str) -> str:
@@ -228,14 +228,14 @@ class Remote:
     def _below(self, root: str, name: str) -> str:
         if not self.is_http:
             return f"{root}/{name}"
-        # A name with percent signs is encoded once more in a URL. A query stays at the end.
+        # A URL encodes the percent signs of a name again. The query stays at the end.
         path, mark, query = root.partition("?")
         return f"{_without_slashes(path)}/{quote(name)}{mark}{query}"
 
     # --- reading ------------------------------------------------------------------------------------------------------
 
     def find(self, name: str = "") -> RemoteFile | None:
-        """The file of this name; `None` when there is none, or a folder."""
+        """Look up a file by name; `None` if it is missing or a folder."""
         return self._try("look for", name, partial(self._look, name))
 
     def _look(self, name: str) -> RemoteFile | None:
@@ -245,7 +245,7 @@ class Remote:
         except FileNotFoundError as error:
             if isinstance(_own_error(error), SaveError):
                 raise
-            # fsspec takes whatever an HTTP server answers for "not found".
+            # fsspec turns every error status of an HTTP server into "not found".
             if _status(error.__cause__) in (None, 404, 410) and not _may_pass(error):
                 return None
             raise
@@ -256,7 +256,7 @@ class Remote:
         return _file(name, info)
 
     def files(self, name: str = "") -> list[RemoteFile]:
-        """All files below a folder, at any depth, by name; none when there is no such folder.
+        """List the files below a folder, at any depth, sorted by name; empty if the folder is missing.
 
         Raises:
             SaveError: the store has no listing (`http://`), or cannot be reached.
@@ -270,7 +270,7 @@ class Remote:
             self._fs.invalidate_cache()
             start = len(self._root.lstrip("/")) + 1
             found = self._fs.find(self._path(name), detail=True).items()
-            # Without the file of the very name, and the empty ones that stand for folders.
+            # Leave out a file with the name of the folder, and empty objects that represent folders.
             listed = ((path.lstrip("/")[start:], info) for path, info in found if not path.endswith("/"))
             return [_file(path, info) for path, info in listed if path]
 
@@ -292,7 +292,7 @@ class Remote:
         return found
 
     def folders(self, name: str = "") -> list[str]:
-        """Return the names of the folders in a folder, sorted; none when there is no such folder.
+        """List the names of the folders in a folder, sorted; empty if the folder is missing.
 
         Raises:
             SaveError: the store has no listing (`http://`), or cannot be reached.
@@ -313,13 +313,13 @@ class Remote:
         return self._try("list", name, ask)
 
     def read(self, name: str = "", start: int = 0, stop: int | None = None) -> bytes:
-        """The bytes of a file, from `start` (negative: counted from the end) to `stop`.
+        """Read a file, from `start` (negative: counted from the end) to `stop`.
 
-        No more is read than that, or than the size that the server has told: what sends more is refused.
+        An answer longer than the range, or than the size that the server reported, is refused.
 
         Raises:
-            FileNotFoundError: there is none.
-            SaveError: it is shorter than that, or the server sends more than was asked for.
+            FileNotFoundError: the file is missing.
+            SaveError: the file is too short, or the answer too long.
         """
         if stop is not None and start >= 0:
             return b"" if start >= stop else self._try("read", name, partial(self._range, name, start, stop))
@@ -333,13 +333,13 @@ class Remote:
                 return b""
             if high < file.size:
                 return self._range(name, low, high)
-            # One byte more than there should be tells that the file has become longer meanwhile.
+            # Request one byte past the end, to notice a file that has grown meanwhile.
             return self._range(name, low, high + 1, at_end=True)
 
         return self._try("read", name, ask)
 
     def _range(self, name: str, start: int, stop: int, at_end: bool = False) -> bytes:
-        """The bytes of a range, in one request; `at_end` has one byte less in the file."""
+        """Read a range in one request; with `at_end`, the file must end one byte before `stop`."""
         path = self._path(name)
         if self.is_s3:
             read = extras.require("tensordict.io.remote.s3", "remote").read_from_s3
@@ -356,29 +356,29 @@ class Remote:
     # --- writing ------------------------------------------------------------------------------------------------------
 
     def put(self, name: str, content: Content, *, new: bool = False) -> None:
-        """Upload a file; readers see what was there before until all of it has arrived.
+        """Upload a file. Readers see the old file until the upload is complete.
 
-        Large files go in several parts at once; when that fails, the parts are given up.
+        Large files are uploaded in several concurrent parts. If one fails, the upload is aborted.
 
         Args:
-            name: where, below the URL; empty for the URL itself.
+            name: path below the URL; empty for the URL itself.
             content: the bytes, or the path of a local file.
-            new: only when there is none of that name, even if others upload it at the same time: one of them succeeds.
-                It must tell its writers apart (a random number in it), as finding one's own bytes is success, too: the
-                answer to the upload may have been lost.
+            new: fail if the file exists. Of several concurrent uploads, one succeeds. The content must identify its
+                writer, such as by a random number: finding the same bytes counts as success, because the answer to the
+                first attempt may have been lost.
 
         Raises:
-            FileExistsError: there is one, with `new`.
-            OSError: it cannot be written.
+            FileExistsError: the file exists, with `new`.
+            OSError: the upload fails.
         """
         self._refuse_http("upload")
         if isinstance(content, bytes):
-            self._put(name, content, new, None)
+            self._upload(name, content, new, None)
             return
         with show_transfer("uploading", os.path.getsize(content)) as shown:
-            self._put(name, content, new, shown)
+            self._upload(name, content, new, shown)
 
-    def _put(self, name: str, content: Content, new: bool, progress: Progress | None) -> None:
+    def _upload(self, name: str, content: Content, new: bool, progress: Progress | None) -> None:
         path = self._path(name)
         mode = {"mode": "create"} if new else {}
         call: Callable[[], object]
@@ -387,7 +387,7 @@ class Remote:
         elif isinstance(content, bytes):
             call = partial(self._fs.pipe_file, path, content, **mode)
         elif self._is_memory:
-            # In pieces, it would be seen before it is whole.
+            # An upload in pieces would be visible before it is complete.
             with open(content, "rb") as file:
                 call = partial(self._fs.pipe_file, path, file.read(), **mode)
         else:
@@ -402,14 +402,14 @@ class Remote:
                 raise
 
     def _is_there(self, name: str, content: bytes) -> bool:
-        """Whether a file has these bytes; its owner may have deleted it meanwhile."""
+        """Return True if a file has these bytes, False if it differs or was deleted meanwhile."""
         try:
             return self.read(name) == content
         except FileNotFoundError:
             return False
 
     def delete(self, names: Iterable[str]) -> None:
-        """Delete files; missing ones do not matter."""
+        """Delete files; missing files are ignored."""
         self._refuse_http("delete")
         jobs = [partial(self._delete, name) for name in names]
         files.run_all(jobs, IN_FLIGHT)
@@ -424,10 +424,10 @@ class Remote:
         if self.is_http:
             raise SaveError(f"cannot {doing} {self.url!r}: servers of HTTP are read, and not written to")
 
-    # --- again --------------------------------------------------------------------------------------------------------
+    # --- retries ------------------------------------------------------------------------------------------------------
 
     def tries(self, doing: str, name: str) -> Tries:
-        """How often something is tried with a file below."""
+        """Start counting the attempts at an operation on a file."""
         return Tries(doing, str(self.url_of(name)), self.redact)
 
     def _try(self, doing: str, name: str, call: Callable[[], T]) -> T:
@@ -443,9 +443,9 @@ class Tries:
     """Counts the attempts at one operation on a URL.
 
     Args:
-        doing: what is tried, for errors.
-        url: where.
-        redact: takes secrets out of messages of libraries.
+        doing: the operation, for errors.
+        url: the URL, for errors.
+        redact: removes secrets from messages of libraries.
     """
 
     def __init__(self, doing: str, url: str, redact: Callable[[object], str]) -> None:
@@ -456,18 +456,18 @@ class Tries:
         self._done = 0
 
     def delay_after(self, error: Exception) -> float:
-        """How many seconds to wait before it is tried again; raises the error, naming the URL, when it is final."""
+        """Return the seconds to wait before the next attempt. Raises a final error with the URL in it."""
         self._done += 1
         error = _own_error(error)
         if self._done >= self._most or not _may_pass(error):
-            raise _named(error, self._doing, self._url, self._done, self._redact) from error
-        # Partly random, so that many who failed together do not come back together.
+            raise _name_url(error, self._doing, self._url, self._done, self._redact) from error
+        # Random, so that clients which failed together do not retry together.
         longest: float = min(_FIRST_DELAY * 2 ** (self._done - 1), _LONGEST_DELAY)
         return longest * random.uniform(0.5, 1)
 
 
 def _put_locally(path: str, content: Content, new: bool) -> None:
-    """Put a local file in its place in one step; without a folder for it, that is made."""
+    """Write a local file atomically, creating its folder."""
     folder = os.path.dirname(path)
     os.makedirs(folder, exist_ok=True)
     staged = files.temporary_name(folder)
@@ -489,14 +489,14 @@ def _put_locally(path: str, content: Content, new: bool) -> None:
 
 def _file(name: str, info: dict[str, Any]) -> RemoteFile:
     said = {key: _text(info[key]) for key in _TAGS if info.get(key)}
-    # The time of a listing is not written as that of a file: an etag is enough.
+    # Listings and file descriptions format times differently, so use the etag alone if it exists.
     etag = said.get("ETag") or said.get("etag")
     text = etag if etag else repr(sorted(said.items()))
-    return RemoteFile(name, int(info["size"]), hashlib.sha256(text.encode()).hexdigest()[:32], _modified(info))
+    return RemoteFile(name, int(info["size"]), hashlib.sha256(text.encode()).hexdigest()[:32], _read_time(info))
 
 
-def _modified(info: dict[str, Any]) -> float | None:
-    """When a file was made, in the terms of various stores: a number, a text of ISO 8601, or an object."""
+def _read_time(info: dict[str, Any]) -> float | None:
+    """Return the time of the last change. Stores report a number, an ISO 8601 text or a `datetime`."""
     said = next((info[key] for key in _TIMES if info.get(key)), None)
     if isinstance(said, str):
         try:
@@ -509,12 +509,12 @@ def _modified(info: dict[str, Any]) -> float | None:
 
 
 def _text(said: Any) -> str:
-    # The time in a listing of `memory://` is a number, and that of a file an object.
+    # `memory://` reports times as numbers in listings, and as objects for single files.
     return str(said.timestamp() if hasattr(said, "timestamp") else said)
 
 
 def _own_error(error: BaseException) -> Any:
-    """The error of this package that a library has made another one of, or `error` itself."""
+    """Return the error of this package that a library has wrapped, or `error` itself."""
     found: BaseException | None = error
     while found is not None and not isinstance(found, SaveError):
         found = found.__cause__
@@ -522,7 +522,7 @@ def _own_error(error: BaseException) -> Any:
 
 
 def _may_pass(error: BaseException) -> bool:
-    """Tell whether another attempt may succeed."""
+    """Return True if another attempt may succeed."""
     if isinstance(error, (TimeoutError, ConnectionError, EOFError, LengthError)):
         return True
     status = _status(error)
@@ -536,7 +536,7 @@ def _may_pass(error: BaseException) -> bool:
 
 
 def _status(error: BaseException | None) -> int | None:
-    """The status that an HTTP server answered, as aiohttp, botocore and gcsfs tell it."""
+    """Return the HTTP status in an error of aiohttp, botocore or gcsfs."""
     status = getattr(error, "status", None) or getattr(error, "code", None)
     response = getattr(error, "response", None)
     if isinstance(response, dict):
@@ -544,13 +544,13 @@ def _status(error: BaseException | None) -> int | None:
     return status if isinstance(status, int) and status >= 100 else None
 
 
-def _named(error: Exception, doing: str, url: str, attempts: int, redact: Callable[[object], str]) -> Exception:
-    """The error again, naming the URL, and without secrets."""
+def _name_url(error: Exception, doing: str, url: str, attempts: int, redact: Callable[[object], str]) -> Exception:
+    """Return an error like this one that names the URL and has no secrets."""
     if isinstance(error, ImportError):
         return error
     if isinstance(error, SaveError):
         return error if url in str(error) else type(error)(f"cannot {doing} {url!r}: {redact(error)}")
-    # gcsfs says so in its words alone.
+    # gcsfs reports the status only in the message.
     is_refused = isinstance(error, OSError) and str(error).startswith("Forbidden")
     if is_refused or 401 in (statuses := (_status(error), _status(error.__cause__))) or 403 in statuses:
         why = redact(error.__cause__ or error)
@@ -563,24 +563,24 @@ def _named(error: Exception, doing: str, url: str, attempts: int, redact: Callab
 
 
 def _without_slashes(url: str) -> str:
-    """A URL without slashes at its end; those in the query of HTTP are of a signature."""
+    """Strip slashes at the end of a URL, except from an HTTP query, where they belong to a signature."""
     return url if scheme_of(url) in ("http", "https") and "?" in url else url.rstrip("/")
 
 
 def _nested_option(name: str, options: dict[str, Any], *schemes: str) -> dict[str, Any]:
-    """An option that is a mapping, or else the one in the configuration of fsspec, which a given one would replace."""
+    """Return an option that is a mapping, by default from the configuration of fsspec, which the option would hide."""
     configuration = extras.require("fsspec.config", "remote").conf
     given = [options, *(configuration.get(scheme, {}) for scheme in schemes)]
     return dict(next((found[name] for found in given if isinstance(found.get(name), dict)), {}))
 
 
-def _is_reached_by_s3fs(scheme: str) -> bool:
-    """Whether fsspec reaches S3 by s3fs: programs can register other file systems for a scheme."""
+def _uses_s3fs(scheme: str) -> bool:
+    """Return True if fsspec uses s3fs for this scheme. Programs can register other file systems."""
     return hasattr(extras.require("fsspec", "remote").get_filesystem_class(scheme), "_call_s3")
 
 
 def _web(url: str) -> Any:
-    """The module for servers of HTTP, which needs aiohttp."""
+    """Import the module for HTTP servers, which needs aiohttp."""
     try:
         return extras.require("tensordict.io.remote.web", "remote")
     except ModuleNotFoundError as error:

@@ -74,17 +74,17 @@ class BoundedResponse(aiohttp.ClientResponse):
                 self._body = await read_at_most(self.content.read, _LONGEST_ERROR)
             elif start and stop:
                 self._check_place(int(start))
-                self._body = await self._read_bounded(int(stop) - int(start) + 1)
+                self._body = await self._read_with_limit(int(stop) - int(start) + 1)
             elif stop:
-                self._body = await self._read_bounded(int(stop))
+                self._body = await self._read_with_limit(int(stop))
             else:
-                self._body = await self._read_bounded(self.longest)
+                self._body = await self._read_with_limit(self.longest)
         except BaseException:
             self.close()
             raise
         return self._body
 
-    async def _read_bounded(self, limit: int) -> bytes:
+    async def _read_with_limit(self, limit: int) -> bytes:
         content = await read_at_most(self.content.read, limit + 1)
         if len(content) > limit:
             raise AnswerError(f"the server sends more than the {limit} bytes that were asked for")

@@ -313,7 +313,7 @@ def current_folder_in(real: str, beside: str) -> str:
 # --- files of the caller ----------------------------------------------------------------------------------------------
 
 
-def carry_over(old: str, new: str) -> None:
+def move_foreign_files(old: str, new: str) -> None:
     """Move the files that do not belong to the save from one folder to another. If one fails, all are moved back."""
     done: list[str] = []
     made: list[str] = []
@@ -417,7 +417,7 @@ def clean(real: str, has_locks: bool) -> None:
         with hold_lock(beside):
             if not os.path.lexists(f"{beside}/{JOURNAL}"):
                 # The folders were exchanged already, so `beside` holds the old save.
-                carry_over(beside, real)
+                move_foreign_files(beside, real)
             discard(beside)
     if JOURNAL in names:
         _refuse_unless(has_locks, real, f"{real}/{JOURNAL}")

@@ -18,7 +18,7 @@ from tensordict.io.formats.meta import DTYPES
 from tensordict.io.formats.stack_columns import split_ragged
 from tensordict.io.saving.progress import Progress
 from tensordict.io.specification import DeferredValue, LeafSpec, Specification
-from tensordict.memory.stored_tensors import in_memory
+from tensordict.memory.stored_tensors import read_stored
 
 # The size of the pieces that are compared, in bytes. A comparison needs a few times as much memory.
 _PIECE = 8 << 20
@@ -182,7 +182,7 @@ def cut_pieces(shape: tuple[int, ...], itemsize: int) -> Iterator[tuple[int | sl
 
 def read_piece(source: Tensor, index: tuple[int | slice, ...]) -> Tensor:
     """Read the part of a tensor at an index into memory."""
-    piece: Tensor = in_memory(source[index] if index else source)
+    piece: Tensor = read_stored(source[index] if index else source)
     return piece.detach().as_subclass(Tensor)
 
 

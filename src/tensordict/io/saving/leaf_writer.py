@@ -182,7 +182,7 @@ def make_watch(checksum: checksums.Checksum | None, progress: Progress | None) -
 
 
 class TensorRun:
-    """Consecutive tensors of one file, and their checksums.
+    """Tensors that are written one after another into a file, with their checksums.
 
     Args:
         tensors: the tensors, in the order of the file.

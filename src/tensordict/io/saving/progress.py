@@ -172,16 +172,17 @@ def count_bytes(path: str | os.PathLike[str]) -> int:
     """Return the summed length of the files of a save."""
     if not os.path.isdir(path):
         return os.stat(path).st_size
-    return sum(status.st_size for status in _statuses(path))
+    return sum(status.st_size for status in _stat_files(path))
 
 
 def count_disk_usage(path: str | os.PathLike[str]) -> int:
     """Return the summed size of the disk blocks of a save, or of its files where the system does not count blocks."""
-    statuses = _statuses(path) if os.path.isdir(path) else [os.stat(path)]
+    statuses = _stat_files(path) if os.path.isdir(path) else [os.stat(path)]
     return sum(status.st_blocks * 512 if hasattr(status, "st_blocks") else status.st_size for status in statuses)
 
 
-def _statuses(folder: str | os.PathLike[str]) -> Iterator[os.stat_result]:
+def _stat_files(folder: str | os.PathLike[str]) -> Iterator[os.stat_result]:
+    """Yield the status of every file in a folder and the folders below it."""
     for inner, _, names in os.walk(folder):
         for name in names:
             yield os.lstat(os.path.join(inner, name))

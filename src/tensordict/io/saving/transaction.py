@@ -275,7 +275,7 @@ class FileTransaction(Transaction):
 
     def _abort(self) -> None:
         super()._abort()
-        # The lock file lies in the folders that were created, so it goes before they can be removed.
+        # Remove the lock file first: it lies in one of the created folders, and only empty folders can be removed.
         self._locks.close()
         self._remove_folders()
 
@@ -539,7 +539,7 @@ class FolderTransaction(Transaction):
         with files.naming("replace the folder", self.path):
             commit.swap(beside, real)
         try:
-            commit.carry_over(beside, real)
+            commit.move_foreign_files(beside, real)
         except BaseException:
             commit.swap(beside, real)
             raise

@@ -1,7 +1,7 @@
-"""What a container whose tensors are not in memory asks of where they are: a file, a folder, a server.
+"""The interface of array stores (HDF5 files, Zarr groups, Redis servers), used by `PersistentTensorDict`.
 
-A store is a tree of groups, with arrays and texts in them, each with attributes. `PersistentTensorDict` and all that
-reads or writes one go through the classes here, and need not know the kind of store; a new kind is a subclass of each.
+A store is a tree of groups that hold arrays and texts, each with attributes. Containers use only the classes here, so
+they work with every kind of store; a new kind subclasses each of them.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ if TYPE_CHECKING:
 SIZE, DTYPE = "_batch_size", "_dtype"
 
 
-# What will be read of an array of a shape; nothing for `None`.
+# A function from the shape of an array to the selection that will be read; `None` if nothing will.
 Pick = Callable[[tuple[int, ...]], "Selection | None"]
 
 
-# Names in a store begin with it if they are percent-encoded behind it, as the store cannot have them as they are.
+# Prefix of names that the store cannot hold literally. The rest of such a name is percent-encoded.
 ENCODED = "_%"
 
 
@@ -48,10 +48,10 @@ def decode_name(part: str) -> str:
 
 
 def decode_names(parts: Iterable[str], decode: Callable[[str], str] = decode_name) -> list[str]:
-    """Give the names of the entries of a group, whose links in the store are `parts`.
+    """Return the names of the entries of a group from `parts`, the names of its links in the store.
 
     Raises:
-        ValueError: two of the links stand for one name, one of them being encoded.
+        ValueError: two links stand for one name, because one of them is encoded.
     """
     names = list(map(decode, parts))
     if len(set(names)) != len(names):
@@ -60,16 +60,16 @@ def decode_names(parts: Iterable[str], decode: Callable[[str], str] = decode_nam
 
 
 class StaleError(SaveError):
-    """An item is no longer what it was when it was looked up, as another process has changed the store."""
+    """Another process changed an item of the store after it was looked up."""
 
 
 class Item(ABC):
-    """What a name in a group stands for.
+    """An object in a store: a group, an array or a text.
 
     Attributes:
-        store: where it is.
+        store: the store that holds it.
         key: the nested key of the entry, for errors.
-        address: what tells it from another item that takes its name; -1 for what has no name yet, or where none can.
+        address: identity token; changes when the item is replaced. -1 for an item without a name.
     """
 
     def __init__(self, store: Store, key: Path, address: int) -> None:
@@ -79,30 +79,30 @@ class Item(ABC):
 
     @abstractmethod
     def attribute(self, name: str) -> str | list[int] | None:
-        """A text or a row of integers that is noted on it; `None` when there is none.
+        """Return an attribute, a text or a list of integers; `None` if it is missing.
 
         Raises:
-            ValueError: it is neither.
+            ValueError: the attribute has another type.
         """
 
     @abstractmethod
     def set_attribute(self, name: str, value: str | int | Sequence[int] | None) -> None:
-        """Note a text or integers on it; `None` takes the attribute away."""
+        """Set an attribute to a text or integers; `None` deletes it."""
 
     def set_attributes(self, values: Mapping[str, str | int | Sequence[int] | None]) -> None:
-        """Note several attributes at once."""
+        """Set several attributes at once."""
         for name, value in values.items():
             self.set_attribute(name, value)
 
     def text(self, name: str) -> str | None:
-        """The text in an attribute; `None` when there is no such attribute, a `ValueError` when it is none."""
+        """Return an attribute that is a text; `None` if it is missing, a `ValueError` for integers."""
         found = self.attribute(name)
         if isinstance(found, list):
             raise ValueError(f"the attribute {name!r} is no text")
         return found
 
     def numbers(self, name: str) -> list[int] | None:
-        """The integers in an attribute; `None` when there is no such attribute, a `ValueError` when it has others."""
+        """Return an attribute that is a list of integers; `None` if it is missing, a `ValueError` for a text."""
         found = self.attribute(name)
         if isinstance(found, str):
             raise ValueError(f"the attribute {name!r} is no row of integers")
@@ -110,20 +110,20 @@ class Item(ABC):
 
 
 class Text(Item):
-    """A text, which stands for a value that is no tensor."""
+    """A text in a store, which holds a value."""
 
     @abstractmethod
     def content(self) -> str:
-        """The text."""
+        """Read the text."""
 
 
 class ArrayItem(Item):
-    """An array that a tensor can be read from; an `Array` of `memory/stored_tensors.py`.
+    """An array in a store, which holds a leaf; implements the `Array` of `memory/stored_tensors.py`.
 
     Attributes:
-        dtype: of the tensor.
-        shape: of the array.
-        has_one_name: whether no other name stands for it too.
+        dtype: the dtype of the tensor.
+        shape: the shape of the array.
+        has_one_name: False if several names of the store stand for this array.
     """
 
     dtype: torch.dtype
@@ -143,7 +143,7 @@ class ArrayItem(Item):
 
     @property
     def is_blank(self) -> bool:
-        """Whether it reads as zeros, as nothing has been written to it."""
+        """True if the array reads as zeros because nothing was written to it."""
         return False
 
     def check(self) -> None:
@@ -156,15 +156,15 @@ class ArrayItem(Item):
     def write(self, selection: Selection, values: object) -> None: ...
 
     def record_written(self) -> None:
-        """Note that all elements have been written, so that `Store.find_damage` knows which parts must be there."""
+        """Record that all elements were written, so that `Store.find_damage` can report missing parts."""
 
     def tensor(self, device: torch.device | None) -> Any:
-        """The tensor in it, not read."""
+        """Return the array as a tensor that is read when it is used."""
         return StoredTensor.of(self, self.dtype, device, self.key)
 
 
-class Other(Item):
-    """What has no form as a tensor, a container or a value; `why` says what it is."""
+class UnreadableItem(Item):
+    """An item that is neither a tensor, a container nor a value; `why` says what it is."""
 
     def __init__(self, store: Store, key: Path, address: int, why: str) -> None:
         super().__init__(store, key, address)
@@ -177,7 +177,7 @@ class Other(Item):
         raise self.refusal()
 
     def refusal(self) -> UnsupportedEntryError:
-        """The error of reading it."""
+        """Return the error for reading this item."""
         return UnsupportedEntryError(
             f"entry {joined(self.key)!r} of the {self.store.kind} {self.store.name!r} is {self.why}, which has no form "
             "as a tensor or a container; td.select(...) takes the other entries"
@@ -185,28 +185,36 @@ class Other(Item):
 
 
 class Group(Item):
-    """Items under names. What is made has no name until it is put under one, so that what fails leaves no trace."""
+    """A group of named items.
+
+    The `new_...` methods make items without a name, and `attach` names them. A write that fails before `attach` changes
+    nothing.
+    """
 
     @property
     @abstractmethod
     def path(self) -> str:
-        """Where it is in the store, for `Store.group_at`; a `SaveError` when it was taken out."""
+        """Path of the group in the store, for `Store.group_at`; raises `SaveError` if the group was deleted."""
 
     @abstractmethod
     def names(self) -> list[str]:
-        """The names in it, in the order in which they were made where the store keeps that."""
+        """Return the names of the items, in the order of creation if the store keeps it."""
 
     @abstractmethod
     def find(self, name: str, known: Item | None = None) -> Item:
-        """What a name stands for, `known` being what it stood for the last time. Nothing leads out of the store.
+        """Look up an item by name. Links that lead out of the store are never followed.
+
+        Args:
+            name: the name of the item.
+            known: the item that an earlier call returned, which is returned again if it is still current.
 
         Raises:
-            KeyError: there is no such name.
-            SaveError: the store was closed, or is broken.
+            KeyError: the name is missing.
+            SaveError: the store is closed or broken.
         """
 
     def has(self, name: str) -> bool:
-        """Whether there is such a name now."""
+        """Return True if the group has an item of this name now."""
         try:
             self.find(name)
         except KeyError:
@@ -215,47 +223,47 @@ class Group(Item):
 
     @abstractmethod
     def check_name(self, name: str) -> None:
-        """Raise a `SaveError` when nothing can have that name."""
+        """Raise a `SaveError` if the store cannot hold this name."""
 
     @abstractmethod
     def new_group(self, key: Path) -> Group:
-        """A group without a name."""
+        """Create a group without a name."""
 
     @abstractmethod
     def new_array(self, key: Path, shape: Sequence[int], dtype: torch.dtype, options: Mapping[str, Any]) -> ArrayItem:
-        """An array without a name; the options are those that `Store.checked_options` takes."""
+        """Create an array without a name; `options` as for `Store.check_options`."""
 
     @abstractmethod
     def new_text(self, key: Path, content: str) -> Text:
-        """A text without a name; a `UnicodeEncodeError` when it has no UTF-8 form."""
+        """Create a text without a name; raises `UnicodeEncodeError` if it cannot be encoded as UTF-8."""
 
     @abstractmethod
-    def put(self, name: str, item: Item) -> None:
-        """Give an item the name, in the place of what has it."""
+    def attach(self, name: str, item: Item) -> None:
+        """Name an item, replacing the item that has this name."""
 
     @abstractmethod
     def delete(self, name: str) -> None:
-        """Take a name away, and what it stands for unless that has another one."""
+        """Delete a name, and its item unless that has another name."""
 
 
 class Store(ABC):
-    """A store that is open, shared by all containers over it.
+    """An open store, shared by all containers that read from it.
 
     Attributes:
-        backend: the name of the kind of store in `BACKENDS`, which is that of its format.
-        kind: what errors call it.
-        a_kind: the same, with an article.
-        suffixes: what the names of paths end with that stand for it.
-        name: where it is.
-        mode: `"r"`, or `"r+"` when it can be written to.
-        shares: whether one item may have several names, so that what is in it already is not copied.
-        rewrites: whether a tensor is written into the array that is there, where that fits it, and not into a new one.
-        is_together: whether requests are sent together already, or always by themselves; see `together`.
-        texts_are_json: whether a value that is a text is noted as JSON too, and not as it is.
-        opens_urls: whether `open` and `create` take a `Remote`, too.
-        holds_ragged: whether ragged tensors are kept in it.
-        notes: whether batch sizes and names that a container is given are noted in it.
-        progress: is told of the bytes of the tensors that are written.
+        backend: key of the class in `BACKENDS`, equal to the name of the format.
+        kind: the noun that errors use.
+        a_kind: `kind` with its article.
+        suffixes: file name endings of this kind of store.
+        name: path or address of the store.
+        mode: `"r"`, or `"r+"` if the store is writable.
+        shares: True if an item may have several names. Storing an item of the store again adds a name, without a copy.
+        rewrites: True if a tensor of the same shape and dtype overwrites the existing array.
+        is_together: True if `together` has nothing to combine, or a block of it is already open.
+        texts_are_json: True if string values are stored as JSON, like other values.
+        opens_urls: True if `open` and `create` accept a `Remote`.
+        holds_ragged: True if the store can hold ragged tensors.
+        notes: True if the batch sizes and names of containers are written to the store.
+        progress: progress bar that counts the bytes written; `None` for none.
     """
 
     backend: ClassVar[str]
@@ -277,64 +285,64 @@ class Store(ABC):
     @classmethod
     @abstractmethod
     def open(cls, name: object, mode: str, *, locking: object = None) -> Self:
-        """Open one; `mode` is one of those of a file, `locking` as in `PersistentTensorDict.LOCKING`.
+        """Open a store; `mode` as for a file, `locking` as in `PersistentTensorDict.LOCKING`.
 
         Raises:
-            OSError: it is missing, there already, or locked by a writer.
-            SaveError: it is none of this kind, or broken.
+            OSError: the store is missing, already exists, or is locked by a writer.
+            SaveError: the path holds something else, or a broken store.
         """
 
     @classmethod
     @abstractmethod
     def over(cls, handle: object) -> tuple[Self, Group]:
-        """The store and the group of a group that the library of the store has opened."""
+        """Wrap a group that the library of the store has opened; returns the store and the group."""
 
     @classmethod
     def create(cls, target: object, overwrite: bool = False) -> Self:
-        """Open a new one for what is saved in it; `target` is an empty file or folder, or another store.
+        """Create a store to save into; `target` is an empty file or folder, or a store.
 
         Raises:
-            SaveError: there is something in it, without `overwrite`.
+            SaveError: `target` has content, and `overwrite` is False.
         """
         return cls.open(target, "w", locking=False)
 
     @staticmethod
     def is_folder(path: str) -> bool:
-        """Whether what is saved at a path is a folder, and not a file."""
+        """Return True if a store at this path is a folder, False if it is a file."""
         return False
 
     @staticmethod
-    def mode_of_saved(path: str) -> str:
-        """The mode in which what was saved at a path is opened again."""
+    def choose_mode(path: str) -> str:
+        """Return the mode that reopens a store which was just saved at a path."""
         return "r+"
 
     @staticmethod
     def is_handle(value: object) -> bool:
-        """Whether a value is a group that the library of the store has opened, and not where a store is."""
+        """Return True if a value is an open group of the library, False if it is a path."""
         return not isinstance(value, (str, bytes, os.PathLike))
 
     @staticmethod
     @abstractmethod
     def is_at(path: str) -> bool:
-        """Whether one is at this path, a file or a folder, as what it begins with has it; it may still be broken."""
+        """Return True if the file or folder at this path begins like such a store. Its content is not checked."""
 
     @staticmethod
     @abstractmethod
     def strangers(path: str, container: Any) -> Collection[str]:
-        """The names in the one at this path that neither this package nor the reference saved `container` under.
+        """List names in the store at this path that saving `container` cannot have written, here or by the reference.
 
         Raises:
-            SaveError: it cannot be read.
+            SaveError: the store cannot be read.
         """
 
     @staticmethod
     @abstractmethod
-    def checked_options(options: Mapping[str, Any]) -> Mapping[str, Any]:
-        """The options for arrays that are made; a `TypeError` names those that there are not."""
+    def check_options(options: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Check the options for new arrays and return them; raises `TypeError` for unknown ones."""
 
     @staticmethod
-    def compressed_by(name: str) -> Mapping[str, Any]:
-        """The options for arrays that are compressed in the way of this name."""
+    def choose_compression(name: str) -> Mapping[str, Any]:
+        """Return the options that compress new arrays with the codec of this name."""
         return {"compression": name}
 
     @property
@@ -345,19 +353,19 @@ class Store(ABC):
     @property
     @abstractmethod
     def is_open(self) -> bool:
-        """Whether it has not been closed."""
+        """False once the store is closed."""
 
     @abstractmethod
     def flush(self) -> None:
-        """Have others that open it see what was written."""
+        """Make what was written visible to others that open the store."""
 
     @abstractmethod
     def close(self) -> None:
-        """Close it, for all containers over it; without effect when it is closed."""
+        """Close the store for all containers that read from it; a second call does nothing."""
 
     @contextlib.contextmanager
     def errors(self, key: Path) -> Iterator[None]:
-        """A block in which errors of its library, and any `ValueError`, become a `SaveError` that names the key."""
+        """Turn errors of the library, and any `ValueError`, into a `SaveError` that names the key."""
         try:
             yield
         except SaveError as error:
@@ -367,39 +375,39 @@ class Store(ABC):
         except IndexError:
             raise
         except Exception as error:
-            # Codecs raise what they like.
+            # Codecs raise exceptions of any type.
             where = f"entry {joined(key)!r} " if key else ""
             if isinstance(error, OSError) and error.errno:
                 raise OSError(error.errno, f"{where}cannot be read or written ({error})", self.name) from error
             raise SaveError(f"{where}of the {self.kind} {self.name!r}: {error}") from error
 
     def find_damage(self, num_threads: int) -> list[str]:
-        """Look for parts of arrays that are missing or cannot be decoded; a sentence for each array, with its key.
+        """Find arrays with parts that are missing or cannot be decoded; returns one sentence per array, with its key.
 
-        Stores that keep an array in one piece find nothing: opening them tells.
+        Stores that keep an array in one piece return nothing, because opening them detects damage.
         """
         return []
 
     def check(self) -> None:
-        """Raise a `SaveError` when it was closed."""
+        """Raise a `SaveError` if the store is closed."""
         if not self.is_open:
             raise SaveError(f"the {self.kind} {self.name!r} was closed; open it again")
 
     def check_writable(self) -> None:
-        """Raise a `SaveError` when it cannot be written to."""
+        """Raise a `SaveError` if the store is closed or read-only."""
         self.check()
         if self.mode == "r":
             raise SaveError(f"the {self.kind} {self.name!r} is open for reading only; open it with mode='r+' to write")
 
     def group_at(self, path: str, key: Path = ()) -> Group:
-        """The group at a path, which errors call `key`.
+        """Return the group at a path; errors name it `key`.
 
         Raises:
-            KeyError: there is none.
+            KeyError: the path leads to no group.
         """
         group = self.root
         for part in filter(None, path.split("/")):
-            found = group.find(self.decoded(part))
+            found = group.find(self.decode_part(part))
             if not isinstance(found, Group):
                 raise KeyError(f"{path!r} is no group of the {self.kind} {self.name!r}")
             group = found
@@ -407,13 +415,13 @@ class Store(ABC):
         return group
 
     @staticmethod
-    def decoded(part: str) -> str:
-        """The name that a part of a path stands for."""
+    def decode_part(part: str) -> str:
+        """Return the name that one part of a path stands for."""
         return decode_name(part)
 
     @property
     def source(self) -> object:
-        """What `open` takes for it."""
+        """The argument that makes `open` open this store again."""
         return self.name
 
     @property
@@ -421,10 +429,13 @@ class Store(ABC):
         return True
 
     def together(self, items: Iterable[Item] = (), pick: Pick | None = None) -> contextlib.AbstractContextManager[None]:
-        """A block whose requests are sent together, where the store is asked by requests.
+        """Combine the requests of a block into one, for stores on servers.
 
-        What is written in it is there at its end, and none of it when the block fails. `items` are groups and arrays of
-        which the block will read what `pick` says, and the texts.
+        The writes of the block become visible together at its end, or not at all if the block fails.
+
+        Args:
+            items: groups and arrays that the block will read.
+            pick: selects the elements that the block will read from each array.
         """
         return contextlib.nullcontext()
 
@@ -432,8 +443,8 @@ class Store(ABC):
         """Call `undo` if the surrounding block of `together` fails; does nothing outside of such a block."""
 
     @contextlib.contextmanager
-    def unnoted(self) -> Iterator[None]:
-        """Batch sizes that are set in the block, as they were found by looking at the store, are not noted in it."""
+    def suspend_notes(self) -> Iterator[None]:
+        """Do not write batch sizes that the block sets, because they were derived from the content of the store."""
         self.notes = False
         try:
             yield

@@ -1,7 +1,7 @@
-"""Containers in stores: how their parts are noted there, and the reading and writing of it.
+"""Reading and writing of containers in array stores, for `PersistentTensorDict` and the formats HDF5 and Zarr.
 
-The batch size and the names of dims are attributes of a group, as is the class of a tensorclass. A value that is no
-tensor is a text, JSON unless the value is a text itself, with the kind of its holder in an attribute.
+A container is a group. Its batch size, the names of its dims and its tensorclass are attributes. A value is a text, in
+JSON unless the value is a string, and an attribute has the kind of its holder.
 """
 
 from __future__ import annotations
@@ -41,28 +41,28 @@ from tensordict.io.specification import (
     specification_of,
     tensorclass_over,
 )
-from tensordict.io.stores.array_store import SIZE, ArrayItem, Group, Item, Other, Store, Text
+from tensordict.io.stores.array_store import SIZE, ArrayItem, Group, Item, Store, Text, UnreadableItem
 from tensordict.io.values import EncodedValue, NotJson, decode, encode
 from tensordict.memory.files import is_direct
 from tensordict.memory.storable import check_storable
 from tensordict.memory.stored_tensors import SLAB, StoredTensor, as_array, stored_dtype
 
 NAMES, CLASS, KIND, STACK_DIM, TEXT = "_names", "_class", "_kind", "_stack_dim", "_text"
-# On the group of a ragged tensor: the shape of its rows in the jagged layout as JSON, `null` for the strided one.
+# Attribute of the group of a ragged tensor: the shape of its rows in the jagged layout as JSON, `null` if strided.
 RAGGED = "_ragged"
 _ELEMENTS, _SIZES = "values", "sizes"
-# In the group of a value with tensors: its form in JSON; the tensors are called "0", "1", ...
+# Name of the JSON in the group of a value that contains tensors. The tensors are named "0", "1", ...
 _FORM = "form"
 
 
 # --- reading ----------------------------------------------------------------------------------------------------------
 
 
-def noted_state(item: Item) -> tuple[torch.Size | None, Names | None, str | None]:
-    """Return the batch size, the names of the batch dims and the name of the tensorclass, as far as they are noted.
+def read_state(item: Item) -> tuple[torch.Size | None, Names | None, str | None]:
+    """Read the batch size, the names of the batch dims and the name of the tensorclass; `None` for a missing attribute.
 
     Raises:
-        SaveError: one of them is none.
+        SaveError: an attribute has the wrong type.
     """
     with item.store.errors(item.key):
         sizes, names = item.numbers(SIZE), item.text(NAMES)
@@ -70,14 +70,14 @@ def noted_state(item: Item) -> tuple[torch.Size | None, Names | None, str | None
         return size, None if names is None else checks.names(parse_json(names)), item.text(CLASS)
 
 
-def noted_class(group: Group) -> str | None:
-    """The name of the tensorclass that a group is of; `None` when it is of none, a `SaveError` when it is no text."""
+def read_class(group: Group) -> str | None:
+    """Read the name of the tensorclass of a group; `None` for a plain container."""
     with group.store.errors(group.key):
         return group.text(CLASS)
 
 
 def is_value(item: Item) -> TypeGuard[Text | Group]:
-    """Whether an item is a value: a text, or a group of a text and the tensors in the value."""
+    """Return True if an item is a value: a text, or a group of a text and the tensors in the value."""
     if not isinstance(item, Group):
         return isinstance(item, Text)
     with item.store.errors(item.key):
@@ -87,13 +87,13 @@ def is_value(item: Item) -> TypeGuard[Text | Group]:
 def value_of(
     item: Text | Group, size: torch.Size, device: torch.device | None, names: Names | None, unread: bool = False
 ) -> Specification:
-    """The specification of a value, in a container of this batch size, device and names.
+    """Read the specification of a value in a container of this batch size, device and names.
 
     Args:
-        unread: leave the tensors in the value where they are; they are read when they are used.
+        unread: read the tensors in the value only when they are used.
 
     Raises:
-        SaveError: what is written there is no form of a value.
+        SaveError: the stored form of the value is invalid.
     """
     with item.store.errors(item.key):
         parts: dict[str, Any] = {}
@@ -114,9 +114,9 @@ def value_of(
         told = text if is_text else parse_json(text)
         value = told if is_text else decode(told, list(parts.values()))
         dims = item.numbers(STACK_DIM) if kind == VALUE_STACK else None
-        own, own_names, _ = noted_state(item)
+        own, own_names, _ = read_state(item)
         if kind != VALUE_STACK and own is not None and own[: len(size)] != size:
-            # The container was given another batch size since: one value stands for any.
+            # The container got another batch size later. A single value fits every batch size.
             own = None
         form = Specification(kind, size if own is None else own, device, own_names or names)
         form.stack_dim, form.value, form.form, form.entries = dims[0] if dims else None, value, told, parts
@@ -126,18 +126,18 @@ def value_of(
 def specification_in(
     group: Group, complain: Complain | None = None, outer: torch.Size | None = None, above: tuple[int, ...] = ()
 ) -> Specification:
-    """The specification of the container in a group, whose tensors are read when they are used.
+    """Read the specification of the container in a group. Its tensors are read when they are used.
 
     Args:
-        group: where it is.
-        complain: is told of an entry that is broken, and gives what stands in its place; without it, that is raised.
-        outer: the batch size of the container that it is in, where that is noted.
+        group: the group of the container.
+        complain: called with the error of a broken entry, returns a substitute; by default the error is raised.
+        outer: the batch size of the enclosing container, if it is known.
         above: as in `lineage_of`.
 
     Raises:
-        SaveError: it does not add up; the key is named.
+        SaveError: batch sizes and shapes contradict each other; the key is named.
     """
-    lineage, (noted, names, tensorclass) = lineage_of(group, above), noted_state(group)
+    lineage, (noted, names, tensorclass) = lineage_of(group, above), read_state(group)
     size = outer if noted is None else noted
     if outer is not None and size is not None and size[: len(outer)] != outer:
         raise SaveError(f"{entry_of(group.key)}its batch size {list(size)} does not begin with {list(outer)}")
@@ -165,11 +165,11 @@ def specification_in(
 
 
 def _entry_in(item: Item, node: Specification) -> Any:
-    """A tensor, or the specification of a value, in the group of a container."""
+    """Return a leaf of a container, or the specification of a value."""
     size = node.batch_size
     if is_value(item):
         return value_of(item, size, None, node.names, unread=True)
-    if isinstance(item, Other):
+    if isinstance(item, UnreadableItem):
         return Specification(VALUES[0], size, value=UnreadableValue(item.why))
     assert isinstance(item, ArrayItem)
     if item.shape[: len(size)] != size:
@@ -179,7 +179,7 @@ def _entry_in(item: Item, node: Specification) -> Any:
 
 
 def is_ragged(item: Item) -> TypeGuard[Group]:
-    """Whether an item is the group of a ragged tensor."""
+    """Return True if an item is the group of a ragged tensor."""
     if not item.store.holds_ragged or not isinstance(item, Group):
         return False
     with item.store.errors(item.key):
@@ -187,10 +187,10 @@ def is_ragged(item: Item) -> TypeGuard[Group]:
 
 
 def check_rows(group: Group, size: torch.Size | None) -> None:
-    """Check that there are as many rows of a ragged tensor as the batch size has it.
+    """Check that the number of rows of a ragged tensor equals the batch size.
 
     Raises:
-        SaveError: there are not.
+        SaveError: the numbers differ.
     """
     count = _part_of(group, _SIZES).shape[:1]
     if size and size != count:
@@ -200,10 +200,10 @@ def check_rows(group: Group, size: torch.Size | None) -> None:
 
 
 def ragged_in(group: Group, size: torch.Size | None, device: torch.device | None) -> Tensor:
-    """The ragged tensor in a group, in a container of this batch size.
+    """Read the ragged tensor in a group of a container of this batch size.
 
     Raises:
-        SaveError: its parts do not fit each other, or the batch size.
+        SaveError: its parts contradict each other or the batch size.
     """
     check_rows(group, size)
     with group.store.errors(group.key):
@@ -219,7 +219,7 @@ def ragged_in(group: Group, size: torch.Size | None, device: torch.device | None
 
 
 def _part_of(group: Group, name: str) -> ArrayItem:
-    """One of the arrays that a ragged tensor or a value is kept as; a `SaveError` when there is none."""
+    """Return one of the arrays of a ragged tensor or a value; raises `SaveError` if it is missing."""
     with group.store.errors(group.key):
         try:
             part = group.find(name)
@@ -231,7 +231,7 @@ def _part_of(group: Group, name: str) -> ArrayItem:
 
 
 def _fit_size(node: Specification) -> None:
-    """Give a container of another program, whose batch size is written nowhere, the longest that fits its tensors."""
+    """Set the batch size of a container that another program wrote without one: the longest that fits its tensors."""
     sizes = [
         shape_of(entry)
         for entry in node.entries.values()
@@ -245,7 +245,7 @@ def _fit_size(node: Specification) -> None:
 
 
 def lineage_of(group: Group, above: tuple[int, ...]) -> tuple[int, ...]:
-    """The addresses of a group and those above it; a `SaveError` when it is nested in itself."""
+    """Return the addresses of a group and its ancestors; raises `SaveError` if it contains itself."""
     check_level(group.key)
     if group.address in above:
         where = f"entry {joined(group.key)!r} of the {group.store.kind} {group.store.name!r}"
@@ -254,41 +254,43 @@ def lineage_of(group: Group, above: tuple[int, ...]) -> tuple[int, ...]:
 
 
 # --- writing ----------------------------------------------------------------------------------------------------------
-# What is written has no name at first, and is given one when all of it is there: what fails leaves the store as it was.
+# An item gets its name after all of it was written, so a failed write leaves the store unchanged.
 
 
 def note(item: Item, size: torch.Size, names: Names | None) -> None:
-    """Note a batch size and names on a group or a text."""
+    """Write a batch size and names as attributes of a group or a text."""
     item.set_attributes({SIZE: list(size), NAMES: None if names is None else json.dumps(names)})
 
 
-def made(group: Group, value: Any, options: Mapping[str, Any], key: Path, above: tuple[int, ...] = ()) -> Item:
-    """An item without a name in the store of `group`, with the content of an entry.
+def write_item(group: Group, value: Any, options: Mapping[str, Any], key: Path, above: tuple[int, ...] = ()) -> Item:
+    """Write an entry to the store of `group`, as an item without a name.
 
-    What is in the store already is given one more name, and not copied: so a container holds what it is given.
+    An entry of the same store is returned itself if the store `shares` items. It is not copied then.
 
     Args:
-        above: where `group` and those that it is nested in are in the store.
-        options: what `Store.checked_options` takes, for tensors.
-        key: what errors name.
+        group: the group that will get the item.
+        value: the leaf, container or value.
+        above: the addresses of `group` and its ancestors.
+        options: as for `Store.check_options`, for leaves.
+        key: the key for errors.
 
     Raises:
-        UnsupportedEntryError: it cannot be stored; the key is named.
+        UnsupportedEntryError: the entry cannot be stored; the key is named.
     """
-    if group.store.shares and (there := _there(group.store, value, key, above)) is not None:
+    if group.store.shares and (there := _find_item(group.store, value, key, above)) is not None:
         return there
     if isinstance(value, Contract):
-        return _made_node(group, value, options, key, above)
+        return _write_node(group, value, options, key, above)
     check_leaf(group.store, value, key)
     if value.is_nested:
-        return _made_ragged(group, value, options, key)
+        return _write_ragged(group, value, options, key)
     array = group.new_array(key, tuple(value.shape), value.dtype, options)
     fill(array, value)
     return array
 
 
-def _there(store: Store, value: object, key: Path, above: tuple[int, ...]) -> Item | None:
-    """The item that a value is in this very store."""
+def _find_item(store: Store, value: object, key: Path, above: tuple[int, ...]) -> Item | None:
+    """Return the item of this store that a leaf or container reads from; `None` if it is elsewhere."""
     if isinstance(value, StoredTensor):
         array = value.array
         return array if value.is_whole() and isinstance(array, ArrayItem) and array.store is store else None
@@ -296,7 +298,7 @@ def _there(store: Store, value: object, key: Path, above: tuple[int, ...]) -> It
     group: Any = getattr(inner, "_group", None)
     if group is None or group.store is not store:
         return None
-    if noted_class(group) != (None if inner is value else class_name(value)):
+    if read_class(group) != (None if inner is value else class_name(value)):
         return None
     if group.address in above:
         raise SaveError(f"entry {joined(key)!r} would be nested in itself")
@@ -304,7 +306,7 @@ def _there(store: Store, value: object, key: Path, above: tuple[int, ...]) -> It
 
 
 def check_leaf(store: Store | type[Store], value: Tensor, key: Path) -> None:
-    """Raise an `UnsupportedEntryError` that names the key for a tensor that cannot be stored."""
+    """Raise an `UnsupportedEntryError` that names the key if a tensor cannot be stored."""
     try:
         if value.is_nested and not store.holds_ragged:
             raise UnsupportedEntryError(f"{store.a_kind} holds no ragged tensor; a folder or an archive (memmap) does")
@@ -318,7 +320,7 @@ def check_leaf(store: Store | type[Store], value: Tensor, key: Path) -> None:
 
 
 def fill(array: ArrayItem, value: Tensor) -> None:
-    """Write a tensor into an array of its shape and dtype, in pieces where it is not one piece of memory."""
+    """Write a tensor into an array of its shape and dtype, piece by piece if it is large and not contiguous."""
     progress = array.store.progress
     if array.is_blank and _is_zero(value):
         return
@@ -330,13 +332,13 @@ def fill(array: ArrayItem, value: Tensor) -> None:
 
 
 def _is_zero(value: Tensor) -> bool:
-    """Whether it is one zero that stands for all, as in a container of zeros on its way to where it is kept."""
+    """Return True for a tensor that expands a single zero, as templates of new stores do."""
     if not value.numel() or any(value.stride()):
         return False
     return not value[(0,) * value.dim()].reshape(1).view(torch.uint8).any()
 
 
-def _made_ragged(group: Group, value: Tensor, options: Mapping[str, Any], key: Path) -> Group:
+def _write_ragged(group: Group, value: Tensor, options: Mapping[str, Any], key: Path) -> Group:
     flat, sizes, row = stack_columns.split_ragged(value)
     node = group.new_group(key)
     with group.store.errors(key):
@@ -344,16 +346,16 @@ def _made_ragged(group: Group, value: Tensor, options: Mapping[str, Any], key: P
     for name, part in ((_ELEMENTS, flat), (_SIZES, sizes)):
         array = node.new_array((*key, name), tuple(part.shape), part.dtype, options)
         fill(array, part)
-        node.put(name, array)
+        node.attach(name, array)
     return node
 
 
-def _made_node(
+def _write_node(
     group: Group, container: Contract, options: Mapping[str, Any], key: Path, above: tuple[int, ...]
 ) -> Item:
     form = specification_of(container, key, unread=True)
     if form.is_value:
-        return _made_value(group, form, options, key)
+        return _write_value(group, form, options, key)
     node = group.new_group(key)
     write_container(node, container, options, above, form)
     return node
@@ -364,9 +366,9 @@ def check_container(store: type[Store], target: object, container: Contract, key
 
     Args:
         store: the kind of store.
-        target: where the store is, as `Store.open` takes it.
-        container: what is to be saved.
-        key: what errors name.
+        target: the store's path or address, as for `Store.open`.
+        container: the container to save.
+        key: the key for errors.
 
     Raises:
         UnsupportedEntryError: an entry cannot be stored; it is named.
@@ -411,7 +413,7 @@ def _unsupported_kind(store: Store | type[Store], kind: str, key: Path) -> Unsup
 
 
 def _encode_value(store: Store | type[Store], value: object, key: Path) -> EncodedValue:
-    """The form of a value; an `UnsupportedEntryError` when there is none."""
+    """Encode a value; raises `UnsupportedEntryError` if it has no JSON form."""
     try:
         return encode(value)
     except NotJson as error:
@@ -431,7 +433,7 @@ def write_container(
     above: tuple[int, ...] = (),
     form: Specification | None = None,
 ) -> None:
-    """Write a container as an empty group; `above` as in `made`, `form` is its specification.
+    """Write a container into an empty group; `above` as in `write_item`, `form` is its specification.
 
     Raises:
         UnsupportedEntryError: an entry cannot be stored; it is named.
@@ -453,11 +455,11 @@ def write_container(
     with errors(key):
         note(group, form.batch_size, form.names)
     for name in form.entries:
-        group.put(name, made(group, form.entries[name], options, (*key, name), above))
+        group.attach(name, write_item(group, form.entries[name], options, (*key, name), above))
 
 
 def write_store(store: Store, container: Contract, options: Mapping[str, Any], progress: bool | None) -> None:
-    """Write a container as the outermost group of an empty store, and close that.
+    """Write a container as the root group of an empty store, and close the store.
 
     Raises:
         UnsupportedEntryError: an entry cannot be stored; it is named.
@@ -481,7 +483,7 @@ def _nbytes(container: Contract) -> int:
 
 
 def _check_even(stack: object, key: Path) -> None:
-    """Refuse a lazy stack whose members do not allow that its leaves are read as one tensor each."""
+    """Refuse a lazy stack whose members differ in their keys or shapes."""
     uneven = _uneven(stack, key)
     if uneven is not None:
         raise UnsupportedEntryError(
@@ -509,7 +511,7 @@ def _uneven(stack: Any, key: Path) -> Path | None:
     return None
 
 
-def _made_value(group: Group, form: Specification, options: Mapping[str, Any], key: Path) -> Item:
+def _write_value(group: Group, form: Specification, options: Mapping[str, Any], key: Path) -> Item:
     value = form.value
     is_text = not group.store.texts_are_json and type(value) is str and "\0" not in value
     content, tensors = EncodedValue(value, []) if is_text else _encode_value(group.store, value, key)
@@ -520,9 +522,9 @@ def _made_value(group: Group, form: Specification, options: Mapping[str, Any], k
     except UnicodeEncodeError as error:
         raise _unsupported_value(group.store, error, key) from None
     if node is not None:
-        node.put(_FORM, item)
+        node.attach(_FORM, item)
         for at, tensor in enumerate(tensors):
-            node.put(str(at), made(node, tensor, options, (*key, str(at))))
+            node.attach(str(at), write_item(node, tensor, options, (*key, str(at))))
         item = node
     with group.store.errors(key):
         item.set_attributes({KIND: form.kind, TEXT: 1 if is_text else None, STACK_DIM: form.stack_dim})

@@ -1,10 +1,10 @@
-"""HDF5 files as stores: a group per container, a dataset per tensor.
+"""HDF5 files as array stores: a group per container, a dataset per leaf.
 
-What only this package keeps is in attributes whose names begin with `_`, see `io/stores/entries.py`.
+Attributes of this package begin with `_`, see `io/stores/entries.py`.
 
-HDF5 keeps strings of variable length in a heap of the file, which it reads without any check: a byte that is changed
-there can have it loop or crash. So texts are written with a fixed length, in the header of the object itself, and no
-attribute of another kind is read.
+HDF5 keeps strings of variable length in a heap of the file and reads the heap without checks: a changed byte there can
+make it loop or crash. Texts are therefore written with a fixed length, in the header of their object, and attributes
+of other types are not read.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from tensordict.io.stores.array_store import (
     ArrayItem,
     Group,
     Item,
-    Other,
     Store,
     Text,
+    UnreadableItem,
     decode_name,
     decode_names,
     encode_name,
@@ -40,23 +40,23 @@ from tensordict.memory.names import local_path
 from tensordict.memory.stored_tensors import Selection, stored_dtype, tensor_dtype
 
 _SIGNATURE = b"\x89HDF\r\n\x1a\n"
-# Where it may be: behind a block of the user's, of 512 bytes or a multiple by a power of two.
+# Offsets where the signature may be: at the start, or after a user block of 512 bytes times a power of two.
 _STARTS = (0, *(512 << shift for shift in range(12)))
 _MODES = ("r", "r+", "w", "w-", "x", "a")
 _HARD, _SOFT = 0, 1
-# What HDF5 puts into a dataset that is made over, or cannot be had for one without dims or elements.
+# Options of the layout. HDF5 refuses them for datasets without dims or elements.
 _LAYOUT = ("chunks", "compression", "compression_opts", "shuffle", "fletcher32", "scaleoffset", "maxshape")
-# What may be asked for; the rest of what h5py takes is given by the tensor.
+# Options that callers may pass. The tensor determines the other arguments of `create_dataset`.
 _OPTIONS = (*_LAYOUT, "fillvalue", "fill_time", "track_times", "track_order", "rdcc_nbytes", "rdcc_nslots", "rdcc_w0")
 
 
 def h5py() -> Any:
-    """The package h5py; a clear error when it is not installed."""
+    """Import h5py; raises an error that names the extra if it is missing."""
     return extras.require("h5py", "h5")
 
 
 class File(Store):
-    """An HDF5 file that is open."""
+    """An open HDF5 file."""
 
     backend = "h5"
     kind = "HDF5 file"
@@ -129,22 +129,22 @@ class File(Store):
 
     @staticmethod
     def strangers(path: str, container: Any) -> Collection[str]:
-        # This package notes the batch size in a file. The reference notes nothing: a file without attributes, all of
-        # whose names the container has, may be of its making.
+        # This package writes the batch size to the file. The reference writes no attributes: a file without attributes
+        # whose names are all in the container may be a save of the reference.
         try:
-            # Through Python, whose files neither are locked nor must be opened as those that are open here already.
+            # A Python file needs no HDF5 lock, and may have another mode than a handle that this process has open.
             _flush_all()
             with open(path, "rb") as raw, h5py().File(raw, "r") as file:
                 if SIZE in file.attrs:
                     return ()
                 found = list(file.attrs)
                 file.visititems(lambda name, item: found.extend(f"{name}.{attribute}" for attribute in item.attrs))
-                return found + _unknown(file, container, ())
+                return found + _list_unknown(file, container, ())
         except (OSError, RuntimeError, ValueError) as error:
             raise SaveError(str(error)) from error
 
     @staticmethod
-    def checked_options(options: Mapping[str, Any]) -> Mapping[str, Any]:
+    def check_options(options: Mapping[str, Any]) -> Mapping[str, Any]:
         unknown = sorted(options.keys() - _OPTIONS)
         if unknown:
             raise TypeError(f"{unknown} are no arguments of h5py.Group.create_dataset for tensors; known: {_OPTIONS}")
@@ -155,7 +155,7 @@ _writable_files: weakref.WeakSet[File] = weakref.WeakSet()
 
 
 def _flush_all() -> None:
-    # A forked process reads through its copy of the open file, `strangers` through another one: what is in the file.
+    # A forked process and `strangers` read the file through other handles, so they see only what was flushed.
     for file in list(_writable_files):
         file.flush()
 
@@ -181,7 +181,7 @@ def _opening_error(error: OSError, name: str, mode: str) -> OSError:
 
 
 class _Object(Item):
-    """What all objects of a file have in common; `object` is that of h5py."""
+    """Base class of the items of a file; `object` is the h5py object."""
 
     store: File
 
@@ -263,7 +263,7 @@ class _Group(_Object, Group):
         self._link(name)
 
     def _link(self, name: str) -> bytes:
-        """The name of the link for a name; those that HDF5 would take for a path are encoded."""
+        """Return the link name of an entry. Names that HDF5 would parse as a path are encoded."""
         try:
             if not name or name in (".", "..") or "/" in name or "\0" in name or name.startswith(ENCODED):
                 return encode_name(name).encode()
@@ -283,23 +283,23 @@ class _Group(_Object, Group):
         if info.type == _HARD and known is not None and known.address == info.u:
             return known
         if info.type not in (_HARD, _SOFT):
-            return Other(file, key, -1, "a link to another file")
-        # One link at most, the one that was looked at: what lies behind it must not lead out of the file either.
+            return UnreadableItem(file, key, -1, "a link to another file")
+        # Follow only this one link. A second link behind it could lead out of the file.
         access = library.h5p.create(library.h5p.LINK_ACCESS)
         access.set_nlinks(1)
         try:
             opened = library.h5o.open(self.object.id, link, access)
         except (KeyError, RuntimeError, OSError, ValueError) as error:
             if info.type == _SOFT:
-                return Other(file, key, -1, "a link that leads to no object of this file")
+                return UnreadableItem(file, key, -1, "a link that leads to no object of this file")
             raise SaveError(f"entry {joined(key)!r} of the HDF5 file {file.name!r} is broken: {error}") from error
         address = info.u if info.type == _HARD else -1
         with file.errors(key):
             if isinstance(opened, library.h5g.GroupID):
                 return _Group(file, key, library.Group(opened), address if address >= 0 else None)
             if not isinstance(opened, library.h5d.DatasetID):
-                return Other(file, key, address, "a named datatype")
-            return _of_dataset(file, key, address, library.Dataset(opened, readonly=file.mode == "r"))
+                return UnreadableItem(file, key, address, "a named datatype")
+            return _wrap_dataset(file, key, address, library.Dataset(opened, readonly=file.mode == "r"))
 
     def new_group(self, key: Path) -> Group:
         return _Group(self.store, key, self.object.create_group(None, track_order=True), -1)
@@ -320,7 +320,7 @@ class _Group(_Object, Group):
             dataset = self.object.create_dataset(None, data=np.array(raw, dtype=dtype), dtype=dtype)
             return _Text(self.store, key, dataset, -1)
 
-    def put(self, name: str, item: Item) -> None:
+    def attach(self, name: str, item: Item) -> None:
         assert isinstance(item, _Object)
         link = self._link(name)
         if link in self.object:
@@ -332,7 +332,7 @@ class _Group(_Object, Group):
         del self.object[self._link(name)]
 
 
-def _of_dataset(file: File, key: Path, address: int, dataset: Any) -> Item:
+def _wrap_dataset(file: File, key: Path, address: int, dataset: Any) -> Item:
     library = h5py()
     is_text = library.check_string_dtype(dataset.dtype) is not None
     if dataset.external:
@@ -343,16 +343,16 @@ def _of_dataset(file: File, key: Path, address: int, dataset: Any) -> Item:
         why = "an empty dataset, without a shape"
     elif is_text and dataset.shape == ():
         return _Text(file, key, dataset, address)
-    elif (dtype := _dtype_of(file, key, dataset)) is not None:
+    elif (dtype := _find_dtype(file, key, dataset)) is not None:
         return _Array(file, key, dataset, dtype, address)
     elif is_text:
         why = f"an array of strings of shape {list(dataset.shape)}"
     else:
         why = f"a dataset of {dataset.dtype}"
-    return Other(file, key, address, why)
+    return UnreadableItem(file, key, address, why)
 
 
-def _dtype_of(file: File, key: Path, dataset: Any) -> torch.dtype | None:
+def _find_dtype(file: File, key: Path, dataset: Any) -> torch.dtype | None:
     if dataset.dtype.kind not in "biufc":
         return None
     with file.errors(key):
@@ -360,7 +360,7 @@ def _dtype_of(file: File, key: Path, dataset: Any) -> torch.dtype | None:
 
 
 def _layout(options: Mapping[str, Any], shape: tuple[int, ...]) -> dict[str, Any]:
-    """The options for a dataset of this shape; one without dims or elements has no chunks."""
+    """Return the options for a dataset of this shape. Datasets without dims or elements get no layout options."""
     if not shape or 0 in shape:
         return {name: value for name, value in options.items() if name not in _LAYOUT}
     found = dict(options)
@@ -377,8 +377,8 @@ def _layout(options: Mapping[str, Any], shape: tuple[int, ...]) -> dict[str, Any
     return found
 
 
-def _unknown(group: Any, container: Any, key: Path) -> list[str]:
-    """The names in a group that a container has not; the links of the group are not followed."""
+def _list_unknown(group: Any, container: Any, key: Path) -> list[str]:
+    """List the names in a group that the container lacks. Soft links are not followed."""
     entries = container._wrapped_container()._entries if isinstance(container, Contract) else {}
     found: list[str] = []
     for link in group:
@@ -386,5 +386,5 @@ def _unknown(group: Any, container: Any, key: Path) -> list[str]:
         if name not in entries:
             found.append(".".join((*key, name)))
         elif isinstance(group.get(link, getlink=True), h5py().HardLink) and isinstance(group[link], h5py().Group):
-            found += _unknown(group[link], entries[name], (*key, name))
+            found += _list_unknown(group[link], entries[name], (*key, name))
     return found

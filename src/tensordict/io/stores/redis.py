@@ -88,7 +88,7 @@ class Server(Store):
         return ()
 
     @staticmethod
-    def checked_options(options: Mapping[str, Any]) -> Mapping[str, Any]:
+    def check_options(options: Mapping[str, Any]) -> Mapping[str, Any]:
         if options:
             raise TypeError(f"a container on a server has no options for its tensors, got {sorted(options)}")
         return options
@@ -140,7 +140,7 @@ class Server(Store):
             raise SaveError(f"{entry_of(key)}of the {self.kind} {self.name!r}: {error}") from error
 
     @staticmethod
-    def decoded(part: str) -> str:
+    def decode_part(part: str) -> str:
         return unquote(part)
 
     @staticmethod

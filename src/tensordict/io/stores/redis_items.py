@@ -18,7 +18,7 @@ from tensordict.core.json_text import parse_json
 from tensordict.core.keys import Path, entry_of, joined
 from tensordict.io import checks
 from tensordict.io.specification import VALUES
-from tensordict.io.stores.array_store import SIZE, ArrayItem, Group, Item, Other, Text, decode_names
+from tensordict.io.stores.array_store import SIZE, ArrayItem, Group, Item, Text, UnreadableItem, decode_names
 from tensordict.io.stores.entries import CLASS, KIND, TEXT
 from tensordict.io.stores.redis_layout import (
     Meta,
@@ -258,7 +258,7 @@ class WireGroup(Group):
         if meta.is_value:
             encoding = meta.fields.get(b"encoding", b"json")
             if encoding != b"json":
-                return Other(store, key, -1, f"a value in the encoding {encoding!r:.40}, which is not read")
+                return UnreadableItem(store, key, -1, f"a value in the encoding {encoding!r:.40}, which is not read")
             return known if isinstance(known, WireText) else WireText(store, key, place)
         if isinstance(known, WireArray) and known.meta is meta:
             return known
@@ -276,7 +276,7 @@ class WireGroup(Group):
         if not self.has(name):
             made = self.new_group((*self.key, name))
             made.set_attribute(SIZE, list(size))
-            self.put(name, made)
+            self.attach(name, made)
         found = self.find(name)
         assert isinstance(found, WireGroup)
         return found
@@ -288,7 +288,7 @@ class WireGroup(Group):
         content.encode()
         return WireText(self.store, key, "", content)
 
-    def put(self, name: str, item: Item) -> None:
+    def attach(self, name: str, item: Item) -> None:
         if self._place is None:
             self._made[name] = item
             return

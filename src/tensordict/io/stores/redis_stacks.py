@@ -24,7 +24,7 @@ from tensordict.core.json_text import parse_json
 from tensordict.core.keys import Path, joined
 from tensordict.io import checks
 from tensordict.io.specification import VALUES
-from tensordict.io.stores.array_store import SIZE, ArrayItem, Item, Other, Pick, StaleError, Text, decode_names
+from tensordict.io.stores.array_store import SIZE, ArrayItem, Item, Pick, StaleError, Text, UnreadableItem, decode_names
 from tensordict.io.stores.entries import CLASS, KIND, NAMES, STACK_DIM, TEXT
 from tensordict.io.stores.redis import Server
 from tensordict.io.stores.redis_items import WireArray, WireGroup, WireText, addresses
@@ -347,10 +347,10 @@ class StackServer(Server):
         if path in self._children:
             # What takes the place of a container takes away what was in it.
             for other in [*self._under(self._metas, path), *self._under(self._notes, path)]:
-                scope.given.setdefault(other, {}).setdefault(at, Other(self, (), -1, "deleted"))
+                scope.given.setdefault(other, {}).setdefault(at, UnreadableItem(self, (), -1, "deleted"))
         for other in self._under(scope.given, path):
             if at in scope.given[other]:
-                scope.given[other][at] = Other(self, (), -1, "deleted")
+                scope.given[other][at] = UnreadableItem(self, (), -1, "deleted")
         scope.given.setdefault(path, {})[at] = item
         if isinstance(item, ElementGroup):
             item._place, item.at = path, at
@@ -393,7 +393,7 @@ class StackServer(Server):
 
     def _put(self, path: str, given: dict[int, Any]) -> None:
         """Put what elements were given, or lose, at a path in the place of what they have there."""
-        lost = {at for at, item in given.items() if isinstance(item, Other)}
+        lost = {at for at, item in given.items() if isinstance(item, UnreadableItem)}
         items = {at: item for at, item in given.items() if at not in lost}
         kinds = {_kind(item) for item in items.values()}
         if len(kinds) > 1:
@@ -738,7 +738,7 @@ class ElementGroup(WireGroup):
         store.check()
         given = store.given(place, self.at)
         if given is not None:
-            if isinstance(given, Other):
+            if isinstance(given, UnreadableItem):
                 raise KeyError(name)
             return given
         meta = store.known(place)
@@ -751,7 +751,7 @@ class ElementGroup(WireGroup):
         if meta.is_value:
             encoding = meta.fields.get(b"encoding", b"json")
             if encoding != b"json":
-                return Other(store, key, -1, f"a value in the encoding {encoding!r:.40}, which is not read")
+                return UnreadableItem(store, key, -1, f"a value in the encoding {encoding!r:.40}, which is not read")
             return known if isinstance(known, ElementText) else ElementText(store, key, place, self.number)
         if isinstance(known, ElementArray) and known.meta is meta:
             return known
@@ -767,7 +767,7 @@ class ElementGroup(WireGroup):
                 if path.startswith(start) and self.at in column
             }
             parts += [part for part in given if "." not in part and part not in parts]
-            parts = [part for part in parts if not isinstance(given.get(part), Other)]
+            parts = [part for part in parts if not isinstance(given.get(part), UnreadableItem)]
         with store.errors(self.key):
             return decode_names(parts, decoded)
 
@@ -777,7 +777,7 @@ class ElementGroup(WireGroup):
     def new_array(self, key: Path, shape: Sequence[int], dtype: torch.dtype, options: Mapping[str, Any]) -> ArrayItem:
         return NewArray(self.store, key, "", Meta.of(shape, dtype))
 
-    def put(self, name: str, item: Item) -> None:
+    def attach(self, name: str, item: Item) -> None:
         if self._place is None:
             self._made[name] = item
             return
@@ -788,4 +788,6 @@ class ElementGroup(WireGroup):
     def delete(self, name: str) -> None:
         self.store.check_writable()
         with self.store.together():
-            self.store.give(self._below(name), self.number, Other(self.store, (*self.key, name), -1, "nothing"))
+            self.store.give(
+                self._below(name), self.number, UnreadableItem(self.store, (*self.key, name), -1, "nothing")
+            )

@@ -1,9 +1,9 @@
-"""Zarr groups (v3) as stores: a group per container, an array per tensor; in a folder, a zip file or any Zarr store.
+"""Zarr groups (v3) as array stores: a group per container, an array per leaf; in a folder, a zip file or a Zarr store.
 
-What is noted on a node, such as the batch size, stands in its attribute `__tensordict__`, as the reference writes it.
-A value that is no tensor is an array of the bytes of its JSON, marked by the attribute `__tensordict_non_tensor__`.
+The attribute `__tensordict__` of a node holds the batch size and other state, in the form of the reference. A value is
+an array with the bytes of its JSON, marked by the attribute `__tensordict_non_tensor__`.
 
-Groups of Zarr v2 are read. Arrays of other programs may name any codec; one that unpickles is refused.
+Groups of Zarr v2 can only be read. Arrays of other programs may use any codec except those that unpickle.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ from tensordict.io.stores.array_store import (
     ArrayItem,
     Group,
     Item,
-    Other,
     Pick,
     Store,
     Text,
+    UnreadableItem,
     decode_name,
     decode_names,
     encode_name,
@@ -53,33 +53,33 @@ if TYPE_CHECKING:
     from tensordict.io.stores.zarr_nodes import Document, Nodes
 
 _NOTES, _VALUE = "__tensordict__", "__tensordict_non_tensor__"
-# The names in a group in the order in which they were made, as parts of paths.
+# Key of the state of a group that lists the parts of paths of its nodes, in the order of creation.
 _ORDER = "keys"
 _DOCUMENTS = ("zarr.json", ".zgroup")
-# Names of drafts begin with it.
+# Prefix of the names of drafts.
 _HIDDEN = ".tensordict-"
 _ZIP = ".zip"
 _MODES = ("r", "r+", "w", "w-", "x", "a")
 _OPTIONS = ("chunks", "shards", "compressors", "filters", "serializer", "fill_value", "order")
-# On an array: the shape of it that a save has written. All chunks with an element in it are there.
+# Attribute of an array: the shape that a save wrote in full. Every chunk of that shape must exist.
 WRITTEN = "_written"
 _CODECS = {"gzip": "GzipCodec", "zstd": "ZstdCodec", "blosc": "BloscCodec"}
 # The size of a chunk with `chunks="rows"`, in bytes.
 _ROWS = 1 << 20
-# So many bytes at most are read to take rows out of them.
+# Read at most this many bytes to pick rows from them.
 _BETWEEN = 64 << 20
-# With so many nodes, their documents are put into that of the root too.
+# From this number of nodes on, the document of the root also holds the documents of all nodes.
 _MANY = 16
 
 
 @functools.cache
 def zarr() -> Any:
-    """The package zarr; a clear error when it is not installed."""
+    """Import zarr; raises an error that names the extra if it is missing."""
     return extras.require("zarr", "zarr")
 
 
 class ZarrStore(Store):
-    """A Zarr store that is open.
+    """An open Zarr store.
 
     Attributes:
         nodes: the nodes of the store.
@@ -99,9 +99,9 @@ class ZarrStore(Store):
         self.nodes = nodes
         self._source = source
         self.is_open = True
-        # Of a group at a URL, until it is whole.
+        # Claim on the URL while a save to it is incomplete.
         self._claim: Claim | None = None
-        # The document that was read to open it.
+        # Document of the root that was read to open the store; used once.
         self._found: Document | None = root
         self._is_consolidated = isinstance(root.get("consolidated_metadata"), dict)
         if self._is_consolidated and mode == "r":
@@ -132,11 +132,11 @@ class ZarrStore(Store):
         """Open a new store as a draft: nobody sees it before `flush`, and closing it before deletes it.
 
         Args:
-            name: a path at which there is nothing, an empty folder or an empty file, or a Zarr store.
-            overwrite: delete what is in a store that is given.
+            name: a free path, an empty folder, an empty file, or a Zarr store.
+            overwrite: delete the content of a store first.
 
         Raises:
-            SaveError: there is something in it; or another process or thread is saving to the URL.
+            SaveError: the store has content; or another process or thread is saving to the URL.
         """
         nodes, source, shown = _open_nodes(name, "")
         claim = Claim(source) if isinstance(source, Remote) else None
@@ -166,7 +166,7 @@ class ZarrStore(Store):
         return not path.endswith(_ZIP)
 
     @staticmethod
-    def mode_of_saved(path: str) -> str:
+    def choose_mode(path: str) -> str:
         return "r" if path.endswith(_ZIP) else "r+"
 
     @staticmethod
@@ -192,8 +192,8 @@ class ZarrStore(Store):
     def together(self, items: Iterable[Item] = (), pick: Pick | None = None) -> contextlib.AbstractContextManager[None]:
         return self.nodes.keeping()
 
-    def changed(self) -> None:
-        """Before a node that is seen changes: the documents of all nodes in that of the root are taken away."""
+    def drop_consolidated(self) -> None:
+        """Delete the consolidated documents from the root; called before a published node changes."""
         self.check_writable()
         if self._is_consolidated:
             document = self.nodes.document("")
@@ -202,7 +202,7 @@ class ZarrStore(Store):
             self._is_consolidated = False
 
     def flush(self) -> None:
-        """Have what `create` has made seen; all else is once it is written."""
+        """Publish the draft group. Later writes are visible at once."""
         if "" in self.nodes.drafts:
             if self._claim is not None:
                 self._claim.check()
@@ -236,7 +236,7 @@ class ZarrStore(Store):
 
     @staticmethod
     def strangers(path: str, container: Any) -> Collection[str]:
-        # This package and the reference note the batch size on the outermost group.
+        # This package and the reference both write the batch size to the root group.
         store = ZarrStore.open(path, "r")
         with contextlib.closing(store), store.errors(()):
             names = store.nodes.find_children("")
@@ -248,24 +248,24 @@ class ZarrStore(Store):
             return [name for name in sorted(os.listdir(path)) if name not in known and not name.startswith(_HIDDEN)]
 
     @staticmethod
-    def checked_options(options: Mapping[str, Any]) -> Mapping[str, Any]:
+    def check_options(options: Mapping[str, Any]) -> Mapping[str, Any]:
         unknown = sorted(options.keys() - set(_OPTIONS))
         if unknown:
             raise TypeError(f"{unknown} are no options of Zarr arrays for tensors; known: {list(_OPTIONS)}")
         return options
 
     @staticmethod
-    def compressed_by(name: str) -> Mapping[str, Any]:
+    def choose_compression(name: str) -> Mapping[str, Any]:
         if name not in _CODECS:
             raise ValueError(f"a Zarr store is compressed by {', '.join(map(repr, _CODECS))}, and not by {name!r}")
         return {"compressors": getattr(zarr().codecs, _CODECS[name])()}
 
 
 def _open_nodes(name: Any, mode: str) -> tuple[Nodes, Any, str]:
-    """Open the store at a path, or the one that is given, in a mode; the mode of a save is empty.
+    """Open a path, a URL or a zarr store in a mode. Saves pass an empty mode.
 
     Returns:
-        The nodes, what opens them again, and what errors call them.
+        The nodes, the argument that reopens them, and their name for errors.
     """
     library = zarr()
     from tensordict.io.stores.zarr_nodes import Nodes
@@ -294,7 +294,7 @@ def _open_nodes(name: Any, mode: str) -> tuple[Nodes, Any, str]:
 
 
 def _check_mode(shown: str, mode: str, is_there: bool, is_group: bool) -> None:
-    """Refuse to open what is not there or is no group, and to make what is there; the mode of a save is empty."""
+    """Refuse to open a missing group and to create an existing one. Saves pass an empty mode."""
     if not is_there and mode in ("r", "r+"):
         raise FileNotFoundError(2, "there is no Zarr group", shown)
     if is_there and mode in ("x", "w-"):
@@ -305,11 +305,11 @@ def _check_mode(shown: str, mode: str, is_there: bool, is_group: bool) -> None:
 
 
 def _find_root(nodes: Nodes, shown: str, mode: str) -> Document | None:
-    """Return the document of the outermost group, and `None` where a new one is to be made; empty what it replaces.
+    """Return the document of the root group, or `None` if the caller must create it; deletes a group that it replaces.
 
     Raises:
-        SaveError: there is no group, or something that the mode does not replace.
-        OSError: there is nothing, or something already.
+        SaveError: the path holds something that is not a group, or that the mode does not replace.
+        OSError: the path is free, or already taken.
     """
     try:
         found = nodes.document("")
@@ -337,7 +337,7 @@ def _make_group() -> Document:
 
 
 def _notes(document: Document) -> Mapping[str, Any]:
-    """What this package or the reference has noted on a node."""
+    """Return the state that this package or the reference wrote to a node."""
     attributes = document.get("attributes") or {}
     notes = attributes.get(_NOTES) if isinstance(attributes, dict) else None
     if notes is not None and not isinstance(notes, dict):
@@ -346,7 +346,7 @@ def _notes(document: Document) -> Mapping[str, Any]:
 
 
 class _ZarrNode(Item):
-    """What all nodes have in common; `path` is where one is, `document` what stands there."""
+    """Base class of the items of a Zarr store: `at` is the path of the node, `document` its `zarr.json`."""
 
     store: ZarrStore
 
@@ -378,15 +378,15 @@ class _ZarrNode(Item):
         self._note(change)
 
     def _note(self, change: Callable[[dict[str, Any]], None]) -> None:
-        """Call a function that changes what is noted."""
+        """Change the state of a node by a function that edits it in place."""
         nodes = self.store.nodes
         if self.address == -1:
-            # Nobody else sees a draft.
+            # No other process sees a draft.
             change(self.document["attributes"].setdefault(_NOTES, {}))
             return
-        self.store.changed()
+        self.store.drop_consolidated()
         with self.store.errors(self.key), nodes.alone(self.at):
-            # Another container may have noted something since.
+            # Another container may have changed the state meanwhile.
             self.document = nodes.document(self.at) or self.document
             notes = dict(before := _notes(self.document))
             change(notes)
@@ -398,7 +398,7 @@ class _ZarrNode(Item):
 
 
 def _texts(noted: Any) -> list[str]:
-    """A list of texts; an empty one where anything else is noted."""
+    """Return the value if it is a list of texts, else an empty list."""
     return noted if isinstance(noted, list) and all(type(text) is str for text in noted) else []
 
 
@@ -419,7 +419,7 @@ class _ZarrText(_ZarrNode, Text):
 
 
 class _Strings(_ZarrText):
-    """Strings of another program, one or a row of them, as values."""
+    """A string or a list of strings that another program wrote, as a value."""
 
     def attribute(self, name: str) -> str | list[int] | None:
         shape = list(self.document["shape"])
@@ -450,7 +450,7 @@ class _ZarrArray(_ZarrNode, ArrayItem):
 
     @property
     def spread(self) -> int:
-        # What is between rows may be in chunks that nobody asked for.
+        # Rows in between can lie in chunks that were not requested.
         return SPREAD if not self.shape or self.array.chunks[0] >= self.shape[0] else 1
 
     @property
@@ -458,7 +458,7 @@ class _ZarrArray(_ZarrNode, ArrayItem):
         return (self.array.shards or self.array.chunks)[0] if self.shape else 1
 
     def _check_there(self) -> None:
-        # Where there are no chunks, zarr reads zeros.
+        # zarr reads missing chunks as zeros.
         nodes = self.store.nodes
         if self.store.mode != "r" and nodes.is_folder and nodes.version(self.at) == -1:
             raise ValueError("was deleted")
@@ -473,7 +473,7 @@ class _ZarrArray(_ZarrNode, ArrayItem):
                 return found.astype(dtype, copy=False)
             if not _has_positions(selection):
                 found = self.array[selection]
-            elif self._takes_all_between(selection):
+            elif self._touches_all_chunks(selection):
                 first, *rest = selection
                 between = (slice(first[0], first[-1] + 1), *rest)
                 found = self.array[between][first - first[0]]
@@ -481,8 +481,8 @@ class _ZarrArray(_ZarrNode, ArrayItem):
                 found = self.array.oindex[selection]
             return np.asarray(found).astype(dtype, copy=False)
 
-    def _takes_all_between(self, selection: Selection) -> bool:
-        """Whether rows are in all chunks between the first and last: a slice reads these faster than positions do."""
+    def _touches_all_chunks(self, selection: Selection) -> bool:
+        """Return True if the rows touch every chunk in between. A slice reads these faster than positions."""
         first, *rest = selection
         if _has_positions(tuple(rest)) or not isinstance(first, np.ndarray) or any(type(pick) is int for pick in rest):
             return False
@@ -507,7 +507,7 @@ class _ZarrArray(_ZarrNode, ArrayItem):
 
     @functools.cached_property
     def _raw(self) -> RawChunks | None:
-        """Its chunks, if they are files of the elements as they are in memory."""
+        """The chunks, if they are files that hold the elements in their memory layout; else `None`."""
         content: Any = self.store.nodes.content
         if not self.store.nodes.is_folder:
             return None
@@ -546,13 +546,13 @@ class _ZarrGroup(_ZarrNode, Group):
     def names(self) -> list[str]:
         with self.store.errors(self.key):
             nodes = self.store.nodes
-            parts = nodes.find_children(self.at) if nodes.lists else self._noted_parts()
+            parts = nodes.find_children(self.at) if nodes.lists else self._read_parts()
             order = {part: place for place, part in enumerate(self._order())}
             parts.sort(key=lambda part: order.get(part, len(order)))
             return decode_names(parts)
 
-    def _noted_parts(self) -> list[str]:
-        """The parts of paths of all that is in it, where the store does not list them."""
+    def _read_parts(self) -> list[str]:
+        """Return the parts of paths of all nodes from the state, for stores that cannot list them."""
         if not (noted := self._order()):
             raise ValueError(
                 "servers of HTTP do not list what they have, and it is not noted: have zarr.consolidate_metadata(...) "
@@ -561,11 +561,11 @@ class _ZarrGroup(_ZarrNode, Group):
         return noted
 
     def _order(self) -> list[str]:
-        """The parts of paths in the order in which they were made, as far as that is noted."""
+        """Return the parts of paths in the order of creation, as far as the state lists them."""
         return _texts(_notes(self.store.nodes.document(self.at) or {}).get(_ORDER))
 
     def find_damage(self, num_threads: int) -> Iterator[str]:
-        """See `Store.find_damage`; a node that this package made and that has lost its document is damage, too."""
+        """See `Store.find_damage`. A node of this package without its document is damage, too."""
         nodes = self.store.nodes
         known = set(nodes.find_children(self.at)) if nodes.lists else set(self._order())
         for part in self._order():
@@ -575,7 +575,7 @@ class _ZarrGroup(_ZarrNode, Group):
             try:
                 item = self.find(name)
             except OSError:
-                # Whoever has read the structure has reported it.
+                # Reading the structure already reported this error.
                 continue
             if isinstance(item, _ZarrGroup | _ZarrArray):
                 yield from item.find_damage(num_threads)
@@ -606,15 +606,15 @@ class _ZarrGroup(_ZarrNode, Group):
                 return known
             document = None if store.mode != "r" and address == -1 else store.nodes.document(path)
             if document is not None:
-                # What is only read is told apart by where it is.
-                return _item_of(store, key, path, document, hash(path) & (1 << 62) - 1 if address == -1 else address)
+                # A read-only store never changes, so the path identifies the item.
+                return _make_item(store, key, path, document, hash(path) & (1 << 62) - 1 if address == -1 else address)
         raise KeyError(name)
 
     def new_group(self, key: Path) -> Group:
         self.store.check_writable()
         document = _make_group()
         with self.store.errors(key):
-            return _watched(_ZarrGroup(self.store, key, self._begin(key, document), document, -1))
+            return _delete_with(_ZarrGroup(self.store, key, self._begin(key, document), document, -1))
 
     def new_array(self, key: Path, shape: Sequence[int], dtype: torch.dtype, options: Mapping[str, Any]) -> ArrayItem:
         plain, name = stored_dtype(dtype)
@@ -622,7 +622,7 @@ class _ZarrGroup(_ZarrNode, Group):
         with self.store.errors(key):
             layout = _layout(options, key, tuple(shape), plain.itemsize)
             where, array = self._create(key, shape, plain, {_NOTES: {"version": 1, **notes}}, layout)
-            return _watched(_ZarrArray(*where, array, dtype))
+            return _delete_with(_ZarrArray(*where, array, dtype))
 
     def new_text(self, key: Path, content: str) -> Text:
         raw = np.frombuffer(content.encode(), dtype=np.uint8)
@@ -632,7 +632,7 @@ class _ZarrGroup(_ZarrNode, Group):
             where, array = self._create(key, raw.shape, raw.dtype, attributes, layout)
             if raw.size:
                 array[...] = raw
-            return _watched(_ZarrText(*where))
+            return _delete_with(_ZarrText(*where))
 
     def _begin(self, key: Path, document: Document) -> str:
         path = self._path_of(key[-1])
@@ -644,7 +644,7 @@ class _ZarrGroup(_ZarrNode, Group):
     def _create(
         self, key: Path, shape: Sequence[int], dtype: Any, attributes: dict[str, Any], layout: dict[str, Any]
     ) -> tuple[tuple[ZarrStore, Path, str, Document, int], Any]:
-        """Begin the draft of an array; return what an item of it is made of, and the array."""
+        """Begin the draft of an array; returns the arguments for its item, and the array."""
         from tensordict.io.stores.zarr_nodes import make_array
 
         self.store.check_writable()
@@ -652,10 +652,10 @@ class _ZarrGroup(_ZarrNode, Group):
         at = self._begin(key, document)
         return (self.store, key, at, document, -1), self.store.nodes.array_over(at, document, metadata)
 
-    def put(self, name: str, item: Item) -> None:
+    def attach(self, name: str, item: Item) -> None:
         assert isinstance(item, _ZarrNode)
         if item.at in self.store.nodes.drafts:
-            self.store.changed()
+            self.store.drop_consolidated()
             with self.store.errors((*self.key, name)):
                 self.store.nodes.publish(item.at, self._path_of(name))
         part = _encode_name(name)
@@ -670,7 +670,7 @@ class _ZarrGroup(_ZarrNode, Group):
         self._note(add)
 
     def delete(self, name: str) -> None:
-        self.store.changed()
+        self.store.drop_consolidated()
         path = self._path_of(name)
         if self.store.nodes.version(path) == -1:
             raise KeyError(name)
@@ -687,10 +687,10 @@ class _ZarrGroup(_ZarrNode, Group):
 
 @functools.lru_cache(maxsize=4096)
 def _encode_name(name: str) -> str:
-    """The part of a path for a name; those that Zarr keeps for itself, or would take for a path, are encoded.
+    """Return the part of a path for a name. Names that Zarr reserves or would parse as a path are encoded.
 
     Raises:
-        UnicodeEncodeError: the name has no UTF-8 form.
+        UnicodeEncodeError: the name cannot be encoded as UTF-8.
     """
     name.encode()
     is_plain = bool(name.strip(".")) and not {"/", "\\"} & set(name) and name.isprintable() and name.strip() == name
@@ -699,8 +699,8 @@ def _encode_name(name: str) -> str:
     return name
 
 
-def _watched(item: T) -> T:
-    """The item; a draft that is given no name is deleted with it."""
+def _delete_with(item: T) -> T:
+    """Delete the draft of an item when the item is garbage collected before it gets a name; returns the item."""
     nodes, path = item.store.nodes, item.at
     if path in nodes.drafts:
         weakref.finalize(item, _discard, nodes, path).atexit = False
@@ -712,7 +712,7 @@ def _discard(nodes: Nodes, path: str) -> None:
         nodes.discard(path)
 
 
-def _item_of(store: ZarrStore, key: Path, path: str, document: Document, address: int) -> Item:
+def _make_item(store: ZarrStore, key: Path, path: str, document: Document, address: int) -> Item:
     where = store, key, path, document, address
     if document.get("node_type") == "group":
         return _ZarrGroup(*where)
@@ -724,26 +724,26 @@ def _item_of(store: ZarrStore, key: Path, path: str, document: Document, address
         dtype = np.dtype(array.dtype)
         checks.shape(list(array.shape))
     except (ValueError, TypeError, KeyError, NotImplementedError) as error:
-        return Other(store, key, address, f"an array that cannot be read ({error})")
+        return UnreadableItem(store, key, address, f"an array that cannot be read ({error})")
     if _VALUE in (document.get("attributes") or {}):
         if dtype != np.uint8 or array.ndim != 1:
             raise ValueError(f"a value is kept as bytes, and not as {dtype} of shape {list(array.shape)}")
         return _ZarrText(*where)
-    if _is_of_strings(dtype, document) and array.ndim <= 1:
+    if _holds_strings(dtype, document) and array.ndim <= 1:
         return _Strings(*where)
     kind = tensor_dtype(dtype, _ZarrNode(*where).text(DTYPE)) if dtype.kind in "biufc" else None
     if kind is None:
-        return Other(store, key, address, f"an array of {dtype} of shape {list(array.shape)}")
+        return UnreadableItem(store, key, address, f"an array of {dtype} of shape {list(array.shape)}")
     return _ZarrArray(*where, array, kind)
 
 
-def _is_of_strings(dtype: np.dtype[Any], document: Document) -> bool:
+def _holds_strings(dtype: np.dtype[Any], document: Document) -> bool:
     filters = document.get("filters") or ()
     return dtype.kind in "TU" or (dtype.kind == "O" and any(each.get("id") == "vlen-utf8" for each in filters))
 
 
 def _check_codecs(document: Document) -> None:
-    """Refuse an array whose elements are pickled, or of objects of any kind."""
+    """Refuse an array whose codecs unpickle its elements."""
     told = [document.get("compressor"), *(document.get("filters") or ()), *(document.get("codecs") or ())]
     for codec in told:
         name = codec.get("id") or codec.get("name") if isinstance(codec, dict) else codec
@@ -755,34 +755,34 @@ def _check_codecs(document: Document) -> None:
 
 
 def _layout(options: Mapping[str, Any], key: Path, shape: tuple[int, ...], itemsize: int) -> dict[str, Any]:
-    """The arguments of `zarr.create_array` for an entry: by default one chunk, not compressed."""
+    """Return the arguments of `zarr.create_array` for an entry; by default one uncompressed chunk."""
     whole = tuple(map(max, shape, itertools.repeat(1)))
     if not options:
         return {"chunks": whole, "compressors": None}
-    found = {name: _of_key(value, key) for name, value in options.items()}
+    found = {name: _pick_option(value, key) for name, value in options.items()}
     found = {name: value for name, value in found.items() if value is not None}
     chunks, shards = found.pop("chunks", whole), found.pop("shards", None)
     if chunks == "rows":
         chunks = max(_ROWS // max(math.prod(whole[1:]) * itemsize, 1), 1)
-    found["chunks"] = _fitted(chunks, whole, key, "chunks")
+    found["chunks"] = _fit_sizes(chunks, whole, key, "chunks")
     if shards is not None and shape:
-        # Zarr wants whole chunks in a shard.
-        sizes = zip(_fitted(shards, whole, key, "shards"), found["chunks"], strict=True)
+        # A shard of Zarr consists of whole chunks.
+        sizes = zip(_fit_sizes(shards, whole, key, "shards"), found["chunks"], strict=True)
         found["shards"] = tuple([-(-size // chunk) * chunk for size, chunk in sizes])
     found.setdefault("compressors", None)
     return found
 
 
-def _of_key(value: Any, key: Path) -> Any:
-    """An option for an entry: one for all, or by key in a dict, in which that of a container holds for all in it."""
+def _pick_option(value: Any, key: Path) -> Any:
+    """Return the option for an entry. A dict has options by key; the key of a container applies to its entries."""
     if not isinstance(value, dict) or "name" in value:
         return value
     paths = {path_of(name): option for name, option in value.items()}
     return next((paths[key[:length]] for length in range(len(key), 0, -1) if key[:length] in paths), None)
 
 
-def _fitted(given: Any, shape: tuple[int, ...], key: Path, what: str) -> tuple[int, ...]:
-    """The sizes of chunks or shards: those of the leading dims, the others being whole; an int is a number of rows."""
+def _fit_sizes(given: Any, shape: tuple[int, ...], key: Path, what: str) -> tuple[int, ...]:
+    """Complete the sizes of chunks or shards, given for the leading dims or as a number of rows, by whole dims."""
     try:
         sizes = (given,) if type(given) is int else tuple(given)
         fits = all(type(n) is int and n >= 1 for n in sizes) and not isinstance(given, str)

@@ -1,7 +1,7 @@
-"""Checks that the chunks of an array are there, and that each can be decoded.
+"""Finds missing and broken chunks of Zarr arrays, for `Store.find_damage`.
 
-Zarr reads a chunk that is missing as full of the fill value, which may be intended. The shape that a save has written,
-noted on the array, says which chunks must be there.
+Zarr reads a missing chunk as the fill value, which may be intended. An attribute of the array records the shape that a
+save wrote. Its chunks must exist.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _Place = tuple[int, ...]
 _SAME_LENGTH = ("bytes", "transpose", "endian", "None")
 _COMPRESSORS = ("gzip", "zstd", "blosc", "zlib", "lz4", "bz2", "lzma", "shuffle")
 _HEAD = 64 << 10
-# A problem names so many chunks.
+# The number of chunks that a problem names.
 _SHOWN = 3
 
 

@@ -1,11 +1,11 @@
-"""The nodes of a Zarr store: their documents, `zarr.json`, are read and written here, the chunks of arrays by zarr.
+"""The nodes of a Zarr store, for `zarr.py`. This module reads and writes their documents, `zarr.json`; zarr the chunks.
 
-A reader finds a node by its document. So the documents of a *draft* stay in memory, as dicts, until all of it is
-written, and are set last. A save that fails, or is killed, leaves no node behind. The chunks of a draft are written
-to the path of the node. If that path has something, they are written beside it, and the two change places.
+A reader finds a node by its document. The documents of a *draft* therefore stay in memory, as dicts, until its chunks
+are written. A save that fails or is killed leaves no node behind. The chunks of a draft are written to the path of the
+node. If that path is taken, they are written next to it, and the two are swapped.
 
-Each call of zarr goes through the thread of its event loop, which takes longer than reading a small file. So `Folder`
-uses the file system itself, and `Objects` any other store of zarr.
+Each call of zarr passes through the thread of its event loop, which takes longer than reading a small file. `Folder`
+therefore uses the file system directly, and `Objects` wraps every other store of zarr.
 """
 
 from __future__ import annotations
@@ -39,30 +39,30 @@ if TYPE_CHECKING:
 Document = dict[str, Any]
 
 DOCUMENT = "zarr.json"
-# The files of a group, which are no nodes in it.
+# Files that belong to a group itself, rather than to its nodes.
 _OWN_FILES = (DOCUMENT, ".zgroup", ".zattrs", ".zmetadata")
-# The names of drafts begin with this if they are written beside what they replace.
+# Prefix of the names of drafts that are written next to the node they replace.
 HIDDEN = ".tensordict-"
-# How long another process may take to change the notes of a node, in seconds.
+# Seconds to wait while another process changes the state of a node.
 _PATIENCE = 60
-# A chunk that is written is there, whatever is in it: zarr would leave out, or delete, chunks of zeros.
+# Write chunks of zeros, too. By default zarr skips or deletes them.
 _CONFIG = ArrayConfig("C", write_empty_chunks=True)
 _MISSING = (FileNotFoundError, NotADirectoryError)
 
 
 class Folder:
-    """The content of a Zarr store that is a folder, by key: the path of a file in it."""
+    """Reads and writes the files of a Zarr store in a folder; keys are paths below the folder."""
 
     def __init__(self, store: Any) -> None:
         self.root = os.fspath(store.root)
 
     @functools.cached_property
     def links(self) -> SaveFolder:
-        """What refuses links that lead out of the folder; zarr follows any."""
+        """Guard that refuses links out of the folder, which zarr would follow."""
         return SaveFolder(self.root)
 
     def read(self, key: str) -> bytes | None:
-        """Return the content of a file; `None` if there is none."""
+        """Return the content of a file; `None` if it is missing."""
         path = f"{self.root}/{key}"
         self.links.check(path, ())
         try:
@@ -72,7 +72,7 @@ class Folder:
             return None
 
     def write(self, contents: Mapping[str, bytes]) -> None:
-        """Write files, each in one step; the last one once all others are there."""
+        """Write files, each atomically. The last one is written after all others."""
         for key, content in contents.items():
             _replace_file(f"{self.root}/{key}", content)
 
@@ -95,18 +95,18 @@ class Folder:
         return [f"{folder}/{name}"[len(start) + 1 :] for folder, _, names in os.walk(start) for name in names]
 
     def exists(self, path: str) -> bool:
-        """Return whether there is anything at a path; in the whole store, for the empty one."""
+        """Return True if a path is taken; for the empty path, if the store has any content."""
         return os.path.lexists(f"{self.root}/{path}") if path else bool(self.list_names(""))
 
     def size_of(self, key: str) -> int | None:
-        """Return the length of a file; `None` if there is none."""
+        """Return the length of a file; `None` if it is missing."""
         try:
             return os.path.getsize(f"{self.root}/{key}")
         except _MISSING:
             return None
 
     def remove(self, path: str) -> None:
-        """Remove a folder, so that no reader finds a part of it; of the whole store, its content."""
+        """Remove a folder atomically for readers; the empty path removes the content of the store."""
         if path:
             aside = hide(path)
             os.rename(f"{self.root}/{path}", f"{self.root}/{aside}")
@@ -115,7 +115,7 @@ class Folder:
             commit.empty(self.root)
 
     def move(self, source: str, target: str) -> None:
-        """Have a folder take the place of another one, which is removed."""
+        """Move a folder to a path, and remove the folder that was there."""
         new, old = f"{self.root}/{source}", f"{self.root}/{target}"
         if not os.path.lexists(old):
             os.rename(new, old)
@@ -125,7 +125,7 @@ class Folder:
 
 
 class Objects:
-    """The content of any other Zarr store, by key; the methods are those of `Folder`."""
+    """Reads and writes the objects of any other Zarr store; the same methods as `Folder`."""
 
     def __init__(self, store: Store) -> None:
         self.store = store
@@ -135,7 +135,7 @@ class Objects:
         return self.read_all([key])[0]
 
     def read_all(self, keys: Iterable[str]) -> list[bytes | None]:
-        """Read several objects at once, as each may be a request to a server."""
+        """Read several objects concurrently, because each may be a request to a server."""
         found = sync(_gather(lambda key: self.store.get(key, default_buffer_prototype()), keys))
         return [None if content is None else content.to_bytes() for content in found]
 
@@ -146,7 +146,7 @@ class Objects:
             sync(_gather(lambda key: self.store.set(key, buffer.from_bytes(contents[key])), keys))
 
     def list_names(self, path: str) -> list[str]:
-        # The claim of a saver is nothing that is stored.
+        # The claim file of a saver does not count as content.
         names = [name.rstrip("/") for name in sync(_collect(self.store.list_dir, path))]
         return [name for name in names if path or name != commit.JOURNAL]
 
@@ -164,7 +164,7 @@ class Objects:
             return None
 
     def remove(self, path: str) -> None:
-        # A reader finds nothing without the document.
+        # Readers need the document, so delete it first.
         sync(self.store.delete(join(path, DOCUMENT)))
         sync(self.store.delete_dir(path))
 
@@ -175,7 +175,7 @@ class Objects:
         sync(self.store.delete_dir(source))
 
 
-# Some stores must be called in the loop.
+# Some stores must be called from the event loop.
 async def _gather(call: Callable[[str], Any], keys: Iterable[str]) -> list[Any]:
     return await asyncio.gather(*map(call, keys))
 
@@ -185,18 +185,18 @@ async def _collect(call: Callable[[str], Any], path: str) -> list[str]:
 
 
 class Nodes:
-    """The nodes of a store; only their writer sees drafts.
+    """The nodes of a store. Drafts are visible only here.
 
     Args:
         store: the store of zarr.
-        is_given: whether the caller closes the store.
+        is_given: True if the caller closes the store.
 
     Attributes:
-        content: what is in the store, by key.
+        content: reads and writes the files or objects of the store.
         drafts: the paths of the drafts.
-        is_old: whether it is of Zarr v2, and only read.
-        is_folder, is_zip: whether it is a folder, or a zip file, of this computer.
-        lists: whether `find_children` can be asked for.
+        is_old: True for a store of Zarr v2, which is read-only.
+        is_folder, is_zip: True for a local folder or zip file.
+        lists: True if the store supports `find_children`.
     """
 
     def __init__(self, store: Store, is_given: bool = False) -> None:
@@ -205,12 +205,12 @@ class Nodes:
         self.drafts: set[str] = set()
         self.is_old = False
         self.is_folder = type(store) is LocalStore
-        # Nothing in a zip file can be written again, so its documents are pending until it is closed.
+        # Members of a zip file cannot be rewritten, so its documents stay pending until it is closed.
         self.is_zip = isinstance(store, ZipStore)
         self.content: Folder | Objects = Folder(store) if self.is_folder else Objects(store)
-        # The documents that are not written yet, by path.
+        # Documents that are not written yet, by path.
         self._pending: dict[str, Document] = {}
-        # What has been read, while it is kept.
+        # Cached documents, by path.
         self._known: dict[str, Document] = {}
         self._children: dict[str, list[str]] = {}
         self._knows_all = False
@@ -218,7 +218,7 @@ class Nodes:
 
     @property
     def keeps(self) -> bool:
-        """Whether documents that have been read are kept. A folder that is written to is read quickly enough."""
+        """True while documents are cached. Writable folders need no cache, because reading them is fast."""
         return self.store.read_only or bool(self._blocks)
 
     @property
@@ -227,7 +227,7 @@ class Nodes:
 
     @contextlib.contextmanager
     def keeping(self) -> Iterator[None]:
-        """A block in which each document is read once, unless it is in a folder."""
+        """Cache documents during a block, unless the store is a folder."""
         block = object()
         if not self.is_folder:
             self._blocks.add(block)
@@ -243,11 +243,11 @@ class Nodes:
         self._children.clear()
 
     def array_over(self, path: str, document: Document, metadata: Any = None) -> Any:
-        """Return the array of zarr at a path; `metadata` are those in its document."""
+        """Return the zarr array at a path; `metadata` is the parsed document, if the caller has it."""
         metadata = metadata or dict(document)
         array: Any = zarr.AsyncArray(metadata, StorePath(Chunks(self), path), _CONFIG)
         if not self.is_folder and not self.is_zip:
-            # A server may send anything.
+            # Servers are untrusted: bound the size of their answers.
             chunks = Chunks(self, find_longest_chunk(document, array))
             array = zarr.AsyncArray(array.metadata, StorePath(chunks, path), _CONFIG)
         return zarr.Array(array)
@@ -255,10 +255,10 @@ class Nodes:
     # --- documents ----------------------------------------------------------------------------------------------------
 
     def document(self, path: str) -> Document | None:
-        """Return the document of the node at a path; `None` if there is none.
+        """Return the document of the node at a path; `None` if it is missing.
 
         Raises:
-            ValueError: it is none of a node.
+            ValueError: the document is broken.
         """
         found = self._pending.get(path) if self.is_zip else self._known.get(path)
         if found is None and not self._knows_all:
@@ -282,7 +282,7 @@ class Nodes:
 
     @contextlib.contextmanager
     def alone(self, path: str) -> Iterator[None]:
-        """A block in which no other process changes the notes of a node in a folder; servers have no such lock."""
+        """Lock the node at a path against other processes during a block. Only folders have such a lock."""
         if not isinstance(self.content, Folder):
             yield
             return
@@ -290,7 +290,7 @@ class Nodes:
             yield
 
     def set_document(self, path: str, document: Document) -> None:
-        """Set the document of a node that is no draft."""
+        """Write the document of a published node."""
         if self.is_zip:
             self._pending[path] = document
         else:
@@ -304,7 +304,7 @@ class Nodes:
         self.content.write(contents)
 
     def version(self, path: str) -> int:
-        """Return a number that changes when another node takes the place of that at `path`; -1 if there is none."""
+        """Return a number that changes when the node at `path` is replaced; -1 if it is missing."""
         if isinstance(self.content, Folder):
             try:
                 found = os.stat(f"{self.content.root}/{join(path, DOCUMENT)}")
@@ -334,17 +334,17 @@ class Nodes:
             contents = self.content.read_all([join(path, f"{name}/{DOCUMENT}") for name in names])
             found = {name: content for name, content in zip(names, contents, strict=True) if content is not None}
             for name, content in found.items() if self.keeps else ():
-                # A broken one is told of when it is asked for.
+                # Reading a broken document later raises its error.
                 with contextlib.suppress(ValueError):
                     self._known[join(path, name)] = _parse(content)
             return found
         return [name for name in names if self._old_document(join(path, name)) is not None]
 
     def take_over_all(self, root: Document) -> None:
-        """Take over the documents of all nodes from that of the root.
+        """Cache the documents of all nodes from the consolidated metadata of the root.
 
         Raises:
-            ValueError: it has something else in their place.
+            ValueError: the consolidated metadata is broken.
         """
         nodes = root["consolidated_metadata"].get("metadata")
         if not isinstance(nodes, dict) or not all(_is_path(path) and isinstance(nodes[path], dict) for path in nodes):
@@ -355,7 +355,7 @@ class Nodes:
     # --- drafts -------------------------------------------------------------------------------------------------------
 
     def begin(self, path: str, document: Document) -> str:
-        """Begin a draft of a node; return where it is written: at its path, or beside it if there is something."""
+        """Begin a draft of a node; returns the path to write to, next to the path of the node if that is taken."""
         if self.is_taken(path):
             if self.is_zip:
                 raise ValueError("nothing in a zip file is replaced: write to a folder")
@@ -364,31 +364,31 @@ class Nodes:
         return path
 
     def begin_at(self, path: str, document: Document, is_nested: bool = False) -> None:
-        """Begin a draft where there is nothing; one that is nested in another draft is published with that."""
+        """Begin a draft at a free path. A draft nested in another one is published with it."""
         if not is_nested:
             self.drafts.add(path)
         self._pending[path] = document
 
     def is_taken(self, path: str) -> bool:
-        """Return whether there is anything at a path."""
+        """Return True if a path is taken."""
         return path in self._pending or self.content.exists(path)
 
     def clear_all(self) -> None:
-        """Delete all that is in the store but the claim of a saver; a zip file that is written is empty."""
+        """Delete the content of the store except the claim of a saver. A new zip file is already empty."""
         self._pending.clear()
         if not self.is_zip:
             self.content.remove("")
 
     def publish(self, draft: str, path: str, many: int | None = None) -> bool:
-        """Publish a draft at `path`, in the place of what is there.
+        """Publish a draft at `path`, and remove the node that was there.
 
         Args:
             draft: the path of the draft.
             path: the path of the node.
-            many: with more nodes than this, the document of the draft, which is the root, has those of all.
+            many: consolidate if the draft, the root, has more nodes than this.
 
         Returns:
-            Whether the document has those of all.
+            True if the document of the root holds the documents of all nodes.
         """
         self.drafts.remove(draft)
         self._forget()
@@ -404,7 +404,7 @@ class Nodes:
             self.content.move(draft, path)
             documents = {path + inner[len(draft) :]: document for inner, document in documents.items()}
             draft = path
-        # Its own is the last one, which has all of it seen.
+        # The document of the draft itself is written last: it makes the draft visible.
         documents[draft] = documents.pop(draft)
         self._write(documents)
         if draft != path:
@@ -412,7 +412,7 @@ class Nodes:
         return is_many
 
     def _find_pending(self, draft: str) -> dict[str, Document]:
-        """Return the documents of a draft and of all in it."""
+        """Return the documents of a draft and of the nodes in it."""
         pending, below = self._pending.copy(), f"{draft}/"
         if not draft:
             return pending
@@ -437,7 +437,7 @@ class Nodes:
         self.content.remove(path)
 
     def close(self) -> None:
-        """Write what is left to write, and close the store."""
+        """Write pending documents and close the store."""
         if self.is_zip and not self.store.read_only:
             self._write(self._pending)
             self._pending = {}
@@ -447,7 +447,7 @@ class Nodes:
 
 def make_array(shape: Sequence[int], dtype: Any, attributes: Document, layout: Document) -> tuple[Document, Any]:
     """Return the document of a new array, and its metadata; `layout` are arguments of `zarr.create_array`."""
-    # Zarr writes the document into a store of its own.
+    # zarr writes the document to a temporary store in memory.
     made = zarr.create_array(
         MemoryStore(), shape=tuple(shape), dtype=dtype, zarr_format=3, attributes=attributes, config=_CONFIG, **layout
     ).metadata
@@ -455,11 +455,11 @@ def make_array(shape: Sequence[int], dtype: Any, attributes: Document, layout: D
 
 
 class Chunks(WrapperStore[Any]):
-    """The store of one array: zarr follows no link out of the folder, and reads no more than the array allows.
+    """The store that zarr uses for one array; refuses links out of the folder and answers that are too long.
 
     Args:
-        nodes: the store that the array is in.
-        limit: the length of a chunk, or of a shard, in bytes; `None` for any length.
+        nodes: the nodes of the store.
+        limit: the length of a chunk or shard in bytes; `None` for any length.
     """
 
     def __init__(self, nodes: Nodes, limit: int | None = None) -> None:
@@ -474,10 +474,10 @@ class Chunks(WrapperStore[Any]):
         self._check(key)
         if (limit := self._limit) is None:
             return await super().get(key, prototype, byte_range)
-        # The index of a shard says where its chunks are, and may say anything.
+        # The index of a shard locates its chunks, and is untrusted.
         if isinstance(byte_range, RangeByteRequest) and (count := byte_range.end - byte_range.start) > limit:
             raise ValueError(f"a part of {key!r} has {count:,} bytes, where its array allows {limit:,} in all")
-        # The byte behind the limit shows that a chunk is too long.
+        # One byte past the limit reveals a chunk that is too long.
         wanted = RangeByteRequest(0, limit + 1) if byte_range is None else byte_range
         found = await super().get(key, prototype, wanted)
         if found is not None and len(found) > limit:
@@ -492,12 +492,12 @@ class Chunks(WrapperStore[Any]):
 
 
 def join(path: str, name: str) -> str:
-    """Return the path of a name in a group; that of the root is empty."""
+    """Return the path of a name in the group at `path`; the path of the root is empty."""
     return f"{path}/{name}" if path else name
 
 
 def hide(path: str) -> str:
-    """Return a new path beside another one, at which nobody looks for a node."""
+    """Return an unused path next to `path` that readers ignore."""
     return join(path.rpartition("/")[0], f"{HIDDEN}{uuid.uuid4().hex}")
 
 
@@ -535,7 +535,7 @@ def _parse(content: bytes) -> Document:
 
 
 def _with_all(documents: Mapping[str, Document]) -> Document:
-    """Return the document of the root, with those of all other nodes in it."""
+    """Return the document of the root with consolidated metadata of all other nodes."""
 
     def inside(nodes: dict[str, Document]) -> Document:
         return {"kind": "inline", "must_understand": False, "metadata": nodes}

@@ -1,4 +1,4 @@
-"""A Zarr store at a URL: that of zarr over fsspec, in which what fails in a way that may pass is tried again."""
+"""The Zarr store at a URL, for `zarr.py`: the fsspec store of zarr, which retries failures that may be temporary."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-# So many keys are deleted at once.
+# Number of concurrent deletions.
 _AT_ONCE = 32
-# So many bytes are read at once.
+# Length of one read request in bytes.
 _PART = 16 << 20
-# The documents of nodes, and the most bytes that one may have: that of the root may have those of all nodes in it.
+# Names of the documents of nodes, and the longest length accepted. The root may hold the documents of all nodes.
 _DOCUMENTS = ("zarr.json", ".zarray", ".zgroup", ".zattrs", ".zmetadata")
 _LONGEST_DOCUMENT = 128 << 20
 
@@ -40,11 +40,11 @@ class RemoteStore(WrapperStore[Any]):
     """The store at a URL.
 
     Args:
-        remote: where.
-        read_only: whether nothing is written to it.
+        remote: the URL.
+        read_only: refuse writes.
 
     Raises:
-        SaveError: it is to be written to, and is on a server of HTTP.
+        SaveError: `read_only` is False and the URL is of HTTP.
     """
 
     def __init__(self, remote: Remote, read_only: bool) -> None:
@@ -55,12 +55,12 @@ class RemoteStore(WrapperStore[Any]):
 
     @property
     def supports_listing(self) -> bool:
-        """Whether the server says what it has."""
+        """False for HTTP, whose servers have no listing."""
         return not self._remote.is_http
 
-    async def _tried(self, doing: str, key: str, call: Callable[[str], Awaitable[T]]) -> T:
+    async def _retry(self, doing: str, key: str, call: Callable[[str], Awaitable[T]]) -> T:
         tries = self._remote.tries(doing, key)
-        # What is percent-encoded in a name is so once more in a URL.
+        # A URL encodes the percent signs of a name again.
         path = quote(key) if self._remote.is_http else key
         while True:
             try:
@@ -71,7 +71,7 @@ class RemoteStore(WrapperStore[Any]):
     async def get(self, key: str, prototype: BufferPrototype, byte_range: ByteRequest | None = None) -> Buffer | None:
         if byte_range is None and key.rpartition("/")[2] in _DOCUMENTS:
             byte_range = RangeByteRequest(0, _LONGEST_DOCUMENT)
-        content = await self._tried("read", key, lambda path: self._read(path, byte_range))
+        content = await self._retry("read", key, lambda path: self._read(path, byte_range))
         return None if content is None else prototype.buffer.from_bytes(content)
 
     async def get_partial_values(
@@ -80,7 +80,7 @@ class RemoteStore(WrapperStore[Any]):
         return await concurrent_map([(key, prototype, part) for key, part in key_ranges], self.get, IN_FLIGHT)
 
     async def _read(self, path: str, byte_range: ByteRequest | None) -> bytes | None:
-        """Read a file or a part of it; `None` when there is none."""
+        """Read a file or a part of it; `None` if it is missing."""
         try:
             if isinstance(byte_range, SuffixByteRequest):
                 return await self._read_end(path, byte_range.suffix)
@@ -91,15 +91,15 @@ class RemoteStore(WrapperStore[Any]):
         except self._store.allowed_exceptions:
             return None
         except OSError as error:
-            # S3 says so of an empty object.
+            # S3 answers so for an empty object.
             if "not satisfiable" in str(error):
                 return b""
             raise
 
     async def _read_range(self, path: str, start: int, stop: int) -> bytes:
-        """Read a range of a file that may be shorter: one request, or several where there is more than a part."""
+        """Read a range of a file that may end earlier, in one request or, if it is long, in several."""
         if self._remote.is_http:
-            # Some servers of HTTP pass over ranges, and send all.
+            # Some HTTP servers ignore ranges and send the whole file.
             return await self._fetch(path, start, stop)
         first = await self._fetch(path, start, min(stop, start + _PART))
         if len(first) < _PART or start + _PART >= stop:
@@ -129,53 +129,53 @@ class RemoteStore(WrapperStore[Any]):
         try:
             content: bytes = await self._store.fs._cat_file(where, start=-count, end=None)
         except AnswerError:
-            # Some servers pass over a range that is counted from the end, and send all.
+            # Some servers ignore a range that is counted from the end and send the whole file.
             size = await self._store.getsize(path)
             return await self._read_range(path, max(0, size - count), size)
         return content[-count:]
 
     async def getsize(self, key: str) -> int:
-        return await self._tried("look for", key, self._store.getsize)
+        return await self._retry("look for", key, self._store.getsize)
 
     async def exists(self, key: str) -> bool:
-        return await self._tried("look for", key, self._store.exists)
+        return await self._retry("look for", key, self._store.exists)
 
     async def set(self, key: str, value: Buffer) -> None:
-        await self._tried("upload", key, lambda path: self._store.set(path, value))
+        await self._retry("upload", key, lambda path: self._store.set(path, value))
 
     async def delete(self, key: str) -> None:
         async def delete(path: str) -> None:
-            # Of what else deletes, fsspec takes a name with `*` or `[` for a pattern, and deletes all that matches.
+            # The other delete functions of fsspec treat `*` and `[` in a name as a pattern.
             with contextlib.suppress(FileNotFoundError):
                 await self._store.fs._rm_file(f"{self._store.path}/{path}")
 
-        await self._tried("delete", key, delete)
+        await self._retry("delete", key, delete)
 
     async def delete_dir(self, prefix: str) -> None:
-        # The claim stays: whoever deletes all is about to save.
+        # Keep the claim: the caller is about to save.
         keys = [(key,) async for key in self.list_prefix(f"{prefix}/" if prefix else "") if key != JOURNAL]
         await concurrent_map(keys, self.delete, _AT_ONCE)
 
     async def list_dir(self, prefix: str) -> AsyncIterator[str]:
-        for name in await self._listed(prefix, False, self._store.list_dir):
+        for name in await self._list(prefix, False, self._store.list_dir):
             yield name
 
     async def list_prefix(self, prefix: str) -> AsyncIterator[str]:
-        for name in await self._listed(prefix, True, self._store.list_prefix):
+        for name in await self._list(prefix, True, self._store.list_prefix):
             yield name
 
-    async def _listed(self, prefix: str, deep: bool, list_names: Callable[[str], AsyncIterator[str]]) -> list[str]:
-        async def listed(path: str) -> list[str]:
+    async def _list(self, prefix: str, deep: bool, list_names: Callable[[str], AsyncIterator[str]]) -> list[str]:
+        async def list_once(path: str) -> list[str]:
             files = self._store.fs
             if is_listed_by_pages(files):
                 where = f"{self._store.path}/{path}".rstrip("/")
                 found = await list_below(files, where, lambda *_: None, deep=deep)
                 return [f"{path}{name}" for name in found.files] if deep else [*found.files, *found.folders]
-            # Other processes write there, too.
+            # Other processes may have written to the URL.
             getattr(files, "sync_fs", files).invalidate_cache()
             return [name async for name in list_names(path)]
 
-        return await self._tried("list", prefix, listed)
+        return await self._retry("list", prefix, list_once)
 
 
 def _check_length(content: bytes, limit: int) -> bytes:

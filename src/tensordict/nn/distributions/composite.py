@@ -118,7 +118,7 @@ def _add_up(values: Sequence[Tensor]) -> Tensor:
     return total
 
 
-class CompositeDistribution(D.Distribution, Mapping[Key, D.Distribution]):  # guarded: its error lists the keys
+class CompositeDistribution(D.Distribution, Mapping[Key, D.Distribution]):  # guarded: a KeyError reads all keys
     """Independent distributions under nested keys, as one distribution whose values are containers.
 
     It is also a mapping from keys to these distributions.
@@ -274,7 +274,7 @@ class CompositeDistribution(D.Distribution, Mapping[Key, D.Distribution]):  # gu
     def __getitem__(self, key: Key) -> D.Distribution:
         try:
             return self.dists[unravel_key(key)]
-        except (KeyError, TypeError, RuntimeError):  # guarded: the error lists the keys
+        except (KeyError, TypeError, RuntimeError):  # guarded: the error message reads all keys
             raise KeyError(f"no distribution has the key {key!r}; there are {list(self.dists)}") from None
 
     def __iter__(self) -> Iterator[Key]:

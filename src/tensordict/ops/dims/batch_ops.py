@@ -19,7 +19,7 @@ from torch import Size, Tensor
 from tensordict.core import ragged
 from tensordict.core.contract import LeafFn, Names
 from tensordict.core.exceptions import ShapeError
-from tensordict.core.shapes import PerNdim, swapped_pair, with_dim
+from tensordict.core.shapes import PerNdim, find_swapped_pair, with_dim
 
 ForMembers = tuple["BatchOp | None", int | None]
 
@@ -78,7 +78,11 @@ class BatchOp:
         return None
 
     def positions(self, dim: int, count: int) -> Sequence[int] | None:
-        """Return the positions of the members that a lazy stack has after the operation; `None` for all, in order."""
+        """Select the members of a lazy stack that the result consists of.
+
+        Returns:
+            the old position of each member of the result; `None` if the members stay the same, in the same order.
+        """
         return None
 
     def on_stack(self, stack: Any) -> Any:
@@ -237,7 +241,7 @@ class Transpose(Permute):
 
 def make_permute(old: Size, order: tuple[int, ...]) -> Permute:
     """Build the operation that reorders the dims: a `Transpose` if it only swaps two."""
-    pair = swapped_pair(order)
+    pair = find_swapped_pair(order)
     return Permute(old, *order) if pair is None else Transpose(old, *pair)
 
 
@@ -451,8 +455,8 @@ class RepeatInterleave(BatchOp):
     def __init__(
         self, old: Size, dim: int, repeats: Tensor | int, output_size: int | None, device: torch.device | None
     ) -> None:
-        # All leaves share one index, which torch's repeat_interleave would compute again for each leaf. A length of -1
-        # means that the members of a lazy stack differ: then the operation is built again for each member.
+        # All leaves share one index. Torch's repeat_interleave would compute it again for each leaf. A length of -1
+        # means that the members of a lazy stack have different lengths. The index is then computed for each member.
         index = torch.arange(max(old[dim], 0), device=repeats.device if isinstance(repeats, Tensor) else device)
         if old[dim] >= 0:
             index = index.repeat_interleave(repeats, 0, output_size=output_size)

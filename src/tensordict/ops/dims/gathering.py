@@ -63,7 +63,7 @@ class Gathering(Contract):
         indices = _ByShape(index)
 
         def fn(v: Tensor) -> Tensor:
-            # The dict is keyed by shape, which would make all sizes constants of the graph.
+            # In compiled code, do not look up the dict: comparing its keys would make all sizes constants of the graph.
             return v.gather(dim, indices.make(v.shape) if torch.compiler.is_compiling() else indices[v.shape])
 
         if inplace:

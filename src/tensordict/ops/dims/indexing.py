@@ -143,7 +143,7 @@ class Indexing(Writing):
                     and value.shape[: len(size)] == size
                 )
             except RuntimeError:
-                fits = False  # see `_write_name`
+                fits = False  # a ragged tensor of the strided layout has no `shape`
             if fits:
                 self._entries[index] = value
             else:

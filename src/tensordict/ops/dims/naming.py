@@ -247,7 +247,8 @@ def _check_tail(node: Contract, names: Names, path: Path) -> None:
 
 
 def _find_conflict(node: Contract, names: Names) -> str | None:
-    """Return the first of the new names of the leading dims that an additional dim has already, or `None`."""
+    """Return the first name in `names` that a dim behind the leading `len(names)` dims has too; `None` if there is
+    none."""
     behind = [] if node._names is None else node._names[len(names) :]
     return next((name for name in behind if name is not None and name in names), None)
 

@@ -177,7 +177,7 @@ def _add_empty_rows(leaf: Tensor, before: int, after: int) -> Tensor:
     if -1 not in empty:
         row[:, 0] = 0
     return ragged.from_buffer(
-        ragged.elements(leaf), torch.cat([row.expand(before, -1), ragged.row_sizes(leaf), row.expand(after, -1)])
+        ragged.pack_elements(leaf), torch.cat([row.expand(before, -1), ragged.row_sizes(leaf), row.expand(after, -1)])
     )
 
 

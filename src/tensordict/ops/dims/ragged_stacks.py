@@ -200,7 +200,7 @@ def _stack_or_nest(stack: Any, name: str, layout: torch.layout, path: Path) -> A
         absent: Any = known.empty()
         if known._is_non_tensor:
             absent = makers.value(None, known._batch_size)
-        return store.nested(name, [absent.copy() if value is None else value for value in column])
+        return store.stack_nested(name, [absent.copy() if value is None else value for value in column])
     filled = [_make_empty_leaf(known, store, path) if value is None else value for value in column]
     return make_nested_tensor(stack, filled, layout, path)
 

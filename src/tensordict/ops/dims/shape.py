@@ -22,10 +22,10 @@ from tensordict.core.shapes import (
     as_new_dim,
     as_size,
     expand_size,
+    find_swapped_pair,
     infer_shape,
     move_dims,
     permutation,
-    swapped_pair,
 )
 from tensordict.ops.dims import batch_ops
 from tensordict.ops.dims.batch_ops import BatchOp
@@ -33,7 +33,7 @@ from tensordict.ops.dims.sizing import Sizing, replace_leaves
 from tensordict.ops.entries.locking import do_nothing
 from tensordict.ops.entries.write_plans import resize
 from tensordict.ops.refusals import name_entry
-from tensordict.ops.storing.leaves import _entries_of
+from tensordict.ops.storing.leaves import _walk_entries
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -64,7 +64,7 @@ class Shape(Sizing):
             try:
                 result = self._map(op.leaf, op.size, len(op.old), op.rename, op.on_stack)
             except RuntimeError as error:
-                raise name_entry(error, _entries_of(self), op.leaf) from error
+                raise name_entry(error, _walk_entries(self), op.leaf) from error
         if self._locked and result is not self:
             result._lock_tree()
             if op.is_view:
@@ -241,7 +241,7 @@ class Shape(Sizing):
         return self._permute(permutation(as_ints(args, dims, "order"), len(self._batch_size)))
 
     def _permute(self, order: tuple[int, ...]) -> Self:
-        pair = swapped_pair(order)
+        pair = find_swapped_pair(order)
         if pair is None and order == tuple(range(len(order))):
             return self._return_self()
         old = self._batch_size

@@ -169,7 +169,7 @@ class _NewEntry:
 
     @classmethod
     def of(cls, tensor: Tensor) -> _NewEntry:
-        """Return the elements of a tensor, ragged or not."""
+        """Make an entry from a tensor, which may be ragged."""
         return cls(*split_ragged(tensor)) if is_ragged_leaf(tensor) else cls(tensor)
 
     @property
@@ -178,7 +178,7 @@ class _NewEntry:
         return self.flat.shape if self.sizes is None else Column(self.flat, self.sizes).shape
 
     def spec(self) -> dict[str, Any]:
-        """Return the description of the entry for `meta.json`."""
+        """Describe the entry for `meta.json`: its dtype, its shape and, if it is ragged, the form of its rows."""
         if self.sizes is None:
             return meta.leaf_spec(self.flat.dtype, tuple(self.flat.shape))
         return meta.ragged_spec(self.flat.dtype, tuple(self.sizes.shape), self.row)
@@ -247,7 +247,7 @@ def _add(
         folder = os.path.abspath(parent._memmap_prefix)
         target, table = f"{folder}/{file}{LEAF_SUFFIX}", f"{folder}/{file}{TABLE_SUFFIX}"
         with commit.hold_lock(folder, patience=_PATIENCE), _remove_new_files_on_error(target, table):
-            meta.refuse_entry(folder, path[-1], path)
+            meta.check_no_entry(folder, path[-1], path)
             if content.sizes is not None:
                 _write_table(table, content.sizes, copy_data, path)
             flat = _make_leaf(target, content.flat, copy_data, path, preallocate)
@@ -359,7 +359,7 @@ def _make_node(parent: Contract, name: str, path: Path, robust: bool) -> Any:
         folder = os.path.abspath(child._memmap_prefix)
         above = os.path.dirname(folder)
         with commit.hold_lock(above, patience=_PATIENCE):
-            meta.refuse_entry(above, name, path)
+            meta.check_no_entry(above, name, path)
             os.makedirs(folder, exist_ok=True)
             meta.write_meta(folder, meta.node_meta(Specification(DICT, child._batch_size, names=child._names), {}))
             meta.add_entry(above, name, meta.node_spec(DICT), path)

@@ -15,14 +15,14 @@ from tensordict.core.exceptions import MissingKeyError
 from tensordict.core.indices import leaf_index
 from tensordict.core.key_views import IsLeaf, _Items, _Keys, _Values
 from tensordict.core.keys import Path, joined, path_of
-from tensordict.memory.stored_tensors import StoredTensor, in_memory
+from tensordict.memory.stored_tensors import StoredTensor, read_stored
 from tensordict.ops.dims import ragged_stacks
 
 No = Literal[False]
 
 
 class _NoDefault(enum.Enum):
-    """Markers for a default that was not given. Compiled code can pass the members of an enumeration on."""
+    """Markers for a default that was not given. They are an enumeration, because compiled code accepts its members."""
 
     NO_DEFAULT = enum.auto()
     AS_SET = enum.auto()
@@ -281,7 +281,7 @@ class Reading(Contract):
         if type(self._entries) is not dict and self._wrapped_container()._is_in_file:
             stored = self._peek_unread(path_of(key))
             if type(stored) is StoredTensor:
-                return in_memory(stored[leaf_index(index, stored.shape)])
+                return read_stored(stored[leaf_index(index, stored.shape)])
         value = self.get(key, _ABSENT)
         if value is _ABSENT:
             return self.get(key, default)

@@ -556,7 +556,8 @@ class _Flatten:
             return [(name, value)]
         if name not in self.nodes:
             return [(self.separator.join((name, *path_of(key))), item) for key, item in _all_leaves(value)]
-        # `unflatten_keys` moved the entries at these paths into a container that existed before.
+        # The container existed before `unflatten_keys`, which moved the entries at the paths `merged` into it. Take
+        # only these out again.
         merged = [path for path in self.names if len(path) > 1 and path[0] == name and value._has(path[1:])]
         kept = value.exclude(*[path[1:] for path in merged]) if merged else value
         return [(name, kept), *[(self.names[path], value._find(path[1:])) for path in merged]]

@@ -54,7 +54,7 @@ class WritePlan:
             return
         try:
             refuse_stored(target)
-            targets, values = ragged.copies(target, item)
+            targets, values = ragged.pair_copies(target, item)
         except ShapeError as error:
             raise named_error(error, path) from None
         self.targets += targets
@@ -263,7 +263,7 @@ def check_source_complete(container: Any, source: Contract) -> None:
 
 
 class Resize(Write):
-    """Changes the batch size of a container to `source`, and of nested ones whose batch size does not begin with it.
+    """Sets the batch size of a container, and of each nested container whose batch size does not begin with it.
 
     Attributes:
         changes: the containers and their new batch sizes, to be set after all checks.

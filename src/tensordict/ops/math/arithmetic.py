@@ -401,7 +401,7 @@ class Arithmetic(Leaves, _DataSet):
         else:
             left = self._leaves()
             if not plain_number:
-                right = foreach.number(left, value)
+                right = foreach.convert_number(left, value)
         results = foreach.results(structure, one, many, left, right)
         return self._same_lock(structure._rebuilt(iter(results)))
 
@@ -409,7 +409,7 @@ class Arithmetic(Leaves, _DataSet):
         """Apply a function of two operands that writes into the leaves; see :meth:`_apply_binary`."""
         left, right = self._pair_in_place(other, what)
         if not plain_number:
-            right = foreach.number(left, right)
+            right = foreach.convert_number(left, right)
         foreach.write(self, one, many, left, right)
         return self
 
@@ -504,7 +504,7 @@ def _foreach_rdiv(left: list[Tensor], right: object) -> Any:
     if type(right) is list:
         return internals.foreach_div(right, left)
     # Torch divides a number by a tensor in the same two steps, so the results are equal to the last bit.
-    return internals.foreach_mul(internals.foreach_reciprocal(left), foreach.number(left, right))
+    return internals.foreach_mul(internals.foreach_reciprocal(left), foreach.convert_number(left, right))
 
 
 def _rfloordiv(leaf: Tensor, other: Operand) -> Tensor:

@@ -13,7 +13,7 @@ from tensordict.core import ragged
 from tensordict.core import torch_internals as internals
 from tensordict.core.contract import Contract, named_error
 from tensordict.core.keys import joined
-from tensordict.ops.storing.leaves import Leaves, _entries_of, _gradient, _walk
+from tensordict.ops.storing.leaves import Leaves, _gradient, _walk, _walk_entries
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -174,7 +174,7 @@ class Autograd(Leaves):
             KeyError: `gradient` lacks an entry. The error names it.
             TypeError: `gradient` is not a container.
         """
-        pairs = [(path, leaf) for path, leaf in _entries_of(self) if leaf.requires_grad]
+        pairs = [(path, leaf) for path, leaf in _walk_entries(self) if leaf.requires_grad]
         if not pairs:
             raise RuntimeError("backward: no entry of this container requires grad")
         gradients: list[Tensor] | None = None
@@ -248,7 +248,7 @@ def compute_gradients(
 
 
 def _list_leaves(item: object) -> list[Any]:
-    return [leaf for _, leaf in _entries_of(item)] if isinstance(item, Contract) else [item]
+    return [leaf for _, leaf in _walk_entries(item)] if isinstance(item, Contract) else [item]
 
 
 def _take_gradients(item: object, remaining: Iterator[Tensor | None]) -> Any:
@@ -270,9 +270,9 @@ def _list_gradients(given: Sequence[Any], outputs: Sequence[Any]) -> list[Tensor
         if not isinstance(output, Contract):
             found.append(gradient)
         elif gradient is None:
-            found += [None for _ in _entries_of(output)]
+            found += [None for _ in _walk_entries(output)]
         else:
-            found += [_find_gradient(gradient, path, leaf) for path, leaf in _entries_of(output)]
+            found += [_find_gradient(gradient, path, leaf) for path, leaf in _walk_entries(output)]
     return found
 
 

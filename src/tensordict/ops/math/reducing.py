@@ -543,29 +543,30 @@ class Reducing(ReductionBase):
 
     # --- values and indices -----------------------------------------------------------------------------------------
 
-    def _find_extremes(self, op: Op, returned: Any, dim: Any, keepdim: bool, reduce: bool | None) -> Any:
+    def _find_extremes(self, op: Op, result_type: Any, dim: Any, keepdim: bool, reduce: bool | None) -> Any:
         """Run `op`, which returns values and indices, along one batch dim or along the feature dims."""
         if is_feature(dim):
             refuse_keepdim(keepdim, "dim='feature' removes the feature dims")
             if reduce:
                 return self._call_on_all(op, self._concatenate_features(), -1)
-            return returned(self._run_pair_plan(plan_same_size(lambda _: partial(_reduce_features, op), ())))
+            return result_type(self._run_pair_plan(plan_same_size(lambda _: partial(_reduce_features, op), ())))
         at = self._as_single_dim(dim)
         if reduce:
             return self._call_on_all(op, self._concatenate_leaves(at), at, keepdim)
-        return returned(self._run_pair_plan(plan_along(Reduction(op), keepdim, (at,))))
+        return result_type(self._run_pair_plan(plan_along(Reduction(op), keepdim, (at,))))
 
-    def _accumulate(self, op: Op, returned: Any, dim: object, reduce: bool | None, return_indices: bool) -> Any:
+    def _accumulate(self, op: Op, result_type: Any, dim: object, reduce: bool | None, return_indices: bool) -> Any:
         at = self._as_single_dim(dim)
         if reduce:
             pair = self._call_on_all(op, self._concatenate_leaves(at), at)
         else:
             how = Reduction(op)
             plan = plan_same_size(lambda dims: partial(apply_along, how, dims, False), (at,))
-            pair = returned(self._run_pair_plan(plan))
+            pair = result_type(self._run_pair_plan(plan))
         return pair if return_indices else pair.values
 
     def _as_single_dim(self, dim: object) -> int:
+        """Return the only dim that is named, non-negative. Raises for several dims."""
         dims = self._dims(dim)
         if len(dims) != 1:
             raise TypeError(f"indices are positions along one dim, got dim={dim}; amin and amax take several dims")

@@ -17,7 +17,7 @@ from tensordict.core.exceptions import KeyMismatchError, ShapeError, StackError
 from tensordict.core.keys import Path, joined, path_of
 from tensordict.ops.dims.naming import Naming
 from tensordict.ops.entries.reading import NO_DEFAULT
-from tensordict.ops.storing.leaves import Leaves, _entries_of
+from tensordict.ops.storing.leaves import Leaves, _walk_entries
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -238,7 +238,7 @@ class ReductionBase(Leaves, Naming):
                 return combine(torch.stack([op(leaf) for leaf in _drop_gaps(leaves)]))  # type: ignore[no-any-return]
             return op(flatten_leaves(leaves))  # type: ignore[no-any-return]
         except TORCH_ERRORS as error:
-            raise _name_entry(self, _plan_each(op), error, ()) from error
+            raise _name_entry(self, _plan_per_leaf(op), error, ()) from error
 
     def _reduce_all_features(self, how: Reduction) -> Tensor:
         """Reduce the feature elements of all leaves; of each member by itself if a lazy stack cannot stack them."""
@@ -257,11 +257,11 @@ class ReductionBase(Leaves, Naming):
         try:
             return op(joined, *args)
         except TORCH_ERRORS as error:
-            raise _name_entry(self, _plan_each(op), error, ()) from error
+            raise _name_entry(self, _plan_per_leaf(op), error, ()) from error
 
     def _concatenate_leaves(self, dim: int) -> Tensor:
         """Concatenate all leaves along a batch dim. Raises if their shapes differ."""
-        pairs = list(_entries_of(self))
+        pairs = list(_walk_entries(self))
         if not pairs:
             raise _empty_error()
         try:
@@ -280,7 +280,7 @@ class ReductionBase(Leaves, Naming):
     def _concatenate_features(self) -> Tensor:
         """Concatenate the flattened feature elements of all leaves. The result has the batch dims and one more dim."""
         batch_dims = len(self._batch_size)
-        rows = [flatten_features(leaf, batch_dims) for _, leaf in _entries_of(self)]
+        rows = [flatten_features(leaf, batch_dims) for _, leaf in _walk_entries(self)]
         if not rows:
             raise _empty_error()
         return torch.cat(rows, -1)
@@ -329,7 +329,7 @@ def _replace_apply(plan: ReductionPlan, change: Callable[[Apply], Apply]) -> Red
     )
 
 
-def _plan_each(op: Op) -> ReductionPlan:
+def _plan_per_leaf(op: Op) -> ReductionPlan:
     """Plan to call `op` on every leaf."""
     return ReductionPlan(lambda leaves, batch_dims: [op(leaf) for leaf in leaves], _keep_size)
 
@@ -341,7 +341,7 @@ def _has_ragged_leaf(leaves: list[Any]) -> bool:
 
 def _drop_gaps(leaves: list[Any]) -> list[Any]:
     """Replace each ragged leaf by a plain tensor of its elements, without the gaps between rows."""
-    return list(map(ragged.elements, leaves)) if _has_ragged_leaf(leaves) else leaves
+    return list(map(ragged.pack_elements, leaves)) if _has_ragged_leaf(leaves) else leaves
 
 
 def _apply_whole(how: Reduction, keepdim: bool, leaves: list[Any], batch_dims: int) -> Iterable[Any]:
@@ -374,16 +374,16 @@ def apply_along(
 
 def _apply_to_features(how: Reduction, leaves: list[Any], batch_dims: int) -> Iterable[object]:
     if _has_ragged_leaf(leaves):
-        fn = _bind_features(how.op, batch_dims)
+        fn = _make_feature_op(how.op, batch_dims)
         return [_reduce_by_row(how, leaf, batch_dims) if leaf.is_nested else fn(leaf) for leaf in leaves]
     if how.stacked and _can_stack(leaves):
-        return _split_results(_bind_features(how.op, batch_dims + 1)(torch.stack(leaves)), how)
-    return map(_bind_features(how.op, batch_dims), leaves)
+        return _split_results(_make_feature_op(how.op, batch_dims + 1)(torch.stack(leaves)), how)
+    return map(_make_feature_op(how.op, batch_dims), leaves)
 
 
 def _reduce_by_row(how: Reduction, leaf: object, batch_dims: int) -> Any:
     """Reduce the feature dims of a ragged leaf row by row. Torch supports few reductions of a whole ragged leaf."""
-    fn = _bind_features(how.op, batch_dims - 1)
+    fn = _make_feature_op(how.op, batch_dims - 1)
     return stack_rows([fn(row) for row in list_rows(leaf, batch_dims)], leaf, 0 if how.added is None else 1)
 
 
@@ -404,7 +404,7 @@ def stack_rows(results: list[Tensor], leaf: Any, dim: int = 0) -> Tensor:
     return stacked if leaf.size(0) else stacked.narrow(dim, 0, 0)
 
 
-def _bind_features(op: Op, batch_dims: int) -> LeafFn:
+def _make_feature_op(op: Op, batch_dims: int) -> LeafFn:
     """Return a function that calls `op` on the feature dims of a leaf, or on an added dim of size 1 without them."""
 
     def fn(leaf: Tensor) -> Any:
@@ -510,8 +510,9 @@ def reduce_to_bool(leaves: list[Tensor], method: Callable[..., Any], settles: bo
         settles: the result of one leaf that decides the result of all: `False` for `all`, `True` for `any`.
     """
     if torch.compiler.is_compiling():
-        # Return one number of the graph. Dynamo evaluates `bool(flag) is True` to False for every flag.
-        flags = [method(ragged.elements(leaf)).bool() for leaf in leaves]
+        # Compute one result from all leaves, because a comparison per leaf fails: Dynamo evaluates `bool(flag) is True`
+        # to False for every flag.
+        flags = [method(ragged.pack_elements(leaf)).bool() for leaf in leaves]
         return bool(method(torch.stack([flag.to(flags[0].device) for flag in flags]))) if flags else not settles
     if leaves and sum([leaf.numel() for leaf in leaves]) <= _SMALL and len(set(map(_kind, leaves))) == 1:
         try:
@@ -520,8 +521,8 @@ def reduce_to_bool(leaves: list[Tensor], method: Callable[..., Any], settles: bo
             if not any(map(ragged.is_ragged, leaves)):
                 raise
     by_device: dict[torch.device, list[Tensor]] = {}
-    # `elements` drops the gaps between the rows of a ragged leaf.
-    for leaf in map(ragged.elements, leaves):
+    # `pack_elements` drops the gaps between the rows of a ragged leaf.
+    for leaf in map(ragged.pack_elements, leaves):
         if not leaf.is_cpu:
             by_device.setdefault(leaf.device, []).append(method(leaf).bool())
         elif bool(method(leaf)) is settles:

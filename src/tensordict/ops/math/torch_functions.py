@@ -148,7 +148,7 @@ def _make_loss(loss: Callable[..., Tensor]) -> Callable[..., Any]:
 # Functions of torch that call a user's function in a subgraph: checkpoints, and regions that are compiled once.
 _REGIONS = ("tag_activation_checkpoint", "invoke_subgraph")
 
-# The method of a container that computes a function of torch of a tensor or number and that container.
+# For `torch.<key>(a, container)`, where `a` is a tensor or a number: the method to call, as in `container.__radd__(a)`.
 _MIRRORED = {
     "add": "__radd__",
     "sub": "__rsub__",

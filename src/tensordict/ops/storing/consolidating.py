@@ -22,7 +22,7 @@ from tensordict.io.saving import checksums
 from tensordict.io.saving.leaf_writer import SaveOptions
 from tensordict.io.saving.progress import hide_bars
 from tensordict.memory import flat_buffers, system
-from tensordict.memory.flat_buffers import Block, Copies
+from tensordict.memory.flat_buffers import Block, CopyPlan
 from tensordict.memory.mapped import PathLike
 from tensordict.ops.storing.leaves import Leaves
 from tensordict.parallel.sharded import has_sharded_leaves, save_whole
@@ -175,7 +175,7 @@ class Consolidating(Leaves):
         source = self._dense() if in_file and filename is None else self
         run: Callable[[], tuple[list[Tensor], Tensor]]
         if filename is None:
-            copies = Copies(source, content=target.type != "meta")
+            copies = CopyPlan(source, content=target.type != "meta")
             run = partial(_copy_to_storage, copies, target, num_threads, non_blocking, share_memory, pin_memory)
         else:
             target = _CPU
@@ -285,7 +285,7 @@ class Consolidating(Leaves):
 
 
 def _copy_to_storage(
-    copies: Copies, device: torch.device, num_threads: int, non_blocking: bool, share: bool, pin: bool
+    copies: CopyPlan, device: torch.device, num_threads: int, non_blocking: bool, share: bool, pin: bool
 ) -> tuple[list[Tensor], Tensor]:
     """Copy the leaves into one storage in memory. Returns the copies and the storage."""
     nbytes = copies.layout.nbytes

@@ -12,7 +12,7 @@ from tensordict.core import makers, ragged, registry
 from tensordict.core.contract import ContainerT, Contract, is_node, named_error
 from tensordict.core.devices import place_of
 from tensordict.core.keys import Path, joined
-from tensordict.memory.stored_tensors import in_memory
+from tensordict.memory.stored_tensors import read_stored
 from tensordict.ops.math.statistics import compute_statistics, name_quantiles
 from tensordict.ops.storing.leaves import Leaves
 
@@ -112,8 +112,8 @@ def _summarize(node: Contract, quantiles: dict[str, float], path: Path) -> Summa
             continue
         try:
             # All members of a lazy stack share one `UnbatchedTensor`.
-            leaves = [node._entries[name]] if isinstance(value, Contract) else map(in_memory, node._leaves_of(name))
-            parts = [ragged.elements(leaf) for leaf in leaves]
+            leaves = [node._entries[name]] if isinstance(value, Contract) else map(read_stored, node._leaves_of(name))
+            parts = [ragged.pack_elements(leaf) for leaf in leaves]
             entries[name] = make(compute_statistics(parts, quantiles), torch.Size(()), node._device, None)
         except (RuntimeError, TypeError) as error:
             raise named_error(error, inside) from error

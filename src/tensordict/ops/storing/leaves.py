@@ -200,11 +200,11 @@ def _walk(node: Contract, prefix: Path = ()) -> Iterator[tuple[Path, Any]]:
     return node._walk(prefix)
 
 
-def _entries_of(node: Contract, prefix: Path = ()) -> Iterator[tuple[Path, Any]]:
+def _walk_entries(node: Contract, prefix: Path = ()) -> Iterator[tuple[Path, Any]]:
     """Iterate over the (path, tensor) pairs of a tree. A lazy stack gives the stacks of its members' leaves."""
     for name, value in node._entries.items():
         if type(value) is not Tensor and is_node(value):
-            yield from _entries_of(value, (*prefix, name))
+            yield from _walk_entries(value, (*prefix, name))
         else:
             yield (*prefix, name), value
 

@@ -330,7 +330,7 @@ class Persisting(Contract):
         check_levels(self)
         refuse_sharded(self)
         kind = backend_of(backend)
-        options = kind.checked_options(kwargs)
+        options = kind.check_options(kwargs)
         reopen = partial(makers.open_store, backend=backend, options=kwargs, is_new=True)
         if kind.opens_urls and is_url(filename):
             filename = Remote(filename, storage_options)
@@ -355,7 +355,7 @@ class Persisting(Contract):
             save.commit()
             # Open it inside the transaction, while no other process can save there: HDF5 refuses to open a file that
             # another process has open for writing.
-            return reopen(save.path, mode=kind.mode_of_saved(path))
+            return reopen(save.path, mode=kind.choose_mode(path))
 
 
 def server_class() -> Any:

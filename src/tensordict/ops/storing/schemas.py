@@ -92,7 +92,7 @@ class Schemas(Contract):
         flat: dict[Path, tuple[torch.Size, torch.dtype]] = {}
         _flatten(schema, (), flat)
         if storage == "redis":
-            return server_class()._zeros(flat, size, device=device, **kwargs)  # type: ignore[no-any-return]
+            return server_class()._make_zeros(flat, size, device=device, **kwargs)  # type: ignore[no-any-return]
         result = makers.dense({}, size, None if storage or device is None else as_device(device), None)
         on_disk = storage in ("memmap", *BACKENDS)
         for path, (shape, dtype) in flat.items():

@@ -323,7 +323,7 @@ class Tables(Converting):
             ModuleNotFoundError: datasets is missing; the error names the extra.
             UnsupportedEntryError: a table cannot hold an entry; the error names it.
         """
-        return huggingface.dataset_of_table(self.to_arrow(separator=separator, nulls=nulls))
+        return huggingface.make_dataset(self.to_arrow(separator=separator, nulls=nulls))
 
 
 def finish_table(
