@@ -21,6 +21,7 @@ from dataset_rows import assert_rows, rows
 from tensordict import DatasetWriter, LazyConcatenatedTensorDict, TensorDict, lazy_cat, open_dataset
 from tensordict.core.exceptions import ShapeError
 from tensordict.datasets import DatasetLoader, compact
+from tensordict.datasets import writer as writer_module
 from tensordict.datasets.index import Manifests
 from tensordict.datasets.location import Location
 from tensordict.datasets.manifest import Manifest
@@ -311,8 +312,25 @@ def test_a_writer_is_refused_in_a_process_that_was_forked_while_it_wrote(tmp_pat
     writer.extend(numbers(0, 1))
 
     def write() -> None:
-        with pytest.raises(ValueError, match="make one in this one"):
+        with pytest.raises(ValueError, match="make another one in this process"):
             writer.extend(numbers(1, 1))
 
     assert while_held(writer._lock, lambda: forked(write)) == 0
     writer.close()
+
+
+def test_a_schema_that_another_writer_makes_meanwhile_is_not_missing(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read = writer_module.read_schema_file
+
+    def read_before_it_is_made(place: Any) -> Any:
+        monkeypatch.setattr(writer_module, "read_schema_file", read)
+        with DatasetWriter(tmp_path) as other:
+            other.extend(numbers(0, 3))
+        raise FileNotFoundError
+
+    monkeypatch.setattr(writer_module, "read_schema_file", read_before_it_is_made)
+    with DatasetWriter(tmp_path) as writer:
+        writer.extend(numbers(3, 2))
+    assert len(open_dataset(tmp_path)) == 5

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import errno
 import os
 import warnings
@@ -357,6 +358,10 @@ def find_schema(place: Location) -> tuple[Schema | None, str]:
     index.read()
     for manifest in index.manifests.values():
         if manifest.lines:
+            if not is_there:
+                # A writer makes the file before its first line, so the file may have appeared since.
+                with contextlib.suppress(FileNotFoundError):
+                    return Schema.from_json(read_schema_file(place)), ""
             return Schema.from_json(manifest.schema), f"{problem}; the schema is read from a manifest"
     if is_there:
         raise SaveError(f"{problem}, and no manifest with a shard has the schema")
