@@ -58,9 +58,11 @@ FAST = contract core memory/test_pickling.py nn ops $(addprefix containers/test_
 # These need h5py, scipy, matplotlib or pyarrow, or start processes.
 NOT_FAST = core/test_torch_internals.py nn/test_distributions.py $(addprefix contract/test_,\
 	every_method.py plotting.py saving.py stateful.py table_files.py)
+# Of the kinds of the contract suite, these are left out: they combine what other kinds have.
+SLOW_KINDS = -named or -locked or -frozen or -on-device or -inside or -in-lazy or -dim-1 or unit-dim or [typed or tensorclass-lazy
 test-fast: .venv-fast/installed
-	.venv-fast/bin/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -q \
-		-m "not slow and not seconds and not reference" $(NOT_FAST:%=--ignore=tests/%) $(FAST:%=tests/%) $(TESTS)
+	TENSORDICT_TORCH_ALONE=1 .venv-fast/bin/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -q \
+		-m "not slow and not seconds and not reference" -k "not ($(SLOW_KINDS))" $(NOT_FAST:%=--ignore=tests/%) $(FAST:%=tests/%) $(TESTS)
 
 # Tests marked `slow`: hundreds of rounds of what `make test` runs a few of.
 test-slow: .venv/installed .venv-jupyter/installed chromium
