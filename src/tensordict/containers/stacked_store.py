@@ -120,7 +120,7 @@ class Elements(Members):
                 except KeyError:  # not compiled: a server is asked
                     return None
                 except StaleError:
-                    # What it is was known from before, and another process has replaced it.
+                    # The stack remembered it, and another process has replaced it since.
                     if last:
                         raise
             if column is not None:
@@ -218,7 +218,7 @@ class LazyStackedTensorDictStore(LazyStackedTensorDict):
 
     Raises:
         ConnectionError: the server does not answer.
-        ValueError: what is on the server is no such stack.
+        ValueError: the server has another kind of container under this identifier.
         ModuleNotFoundError: the package redis is not installed.
 
     Example:
@@ -236,7 +236,7 @@ class LazyStackedTensorDictStore(LazyStackedTensorDict):
     """
 
     _entries: Elements
-    # What is saved of it elsewhere is what was read.
+    # Saving it elsewhere saves what was read.
     _stored_as = "LazyStackedTensorDict"
     _is_in_file = True
 
@@ -285,7 +285,7 @@ class LazyStackedTensorDictStore(LazyStackedTensorDict):
 
     @classmethod
     def _at(cls, members: Elements, count: int) -> Any:
-        """The stack of elements, of which a whole stack has so many."""
+        """The stack of these elements of a whole stack of `count` elements."""
         if count < members.server.count:
             return LazyStackedTensorDict._over(members)
         self = object.__new__(cls)
@@ -375,7 +375,7 @@ class LazyStackedTensorDictStore(LazyStackedTensorDict):
             a :class:`LazyStackedTensorDictStore`, or the tensorclass over one.
 
         Raises:
-            TypeError: it is no lazy stack, or one without members.
+            TypeError: it is not a lazy stack, or it lacks members.
             UnsupportedEntryError: an entry cannot be stored; it is named, and nothing was written.
             ConnectionError: the server does not answer.
         """
@@ -429,8 +429,8 @@ class LazyStackedTensorDictStore(LazyStackedTensorDict):
             a :class:`LazyStackedTensorDictStore`, or the tensorclass over one.
 
         Raises:
-            KeyError: there is no such container on the server.
-            ValueError: it is no lazy stack.
+            KeyError: the server lacks the container.
+            ValueError: it is not a lazy stack.
             UnsupportedEntryError: its tensorclass is not known to this program.
             ConnectionError: the server does not answer.
         """

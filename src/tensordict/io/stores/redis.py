@@ -58,7 +58,7 @@ class Server(Store):
         self._open = True
         self._metas: dict[str, Meta] = {}
         self._notes: dict[str, dict[str, Any]] = {}
-        # What the server said, for requests for the same leaves, as long as that is what is known.
+        # The last answers of the server to requests for the same leaves, until something changes.
         self._states: dict[tuple[str, ...], State] = {}
         self._last = 0  # the number of the entry that was made last
         # Threads share what is known: each change of it is one step, and counted.
@@ -152,16 +152,16 @@ class Server(Store):
 
     @property
     def exists(self) -> bool:
-        """Whether there was such a container when it was asked for the last time."""
+        """Return whether the container existed at the last request."""
         return bool(self.header or self._metas or self._notes)
 
     @property
     def is_stack(self) -> bool:
-        """Whether it is a lazy stack."""
+        """Return whether the container is a lazy stack."""
         return self.header.get("__type__") == b"lazy_stack"
 
     def sync(self, requests: Sequence[Request] = ()) -> tuple[set[str], list[Any]]:
-        """The paths of the leaves that there are now, and the answers to requests; what is known is made of that."""
+        """Return the paths of the current leaves, and the answers to requests. The known metadata is updated."""
         self.check()
         asked = tuple([request.path for request in requests])
         while True:
@@ -179,7 +179,7 @@ class Server(Store):
             found = [(path, Meta(fields)) for path, fields in zip(new, self.wire.metas(new) if new else ()) if fields]
             metas.update(found)
             with self._knowing.held:
-                # What another thread did meanwhile may be newer than what was found.
+                # Another thread may have learned something newer meanwhile.
                 if self._changes != changes:
                     continue
                 self._changes += 1
@@ -197,7 +197,7 @@ class Server(Store):
 
     def _look(self) -> None:
         """Have what is known of the paths say which nodes there are."""
-        # The parts below each node, and in order for those that were asked for.
+        # The parts below each node; the parts of requested nodes are in order.
         self._sorted: dict[str, list[str]] = {}
         self._children: dict[str, set[str]] = {"": set()}
         # Never less than before: an entry that was dropped may come back under its number.
@@ -231,7 +231,7 @@ class Server(Store):
             self._sorted.clear()
 
     def known(self, path: str) -> Meta | None:
-        """What is known of a leaf; `None` when there is none. Raises `KeyError` for what is not even a node."""
+        """Return the metadata of a leaf; `None` for a nested container; raises a `KeyError` if the path is absent."""
         scope = self.scope
         if not self.address.cached and (scope is None or not (scope.is_listed or scope.adds)):
             self._listed()
@@ -268,7 +268,7 @@ class Server(Store):
             return found
 
     def _rank(self, path: str) -> tuple[bool, int, str]:
-        """What the entries of one level are sorted by: as they were made, then those of others by their names."""
+        """Return the sort key of the entries of one level: our entries by creation, then others by name."""
         order = self.order(path)
         return order is None, order or 0, path
 
@@ -285,7 +285,7 @@ class Server(Store):
         return self._last
 
     def noted(self, path: str) -> dict[str, Any]:
-        """What is noted of a nested container."""
+        """Return the notes of a nested container."""
         return self._notes.get(path, {})
 
     def below(self, path: str) -> list[str]:
@@ -327,7 +327,7 @@ class Server(Store):
             self._local.scope = None
 
     def _read_ahead(self, scope: Scope, items: Iterable[Item], pick: Pick) -> None:
-        """Read the names and the first of what will be read; values alone are read when the first is asked for."""
+        """Read the names and the first leaves ahead. If only values are wanted, the first access reads them."""
         if not self.address.cached or not self._metas:
             self._listed()
         paths = [path for item in items if isinstance(item, (WireGroup, WireArray)) for path in self.below(item.place)]
@@ -361,7 +361,7 @@ class Server(Store):
             scope.ready[ahead.request.path] = ahead
 
     def ahead(self, path: str, meta: Meta | None, selection: Selection, key: Path) -> Ahead | None:
-        """What was read ahead of a leaf, when it is just this selection; it is given once."""
+        """Take the content of a leaf that was read ahead, if it is exactly this selection."""
         scope = self.scope
         found = None if scope is None else scope.ready.get(path) or scope.wanted.get(path)
         if scope is None or found is None or scope.writes(found.request):
@@ -378,7 +378,7 @@ class Server(Store):
         """The answer to a request.
 
         Raises:
-            StaleError: the leaf is no longer there, or has another shape or dtype.
+            StaleError: the leaf was removed, or its shape or dtype changed.
         """
         self.check()
         scope = self.scope

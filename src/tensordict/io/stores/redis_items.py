@@ -1,4 +1,4 @@
-"""What is in a container on a Redis server, as items of a store: tensors, values, nested containers."""
+"""The entries of a container on a Redis server as items of a store: tensors, values, nested containers."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ addresses = itertools.count()
 
 
 class WireText(Text):
-    """A value that is no tensor. What it is of is told with it, unless another program has replaced it since."""
+    """A non-tensor value. Its class is stored with it, unless another program has replaced it since."""
 
     store: Server
 
@@ -115,7 +115,7 @@ class WireArray(ArrayItem):
         raise SaveError(f"{entry_of(self.key)}nothing is noted of an array on a server")
 
     def pieces(self, selection: Selection) -> tuple[tuple[int, ...], int, bytes]:
-        """The shape of what is selected, the length in bytes of its pieces, and where each begins."""
+        """Return the shape of the selection, the length of its pieces in bytes, and their offsets."""
         return pieces(self.shape, self.dtype.itemsize, selection)
 
     def read(self, selection: Selection, dtype: Any) -> Values:
@@ -184,7 +184,7 @@ class WireArray(ArrayItem):
                 return
             self._ahead = self.store.upload("", 0, data, self.key)
         if self._ahead:
-            # What was not written is zero.
+            # Elements that were not written are zero.
             scope.check(path, self.key, (self._ahead, name, b"", b"", 0))
             scope.commands.append(wire.take(self._ahead, name))
             return

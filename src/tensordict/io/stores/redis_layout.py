@@ -23,7 +23,7 @@ from tensordict.io.stores.redis_protocol import Word
 from tensordict.io.stores.redis_wire import LIMIT, Check, Request
 from tensordict.memory.stored_tensors import Selection, Values, stored_dtype
 
-# What the parts of paths begin with that the layout cannot hold as they are; the rest is percent-encoded.
+# The prefix of parts of paths that the layout does not support; the rest of such a part is percent-encoded.
 _ENCODED = "_%"
 # Pieces of an array that one request asks for at most, so that the server answers others in between.
 _PIECES = 1 << 14
@@ -47,7 +47,7 @@ def decoded(part: str) -> str:
 
 
 class Meta:
-    """What the server says of a leaf: the texts, and what they mean.
+    """The metadata of a leaf on the server: the texts, and their meaning.
 
     Of a leaf of a lazy stack whose elements differ in shape, `shapes` has all of them, with `None` for those that lack
     it, `starts` where in bytes each element begins, and the end; `shape_text` is the digest of the text that says so.
@@ -113,7 +113,7 @@ class Meta:
 
 
 class Ahead:
-    """What will be read of a leaf: what is selected of it, as a request, in a shape; the answer once it is there."""
+    """A planned read of a leaf: its selection as a request, the shape of the result, and later the answer."""
 
     __slots__ = ("answer", "meta", "request", "selection", "shape")
 
@@ -125,7 +125,7 @@ class Ahead:
         self.answer: Any = None
 
     def is_of(self, meta: Meta, selection: Selection) -> bool:
-        """Whether it is just this."""
+        """Return whether it reads exactly this selection."""
         return (
             self.meta is meta
             and len(selection) == len(self.selection)
@@ -134,21 +134,21 @@ class Ahead:
 
 
 def _are_one(pick: Any, other: Any) -> bool:
-    """Whether two picks of selections are the same."""
+    """Return whether two selections are equal."""
     if type(pick) is not type(other):
         return False
     return np.array_equal(pick, other) if isinstance(pick, np.ndarray) else bool(pick == other)
 
 
 class Scope:
-    """What is done together: names that were read once, what is read ahead, what will be written.
+    """The state of one call: names that it has read, content that it has read ahead, and pending writes.
 
     is_listed: whether the names were read.
     wanted: what will be read of leaves, by their paths; `ready` what was read of them.
     checks, commands: what `Wire.write` takes; `checked` are the paths and keys, `size` says how many bytes they are,
         `written` where in the leaves they write, from one byte up to another.
     adds: whether leaves are added or deleted.
-    touched: the paths of what is written, each once, in order; errors name them.
+    touched: the written paths, each once, in order; errors name them.
     uploads: the names that something was uploaded under ahead, and how many bytes.
     undos: the functions that `Store.undo_on_failure` was given.
     pieces: of lazy stacks, what was read ahead of a leaf: the bytes that the pieces begin at, in order, and the pieces.
@@ -204,7 +204,7 @@ class Scope:
         spans.append((start, stop))
 
     def writes(self, request: Request) -> bool:
-        """Whether what the request asks for may be among what will be written."""
+        """Return whether pending writes may change the content of a request."""
         if self.adds or not request.run:
             path = request.path
             while path and path not in self.touched:
@@ -214,7 +214,7 @@ class Scope:
         return any(start < end and begin < stop for begin, end in self.written.get(request.path, ()))
 
     def portion(self, path: str | None = None) -> list[Ahead]:
-        """What is read next: this and others that are wanted, as much as one answer should carry."""
+        """Choose the next reads: this one and others that are planned, up to the size of one answer."""
         found = [] if path is None else [self.wanted.pop(path)]
         size = found[0].request.nbytes if found else 0
         for ahead in list(self.wanted.values()):
@@ -226,7 +226,7 @@ class Scope:
 
 
 def _span(request: Request) -> tuple[int, int]:
-    """The first byte of what is asked for, and the one behind the last."""
+    """Return the first byte of the request, and the byte after its last one."""
     offsets = np.frombuffer(request.offsets, "<u8")
     return int(offsets.min()), int(offsets.max()) + request.run
 
@@ -247,7 +247,7 @@ def notes_of(raw: bytes) -> dict[str, Any]:
 
 
 def pieces(shape: Sequence[int], itemsize: int, selection: Selection) -> tuple[tuple[int, ...], int, bytes]:
-    """The shape of what is selected of an array in C order, the length in bytes of its pieces, and their offsets.
+    """Return the shape of a selection of an array in C order, the length of its pieces in bytes, and their offsets.
 
     Example: of the rows 2 and 4 of 3 floats each, `((2, 3), 12, ...)` with the integers 24 and 48 as 64 bits each.
     """
@@ -257,7 +257,7 @@ def pieces(shape: Sequence[int], itemsize: int, selection: Selection) -> tuple[t
         and all(type(pick) is slice for pick in selection[1:])
         and [*selection[1:]] == whole
     ):
-        # What is taken whole need not be told.
+        # A whole leaf needs no offsets.
         selection = selection[:1]
     if len(selection) == 1 and shape:
         # Rows, which most are: a tenth of the time.
@@ -321,7 +321,7 @@ def request_for(path: str, meta: Meta, run: int, offsets: bytes) -> Request:
 
 
 def noted_in(notes: Mapping[str, Any], name: str, default: Any = None) -> Any:
-    """What is noted under a name, known to be a text or integers; a `ValueError` when it is neither."""
+    """Return the note under a name, a text or integers; raises a `ValueError` for anything else."""
     value = notes.get(name, default)
     if type(value) is int:
         return [value]
@@ -331,12 +331,12 @@ def noted_in(notes: Mapping[str, Any], name: str, default: Any = None) -> Any:
 
 
 def is_one(request: Request) -> bool:
-    """Whether a request is answered by no more bytes, and takes the server no longer, than one should."""
+    """Return whether one request may have this many bytes and pieces."""
     return request.nbytes <= 2 * LIMIT and len(request.offsets) <= 8 * _PIECES
 
 
 def portions(request: Request) -> Iterator[Request]:
-    """A request as several, each of which is one that `is_one` takes."""
+    """Split a request into requests that `is_one` accepts."""
     run, offsets = request.run, request.offsets
     if run > LIMIT:
         for (offset,) in struct.iter_unpack("<Q", offsets):

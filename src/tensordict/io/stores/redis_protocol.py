@@ -18,7 +18,7 @@ Word = bytes | str | int | memoryview
 # Answers of more bytes are given as arrays.
 _LARGE = 4096
 _BUFFER = 1 << 16
-# What is sent at once is put together up to this size; a larger word is sent from where it is.
+# Words up to this size are joined before they are sent; a larger word is sent without a copy.
 _TOGETHER = 1 << 19
 
 
@@ -28,7 +28,7 @@ def library() -> Any:
 
 
 def packed(commands: Iterable[Sequence[Word]]) -> list[bytes | memoryview]:
-    """Commands as they are sent."""
+    """Encode commands in the protocol of the server."""
     sent: list[bytes | memoryview] = []
     pieces: list[bytes | memoryview] = []
     size = 0
@@ -48,14 +48,14 @@ def packed(commands: Iterable[Sequence[Word]]) -> list[bytes | memoryview]:
 
 
 class Parser:
-    """What a connection of the package redis parses answers with; texts are bytes, large ones arrays of bytes."""
+    """The parser of answers for a connection of redis-py. Texts become bytes, large ones arrays of bytes."""
 
     def __init__(self, socket_read_size: int) -> None:
         self._socket: Any = None
         self._hold(bytearray(_BUFFER), 0)
 
     def _hold(self, data: bytearray, count: int) -> None:
-        """Have a buffer, of which so many bytes are to be parsed."""
+        """Set the buffer, and how many of its bytes to parse."""
         self._data, self._view = data, memoryview(data)
         self._at, self._end = 0, count
 

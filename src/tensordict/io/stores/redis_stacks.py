@@ -33,22 +33,22 @@ from tensordict.io.stores.redis_protocol import Word
 from tensordict.io.stores.redis_wire import ABSENT, LIMIT, Address, Request, State, Wire
 from tensordict.memory.stored_tensors import Selection, Values, as_array
 
-# What is noted of a nested container, or of the stack itself, whose elements have unequal batch sizes.
+# The note of a nested container, or of the stack itself, whose elements differ in batch size.
 _SIZES = "_sizes"
-# Which elements have what is noted, where not all have it; and of a value, that this element has none.
+# The note of the elements that have an entry, if some lack it; for a value, that this element lacks it.
 _AT, _GONE, _ABSENT = "_elements", "_absent", "null"
-# What stands among the nested containers for a leaf that the reference could not read.
+# The mark among the nested containers for a leaf that the reference cannot read.
 _LEAF = "_leaf"
-# In the hash of a leaf, which write it was, of those that fail their checks when they are sent a second time.
+# The field of a leaf that identifies its last write. Without it, a repeated write would fail its check.
 _TOKEN = "_write"
 
-# What the server says of a leaf, without the shapes of all elements.
+# The metadata of a leaf, without the shapes of all elements.
 _LOOK = """
 local shape, dtype, mark, shapes = unpack(redis.call('HMGET', KEYS[1], 'shape', 'dtype', 'is_non_tensor', 'shapes'))
 return {shapes and redis.sha1hex(shapes) or shape, dtype, mark}
 """
 
-# Put bytes in the place of others, from the first to the last, of any number.
+# Replace a range of bytes by bytes of any length.
 _SPLICE = """
 local old = redis.call('GET', KEYS[1]) or ''
 local before, behind = string.sub(old, 1, tonumber(ARGV[1])), string.sub(old, tonumber(ARGV[2]) + 1)
@@ -58,7 +58,7 @@ return 0
 
 
 class StackWire(Wire):
-    """The requests for a lazy stack, of which some leaves are listed among the nested containers.
+    """The requests for a lazy stack. Some of its leaves are listed among the nested containers.
 
     hidden: what was listed there for these leaves, another text each time that one is written.
     """
@@ -127,7 +127,7 @@ class StackServer(Server):
         return ElementGroup(self, key, place, next(addresses), at)
 
     def size_of(self, place: str, at: int) -> list[int] | None:
-        """The batch size of an element of what is at a place; `None` where none is noted."""
+        """Return the batch size of an element at a place; `None` without a note."""
         scope = self.scope
         if scope is not None and at in (given := scope.sizes.get(place, {})):
             return given[at]
@@ -173,7 +173,7 @@ class StackServer(Server):
             return parse_json(raw)
 
     def has_at(self, path: str, at: int | None) -> bool:
-        """Whether an element has what is at a path; without a number, whether all have it."""
+        """Return whether an element has the entry at a path; without a number, whether all elements have it."""
         meta = self._metas.get(path)
         if meta is not None and not meta.is_value:
             shapes = self._parsed(path, meta).shapes
@@ -234,7 +234,7 @@ class StackServer(Server):
             self._read_batch(scope, batch)
 
     def _wanted(self, path: str, numbers: list[int] | None) -> Iterator[Request]:
-        """The requests for elements of a leaf; what is broken is told by those who come to it."""
+        """Return the requests for elements of a leaf. Reading reports broken metadata."""
         try:
             meta = self.known(path)
         except (SaveError, KeyError):
@@ -312,7 +312,7 @@ class StackServer(Server):
         if self.is_together or not self.is_open:
             yield
             return
-        # A thread that writes goes by what is known till all is sent: others learn nothing else meanwhile.
+        # A writing thread relies on the known metadata until everything is sent, so other threads do not update it.
         with self._knowing.held if pick is None else contextlib.nullcontext(), super().together(items, pick):
             yield
             scope = self.scope
@@ -325,7 +325,7 @@ class StackServer(Server):
         try:
             super().send(scope)
         except StaleError:
-            # Where the answer was lost and it was sent again, it is done.
+            # If the answer was lost and the write was repeated, it is complete.
             now = {path: self._metas[path].fields.get(_TOKEN.encode()) for path in moved if path in self._metas}
             if not moved or any(now.get(path) != token.encode() for path, token in moved.items()):
                 raise
@@ -345,7 +345,7 @@ class StackServer(Server):
         scope = self.scope
         assert scope is not None
         if path in self._children:
-            # What takes the place of a container takes away what was in it.
+            # An entry that replaces a container removes its content.
             for other in [*self._under(self._metas, path), *self._under(self._notes, path)]:
                 scope.given.setdefault(other, {}).setdefault(at, UnreadableItem(self, (), -1, "deleted"))
         for other in self._under(scope.given, path):
@@ -361,7 +361,7 @@ class StackServer(Server):
             item._made = {}
 
     def given(self, path: str, at: int | None) -> Item | None:
-        """What an element was given at a path in this scope; `None` when it was not given anything."""
+        """Return the pending entry of an element at a path; `None` without one."""
         scope = self.scope
         return None if scope is None or at is None else scope.given.get(path, {}).get(at)
 
@@ -392,7 +392,7 @@ class StackServer(Server):
         )
 
     def _put(self, path: str, given: dict[int, Any]) -> None:
-        """Put what elements were given, or lose, at a path in the place of what they have there."""
+        """Replace the entries of elements at a path by the pending ones, or remove them."""
         lost = {at for at, item in given.items() if isinstance(item, UnreadableItem)}
         items = {at: item for at, item in given.items() if at not in lost}
         kinds = {_kind(item) for item in items.values()}
@@ -492,11 +492,11 @@ class StackServer(Server):
         self._put_values(path, texts, forms, order)
 
     def _put_values(self, path: str, texts: Sequence[str], forms: list[dict[str, Any]], order: int | None) -> None:
-        """Put values, of which these are the forms in JSON."""
+        """Store values, given in their JSON form."""
         content = f"[{', '.join(texts)}]"
         alike = all(form == forms[0] for form in forms)
         form = {"each": forms[:1] if alike else forms, "crc": zlib.crc32(content.encode())}
-        # What all have is told by the hash, so that nothing has to be read for it.
+        # The hash says which entries all elements have, so nothing else must be read.
         have = json.dumps([at for at, one in enumerate(forms) if _GONE not in one]) if _GONE in str(forms) else None
         fields = {"is_non_tensor": "1", "encoding": "json", "_form": json.dumps(form)}
         self.add(path, {**fields, **({} if have is None else {_AT: have})}, WireText(self, (), "", content), order)
@@ -562,7 +562,7 @@ class StackServer(Server):
                 self.scope.command("HDEL", self.wire.base + "__groups__", leaf)
 
     def _put_parts(self, path: str, items: dict[int, Any], lost: set[int]) -> None:
-        """Write, or take away, some elements of a leaf; those of another shape take the place of the old bytes."""
+        """Write or remove some elements of a leaf. Elements of a new shape replace the old bytes."""
         meta, scope = self._parsed(path, self._metas[path]), self.scope
         assert meta.dtype is not None and scope is not None
         shapes = [meta.shape_at(at) for at in range(self.count)]
@@ -596,13 +596,13 @@ class StackServer(Server):
 
     @staticmethod
     def _token(scope: Scope, path: str) -> dict[str, str]:
-        """What the hash of a leaf says of a write which fails its check when it is sent a second time."""
+        """Return the identifier in the hash of a leaf of a write that would fail its check if it were repeated."""
         token = scope.moved[path] = uuid.uuid4().hex
         return {_TOKEN: token}
 
 
 def _piece(request: Request, starts: list[int], pieces: list[memoryview]) -> Any:
-    """The answer to a request, cut out of what was read; `None` where not all of it was."""
+    """Cut the answer to a request out of the content; `None` if a part is missing."""
     parts: list[memoryview] = []
     for offset in np.frombuffer(request.offsets, "<u8").tolist():
         at = bisect_right(starts, offset) - 1
@@ -613,7 +613,7 @@ def _piece(request: Request, starts: list[int], pieces: list[memoryview]) -> Any
 
 
 def _shape_fields(shapes: Sequence[Sequence[int] | None]) -> dict[str, str]:
-    """What the hash of a leaf says of the shapes of its elements, `None` of those that lack it."""
+    """Return the shapes of the elements from the hash of a leaf, with `None` for elements that lack it."""
     first = next(shape for shape in shapes if shape is not None)
     fields = {"shape": json.dumps([len(shapes), *first])}
     if all(shape == first for shape in shapes):
@@ -652,7 +652,7 @@ class ElementArray(WireArray):
 
 
 class NewArray(WireArray):
-    """What an element is given; it is kept in memory until all elements were given theirs."""
+    """Set an entry of an element. It stays in memory until all elements have theirs."""
 
     def write(self, selection: Selection, values: Any) -> None:
         self.content[selection] = values
@@ -698,7 +698,7 @@ class ElementGroup(WireGroup):
 
     @property
     def number(self) -> int:
-        """The number of the element; of all, that of the first, which tells what the others have."""
+        """Return the number of the element; for all elements, the first one, which represents the others."""
         return self.at or 0
 
     def attribute(self, name: str) -> Any:

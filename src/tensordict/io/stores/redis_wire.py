@@ -34,9 +34,9 @@ from tensordict.core.keys import Path, entries_of
 from tensordict.io.remote.credentials import GuardedConnection
 from tensordict.io.stores.redis_protocol import Parser, Word, library, packed
 
-# What one request carries at most, in bytes: larger tensors go in several.
+# The largest content of one request, in bytes. Larger tensors are split.
 LIMIT = 32 << 20
-# What was uploaded ahead and never taken over is forgotten by the server after this time, in milliseconds.
+# The server forgets an unused upload after this time, in milliseconds.
 _FORGOTTEN = 3_600_000
 _TRIES = 4
 
@@ -141,7 +141,7 @@ return 0
 
 @dataclass(frozen=True)
 class Address:
-    """Where a container is: the server, as arguments of `redis.Redis`, and its identifier there.
+    """The address of a container: the server, as arguments of `redis.Redis`, and its identifier there.
 
     ttl: after how many seconds without a write the server forgets it; `None` for never.
     connection: the arguments of `redis.Redis`, whose secrets no pickle has.
@@ -192,12 +192,12 @@ class Address:
 
     @property
     def server(self) -> str:
-        """What errors call the server; no password is in it."""
+        """Return the name of the server for errors, without the password."""
         of = self.connection
         return of.get("unix_socket_path") or f"{of.get('host', 'localhost')}:{of.get('port', 6379)}"
 
     def missing(self) -> KeyError:
-        """The error for the case that there is no such container."""
+        """Return the error for a missing container."""
         return KeyError(
             f"there is no container {self}: it was never written, was cleared or has expired, or the server is another "
             "one"
@@ -251,7 +251,7 @@ def _client(address: Address) -> Any:
 
 
 class Request(NamedTuple):
-    """What is read of a leaf: pieces of one length, at these offsets in bytes (little-endian, of 64 bits each).
+    """A read of a leaf: pieces of one length at offsets in bytes (little-endian, 64 bits each).
 
     `run` is 0 for a value. `shape` and `dtype` are what the leaf is known to have.
     """
@@ -274,7 +274,7 @@ ABSENT = (b"none", b"", 0)
 
 
 class State(NamedTuple):
-    """What a server says of a container, and the seal that stands for all of it.
+    """The answer of a server about a container, and the seal that identifies this state.
 
     Attributes:
         header: what is noted of it as a whole.
@@ -345,7 +345,7 @@ class Wire:
             yield
         except (errors.ConnectionError, errors.TimeoutError, errors.BusyLoadingError) as error:
             if isinstance(error, errors.AuthenticationError):
-                # What was refused is of no further use.
+                # A rejected upload is useless now.
                 self.client.connection_pool.disconnect()
                 raise PermissionError(f"{entries}the server at {self.address.server} refuses: {error}") from error
             raise ConnectionError(
@@ -363,7 +363,7 @@ class Wire:
     # --- reading ------------------------------------------------------------------------------------------------------
 
     def state(self, requests: Sequence[Request], known: State | None) -> tuple[State, list[Any]]:
-        """What there is, `known` itself where that is still so; and what `read` gives for the requests.
+        """Return the current state, `known` itself if it did not change, and the results of `read` for the requests.
 
         `known` is what was given for requests for the same leaves.
         """
@@ -394,7 +394,7 @@ class Wire:
         ]
 
     def read(self, requests: Sequence[Request], key: Path = ()) -> list[Any]:
-        """The bytes for each, for a value its text and its form; `None` where there is no such leaf any more."""
+        """Return the bytes of each leaf, for a value its text and form; `None` for a removed leaf."""
         paths = _paths_of(requests)
         replies = self._look_up([*map(self._look, paths), *self._asking(requests)], key)
         return _answers(requests, dict(zip(paths, map(_plain, replies))), replies[len(paths) :])
@@ -505,7 +505,7 @@ class Wire:
             _, failed, *_, done = self.send([watch, ("EVAL", _CHECK, len(keys), *keys, *known), *transaction], written)
             if failed or done is not None:
                 return int(failed)
-            # Another one has written to what is watched, right behind the check.
+            # Another client wrote to a watched key right after the check.
 
     def renew(self) -> None:
         """Have the server forget the container, what others have added too, only after its time; two requests."""
@@ -549,7 +549,7 @@ def _exchanged(connection: Any, commands: Sequence[Sequence[Word]]) -> list[Any]
 
 
 def _text(raw: Any) -> str | None:
-    """A name on the server; `None` for one that is no text, which this package cannot have written."""
+    """Decode a name on the server; `None` if it is not text. This package writes only text."""
     try:
         return bytes(raw).decode()
     except UnicodeDecodeError:
@@ -564,7 +564,7 @@ def _paths_of(requests: Sequence[Request]) -> list[str]:
 def _answers(
     requests: Sequence[Request], leaves: Mapping[str, Sequence[bytes | None]], replies: Sequence[Any]
 ) -> list[Any]:
-    """What is given for requests, of what the server says of their leaves and has answered to `Wire._asking`."""
+    """Return the results of requests from the metadata of their leaves and the answers to `Wire._asking`."""
     left = iter(replies)
     found: list[Any] = []
     for request in requests:
@@ -579,5 +579,5 @@ def _answers(
 
 
 def _plain(texts: Sequence[Any]) -> list[bytes | None]:
-    """Texts, of which large ones are given as arrays."""
+    """Return texts; large ones as arrays."""
     return [None if text is None else bytes(text) for text in texts]
