@@ -195,7 +195,7 @@ def test_commands_are_packed_as_the_package_redis_packs_them() -> None:
     large = memoryview(bytes(range(256)) * 4000)
     commands = [("SET", "k\u00e9", large, 7), ("GET", b"x"), ("SETRANGE", "k", 0, large[:10]), ("SET", "e", b"")]
     packed = redis.Connection().pack_commands(commands)
-    assert b"".join(redis_protocol.packed(commands)) == b"".join(packed)
+    assert b"".join(redis_protocol.pack_commands(commands)) == b"".join(packed)
 
 
 # --- what others see --------------------------------------------------------------------------------------------------

@@ -316,7 +316,7 @@ def test_a_write_whose_answer_is_lost_is_sent_again(where: dict[str, Any], monke
     # Another client came first: its answer does not count.
     other = again(store)
     other[1]["a"], first = torch.ones(3), store._entries.server
-    monkeypatch.setattr(first, "known", lambda path: first._metas[path])
+    monkeypatch.setattr(first, "find_meta", lambda path: first._metas[path])
     with pytest.raises(OSError, match=r"'a'.*another shape.*nothing was written"):
         store[1].update({"a": torch.ones(9)})
     assert len(other[1]["a"]) == 3

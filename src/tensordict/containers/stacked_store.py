@@ -82,7 +82,7 @@ class Elements(Members):
         ]
         if group.place:
             containers = [container._as_saved_class() for container in containers]
-        return cls.over(group, containers, server.dim, server.noted("").get(_NAME))
+        return cls.over(group, containers, server.dim, server.read_note("").get(_NAME))
 
     @classmethod
     def over(cls, group: ElementGroup, containers: list[Any], dim: int, name: str | None, path: Any = ()) -> Elements:
@@ -392,7 +392,7 @@ class LazyStackedTensorDictStore(LazyStackedTensorDict):
             if is_stored_as_class(lazy_td):
                 store.set_header("__tensorclass__", class_name(lazy_td).encode())
             if stack.stack_dim_name is not None:
-                store.note("", {**store.noted(""), _NAME: stack.stack_dim_name})
+                store.note("", {**store.read_note(""), _NAME: stack.stack_dim_name})
             for at, member in enumerate(members):
                 stored_entries.write_container(store.element(at), member, {})
         return cls._open_store(store, target)

@@ -230,11 +230,11 @@ class Server(Store):
             self._states.clear()
             self._sorted.clear()
 
-    def known(self, path: str) -> Meta | None:
+    def find_meta(self, path: str) -> Meta | None:
         """Return the metadata of a leaf; `None` for a nested container; raises a `KeyError` if the path is absent."""
         scope = self.scope
         if not self.address.cached and (scope is None or not (scope.is_listed or scope.adds)):
-            self._listed()
+            self._list_level()
         for asked in (False, True):
             with self._knowing.held:
                 if path in self._metas:
@@ -243,10 +243,10 @@ class Server(Store):
                     return None
             if asked or (scope is not None and scope.is_listed):
                 break
-            self._listed()
+            self._list_level()
         raise KeyError(decoded(path.rpartition(".")[2]))
 
-    def _listed(self) -> None:
+    def _list_level(self) -> None:
         """Ask which leaves there are, in a scope only once."""
         scope = self.scope
         if scope is not None and scope.adds:
@@ -258,7 +258,7 @@ class Server(Store):
 
     def children(self, path: str) -> list[str]:
         """The parts of the paths below a node, as the server has them now."""
-        self._listed()
+        self._list_level()
         with self._knowing.held:
             found = self._sorted.get(path)
             if found is None:
@@ -284,7 +284,7 @@ class Server(Store):
         self._last += 1
         return self._last
 
-    def noted(self, path: str) -> dict[str, Any]:
+    def read_note(self, path: str) -> dict[str, Any]:
         """Return the notes of a nested container."""
         return self._notes.get(path, {})
 
@@ -329,7 +329,7 @@ class Server(Store):
     def _read_ahead(self, scope: Scope, items: Iterable[Item], pick: Pick) -> None:
         """Read the names and the first leaves ahead. If only values are wanted, the first access reads them."""
         if not self.address.cached or not self._metas:
-            self._listed()
+            self._list_level()
         paths = [path for item in items if isinstance(item, (WireGroup, WireArray)) for path in self.below(item.place)]
         for path in paths:
             meta = self._metas.get(path)
@@ -339,7 +339,7 @@ class Server(Store):
                 scope.wanted[path] = Ahead(meta, (), Request(path), ())
                 continue
             with contextlib.suppress(ValueError, IndexError, SaveError):  # told by those who come to that leaf
-                selection = pick(meta.parsed().shape or ())
+                selection = pick(meta.parse_meta().shape or ())
                 if selection is not None:
                     request, shape = request_of(path, meta, selection)
                     if request.run and is_one(request):
@@ -385,9 +385,9 @@ class Server(Store):
         if scope is not None and scope.writes(request):
             self.send(scope)
         (answer,) = self.wire.read([request], key)
-        return self.answered(request, answer, key)
+        return self.take_answer(request, answer, key)
 
-    def answered(self, request: Request, answer: Any, key: Path) -> Any:
+    def take_answer(self, request: Request, answer: Any, key: Path) -> Any:
         """An answer; a `StaleError` when there is none."""
         if answer is None:
             raise self._stale(request.path, key)

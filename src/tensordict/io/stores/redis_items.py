@@ -25,7 +25,7 @@ from tensordict.io.stores.redis_layout import (
     Scope,
     bytes_of,
     decoded,
-    encoded,
+    encode_part,
     is_one,
     noted_in,
     notes_of,
@@ -60,7 +60,7 @@ class WireText(Text):
             raw, form = (
                 self.store.fetch(request, self.key)
                 if ahead is None
-                else self.store.answered(request, ahead.answer, self.key)
+                else self.store.take_answer(request, ahead.answer, self.key)
             )
             self._content = raw.decode()
             noted = notes_of(form) if form else {}
@@ -123,24 +123,24 @@ class WireArray(ArrayItem):
         ahead = store.ahead(self.place, self.meta, selection, self.key)
         if ahead is not None:
             request, shape = ahead.request, ahead.shape
-            raw: Values = self._checked(request, store.answered(request, ahead.answer, self.key))
+            raw: Values = self._check_form(request, store.take_answer(request, ahead.answer, self.key))
         else:
             shape, run, offsets = self.pieces(selection)
             request = request_for(self.place, self.meta, run, offsets)
             if not request.run:
                 return np.empty(shape, dtype)
             if is_one(request):
-                raw = self._checked(request, store.fetch(request, self.key))
+                raw = self._check_form(request, store.fetch(request, self.key))
             else:
                 raw, at = np.empty(request.nbytes, np.uint8), 0
                 for part in portions(request):
-                    raw[at : at + part.nbytes] = self._checked(part, store.fetch(part, self.key))
+                    raw[at : at + part.nbytes] = self._check_form(part, store.fetch(part, self.key))
                     at += part.nbytes
         # Any byte may have been sent; a tensor of booleans holds 0 and 1.
         found: Values = raw != 0 if self.dtype is torch.bool else raw.view(dtype)
         return found.reshape(shape)
 
-    def _checked(self, request: Request, raw: Any) -> Values:
+    def _check_form(self, request: Request, raw: Any) -> Values:
         """An answer as an array of bytes that can be written to; a `SaveError` when it is too short."""
         if len(raw) != request.nbytes:
             raise SaveError(
@@ -213,14 +213,14 @@ class WireGroup(Group):
         return "/".join(quote(decoded(part), safe="") for part in self.place.split("."))
 
     def _below(self, name: str) -> str:
-        return f"{self.place}.{encoded(name)}" if self.place else encoded(name)
+        return f"{self.place}.{encode_part(name)}" if self.place else encode_part(name)
 
     def attribute(self, name: str) -> Any:
         if self._place is None:
             return self._noted.get(name)
         header = {SIZE: "__batch_size__", CLASS: "__tensorclass__"}.get(name) if not self.place else None
         if header is None:
-            return noted_in(self.store.noted(self.place), name)
+            return noted_in(self.store.read_note(self.place), name)
         raw = self.store.header.get(header)
         if raw is None:
             return None
@@ -235,7 +235,7 @@ class WireGroup(Group):
             text = value if isinstance(value, str) or value is None else json.dumps(value)
             self.store.set_header(header, None if text is None else text.encode())
             return
-        notes = self.store.noted(self.place)
+        notes = self.store.read_note(self.place)
         if notes.get(name) != value:
             self.store.note(self.place, {**notes, name: value})
 
@@ -244,13 +244,13 @@ class WireGroup(Group):
             return decode_names(self.store.children(self.place), decoded)
 
     def has(self, name: str) -> bool:
-        self.store._listed()
+        self.store._list_level()
         return super().has(name)
 
     def find(self, name: str, known: Item | None = None) -> Item:
         store, place, key = self.store, self._below(name), (*self.key, name)
         store.check()
-        meta = store.known(place)
+        meta = store.find_meta(place)
         if meta is None:
             if isinstance(known, WireGroup) and known._place == place:
                 return known
@@ -263,10 +263,10 @@ class WireGroup(Group):
         if isinstance(known, WireArray) and known.meta is meta:
             return known
         with store.errors(key):
-            return WireArray(store, key, place, meta.parsed())
+            return WireArray(store, key, place, meta.parse_meta())
 
     def check_name(self, name: str) -> None:
-        encoded(name)
+        encode_part(name)
 
     def new_group(self, key: Path) -> WireGroup:
         return WireGroup(self.store, key, None, -1)

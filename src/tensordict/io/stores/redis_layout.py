@@ -31,7 +31,7 @@ _DTYPES = {str(found): found for found in vars(torch).values() if isinstance(fou
 
 
 @functools.lru_cache(1 << 12)
-def encoded(name: str) -> str:
+def encode_part(name: str) -> str:
     """A name as a part of a path."""
     try:
         name.encode()
@@ -71,9 +71,9 @@ class Meta:
 
     @classmethod
     def of(cls, shape: Sequence[int], dtype: torch.dtype) -> Meta:
-        return cls({b"shape": json.dumps(list(shape)).encode(), b"dtype": str(dtype).encode()}).parsed()
+        return cls({b"shape": json.dumps(list(shape)).encode(), b"dtype": str(dtype).encode()}).parse_meta()
 
-    def parsed(self) -> Meta:
+    def parse_meta(self) -> Meta:
         """Itself, with its shape and dtype; a `ValueError` when the texts are none."""
         if self.shape is None:
             dtype = _DTYPES.get(self.dtype_text.decode())

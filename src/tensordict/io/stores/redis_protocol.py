@@ -27,7 +27,7 @@ def library() -> Any:
     return extras.require("redis", "redis")
 
 
-def packed(commands: Iterable[Sequence[Word]]) -> list[bytes | memoryview]:
+def pack_commands(commands: Iterable[Sequence[Word]]) -> list[bytes | memoryview]:
     """Encode commands in the protocol of the server."""
     sent: list[bytes | memoryview] = []
     pieces: list[bytes | memoryview] = []

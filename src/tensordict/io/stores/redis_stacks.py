@@ -131,7 +131,7 @@ class StackServer(Server):
         scope = self.scope
         if scope is not None and at in (given := scope.sizes.get(place, {})):
             return given[at]
-        notes = self.noted(place)
+        notes = self.read_note(place)
         sizes = notes.get(_SIZES)
         if sizes is not None:
             if type(sizes) is not list or len(sizes) != self.count:
@@ -141,10 +141,10 @@ class StackServer(Server):
         assert not isinstance(found, str)
         return found
 
-    def known(self, path: str) -> Meta | None:
-        meta = super().known(path)
+    def find_meta(self, path: str) -> Meta | None:
+        meta = super().find_meta(path)
         if meta is not None and not meta.is_value:
-            count = len(parsed.shapes) if (parsed := self._parsed(path, meta)).shapes is not None else 0
+            count = len(parsed.shapes) if (parsed := self._parse_stack_meta(path, meta)).shapes is not None else 0
             if not parsed.shape or parsed.shape[0] != self.count or (parsed.shapes is not None and count != self.count):
                 raise SaveError(
                     f"entry {joined(self.key_of(path))!r} of the {self.kind} {self.name!r} has the shape "
@@ -156,7 +156,7 @@ class StackServer(Server):
         """The numbers of the elements that have what is at a path."""
         meta = self._metas.get(path)
         if meta is None:
-            found = self.noted(path).get(_AT) if path in self._children else []
+            found = self.read_note(path).get(_AT) if path in self._children else []
             if found:
                 # Another process may have added it to other elements at the same time.
                 found = {*found, *itertools.chain.from_iterable(map(self.having, self._under(self._metas, path)))}
@@ -164,7 +164,7 @@ class StackServer(Server):
             found = meta.fields.get(_AT.encode())
             found = found if found is None else self._numbers(path, found)
         else:
-            shapes = self._parsed(path, meta).shapes
+            shapes = self._parse_stack_meta(path, meta).shapes
             found = None if shapes is None else [at for at, shape in enumerate(shapes) if shape is not None]
         return set(range(self.count) if found is None else found)
 
@@ -176,22 +176,22 @@ class StackServer(Server):
         """Return whether an element has the entry at a path; without a number, whether all elements have it."""
         meta = self._metas.get(path)
         if meta is not None and not meta.is_value:
-            shapes = self._parsed(path, meta).shapes
+            shapes = self._parse_stack_meta(path, meta).shapes
             return shapes is None or ((None not in shapes) if at is None else shapes[at] is not None)
-        if meta is None and _AT not in self.noted(path):
+        if meta is None and _AT not in self.read_note(path):
             return True
         having = self.having(path)
         return len(having) == self.count if at is None else at in having
 
-    def _parsed(self, path: str, meta: Meta) -> Meta:
+    def _parse_stack_meta(self, path: str, meta: Meta) -> Meta:
         if meta.shape is not None:
             return meta
         with self.errors(self.key_of(path)):
-            return meta.parsed()
+            return meta.parse_meta()
 
     def column(self, path: str, key: Path) -> ArrayItem | None:
         """All elements of a leaf as one array, the dim of the elements first; `None` where their shapes differ."""
-        meta = self.known(path)
+        meta = self.find_meta(path)
         if meta is None or meta.is_value or meta.shapes is not None:
             return None
         return WireArray(self, key, path, meta)
@@ -219,12 +219,12 @@ class StackServer(Server):
         if scope is None or scope.commands:
             return
         if not self.address.cached or not self._metas:
-            self._listed()
+            self._list_level()
         numbers = None if any(group.at is None for group in groups) else sorted({group.at or 0 for group in groups})
         paths = sorted({path for group in groups for path in self.below(group.place)} - scope.pieces.keys())
         batch: list[Request] = []
         size = 0
-        for request in itertools.chain.from_iterable(self._wanted(path, numbers) for path in paths):
+        for request in itertools.chain.from_iterable(self._list_requests(path, numbers) for path in paths):
             if batch and size + request.nbytes > LIMIT:
                 self._read_batch(scope, batch)
                 batch, size = [], 0
@@ -233,10 +233,10 @@ class StackServer(Server):
         if batch:
             self._read_batch(scope, batch)
 
-    def _wanted(self, path: str, numbers: list[int] | None) -> Iterator[Request]:
+    def _list_requests(self, path: str, numbers: list[int] | None) -> Iterator[Request]:
         """Return the requests for elements of a leaf. Reading reports broken metadata."""
         try:
-            meta = self.known(path)
+            meta = self.find_meta(path)
         except (SaveError, KeyError):
             return
         if meta is None:
@@ -360,7 +360,7 @@ class StackServer(Server):
                 self.give(item._below(name), at, inner)
             item._made = {}
 
-    def given(self, path: str, at: int | None) -> Item | None:
+    def find_pending(self, path: str, at: int | None) -> Item | None:
         """Return the pending entry of an element at a path; `None` without one."""
         scope = self.scope
         return None if scope is None or at is None else scope.given.get(path, {}).get(at)
@@ -441,7 +441,7 @@ class StackServer(Server):
 
     def _put_nodes(self, path: str, items: dict[int, Any], having: set[int], order: int | None = None) -> None:
         """Note which elements have a container at a path, and what is noted of these."""
-        notes = {"_order": order} if path not in self._notes else self.noted(path)
+        notes = {"_order": order} if path not in self._notes else self.read_note(path)
         kinds = "holds tensors in values of some elements, or another kind of values,"
         for name, why in ((CLASS, "is of different classes"), (KIND, kinds), (STACK_DIM, kinds), (NAMES, "")):
             values = {item._noted.get(name) for item in items.values()}
@@ -461,12 +461,12 @@ class StackServer(Server):
         ]
         sizes = [given.get(at, size) for at, size in enumerate(sizes)]
         same = all(size == sizes[0] for size in sizes)
-        notes = {**self.noted(path), _SIZES: None if same else sizes}
+        notes = {**self.read_note(path), _SIZES: None if same else sizes}
         if path:
             notes[SIZE] = sizes[0]
         else:
             self.set_header("__inner_batch_size__", json.dumps(sizes[0]).encode())
-        if {name: value for name, value in notes.items() if value is not None} != self.noted(path):
+        if {name: value for name, value in notes.items() if value is not None} != self.read_note(path):
             self.note(path, notes)
 
     # --- values ---
@@ -528,7 +528,7 @@ class StackServer(Server):
     def _note_starts(self, path: str) -> None:
         """Have the server say where the elements of a leaf begin, and tell the reference of it if all have it."""
         assert self.scope is not None
-        meta = self._parsed(path, self._metas[path])
+        meta = self._parse_stack_meta(path, self._metas[path])
         self._hide(path, meta.shapes is not None and None in meta.shapes)
         if meta.shapes is None:
             self.scope.command("DEL", self.wire.data(path) + ":idx")
@@ -563,7 +563,7 @@ class StackServer(Server):
 
     def _put_parts(self, path: str, items: dict[int, Any], lost: set[int]) -> None:
         """Write or remove some elements of a leaf. Elements of a new shape replace the old bytes."""
-        meta, scope = self._parsed(path, self._metas[path]), self.scope
+        meta, scope = self._parse_stack_meta(path, self._metas[path]), self.scope
         assert meta.dtype is not None and scope is not None
         shapes = [meta.shape_at(at) for at in range(self.count)]
         moved: list[tuple[int, int, Any]] = []
@@ -709,7 +709,7 @@ class ElementGroup(WireGroup):
         if name == CLASS and not self.place:
             raw = self.store.header.get("__tensorclass__")
             return None if raw is None else raw.decode()
-        return noted_in(self.store.noted(self.place), name)
+        return noted_in(self.store.read_note(self.place), name)
 
     def set_attribute(self, name: str, value: str | int | Sequence[int] | None) -> None:
         store = self.store
@@ -729,19 +729,19 @@ class ElementGroup(WireGroup):
                 )
             store.set_header("__tensorclass__", text.encode())
         else:
-            notes = store.noted(self.place)
+            notes = store.read_note(self.place)
             if notes.get(name) != value:
                 store.note(self.place, {**notes, name: value})
 
     def find(self, name: str, known: Item | None = None) -> Item:
         store, place, key = self.store, self._below(name), (*self.key, name)
         store.check()
-        given = store.given(place, self.at)
+        given = store.find_pending(place, self.at)
         if given is not None:
             if isinstance(given, UnreadableItem):
                 raise KeyError(name)
             return given
-        meta = store.known(place)
+        meta = store.find_meta(place)
         if not store.has_at(place, self.at):
             raise KeyError(name)
         if meta is None:

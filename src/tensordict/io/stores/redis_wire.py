@@ -32,7 +32,7 @@ from weakref import WeakValueDictionary
 from tensordict.core.exceptions import SaveError, ServerFullError
 from tensordict.core.keys import Path, entries_of
 from tensordict.io.remote.credentials import GuardedConnection
-from tensordict.io.stores.redis_protocol import Parser, Word, library, packed
+from tensordict.io.stores.redis_protocol import Parser, Word, library, pack_commands
 
 # The largest content of one request, in bytes. Larger tensors are split.
 LIMIT = 32 << 20
@@ -538,7 +538,7 @@ def _keys_of(command: Sequence[Word]) -> Sequence[Word]:
 
 def _exchanged(connection: Any, commands: Sequence[Sequence[Word]]) -> list[Any]:
     errors = library().exceptions
-    connection.send_packed_command(packed(commands))
+    connection.send_packed_command(pack_commands(commands))
     answers: list[Any] = []
     for _ in commands:
         try:
