@@ -746,6 +746,10 @@ def test_what_a_writer_killed_while_it_made_the_schema_has_left_is_removed(tmp_p
     others = [tmp_path / name for name in ("%tmp-notes", "%tmp-0123456789ABCDEF", "%tmp-0123456789abcdef0", ".notes")]
     for path in (staged, *others):
         path.write_bytes(half)
+    # Another save beside the data set may be staging these.
+    contents = {tmp_path / f"%tmp-{3:016x}": b"", tmp_path / f"%tmp-{4:016x}": b"another save " * 1_000}
+    for path, content in contents.items():
+        path.write_bytes(content)
     link, folder = tmp_path / f"%tmp-{1:016x}", tmp_path / f"%tmp-{2:016x}"
     link.symlink_to(staged)
     folder.mkdir()
@@ -756,4 +760,5 @@ def test_what_a_writer_killed_while_it_made_the_schema_has_left_is_removed(tmp_p
         assert "at work" in tidy(tmp_path, older_than=0).left[str(staged)]
     assert tidy(tmp_path, older_than=0) == ([str(staged)], {}) and not staged.exists()
     assert all(path.read_bytes() == half for path in others) and link.is_symlink() and folder.is_dir()
+    assert all(path.read_bytes() == content for path, content in contents.items())
     assert len(open_dataset(tmp_path)) == 2

@@ -264,12 +264,27 @@ class Location:
             return remove_item(self.root, folder or ".", name, is_ours)
 
     def list_staged_schemas(self) -> list[ShardItem]:
-        """Return the temporary files of writers that were killed in `create_file`."""
+        """Return the temporary files of writers that were killed in `create_file`.
+
+        Other saves name their temporary files in the same way, so the content decides: the schema, or a part from its
+        first byte on.
+        """
+        items = list_folder(self.root, ".")
+        names = [name for name, kind in items.items() if kind == "file" and commit.TEMPORARY.fullmatch(name)]
+        if not names or items.get(SCHEMA) != "file":
+            return []
+        schema = self.read(SCHEMA)[0]
         return [
             ShardItem(name, SCHEMA, False, _find_last_change(self.path(name)))
-            for name, kind in list_folder(self.root, ".").items()
-            if kind == "file" and commit.TEMPORARY.fullmatch(name)
+            for name in names
+            if (start := self._read_start(name, len(schema) + 1)) and schema.startswith(start)
         ]
+
+    def _read_start(self, name: str, count: int) -> bytes:
+        """Return the first `count` bytes of a file, or all if there are fewer; nothing for a file that is gone."""
+        with contextlib.suppress(FileNotFoundError), files.closing(open_item(self.root, name, _READ)) as fd:
+            return system.pread(fd, count, 0)
+        return b""
 
     def remove_empty(self, writer: str) -> None:
         """Remove the folder of a writer's shards if it is empty."""
