@@ -1,4 +1,4 @@
-"""Parameters of tests: `make test` runs a few cases and `make test-slow` the others; all rooms use it."""
+"""Parameters of tests in all rooms: names of methods, and cases that `make test` leaves to `make test-slow`."""
 
 from __future__ import annotations
 
@@ -6,6 +6,15 @@ from collections.abc import Iterable
 from typing import Any
 
 import pytest
+
+# Methods of numbers without operand; each exists with `_` behind its name, too.
+OF_ONE = [
+    "abs", "acos", "asin", "atan", "ceil", "cos", "cosh", "erf", "erfc", "exp", "expm1", "floor", "frac", "lgamma",
+    "log", "log10", "log1p", "log2", "neg", "reciprocal", "round", "sigmoid", "sign", "sin", "sinh", "sqrt", "tan",
+    "tanh", "trunc",
+]  # fmt: skip
+# Methods that test each number.
+TESTS = ["isfinite", "isnan", "isneginf", "isposinf", "isreal"]
 
 
 def mark_slow(cases: Iterable[Any], *, keep: Iterable[Any]) -> list[Any]:

@@ -14,17 +14,13 @@ import pytest
 import torch
 from torch import nn
 
+from cases import OF_ONE
 from contract.kinds import Kind
 from contract.model import Plain, assert_leaf, assert_matches, changed, index_map, leaves, mapped, replaced
 from tensordict import LazyStackedTensorDict, MemoryMappedTensor, TensorDict, TensorDictParams
 from tensordict.core.exceptions import WorkerTimeoutError
 
-# Methods of one operand and the values that they are tried on; each exists with `_` behind its name, too.
-OF_ONE = [
-    "abs", "acos", "asin", "atan", "ceil", "cos", "cosh", "erf", "erfc", "exp", "expm1", "floor", "frac", "lgamma",
-    "log", "log10", "log1p", "log2", "neg", "reciprocal", "round", "sigmoid", "sign", "sin", "sinh", "sqrt", "tan",
-    "tanh", "trunc",
-]  # fmt: skip
+# Methods of several operands and the values that they are tried on; each exists with `_` behind its name, too.
 OF_TWO = ["add", "sub", "mul", "div", "pow", "clamp_max", "clamp_min", "maximum", "minimum"]
 OF_THREE = ["addcdiv", "addcmul"]
 VALUE = 0.37

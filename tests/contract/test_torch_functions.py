@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from cases import OF_ONE, TESTS
 from contract.kinds import Kind
 from contract.model import (
     Plain,
@@ -306,57 +307,7 @@ def test_losses(td: Any, plain: Plain, kind: Kind, loss: Callable[..., Any], opt
     assert loss(td, td, reduction="none").batch_size == td.batch_size
 
 
-ONE = [
-    "abs",
-    "acos",
-    "asin",
-    "atan",
-    "ceil",
-    "cos",
-    "cosh",
-    "detach",
-    "erf",
-    "erfc",
-    "exp",
-    "expm1",
-    "floor",
-    "frac",
-    "isfinite",
-    "isnan",
-    "isneginf",
-    "isposinf",
-    "isreal",
-    "lgamma",
-    "log",
-    "log10",
-    "log1p",
-    "log2",
-    "neg",
-    "reciprocal",
-    "round",
-    "sigmoid",
-    "sign",
-    "sin",
-    "sinh",
-    "sqrt",
-    "tan",
-    "tanh",
-    "trunc",
-]
-TWO = [
-    "add",
-    "bitwise_and",
-    "clamp_max",
-    "clamp_min",
-    "div",
-    "logical_and",
-    "maximum",
-    "minimum",
-    "mul",
-    "pow",
-    "rsub",
-    "sub",
-]
+TWO = "add bitwise_and clamp_max clamp_min div logical_and maximum minimum mul pow rsub sub".split()  # noqa: SIM905
 THREE = ["addcdiv", "addcmul", "clamp", "lerp"]
 
 
@@ -376,7 +327,7 @@ def assert_same_result(function: Callable[..., Any], method: Callable[..., Any])
 
 def test_functions_of_numbers_are_the_methods(build: Build) -> None:
     td, other = build(), build()
-    for names, others in ((ONE, ()), (TWO, (other,)), (THREE, (other, other))):
+    for names, others in (([*OF_ONE, *TESTS, "detach"], ()), (TWO, (other,)), (THREE, (other, other))):
         for name in names:
             assert_same_result(partial(getattr(torch, name), td, *others), partial(getattr(td, name), *others))
 

@@ -69,6 +69,8 @@ def test_one_value_for_all_rows_and_no_rows() -> None:
 
 def test_what_cannot_be_grouped() -> None:
     td = TensorDict({**make_content(), "mixed": NonTensorStack(1, "a", 2, "b", 3)}, [5])
+    with pytest.raises(TypeError, match="takes a container, got list"):
+        group_by([1, 2], "a")
     with pytest.raises(ValueError, match="no batch dims"):
         group_by(TensorDict(a=1), "a")
     with pytest.raises(KeyError, match="absent"):

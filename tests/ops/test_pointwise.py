@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from cases import OF_ONE, TESTS
 from tensordict import TensorClass, TensorDict, assert_close, lazy_stack
 from tensordict.core.exceptions import KeyMismatchError
 
@@ -25,12 +26,6 @@ DTYPES = [
     torch.bool, torch.uint8, torch.int16, torch.int32, torch.int64,
     torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64,
 ]  # fmt: skip
-UNARY = [
-    "abs", "acos", "asin", "atan", "ceil", "cos", "cosh", "erf", "erfc", "exp", "expm1", "floor", "frac", "lgamma",
-    "log", "log10", "log1p", "log2", "neg", "reciprocal", "round", "sigmoid", "sign", "sin", "sinh", "sqrt", "tan",
-    "tanh", "trunc",
-]  # fmt: skip
-TESTS = ["isfinite", "isnan", "isneginf", "isposinf", "isreal"]
 NUMBERS = [2, -1, 1.5, 0.1, True, 2j]
 BINARY: dict[str, Callable[[Any, Any], Any]] = {
     "add": torch.add,
@@ -99,13 +94,13 @@ def three(leaf: Tensor) -> TensorDict:
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("name", UNARY + TESTS)
+@pytest.mark.parametrize("name", OF_ONE + TESTS)
 def test_functions_of_one_operand(name: str, dtype: torch.dtype) -> None:
     leaf = values(dtype)
     for key in ("x", ("n", "y")):
         actual = outcome(lambda key=key: getattr(three(leaf), name)()[key])
         assert_same(actual, outcome(lambda: getattr(torch, name)(leaf)), (name, dtype))
-    if name in UNARY:
+    if name in OF_ONE:
         expected = outcome(lambda: getattr(Tensor, name + "_")(leaf.clone()))
         td = three(leaf)
         result = outcome(getattr(td, name + "_"))
@@ -629,7 +624,7 @@ def test_an_operand_may_be_one_of_the_leaves() -> None:
 # --- autograd, transforms, subclasses ---------------------------------------------------------------------------------
 
 SMOOTH: list[Callable[[Any, Any, Any], Any]] = [
-    *[lambda x, y, w, name=name: getattr(x, name)() for name in UNARY if name not in ("acos", "asin")],
+    *[lambda x, y, w, name=name: getattr(x, name)() for name in OF_ONE if name not in ("acos", "asin")],
     lambda x, y, w: x + y * 2 - 3 * w,
     lambda x, y, w: (2 - x) / (y + 1) + 1 / w,
     lambda x, y, w: x**y + x**2 + 2**x,

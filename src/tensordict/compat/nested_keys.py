@@ -4,20 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tensordict.core.keys import Key, Path, is_nested_key, path_of, unravel_key
+from tensordict.core.keys import Key, is_nested_key, unravel_key, unravel_key_to_tuple
 
-
-def _unravel_key_to_tuple(key: object) -> Path:
-    """Return a nested key as a tuple of names; the empty tuple for an object that is not a nested key.
-
-    `tensordict.utils._unravel_key_to_tuple`: TorchRL (`RewardSum`), its tests and BenchMARL use it.
-
-    Example:
-        >>> from tensordict.compat.nested_keys import _unravel_key_to_tuple
-        >>> _unravel_key_to_tuple("a"), _unravel_key_to_tuple(("a", ("b", "c"))), _unravel_key_to_tuple(("a", 0))
-        (('a',), ('a', 'b', 'c'), ())
-    """
-    return path_of(key) if is_nested_key(key) else ()
+# TorchRL (`RewardSum`), its tests and BenchMARL use this name of `tensordict.utils` and `tensordict._C`.
+_unravel_key_to_tuple = unravel_key_to_tuple
 
 
 def unravel_keys(key: object) -> Key:

@@ -359,8 +359,10 @@ def group_by(tensordict: _Container, key: Key) -> tuple[Tensor | list[Any], tupl
     Raises:
         ValueError: the container has no batch dims.
         KeyError: it has no such entry.
-        TypeError: the entry is a container, or its values cannot be hashed or sorted.
+        TypeError: the first argument or the entry has the wrong type, or the values cannot be hashed or sorted.
     """
+    if not isinstance(tensordict, Contract):
+        raise TypeError(f"group_by takes a container, got {type(tensordict).__name__}")
     if not tensordict.batch_dims:
         raise ValueError("group_by groups the rows of the first batch dim, and the container has no batch dims")
     container: Any = tensordict._wrapped_container()

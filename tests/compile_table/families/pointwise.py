@@ -7,16 +7,11 @@ from typing import Any
 
 import torch
 
+from cases import OF_ONE, TESTS
 from compile_table.calls import assign_in_place, call_method
 from compile_table.forms import EVERY, MAIN, MOST, NESTED, WRITABLE, Form
 from compile_table.kinds import KINDS, a_tensor, another
 
-OF_ONE = [
-    "abs", "acos", "asin", "atan", "ceil", "cos", "cosh", "erf", "erfc", "exp", "expm1", "floor", "frac", "lgamma",
-    "log", "log10", "log1p", "log2", "neg", "reciprocal", "round", "sigmoid", "sign", "sin", "sinh", "sqrt", "tan",
-    "tanh", "trunc",
-]  # fmt: skip
-TESTS = ["isfinite", "isnan", "isneginf", "isposinf", "isreal"]
 OF_TWO = ["add", "sub", "mul", "div", "pow", "clamp_max", "clamp_min", "maximum", "minimum"]
 OPERATORS: dict[str, Callable[[Any, Any], Any]] = {
     "__add__": lambda x, y: x + y,
