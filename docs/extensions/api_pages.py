@@ -24,16 +24,6 @@ from sphinx.util.docutils import SphinxDirective
 import tensordict
 
 _FAMILY = re.compile(r"^\.\. family:: (\S+)", re.MULTILINE)
-# Signatures whose annotations in the source are `Any`, with the types that the constructor accepts.
-SIGNATURES = {
-    "tensordict.TensorDict": (
-        "(source: Mapping[NestedKey, object] | TensorCollection | DataFrame | None = None, "
-        "batch_size: int | Sequence[int] | torch.Size | None = None, "
-        "device: torch.device | str | int | None = None, "
-        "names: Sequence[str | None] | None = None, "
-        "non_blocking: bool | None = None, lock: bool = False, **kwargs: object)"
-    )
-}
 
 
 class Names(SphinxDirective):
@@ -142,7 +132,7 @@ def describe(path: str) -> list[str]:
     if isinstance(found, type):
         members = public_names.members_of(found)
         listed = [f"   :members: {', '.join(members)}", "   :undoc-members:"] if members else []
-        return [f".. autoclass:: {path}{SIGNATURES.get(path, '')}", *listed, ""]
+        return [f".. autoclass:: {path}", *listed, ""]
     return [f".. {'autofunction' if inspect.isroutine(found) else 'autodata'}:: {path}", ""]
 
 

@@ -17,7 +17,10 @@ from tensordict.core.shapes import as_size
 from tensordict.ops.dims.naming import as_names
 
 if TYPE_CHECKING:
+    from pandas import DataFrame  # type: ignore[import-untyped]
     from typing_extensions import Self
+
+    from tensordict.ops.collection import TensorCollection
 
 __all__ = ["TensorDict"]
 
@@ -66,10 +69,10 @@ class TensorDict(TensorDictBase):
 
     def __init__(
         self,
-        source: Any = None,
-        batch_size: Any = None,
-        device: Any = None,
-        names: Any = None,
+        source: Mapping[Any, object] | TensorCollection | Iterable[tuple[Any, object]] | DataFrame | None = None,
+        batch_size: int | Sequence[int] | None = None,
+        device: torch.device | str | int | None = None,
+        names: Sequence[str | None] | None = None,
         non_blocking: bool | None = None,
         lock: bool = False,
         **kwargs: Any,
@@ -92,12 +95,13 @@ class TensorDict(TensorDictBase):
             if given.count(None) != len(given):
                 self._names = given
         if source is not None and (type(source) is not dict or source):
+            content: Any = source
             if type(source) is not dict and not isinstance(source, (Contract, Mapping)):
-                source = _as_mapping(source)
+                content = _as_mapping(source)
             if device is None:
-                self._fill(source)
+                self._fill(content)
             else:
-                self._fill(source, (), self._queues_transfers(non_blocking))
+                self._fill(content, (), self._queues_transfers(non_blocking))
                 self._wait_for_transfers(non_blocking)
         if lock:
             self.lock_()

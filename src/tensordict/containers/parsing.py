@@ -318,7 +318,7 @@ class _PrintedParser:
         return self.fill_tensordict(value, entries, self.require(value, "batch_size"), value.facts.get("names"))
 
     def fill_tensordict(
-        self, value: _ParsedCall, entries: dict[str, tuple[_ParsedCall, Any]], size: tuple[int, ...], names: object
+        self, value: _ParsedCall, entries: dict[str, tuple[_ParsedCall, Any]], size: tuple[int, ...], names: Any
     ) -> Any:
         """Make a `TensorDict` from entries, each given with the call that it was made from."""
         made = TensorDict(batch_size=size, device=self.device_of(value), names=names)

@@ -209,7 +209,7 @@ class FieldWrapper(Wrapper):
 
     # --- writing ------------------------------------------------------------------------------------------------------
 
-    def _begin(self, batch_size: object = None, device: object = None, names: object = None) -> Any:
+    def _begin(self, batch_size: Any = None, device: Any = None, names: Any = None) -> Any:
         """Give this instance a new container without entries, and return it."""
         if device is None and names is None:
             container = TensorDict._make({}, as_size(batch_size), None, None)

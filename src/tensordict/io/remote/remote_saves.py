@@ -42,7 +42,7 @@ from tensordict.memory.names import LEAF_SUFFIX, META, SCHEMA, TABLE_SUFFIX, wit
 _TAIL = (1 << 16) + 256
 # Length of the header of an entry without its name: the fields, zip64 extras and alignment.
 _HEADER = 4096
-# Fetch up to this length of following descriptions with the one that is read.
+# When one description is read, the following ones up to this length are fetched with it.
 _AHEAD = 256 << 10
 # Number of attempts at a save that is replaced while it is read.
 _TRIES = 5
