@@ -236,7 +236,7 @@ def test_the_start_page_has_cards_the_version_and_the_source(open_page: Open) ->
 def test_the_page_of_tensordict(open_page: Open) -> None:
     browser = open_page("reference/tensordict.html")
     signature = until(browser, "dt[id='tensordict.TensorDict']").text
-    assert "batch_size: int | Sequence[int]" in signature and "Any" not in signature
+    assert "batch_size: int | Sequence[int]" in signature and ": Any" not in signature
     groups = [group.text.rstrip("#") for group in browser.find_elements(By.CSS_SELECTOR, "article h3")]
     assert groups[:5] == ["Entries", "Batch dims", "Calculating", "Memory", "Saving"]
     links = {link.text for link in browser.find_elements(By.CSS_SELECTOR, "article table a")}

@@ -75,7 +75,7 @@ class TensorDict(TensorDictBase):
         names: Sequence[str | None] | None = None,
         non_blocking: bool | None = None,
         lock: bool = False,
-        **kwargs: Any,
+        **kwargs: object,
     ) -> None:
         if kwargs:
             if source is not None:

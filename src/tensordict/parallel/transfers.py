@@ -429,7 +429,7 @@ def _make_running_future() -> concurrent.futures.Future[Any]:
 def plan_value_writes(
     container: Contract, header: wire.Header, sketch: wire.Sketch, allow_pickle: bool
 ) -> list[Callable[[], None]]:
-    """Check the received values, and return functions that write the new ones into `container`.
+    """Check the received values, and return functions that write the changed ones into `container`.
 
     Raises:
         SaveError: a value cannot be loaded.
