@@ -126,6 +126,7 @@ def memmap(
     robust_key: bool | None = True,
     archive: bool | None = None,
     compression: object = None,
+    atomic: bool = False,
     allow_pickle: bool | None = None,
     durable: bool = False,
     checksum: bool | str = False,
@@ -148,7 +149,7 @@ def memmap(
     Args:
         data: the container.
         prefix, copy_existing, num_threads, return_early, share_non_tensor, existsok, robust_key, archive, compression,
-            allow_pickle, durable, checksum, progress, overwrite, storage_options, full_tensor: as in
+            atomic, allow_pickle, durable, checksum, progress, overwrite, storage_options, full_tensor: as in
             the method.
     """
     return data.memmap(
@@ -161,6 +162,7 @@ def memmap(
         robust_key=robust_key,
         archive=archive,
         compression=compression,
+        atomic=atomic,
         allow_pickle=allow_pickle,
         durable=durable,
         checksum=checksum,
@@ -200,6 +202,7 @@ def save(
     robust_key: bool | None = True,
     archive: bool | None = None,
     compression: object = None,
+    atomic: bool = False,
     allow_pickle: bool | None = None,
     durable: bool = False,
     checksum: bool | str = False,
@@ -223,7 +226,7 @@ def save(
     Args:
         data: the container.
         prefix, copy_existing, num_threads, return_early, share_non_tensor, robust_key, archive, compression,
-            allow_pickle, durable, checksum, progress, overwrite, storage_options, full_tensor: as in
+            atomic, allow_pickle, durable, checksum, progress, overwrite, storage_options, full_tensor: as in
             the method.
 
     Returns:
@@ -238,6 +241,7 @@ def save(
         robust_key=robust_key,
         archive=archive,
         compression=compression,
+        atomic=atomic,
         allow_pickle=allow_pickle,
         durable=durable,
         checksum=checksum,
@@ -250,7 +254,7 @@ def save(
 
 def to_safetensors(
     data: Any,
-    filename: PathLike,
+    path: PathLike,
     *,
     separator: str = ".",
     num_threads: int = 0,
@@ -274,10 +278,10 @@ def to_safetensors(
 
     Args:
         data: the container.
-        filename, separator, num_threads, durable, checksum, progress, overwrite, storage_options: as in the method.
+        path, separator, num_threads, durable, checksum, progress, overwrite, storage_options: as in the method.
     """
     data.to_safetensors(
-        filename,
+        path,
         separator=separator,
         num_threads=num_threads,
         durable=durable,
