@@ -153,6 +153,7 @@ def memmap(
     robust_key: bool | None = True,
     archive: bool | None = None,
     compression: object = None,
+    atomic: bool = False,
     allow_pickle: bool | None = None,
     durable: bool = False,
     checksum: bool | str = False,
@@ -175,7 +176,7 @@ def memmap(
     Args:
         data: the container.
         prefix, copy_existing, num_threads, return_early, share_non_tensor, existsok, robust_key, archive, compression,
-            allow_pickle, durable, checksum, progress, overwrite, storage_options, full_tensor: as in
+            atomic, allow_pickle, durable, checksum, progress, overwrite, storage_options, full_tensor: as in
             the method.
     """
     return data.memmap(
@@ -188,6 +189,7 @@ def memmap(
         robust_key=robust_key,
         archive=archive,
         compression=compression,
+        atomic=atomic,
         allow_pickle=allow_pickle,
         durable=durable,
         checksum=checksum,
@@ -227,6 +229,7 @@ def save(
     robust_key: bool | None = True,
     archive: bool | None = None,
     compression: object = None,
+    atomic: bool = False,
     allow_pickle: bool | None = None,
     durable: bool = False,
     checksum: bool | str = False,
@@ -250,7 +253,7 @@ def save(
     Args:
         data: the container.
         prefix, copy_existing, num_threads, return_early, share_non_tensor, robust_key, archive, compression,
-            allow_pickle, durable, checksum, progress, overwrite, storage_options, full_tensor: as in
+            atomic, allow_pickle, durable, checksum, progress, overwrite, storage_options, full_tensor: as in
             the method.
 
     Returns:
@@ -265,6 +268,7 @@ def save(
         robust_key=robust_key,
         archive=archive,
         compression=compression,
+        atomic=atomic,
         allow_pickle=allow_pickle,
         durable=durable,
         checksum=checksum,
@@ -277,7 +281,7 @@ def save(
 
 def to_safetensors(
     data: Any,
-    filename: PathLike,
+    path: PathLike,
     *,
     separator: str = ".",
     num_threads: int = 0,
@@ -301,10 +305,10 @@ def to_safetensors(
 
     Args:
         data: the container.
-        filename, separator, num_threads, durable, checksum, progress, overwrite, storage_options: as in the method.
+        path, separator, num_threads, durable, checksum, progress, overwrite, storage_options: as in the method.
     """
     data.to_safetensors(
-        filename,
+        path,
         separator=separator,
         num_threads=num_threads,
         durable=durable,

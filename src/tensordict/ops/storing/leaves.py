@@ -70,8 +70,12 @@ class Leaves(Locking):
         return self._same_lock(self._map(_plain))
 
     def is_contiguous(self) -> bool:
-        """Return whether every leaf is contiguous; `False` for a lazy stack and a stack of values."""
-        return self._members() is None and all(value.is_contiguous() for value in self._entries.values())
+        """Return whether every leaf is contiguous in memory; `False` for a lazy stack, a stack of values and a file."""
+        return (
+            self._members() is None
+            and not self._is_in_file
+            and all(value.is_contiguous() for value in self._entries.values())
+        )
 
     def contiguous(self, *, canonical: bool = False, inplace: bool = False) -> Self:
         """Copy the leaves that are not contiguous, and share the others. Lazy stacks become dense.
