@@ -1,7 +1,8 @@
 """Groups of differences, and what is known about them.
 
-`judged.txt` has rules, first match wins: a letter, a pattern over a group's text, a note. `seen.txt` has the digests
-of single groups that somebody looked at and found to be no more than arguable.
+`judged.txt` has rules, first match wins: a letter, a pattern over a group's text, a note. `judged-newest.txt` has those
+for lines that level 0.14.3 refuses and the newest level runs. `seen.txt` has the digests of single groups that somebody
+looked at and found to be no more than arguable.
 """
 
 from __future__ import annotations
@@ -13,12 +14,14 @@ import pathlib
 import re
 from collections.abc import Iterable
 from functools import cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from differ.comparing import Found, receiver
+from differ.comparing import NEWEST, Found, receiver
 from differ.programs import Program, text_of
+from differ.sides import Replies
 
 JUDGED = pathlib.Path(__file__).with_name("judged.txt")
+JUDGED_NEWEST = pathlib.Path(__file__).with_name("judged-newest.txt")
 SEEN = pathlib.Path(__file__).with_name("seen.txt")
 UNKNOWN = "?"
 # Groups of these letters fail a run.
@@ -47,21 +50,22 @@ class Group(NamedTuple):
         return f"    # seed {self.seed}\n    {program}\n{sides}{differences}"
 
 
-def describe(program: Program, found: Found, replies: tuple[Any, Any], seed: int) -> Group:
+def describe(program: Program, found: Found, replies: Replies, seed: int) -> Group:
     """The group that a difference belongs to."""
-    kind = receiver(program, found, replies[0])
+    kind = receiver(program, found, replies)
     key = f"{found.operation} | {kind} | {found.kind} | {found.detail}"
-    sides = [f"{error['cls']}: {error['msg']}" if error else "runs" for error in (found.reference, found.ours)]
+    theirs = found.newest if found.of_newest() else found.reference
+    sides = [f"{error['cls']}: {error['msg']}" if error else "runs" for error in (theirs, found.ours)]
     if found.is_crash():
         sides[1] = found.detail
     return Group(key, seed, 1, text_of(program), *sides, [str(d) for d in found.differences])
 
 
 @cache
-def rules() -> list[tuple[str, re.Pattern[str], str]]:
+def rules(path: pathlib.Path) -> list[tuple[str, re.Pattern[str], str]]:
     """Letter, pattern and note of each rule."""
     out = []
-    for line in JUDGED.read_text().splitlines():
+    for line in path.read_text().splitlines():
         if line.strip() and not line.startswith("#"):
             letter, pattern, *note = line.split("\t")
             out.append((letter, re.compile(pattern, re.DOTALL), note[0] if note else ""))
@@ -80,7 +84,7 @@ def digest(key: str) -> str:
 def judge(group: Group) -> tuple[str, str]:
     """Letter and note of a group."""
     text = str(group)
-    for letter, pattern, note in rules():
+    for letter, pattern, note in rules(JUDGED_NEWEST if f" | {NEWEST}" in group.key else JUDGED):
         if pattern.search(text):
             return letter, note
     return ("d", "looked at") if digest(group.key) in seen() else (UNKNOWN, "")
