@@ -28,7 +28,7 @@ from tensordict.containers.nontensor_base import (
 )
 from tensordict.containers.shared_file import SharedFile, ValueInFile, members_in
 from tensordict.core import makers, pytree, registry, settings
-from tensordict.core.contract import Clones, Contract, Names, identity
+from tensordict.core.contract import Clones, Contract, Filler, Names, identity
 from tensordict.core.devices import as_device
 from tensordict.core.equality import same_value
 from tensordict.core.exceptions import ShapeError
@@ -359,6 +359,8 @@ class NonTensorDataBase(_HolderBase):
             value = _copy_value(self._value) if fn is Tensor.clone else self._value
             return self._of(value, self._batch_size, self._device, self._names)
         own = self._batch_size
+        if isinstance(fn, Filler) and own:
+            return NonTensorStack.from_nontensordata(self)._map(fn, size, batch_dims, rename, on_node)
         names = None if self._names is None else self._rename_dims(len(size), batch_dims, rename)
         return self._of(self._value, size if len(own) == batch_dims else size + own[batch_dims:], self._device, names)
 

@@ -637,6 +637,13 @@ class Clones(itertools.chain[Any]):
     """Marks the leaves for `_rebuilt` as clones, so that containers of a value copy the value, too."""
 
 
+class Filler:
+    """A function for `_map` that adds elements to leaves. Entries that are no tensors get the value `None` there."""
+
+    def __call__(self, leaf: Any) -> Any:
+        raise NotImplementedError
+
+
 class ByNdim(dict[int, Tensor]):
     """Caches a tensor over the batch dims with trailing dims of size 1, for each number of dims of the leaves."""
 
