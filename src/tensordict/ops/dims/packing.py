@@ -235,7 +235,7 @@ class Packing(Contract):
 
 
 class _Collection:
-    """The leaves and the nested containers of a tree, with their paths. `ndim`: the number of batch dims of the root."""
+    """The leaves and the nested containers of a tree, with their paths. `ndim`: the batch dims of the root."""
 
     def __init__(self, ndim: int) -> None:
         self.ndim = ndim
