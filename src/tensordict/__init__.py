@@ -85,6 +85,7 @@ try:
     from tensordict.memmap import MemmapTensor, MemoryMappedTensor
     from tensordict.nn import TensorClassModuleBase, TensorClassModuleWrapper, TensorDictParams, as_tensordict_module
     from tensordict.ops.collection import TensorCollection
+    from tensordict.ops.dims.packing import PackLayout
     from tensordict.ops.printing import get_printoptions, set_printoptions
     from tensordict.persistent import PersistentTensorDict
     from tensordict.tensorclass import TensorAttrs, TensorClass, is_tensorclass, tensorclass
@@ -134,6 +135,7 @@ __all__ = [
     "NonTensorData",
     "NonTensorDataBase",
     "NonTensorStack",
+    "PackLayout",
     "PersistentTensorDict",
     "RemoteCache",
     "TensorAttrs",
