@@ -675,6 +675,18 @@ def test_vmap_with_several_arguments_and_results() -> None:
     assert torch.equal(chunked["a"], stack["a"].transpose(0, 1))
 
 
+def test_another_dtype_and_batch_size_make_a_stack_dense() -> None:
+    stack = lazy_stack(
+        [TensorDict(a=torch.ones(2, 4), t=["x", "y"], n=TensorDict(b=torch.ones(2)), batch_size=[2])] * 3
+    )
+    for size in ([], [3], [3, 2]):
+        out = stack.view(torch.int32, batch_size=size)
+        assert type(out) is TensorDict and out.batch_size == out["n"].batch_size == torch.Size(size)
+        assert torch.equal(out["a"], stack["a"].view(torch.int32)) and out["t"] == stack["t"]
+    assert TensorDict(s=stack, batch_size=[3]).view(torch.int32, batch_size=[])["s"].batch_size == ()
+    assert isinstance(stack == stack.to_dict(), LazyStackedTensorDict)
+
+
 def test_vmap_returns_a_stack_again() -> None:
     stack = lazy_stack([member(i, 2).select("a", "n") for i in range(3)])
     out = torch.vmap(lambda td: td.set("new", td["a"] + 1), 0, 1)(stack)
