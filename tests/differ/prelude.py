@@ -11,7 +11,7 @@ import os
 import pickle
 import tempfile
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, Optional
 
 import numpy as np
@@ -269,6 +269,12 @@ def torchsave(x: Any, **options: Any) -> Any:
     torch.save(x, buffer)
     buffer.seek(0)
     return torch.load(buffer, weights_only=False, **options)
+
+
+def under(setting: Any, function: Callable[[], Any]) -> Any:
+    """What a function returns within the block of a setting."""
+    with setting:
+        return function()
 
 
 def leaves(x: Any) -> Iterator[torch.Tensor]:
