@@ -269,7 +269,6 @@ def _open_nodes(name: Any, mode: str) -> tuple[Nodes, Any, str]:
     """
     library = zarr()
     from tensordict.io.stores.zarr_nodes import Nodes
-    from tensordict.io.stores.zarr_remote import RemoteStore
 
     if isinstance(name, library.abc.store.Store):
         inner = name.with_read_only(True) if mode == "r" and not name.read_only else name
@@ -277,6 +276,8 @@ def _open_nodes(name: Any, mode: str) -> tuple[Nodes, Any, str]:
             raise SaveError(f"{str(name)!r} is read only: it cannot be opened with mode={mode!r}")
         return Nodes(inner, is_given=True), name, str(name)
     if isinstance(name, Remote) or is_url(name):
+        from tensordict.io.stores.zarr_remote import RemoteStore  # needs aiohttp
+
         remote = name if isinstance(name, Remote) else Remote(name)
         return Nodes(RemoteStore(remote, mode == "r")), remote, remote.url
     if not isinstance(name, str | bytes | os.PathLike):
