@@ -659,18 +659,24 @@ def read_redis(client: Any, prefix: str, identifier: str) -> Node:
     count = int(client.get(f"{base}__count__"))
     found: dict[str, Any] = {}
     for at in range(count):
-        here = {path: part for path, meta in metas.items() if (part := element(meta, content(path), at)) is not None}
-        own = {path: order[path] for path in order if path in here or path not in metas}
-        found[str(at)] = redis_node("", tuple(inner), groups, own, here, content)
+        # Entries of the element's own paths replace those of all elements.
+        own = f"_%%{at}."
+        shared = [path for path in order if not path.startswith("_%%")]
+        here = {path: part for path in shared if path in metas and (part := element(metas[path], content(path), at))}
+        mine = {path: order[path] for path in shared if path in here or path not in metas}
+        mine |= {path.removeprefix(own): order[path] for path in order if path.startswith(own)}
+        here |= {path.removeprefix(own): meta for path, meta in metas.items() if path.startswith(own)}
+        notes = groups | {path.removeprefix(own): note for path, note in groups.items() if path.startswith(own)}
+
+        def content_of(path: str, here: Any = here, own: str = own) -> bytes:
+            return content(own + path if own + path in metas else path)
+
+        found[str(at)] = redis_node("", tuple(inner), notes, mine, here, content_of)
     return Node(LAZY, stacked([one.size for one in found.values()], dim), None, found, dim)
 
 
 def element(meta: Mapping[str, str], content: bytes, at: int) -> Any:
     """Return an element of a leaf of a lazy stack; `None` if the element is missing."""
-    if "is_non_tensor" in meta:
-        each = json.loads(meta["_form"])["each"]
-        noted = each[at if len(each) > 1 else 0]
-        return noted and Value(noted["_kind"], tuple(noted["_batch_size"]), restored(json.loads(content)[at]))
     shapes = json.loads(meta["shapes"]) if meta["homogeneous"] == "0" else None
     if shapes is None:
         return Leaf(meta["dtype"], tuple(json.loads(meta["shape"])), content).row(at)

@@ -40,7 +40,7 @@ def again(store: Any) -> Any:
 
 
 def runs(count: int = 4) -> LazyStackedTensorDict:
-    """Make elements that differ in all allowed ways."""
+    """Elements that differ in everything in which they may."""
     members = []
     for at in range(count):
         inner = TensorDict(b=torch.tensor(at), h=torch.full((at, 2), at, dtype=torch.float16))
@@ -135,9 +135,7 @@ def test_all_of_a_stack_is_one_request(where: dict[str, Any], monkeypatch: pytes
         for row in range(50)
     ]
     stack = lazy_stack(members)
-    # A server is told its scripts once.
-    stack[:1].to_store(**{**where, "prefix": "told"})
-    # The old entries (none), all writes, and a check of the result.
+    # What is there (nothing), all that is written, and that it is there.
     assert requests(monkeypatch, lambda: stack.to_store(**where)) == 2
     store = stack.to_store(**where)
     plain = stack.exclude("text")
@@ -313,24 +311,23 @@ def test_a_write_whose_answer_is_lost_is_sent_again(where: dict[str, Any], monke
             target[3].update({"first": torch.ones(2), "note": "alone"})
             target["n"] = lazy_stack([TensorDict(q=torch.ones(at)) for at in range(4)])
     assert_same(again(store), stack)
-    # Another client came first: its answer does not count.
+    # Another one came first: that is no answer of one's own.
     other = again(store)
     other[1]["a"], first = torch.ones(3), store._entries.server
-    monkeypatch.setattr(first, "find_meta", lambda path: first._metas[path])
+    monkeypatch.setattr(first, "find_leaf", lambda path: first._metas[path])
     with pytest.raises(OSError, match=r"'a'.*another shape.*nothing was written"):
         store[1].update({"a": torch.ones(9)})
     assert len(other[1]["a"]) == 3
 
 
-@pytest.mark.parametrize("write", [{"a": torch.ones(9)}, {"text": "mine"}, {"new": torch.ones(9)}], ids=str)
 @pytest.mark.parametrize("late", [False, True])
 def test_of_two_that_change_an_entry_at_once_the_second_is_told(
-    where: dict[str, Any], raw: redis.Redis, monkeypatch: pytest.MonkeyPatch, write: dict[str, Any], late: bool
+    where: dict[str, Any], raw: redis.Redis, monkeypatch: pytest.MonkeyPatch, late: bool
 ) -> None:
     stack = runs()
     store = stack.to_store(**where)
     other, real = again(store), redis_wire.Wire.send
-    theirs = {name: "theirs" if name == "text" else torch.zeros(5) for name in write}
+    write, theirs = {"a": torch.ones(9)}, {"a": torch.zeros(5)}
     sent: list[Any] = []
 
     def interrupted(self: Any, commands: Any, key: Any = ()) -> Any:
@@ -364,12 +361,52 @@ def test_of_two_that_change_an_entry_at_once_the_second_is_told(
     assert_same(again(store), stack)
 
 
+def test_entries_of_single_elements(where: dict[str, Any]) -> None:
+    stack = lazy_stack([TensorDict(n=TensorDict(b=torch.tensor(at)), empty=TensorDict()) for at in range(3)])
+    store = stack.to_store(**where)
+    for change in [
+        lambda td: td[1].__delitem__("n"),
+        lambda td: td[2].__delitem__("empty"),
+        lambda td: td[0]["n"].set("only", torch.ones(2)),
+        lambda td: td[1].set("n", TensorDict(b=torch.ones(1).long(), text="anew")),
+        lambda td: td[1].__delitem__(("n", "b")),
+        lambda td: td[0].set("m", TensorDict(c=TensorDict(d=torch.ones(1)))),
+        lambda td: td[0]["m"].__delitem__("c"),
+        lambda td: td[2].set("empty", TensorDict(now="full")),
+        lambda td: td[1]["n"].set("b", torch.zeros(2).long()),
+        lambda td: td.set("m", lazy_stack([TensorDict(e=torch.ones(at)) for at in range(3)])),
+        lambda td: td.__delitem__("n"),
+    ]:
+        change(stack)
+        change(store)
+        for found in (store, again(store)):
+            assert_same(found, stack)
+            assert set(found.keys(True)) == set(stack.keys(True))
+            for ours, theirs in zip(found.tensordicts, stack.tensordicts, strict=True):
+                assert set(ours.keys(True)) == set(theirs.keys(True))
+
+
+def test_two_elements_are_given_what_they_alone_have_at_once(where: dict[str, Any]) -> None:
+    stack = runs()
+    store = stack.to_store(**where)
+    other = again(store)
+    for write, theirs in [({"text": "mine"}, {"text": "theirs"}), ({"new": torch.ones(9)}, {"new": torch.zeros(5)})]:
+        # Both know what was there before.
+        assert len(other[0]["a"]) == len(store[1]["a"]) == 3
+        other[0].update(theirs)
+        store[1].update(write)
+        stack[0].update(theirs)
+        stack[1].update(write)
+        assert_same(store, stack)
+        assert_same(again(other), stack)
+
+
 def test_a_server_killed_in_mid_transfer_has_all_or_nothing(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server = RedisServer(tmp_path, keeps=True)
     try:
-        for module in ("redis", "redis_items", "redis_layout", "redis_wire", "redis_stacks"):
+        for module in ("redis", "redis_items", "redis_wire", "redis_stacks"):
             monkeypatch.setattr(f"tensordict.io.stores.{module}.LIMIT", 1 << 14)
         stack = runs()
         store = lazy_stack([member.update({"big": torch.ones(1 << 14)}) for member in stack]).to_store(
@@ -410,9 +447,10 @@ HOSTILE: list[tuple[str, Any]] = [
     ("m:h", {"shapes": "[[1], [9999999], [2], [3]]"}),
     ("m:h", {"dtype": "os.system"}),
     ("m:h", {"shape": "[2]"}),
-    ("d:t", "[1]"),
-    ("d:t", "{"),
-    ("m:t", {"encoding": "pickle"}),
+    ("d:_%%1.t", "{"),
+    ("__groups__", {"_%%1.t": '{"_leaf": {"is_non_tensor": "1", "encoding": "pickle"}}'}),
+    ("__groups__", {"_%%1.a": '{"_leaf": {"shape": "[-1]", "dtype": "torch.float32"}}'}),
+    ("m:h", {"shapes": "[[1], null, [2]]"}),
 ]
 
 
