@@ -644,10 +644,9 @@ def read_redis(client: Any, prefix: str, identifier: str) -> Node:
     base = f"{prefix}:{{{identifier}}}:"
     groups = {path.decode(): json.loads(note) for path, note in client.hgetall(f"{base}__groups__").items()}
     leaves = {path.decode() for path in client.smembers(f"{base}__keys__")}
-    leaves |= {path for path, note in groups.items() if "_leaf" in note}
     metas = {path: {k.decode(): v.decode() for k, v in client.hgetall(f"{base}m:{path}").items()} for path in leaves}
     order = {path: int(meta.get("_order", 0)) for path, meta in metas.items()}
-    order |= {path: note.get("_order", 0) for path, note in groups.items() if path and "_leaf" not in note}
+    order |= {path: note.get("_order", 0) for path, note in groups.items() if path}
 
     def content(path: str) -> bytes:
         return client.get(f"{base}d:{path}") or b""
@@ -659,31 +658,24 @@ def read_redis(client: Any, prefix: str, identifier: str) -> Node:
     count = int(client.get(f"{base}__count__"))
     found: dict[str, Any] = {}
     for at in range(count):
-        # Entries of the element's own paths replace those of all elements.
-        own = f"_%%{at}."
-        shared = [path for path in order if not path.startswith("_%%")]
-        here = {path: part for path in shared if path in metas and (part := element(metas[path], content(path), at))}
-        mine = {path: order[path] for path in shared if path in here or path not in metas}
-        mine |= {path.removeprefix(own): order[path] for path in order if path.startswith(own)}
-        here |= {path.removeprefix(own): meta for path, meta in metas.items() if path.startswith(own)}
-        notes = groups | {path.removeprefix(own): note for path, note in groups.items() if path.startswith(own)}
-
-        def content_of(path: str, here: Any = here, own: str = own) -> bytes:
-            return content(own + path if own + path in metas else path)
-
-        found[str(at)] = redis_node("", tuple(inner), notes, mine, here, content_of)
+        here = {path: element(meta, content(path), at) for path, meta in metas.items()}
+        notes = {path: note | own_size(note, at) for path, note in groups.items()}
+        found[str(at)] = redis_node("", tuple(inner), notes, order, here, content)
     return Node(LAZY, stacked([one.size for one in found.values()], dim), None, found, dim)
 
 
+def own_size(note: Mapping[str, Any], at: int) -> dict[str, Any]:
+    """Return the batch size of an element, if the elements have unequal ones."""
+    return {"_batch_size": note["_batch_sizes"][at]} if "_batch_sizes" in note else {}
+
+
 def element(meta: Mapping[str, str], content: bytes, at: int) -> Any:
-    """Return an element of a leaf of a lazy stack; `None` if the element is missing."""
+    """Return an element of a leaf of a lazy stack."""
     shapes = json.loads(meta["shapes"]) if meta["homogeneous"] == "0" else None
     if shapes is None:
         return Leaf(meta["dtype"], tuple(json.loads(meta["shape"])), content).row(at)
-    if shapes[at] is None:
-        return None
     size = itemsize_of(meta["dtype"])
-    start = sum(math.prod(shape) * size for shape in shapes[:at] if shape is not None)
+    start = sum(math.prod(shape) * size for shape in shapes[:at])
     return Leaf(meta["dtype"], tuple(shapes[at]), content[start : start + math.prod(shapes[at]) * size])
 
 

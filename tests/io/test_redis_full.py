@@ -51,12 +51,11 @@ def dense() -> TensorDict:
 
 
 def uneven() -> Any:
-    """A lazy stack whose elements differ in shapes and in which entries they have."""
+    """A lazy stack whose elements differ in shapes."""
     members = []
     for at in range(4):
         inner = TensorDict(b=torch.tensor(at), h=torch.full((at, 2), at, dtype=torch.float16))
-        members.append(TensorDict(a=torch.full((3,), float(at)), n=inner, text=f"run {at}"))
-    members[1]["only"], members[2]["only"] = torch.ones(2), torch.ones(3)
+        members.append(TensorDict(a=torch.full((3,), float(at)), n=inner))
     return lazy_stack(members)
 
 
@@ -128,11 +127,9 @@ STACK_READS: dict[str, Callable[[Any], Any]] = {
     "entries that differ": lambda td: td.get(("n", "h"), as_list=True),
     "an element": lambda td: td[2],
     "an entry of an element": lambda td: td[2]["n", "h"],
-    "an entry that some have": lambda td: td[1]["only"],
     "some elements": lambda td: td[[0, 2]],
     "a slice": lambda td: td[1:3],
     "a mask": lambda td: td[torch.tensor([True, False, False, True])],
-    "a text": lambda td: td[3]["text"],
     "the keys": lambda td: sorted(td.keys()),
     "the keys of an element": lambda td: sorted(td[1].keys()),
     "the length": len,
@@ -243,11 +240,8 @@ STACK_WRITES: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "an entry of one": ("'a'", lambda td: td[1].set("a", torch.zeros(3))),
     "an entry of one, in place": ("'a'", lambda td: td[1].set_("a", torch.zeros(3))),
     "an entry of one, of another shape": ("'a'", lambda td: td[1].set("a", torch.zeros(2))),
-    "a new entry of one": ("'new'", lambda td: td[1].set("new", torch.zeros(2))),
-    "a text of one": ("'text'", lambda td: td[1].set_non_tensor("text", "other")),
     "an element": ("'a'", lambda td: td.__setitem__(1, TensorDict(a=torch.zeros(3)))),
     "zeros": ("'a'", lambda td: td.zero_()),
-    "deleting the entry of one": ("'a'", lambda td: td[1].__delitem__("a")),
     "another stack": ("container", lambda td: uneven().to_store(**_where(td))),
 }
 
@@ -320,10 +314,9 @@ DELETIONS: dict[str, Callable[[Any], Any]] = {
     "an entry": lambda td: td.__delitem__("a"),
     "a nested entry": lambda td: td.__delitem__(("n", "b")),
     "a nested container": lambda td: td.__delitem__("n"),
-    "a text": lambda td: td.__delitem__("text"),
     "a popped entry": lambda td: td.pop("a"),
     "all but some": lambda td: td.select("a", inplace=True),
-    "some": lambda td: td.exclude("a", "text", inplace=True),
+    "some": lambda td: td.exclude("a", inplace=True),
     "all": lambda td: td.clear(),
 }
 

@@ -153,19 +153,10 @@ class Elements(Members):
         )
 
     def names(self) -> list[str]:
-        self.server.check()
-        scope = self.server.scope
-        if len(self.containers) == self.server.count and (scope is None or not scope.given):
-            return self.group.names()
-        with self.server.together():
-            return super().names()
+        return self.group.names()
 
     def __contains__(self, name: object) -> bool:
-        with self.server.together():
-            return super().__contains__(name)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.names())
+        return isinstance(name, str) and self.group.has(name)
 
     def write(self, name: str, pieces: Sequence[Any]) -> None:
         with self.server.together():
@@ -188,8 +179,8 @@ class Elements(Members):
 class LazyStackedTensorDictStore(LazyStackedTensorDict):
     """Keep a lazy stack on a Redis server, or one of the same protocol, and share it between processes.
 
-    :meth:`~tensordict.TensorDictBase.to_store` of a lazy stack returns this class. Like members of any lazy stack, its
-    members may differ in their keys and in the shapes of their entries.
+    :meth:`~tensordict.TensorDictBase.to_store` of a lazy stack returns this class. Its members may differ in the shapes
+    of their entries.
 
     - Reading an entry fetches it from all members in one request, and stacks it in memory. An integer index returns a
       member without fetching it: `store[3]["a"]` reads, and `store[3]["a"] = tensor` writes, one entry of one member.
@@ -198,13 +189,13 @@ class LazyStackedTensorDictStore(LazyStackedTensorDict):
       at all. A member may get an entry of another shape; the other members keep theirs. Processes that write different
       members do not disturb each other. If two processes change shapes in one entry at the same time, the second gets
       an error, and its call has no effect.
-    - An entry holds tensors of one dtype, or containers, or values, in every member that has it. Lazy stacks nested in
-      members are stored as dense containers.
+    - An entry is in all members, as tensors of one dtype or as containers. A value, or an entry that some members lack,
+      raises an error that names it. Lazy stacks nested in members are stored as dense containers.
     - The number of members is fixed. :meth:`select` and :meth:`exclude` query each member; on `store.to_local()` they
       are faster.
 
-    The layout on the server is the layout of the reference, in both directions. The reference does not see what its
-    layout cannot hold: values (kept as JSON), entries that only some members have, names of dims, unequal batch sizes.
+    The layout on the server is the layout of the reference, in both directions. The reference does not see the names of
+    dims and unequal batch sizes.
 
     Args:
         backend, host, port, db, unix_socket_path, prefix, device, client, cache_metadata, ttl, **redis_kwargs: as of

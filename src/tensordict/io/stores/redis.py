@@ -127,10 +127,6 @@ def _span(request: Request) -> tuple[int, int]:
     return int(offsets.min()), int(offsets.max()) + request.run
 
 
-# Field of the notes in `__groups__`: the hash of a leaf that is hidden from the reference.
-HIDDEN = "_leaf"
-
-
 class Server(Store):
     """An open container on a server."""
 
@@ -150,8 +146,6 @@ class Server(Store):
         self._open = True
         self._metas: dict[str, Meta] = {}
         self._notes: dict[str, dict[str, Any]] = {}
-        # Hashes of leaves that are hidden from the reference, by path.
-        self._hidden: dict[str, Any] = {}
         # The listing that the caches were built from; `None` after a change.
         self._listing: Contents | None = None
         self._last = 0  # highest `_order` of an entry
@@ -268,11 +262,7 @@ class Server(Store):
                 known = self._metas.copy() if self.address.cached else {}
             header, paths, groups = listing.parse()
             notes = {path: parse_notes(raw) for path, raw in groups.items()}
-            hidden = {path: noted[HIDDEN] for path, noted in notes.items() if isinstance(noted.get(HIDDEN), dict)}
-            paths |= hidden.keys()
-            changed |= {path for path in paths if hidden.get(path) != self._hidden.get(path)}
             metas = {path: meta for path, meta in known.items() if path in paths and path not in changed}
-            metas.update((path, Meta.of_texts(hidden[path])) for path in hidden.keys() - metas.keys())
             new = [path for path in paths if path not in metas]
             # A leaf that was deleted meanwhile has no fields.
             metas.update(
@@ -284,9 +274,7 @@ class Server(Store):
                     continue
                 self._mark_changed()
                 # Keep the header if the server lost its data, to write it again.
-                self.header, self._metas = header or self.header, metas
-                self._notes = {path: noted for path, noted in notes.items() if path not in hidden}
-                self._hidden = hidden
+                self.header, self._metas, self._notes = header or self.header, metas, notes
                 # Never decrease: a deleted entry may come back with its old number.
                 self._last = max(self._last, *(self.order(path) or 0 for path in (*metas, *groups)), 0)
                 self._listing = listing if len(metas) == len(paths) else None
@@ -609,8 +597,6 @@ class Server(Store):
                 for leaf in self.below(path):
                     scope.command("DEL", wire.meta(leaf), wire.data(leaf), wire.data(leaf) + ":idx")
                     scope.command("SREM", wire.base + "__keys__", leaf)
-                    if self._hidden.pop(leaf, None) is not None:
-                        scope.command("HDEL", wire.base + "__groups__", leaf)
                     del self._metas[leaf]
                 for node in [node for node in self._notes if node == path or node.startswith(path + ".")]:
                     scope.command("HDEL", wire.base + "__groups__", node)
@@ -645,9 +631,4 @@ class Server(Store):
         with self._knowing.held:
             self._mark_changed()
             self._metas[path] = meta
-        self.list_leaf(path)
-
-    def list_leaf(self, path: str) -> None:
-        """Add a leaf to the names of the container; only inside of a block."""
-        assert self.scope is not None
-        self.scope.command("SADD", self.wire.base + "__keys__", path)
+        scope.command("SADD", wire.base + "__keys__", path)

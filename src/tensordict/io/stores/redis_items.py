@@ -64,7 +64,7 @@ class Meta:
     def __init__(self, fields: Mapping[bytes, bytes]) -> None:
         self.fields = fields
         self.shape_text = fields.get(b"shape", b"")
-        self.shapes: list[tuple[int, ...] | None] | None = None
+        self.shapes: list[tuple[int, ...]] | None = None
         self.starts: list[int] = []
         if b"shapes" in fields:
             self.shape_text = hashlib.sha1(fields[b"shapes"], usedforsecurity=False).hexdigest().encode()
@@ -99,12 +99,11 @@ class Meta:
         shapes = parse_json(self.fields[b"shapes"])
         if type(shapes) is not list:
             raise ValueError(f"its shapes {shapes!r:.80} are no list of shapes")
-        self.shapes = [None if shape is None else checks.shape(shape) for shape in shapes]
-        sizes = (0 if shape is None else math.prod(shape) * dtype.itemsize for shape in self.shapes)
-        self.starts = [0, *itertools.accumulate(sizes)]
+        self.shapes = list(map(checks.shape, shapes))
+        self.starts = [0, *itertools.accumulate(math.prod(shape) * dtype.itemsize for shape in self.shapes)]
 
-    def shape_at(self, at: int) -> tuple[int, ...] | None:
-        """Return the shape of an element of a lazy stack; `None` if the element lacks this leaf."""
+    def shape_at(self, at: int) -> tuple[int, ...]:
+        """Return the shape of an element of a lazy stack."""
         assert self.shape is not None
         return self.shape[1:] if self.shapes is None else self.shapes[at]
 
@@ -383,7 +382,8 @@ class WireGroup(Group):
     def find(self, name: str, known: Item | None = None) -> Item:
         store, key = self.store, (*self.key, name)
         store.check()
-        place, meta = self._locate(self._below(name))
+        place = self._below(name)
+        meta = store.find_leaf(place)
         if meta is None:
             return known if isinstance(known, WireGroup) and known._place == place else self._group_at(place, key)
         if isinstance(known, WireArray) and known.meta is meta and known.place == place:
@@ -392,10 +392,6 @@ class WireGroup(Group):
             return known
         with store.errors(key):
             return self._leaf_at(place, key, meta)
-
-    def _locate(self, place: str) -> tuple[str, Meta | None]:
-        """Return the path to read instead of `place`, and the metadata of a leaf; else raise `KeyError`."""
-        return place, self.store.find_leaf(place)
 
     def _group_at(self, place: str, key: Path) -> WireGroup:
         return WireGroup(self.store, key, place, next(addresses))

@@ -2,8 +2,7 @@
 
 A leaf of all elements is a *column*: one value on the server that concatenates their tensors. Each element of the stack
 is a group, whose arrays are ranges of columns. Writes of a block are collected and sent leaf by leaf at its end: as a
-new column if all elements are written, else as ranges of the old one. An element stores its values, and entries that
-other elements lack, under its own paths, `_%%NUMBER.PATH`.
+new column if all elements are written, else as ranges of the old one.
 """
 
 from __future__ import annotations
@@ -22,17 +21,14 @@ from tensordict.core.exceptions import SaveError, UnsupportedEntryError
 from tensordict.core.json_text import parse_json
 from tensordict.core.keys import Path, joined
 from tensordict.io import checks
-from tensordict.io.stores.array_store import ArrayItem, Item, Pick, UnreadableItem
-from tensordict.io.stores.entries import CLASS
-from tensordict.io.stores.redis import HIDDEN, Scope, Server
-from tensordict.io.stores.redis_items import Meta, WireArray, WireGroup, addresses, bytes_of, decode_part, read_note
+from tensordict.io.stores.array_store import SIZE, ArrayItem, Item, Pick, Text, UnreadableItem
+from tensordict.io.stores.redis import Scope, Server
+from tensordict.io.stores.redis_items import Meta, WireArray, WireGroup, addresses, bytes_of, read_note
 from tensordict.io.stores.redis_wire import LIMIT, Address, Request
 from tensordict.memory.stored_tensors import Selection, Values
 
-# Prefix of the own paths of an element, before its number. The encoding of names never yields it.
-_OWN = "_%%"
-# Attribute of an own path: the element lacks this nested container, which other elements have.
-_ABSENT = "_absent"
+# Attribute of a container whose elements have unequal batch sizes: all of them.
+_SIZES = "_batch_sizes"
 
 
 class StackServer(Server):
@@ -87,15 +83,17 @@ class StackServer(Server):
         scope = self.scope
         if scope is not None and at in (given := scope.noted.get(place, {})):
             return given[at]
-        return {**self.attributes_at(place), **self._notes.get(own_path(at, place), {})}
-
-    @staticmethod
-    def key_of(path: str) -> Path:
-        return Server.key_of(shared_path(path)[1])
+        notes = {**self.attributes_at(place)}
+        sizes = notes.pop(_SIZES, None)
+        if sizes is not None:
+            if type(sizes) is not list or len(sizes) != self.count:
+                raise ValueError(f"its batch sizes {sizes!r:.80} are not those of {self.count} elements")
+            notes[SIZE] = sizes[at]
+        return notes
 
     def find_leaf(self, path: str) -> Meta | None:
         meta = super().find_leaf(path)
-        if meta is not None and not meta.is_value and not path.startswith(_OWN):
+        if meta is not None and not meta.is_value:
             with self.errors(self.key_of(path)):
                 shape, shapes = meta.parse().shape, meta.shapes
             if not shape or shape[0] != self.count or (shapes is not None and len(shapes) != self.count):
@@ -105,43 +103,9 @@ class StackServer(Server):
                 )
         return meta
 
-    def has(self, path: str, at: int | None) -> bool:
-        """Return True if an element has an entry in the cache; without a number, if all elements have it."""
-        meta, shapes = self._metas.get(path), None
-        if meta is not None and not meta.is_value:
-            with contextlib.suppress(ValueError):
-                shapes = meta.parse().shapes
-        if at is None:
-            if meta is not None and (shapes is None or None not in shapes):
-                return True
-            if not any(part.startswith(_OWN) for part in self.tree.get("", ())):
-                return meta is None and self.is_node(path)
-            return all(self.has(path, number) for number in range(self.count))
-        own = own_path(at, path)
-        if own in self._metas:
-            return True
-        if own in self._notes:
-            return _ABSENT not in self._notes[own]
-        return (shapes is None or shapes[at : at + 1] != [None]) if meta is not None else self.is_node(path)
-
-    def locate_in(self, path: str, at: int | None) -> tuple[str, Meta | None]:
-        """Return the path under which an element stores an entry, and the metadata of a leaf; else raise `KeyError`."""
-        own = own_path(at or 0, path)
-        if own not in self._metas:
-            with contextlib.suppress(KeyError):
-                self.find_leaf(path)
-        if not self.has(path, at):
-            raise KeyError(decode_part(path.rpartition(".")[2]))
-        return (own, self._metas[own]) if own in self._metas else (path, self._metas.get(path))
-
     def column(self, path: str, key: Path) -> ArrayItem | None:
-        """Return a column as one array, with the stack dim first; `None` if shapes differ or there is no column."""
-        try:
-            meta = self.find_leaf(path)
-        except KeyError:  # not compiled: a server is asked
-            if own_path(0, path) in self._metas or own_path(0, path) in self._notes:
-                return None
-            raise
+        """Return a column as one array, with the stack dim first; `None` for a container or if shapes differ."""
+        meta = self.find_leaf(path)
         if meta is None or meta.is_value or meta.shapes is not None:
             return None
         return WireArray(self, key, path, meta)
@@ -151,26 +115,18 @@ class StackServer(Server):
     def _requests(self, items: Iterable[Item], pick: Pick) -> Iterator[Request]:
         """Yield the requests for all entries of elements, each once. Broken leaves are skipped here."""
         groups = [item for item in items if isinstance(item, ElementGroup)] if pick((1,)) is not None else []
-        numbers = sorted({group.at for group in groups if group.at is not None})
-        if is_all := any(group.at is None for group in groups):
-            numbers = list(range(self.count))
-        wanted, places = set(numbers), {group.place for group in groups}
-        for path in sorted(self._metas):
-            owner, shared = shared_path(path)
-            if (owner is not None and owner not in wanted) or not any(_is_below(shared, place) for place in places):
-                continue
+        is_all = any(group.at is None for group in groups)
+        numbers = range(self.count) if is_all else sorted({group.number for group in groups})
+        for path in sorted({path for group in groups for path in self.below(group.place)}):
             with contextlib.suppress(SaveError, KeyError):
                 meta = self.find_leaf(path)
                 if meta is None or meta.is_value:
-                    yield Request(path)
-                elif owner is not None:
-                    yield from WireArray(self, (), path, meta.parse()).requests(())[1]
-                elif is_all and (whole := _whole(path, meta)).nbytes <= LIMIT:
+                    continue
+                if is_all and (whole := _whole(path, meta)).nbytes <= LIMIT:
                     yield whole
-                else:
-                    for at in numbers:
-                        if meta.shape_at(at) is not None:
-                            yield from ElementArray(self, (), path, meta, at).requests(())[1]
+                    continue
+                for at in numbers:
+                    yield from ElementArray(self, (), path, meta, at).requests((...,))[1]
 
     def prefetch(self, groups: Sequence[ElementGroup]) -> None:
         """Read all entries of elements in as few requests as possible; only inside of a block."""
@@ -179,11 +135,6 @@ class StackServer(Server):
 
     def fetch(self, request: Request, key: Path) -> Any:
         scope, meta = self.scope, self._metas.get(request.path)
-        if scope is not None and not request.run and request not in scope.ready:
-            # Fetch the values of all elements at once: callers mostly read them in turn.
-            owns = (own_path(at, shared_path(request.path)[1]) for at in range(self.count))
-            wanted = [own for own in owns if own in self._metas and self._metas[own].is_value]
-            scope.wanted.update(dict.fromkeys(map(Request, wanted)))
         if scope is not None and meta is not None and meta.shape is not None and len(request.offsets) == 8:
             whole = _whole(request.path, meta)
             if whole != request and not scope.writes(request):
@@ -221,8 +172,7 @@ class StackServer(Server):
         scope = self.scope
         assert scope is not None
         # Replacing a container deletes its entries.
-        below = [*self.under(path), *(shared_path(own)[1] for own in self.under(own_path(at, path)))]
-        for other in [*below, *(other for other in scope.given if other.startswith(path + "."))]:
+        for other in [*self.under(path), *(other for other in scope.given if other.startswith(path + "."))]:
             scope.given.setdefault(other, {})[at] = None
         scope.given.setdefault(path, {})[at] = item
         if isinstance(item, ElementGroup):
@@ -243,88 +193,62 @@ class StackServer(Server):
             self._write_attributes(place, noted)
         scope.given, scope.noted = {}, {}
 
-    def _refuse(self, path: str, why: str) -> UnsupportedEntryError:
-        entry = f"entry {joined(self.key_of(path))!r}" if path else "it"
+    def refuse(self, key: Path, why: str) -> UnsupportedEntryError:
+        entry = f"entry {joined(key)!r}" if key else "it"
         return UnsupportedEntryError(
-            f"{entry} {why}; {self.a_kind} has an entry as tensors of one dtype in all elements that have it, or as "
-            "containers of one class, or as values. Nothing was written"
+            f"{entry} {why}. {self.a_kind.capitalize()} has each entry in all elements, as tensors of one dtype or as "
+            "containers; nothing was written. td.to_tensordict().to_store(...) stores values, if all elements have the "
+            "same entries and shapes. A folder, an archive (memmap) and a data set store any lazy stack, and what "
+            "td.densify() makes of it"
         )
 
     def _write_entry(self, path: str, given: dict[int, Any]) -> None:
         """Write the items that elements were given at a path, or delete their entries."""
         items = {at: item for at, item in given.items() if item is not None}
-        kinds = {_kind(item) for item in items.values()}
-        if len(kinds) > 1:
-            raise self._refuse(path, f"would be {' and '.join(sorted(kinds))} in different elements")
-        for own in [own for at in given if (own := own_path(at, path)) in self._metas or own in self._notes]:
-            self.drop(own)
-        if len(given) == self.count:
-            order = self.order(path)
-            if path in self._metas or self.is_node(path):
-                self.drop(path)
-            if len(items) == self.count and kinds == {"a tensor"}:
-                self._write_column(path, [items[at] for at in range(self.count)], order)
-                return
-            if len(items) == self.count and kinds == {"a container"}:
-                self.note(path, {"_order": order})
-                return
+        kinds = {_kind(item) for item in given.values()}
         meta = self._metas.get(path)
-        kind = "a tensor" if meta is not None else "a container" if self.is_node(path) else None
-        if kind is not None and kinds - {kind}:
-            raise self._refuse(path, f"is {kind} in other elements, and {kinds.pop()} was given")
-        if meta is not None:
-            self._write_elements(path, meta.parse(), given)
+        if len(given) < self.count:
+            kinds.add("a tensor" if meta is not None else "a container" if self.is_node(path) else "missing")
+        if len(kinds) > 1:
+            raise self.refuse(self.key_of(path), f"would be {' and '.join(sorted(kinds))} in different elements")
+        if len(given) < self.count:
+            if meta is not None:
+                self._write_elements(path, meta.parse(), items)
             return
-        for at, item in given.items():
-            own = own_path(at, path)
-            if item is None and kind is not None:
-                self.set_notes(own, {_ABSENT: 1})
-            elif item is not None and kind is None and isinstance(item, ElementGroup):
-                self.note(own, item._noted)
-            elif item is not None and kind is None:
-                self.add(own, item.fields(), item.data())
+        order = self.order(path)
+        if meta is not None or self.is_node(path):
+            self.drop(path)
+        if kinds == {"a tensor"}:
+            self._write_column(path, [items[at] for at in range(self.count)], order)
+        elif items:
+            self.note(path, {"_order": order})
 
     # --- containers ---
 
     def _write_attributes(self, place: str, given: dict[int, dict[str, Any]]) -> None:
-        """Write the attributes of a container: common ones once, and those of single elements under their own paths."""
-        known = self.attributes_at(place)
-        if len(given) == self.count and (not place or place in self._notes):
-            names = [name for name in given[0] if all(name in noted for noted in given.values())]
-            known = {**{name: given[0][name] for name in names}, "_order": known.get("_order")}
-            if known != self.attributes_at(place):
-                self.note(place, known)
-        for at, noted in given.items():
-            own = own_path(at, place)
-            names = [name for name in {*noted, *known} if noted.get(name) != known.get(name) and name != "_order"]
-            if CLASS in names and known:
-                raise self._refuse(place, "is of different classes in different elements")
-            if names:
-                self.set_notes(own, {**self._notes.get(own, {}), **{name: noted.get(name) for name in names}})
+        """Write the attributes of a container. Its elements may differ in their batch sizes only."""
+        if place and place not in self._notes:
+            return
+        each = [given[at] if at in given else self.attributes_of(place, at) for at in range(self.count)]
+        sizes = [list(noted.get(SIZE) or ()) for noted in each]
+        notes = {**each[0], "_order": self.order(place) if place else None}
+        for name in {name for noted in each for name in noted} - {SIZE, "_order"}:
+            if any(noted.get(name) != notes.get(name) for noted in each):
+                raise self.refuse(self.key_of(place), f"differs between elements in the attribute {name.strip('_')}")
+        notes[_SIZES] = None if all(size == sizes[0] for size in sizes) else sizes
+        if notes != self.attributes_at(place):
+            self.note(place, notes)
 
     # --- tensors ---
 
     def _write_column(self, path: str, items: Sequence[Any], order: int | None) -> None:
         dtypes = sorted({str(item.dtype) for item in items})
         if len(dtypes) > 1:
-            raise self._refuse(path, f"has the dtypes {', '.join(dtypes)}")
+            raise self.refuse(self.key_of(path), f"has the dtypes {', '.join(dtypes)}")
         fields = {**_shape_fields([tuple(item.shape) for item in items]), "dtype": dtypes[0]}
         data: Values = np.concatenate([np.asarray(bytes_of(np.ascontiguousarray(item.content))) for item in items])
         self.add(path, fields, bytes_of(data), order)
         self._note_starts(path)
-
-    def list_leaf(self, path: str) -> None:
-        """Add a leaf to the names of the stack; hidden from the reference unless all elements have it."""
-        assert self.scope is not None
-        meta, base = self._metas[path], self.wire.base
-        if path.startswith(_OWN) or None in (meta.parse().shapes or ()):
-            self._hidden[path] = {name.decode(): value.decode() for name, value in meta.fields.items()}
-            self.scope.command("SREM", base + "__keys__", path)
-            self.scope.command("HSET", base + "__groups__", path, json.dumps({HIDDEN: self._hidden[path]}))
-            return
-        if self._hidden.pop(path, None) is not None:
-            self.scope.command("HDEL", base + "__groups__", path)
-        super().list_leaf(path)
 
     def _note_starts(self, path: str) -> None:
         """Write the offsets of the elements of a column."""
@@ -336,20 +260,16 @@ class StackServer(Server):
         else:
             self.scope.command("SET", name, np.array(meta.starts, "<i8").tobytes())
 
-    def _write_elements(self, path: str, meta: Meta, given: dict[int, Any]) -> None:
-        """Write or delete some elements of a column. Elements of another shape replace the old range of bytes."""
+    def _write_elements(self, path: str, meta: Meta, items: dict[int, Any]) -> None:
+        """Write some elements of a column. Elements of another shape replace the old range of bytes."""
         scope = self.scope
         assert scope is not None
         shapes = [meta.shape_at(at) for at in range(self.count)]
         moved: list[tuple[int, int, Any]] = []
-        for at, item in given.items():
-            if item is None:
-                if shapes[at] is not None:
-                    moved.append((*meta.part(at), b""))
-                    shapes[at] = None
-                continue
+        for at, item in items.items():
             if item.dtype is not meta.dtype:
-                raise self._refuse(path, f"has the dtype {meta.dtype} in other elements, and {item.dtype} was given")
+                why = f"has the dtype {meta.dtype} in other elements, and {item.dtype} was given"
+                raise self.refuse(self.key_of(path), why)
             if shapes[at] == tuple(item.shape):
                 ElementArray(self, item.key, path, meta, at).write((...,), item.content)
             else:
@@ -371,7 +291,6 @@ class StackServer(Server):
         old = {field.decode(): value.decode() for field, value in meta.fields.items() if field != b"shapes"}
         self._metas[path] = Meta.of_texts({**old, **fields})
         self._note_starts(path)
-        self.list_leaf(path)
 
 
 def _whole(path: str, meta: Meta) -> Request:
@@ -379,34 +298,16 @@ def _whole(path: str, meta: Meta) -> Request:
     return Request(path, meta.shape_text, meta.dtype_text, meta.nbytes, bytes(8))
 
 
-def _shape_fields(shapes: Sequence[Sequence[int] | None]) -> dict[str, str]:
-    """Return the fields for the shapes of the elements in the hash of a column; `None` marks a missing element."""
-    first = next((shape for shape in shapes if shape is not None), ())
-    fields = {"shape": json.dumps([len(shapes), *first])}
-    if all(shape == first for shape in shapes):
+def _shape_fields(shapes: Sequence[Sequence[int]]) -> dict[str, str]:
+    """Return the fields for the shapes of the elements in the hash of a column."""
+    fields = {"shape": json.dumps([len(shapes), *shapes[0]])}
+    if all(shape == shapes[0] for shape in shapes):
         return {**fields, "homogeneous": "1"}
     return {**fields, "homogeneous": "0", "shapes": json.dumps(shapes)}
 
 
-def own_path(at: int | None, path: str) -> str:
-    """Return the own path of an element for a path in it."""
-    return f"{_OWN}{at}.{path}" if path else f"{_OWN}{at}"
-
-
-def shared_path(path: str) -> tuple[int | None, str]:
-    """Split an own path into the number of the element and the path in it; the number is `None` for shared paths."""
-    if not path.startswith(_OWN):
-        return None, path
-    number, _, shared = path[len(_OWN) :].partition(".")
-    return int(number) if number.isdecimal() and len(number) < 11 else -1, shared
-
-
-def _is_below(path: str, place: str) -> bool:
-    return not place or path == place or path.startswith(place + ".")
-
-
-def _kind(item: Item) -> str:
-    return "a container" if isinstance(item, ElementGroup) else "a tensor" if isinstance(item, ArrayItem) else "a value"
+def _kind(item: Item | None) -> str:
+    return "missing" if item is None else "a container" if isinstance(item, ElementGroup) else "a tensor"
 
 
 # --- items ------------------------------------------------------------------------------------------------------------
@@ -419,7 +320,7 @@ class ElementArray(WireArray):
         super().__init__(store, key, place, meta)
         # The byte that it begins at.
         self.start, _ = meta.part(at)
-        self.shape = torch.Size(meta.shape_at(at) or ())
+        self.shape = torch.Size(meta.shape_at(at))
 
     def pieces(self, selection: Selection) -> tuple[tuple[int, ...], int, bytes]:
         shape, run, offsets = super().pieces(selection)
@@ -457,40 +358,34 @@ class ElementGroup(WireGroup):
     def find(self, name: str, known: Item | None = None) -> Item:
         scope, place = self.store.scope, self._below(name)
         given = {} if scope is None else scope.given.get(place, {})
-        if self.at not in given:
+        if self.number not in given:
             return super().find(name, known)
-        item: Item | None = given[self.at]
+        item: Item | None = given[self.number]
         if item is None:
             raise KeyError(name)
         return item
-
-    def _locate(self, place: str) -> tuple[str, Meta | None]:
-        return self.store.locate_in(place, self.at)
 
     def _group_at(self, place: str, key: Path) -> ElementGroup:
         return self.store.element(self.at, place, key)
 
     def _leaf_at(self, place: str, key: Path, meta: Meta) -> Item:
-        if place.startswith(_OWN):
-            return super()._leaf_at(place, key, meta)
         if meta.is_value:
             return UnreadableItem(self.store, key, -1, "a value, which a lazy stack on a server does not have")
         return ElementArray(self.store, key, place, meta, self.number)
 
     def _parts(self) -> list[str]:
-        store, own, start = self.store, own_path(self.number, self.place), f"{self.place}." if self.place else ""
-        places = {part: start + part for part in store.children(self.place) if not part.startswith(_OWN)}
-        for part in store.tree.get(own, ()):
-            places.setdefault(part, f"{own}.{part}")
-        found = {part for part in places if store.has(start + part, self.at)}
+        store, start = self.store, f"{self.place}." if self.place else ""
+        parts = dict.fromkeys(store.children(self.place), True)
         for path, column in ({} if store.scope is None else store.scope.given).items():
-            if path.startswith(start) and "." not in (part := path[len(start) :]) and self.at in column:
-                places.setdefault(part, path)
-                (found.discard if column[self.at] is None else found.add)(part)
-        return sorted(found, key=lambda part: store._rank(places[part]))
+            if path.startswith(start) and "." not in (part := path[len(start) :]) and self.number in column:
+                parts[part] = column[self.number] is not None
+        return [part for part, is_there in parts.items() if is_there]
 
     def new_group(self, key: Path) -> ElementGroup:
         return ElementGroup(self.store, key, None, -1, None)
+
+    def new_text(self, key: Path, content: str) -> Text:
+        raise self.store.refuse(key, "is a value that is no tensor")
 
     def attach(self, name: str, item: Item) -> None:
         if self._place is None:

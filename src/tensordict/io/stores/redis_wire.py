@@ -486,9 +486,9 @@ class Wire:
         self.send([("DEL", *self._all())])
 
     def _all(self) -> list[str]:
-        """Return all keys of the container. Paths in `__groups__` may be hidden leaves, so they count, too."""
-        _, paths, groups = self.state()[0].parse()
-        leaves = ((self.meta(path), self.data(path), self.data(path) + ":idx") for path in (*paths, *groups))
+        """Return all keys of the container."""
+        _, paths, _ = self.state()[0].parse()
+        leaves = ((self.meta(path), self.data(path), self.data(path) + ":idx") for path in paths)
         return [*self._names, *itertools.chain.from_iterable(leaves)]
 
 
