@@ -11,6 +11,7 @@ import contextlib
 import functools
 import itertools
 import json
+import struct
 import threading
 import time
 import uuid
@@ -26,25 +27,28 @@ from tensordict.core.json_text import parse_json
 from tensordict.core.keys import Path, entry_of, joined
 from tensordict.core.locks import Lock
 from tensordict.io import checks
-from tensordict.io.stores.array_store import SIZE, Item, Pick, StaleError, Store
+from tensordict.io.stores.array_store import SIZE, Item, Pick, StaleError, Store, decode_name
 from tensordict.io.stores.entries import CLASS
-from tensordict.io.stores.redis_items import (
-    Meta,
-    WireArray,
-    WireGroup,
-    addresses,
-    decode_part,
-    parse_notes,
-    portions,
+from tensordict.io.stores.redis_items import PIECES, Meta, WireArray, WireGroup, addresses, parse_notes
+from tensordict.io.stores.redis_wire import (
+    FORGOTTEN,
+    LIMIT,
+    Address,
+    Check,
+    Command,
+    Listing,
+    Request,
+    Wire,
+    Word,
+    is_freeing,
 )
-from tensordict.io.stores.redis_wire import FORGOTTEN, LIMIT, Address, Check, Contents, Request, Wire, Word, is_freeing
 
 
 class Scope:
     """The requests of one block of `Server.together`: prefetched reads and pending writes.
 
     Attributes:
-        is_refresh_names: True once the names were read.
+        has_names: True once the names were read.
         wanted: requests that will be read, in order.
         ready: answers to prefetched requests.
         checks, commands: the arguments of `Wire.write`; `checks` also has the path and key of each.
@@ -60,7 +64,7 @@ class Scope:
     """
 
     def __init__(self) -> None:
-        self.is_refresh_names = False
+        self.has_names = False
         self.wanted: dict[Request, None] = {}
         self.ready: dict[Request, Any] = {}
         self.given: dict[str, dict[int, Any]] = {}
@@ -71,7 +75,7 @@ class Scope:
 
     def begin(self) -> None:
         self.checks: dict[str, tuple[Check, str, Path]] = {}
-        self.commands: list[Sequence[Word]] = []
+        self.commands: list[Command] = []
         self.written: dict[str, tuple[int, int]] = {}
         self.touched: dict[str, None] = {}
         self.size = 0
@@ -147,7 +151,7 @@ class Server(Store):
         self._metas: dict[str, Meta] = {}
         self._notes: dict[str, dict[str, Any]] = {}
         # The listing that the caches were built from; `None` after a change.
-        self._listing: Contents | None = None
+        self._listing: Listing | None = None
         self._last = 0  # highest `_order` of an entry
         # Cache of `tree`.
         self._tree: dict[str, dict[str, None]] | None = None
@@ -234,7 +238,7 @@ class Server(Store):
     @staticmethod
     def key_of(path: str) -> Path:
         """Return the nested key of the entry at a path."""
-        return tuple(map(decode_part, path.split(".")))
+        return tuple(map(decode_name, path.split(".")))
 
     # --- cached metadata ----------------------------------------------------------------------------------------------
 
@@ -252,19 +256,17 @@ class Server(Store):
         """Refresh the caches from the server, and return the answers to requests of the same moment."""
         self.check()
         while True:
-            with self._knowing.held:
-                changes = self._changes
+            changes = self._changes
             listing, answers = self.wire.state(requests)
-            changed = {request.path for request, answer in zip(requests, answers, strict=True) if answer is None}
+            header, paths, groups = listing
+            stale = {request.path for request, answer in zip(requests, answers, strict=True) if answer is None}
             with self._knowing.held:
-                if listing == self._listing and not changed and self.address.cached:
+                if listing == self._listing and not stale and self.address.cached:
                     return answers
-                known = self._metas.copy() if self.address.cached else {}
-            header, paths, groups = listing.parse()
-            notes = {path: parse_notes(raw) for path, raw in groups.items()}
-            metas = {path: meta for path, meta in known.items() if path in paths and path not in changed}
-            new = [path for path in paths if path not in metas]
+                kept = paths - stale if self.address.cached else set()
+                metas = {path: meta for path, meta in self._metas.items() if path in kept}
             # A leaf that was deleted meanwhile has no fields.
+            new = list(paths - metas.keys())
             metas.update(
                 (path, Meta(fields)) for path, fields in zip(new, self.wire.metas(new) if new else ()) if fields
             )
@@ -274,7 +276,8 @@ class Server(Store):
                     continue
                 self._mark_changed()
                 # Keep the header if the server lost its data, to write it again.
-                self.header, self._metas, self._notes = header or self.header, metas, notes
+                self.header, self._metas = header or self.header, metas
+                self._notes = {path: parse_notes(raw) for path, raw in groups.items()}
                 # Never decrease: a deleted entry may come back with its old number.
                 self._last = max(self._last, *(self.order(path) or 0 for path in (*metas, *groups)), 0)
                 self._listing = listing if len(metas) == len(paths) else None
@@ -294,7 +297,7 @@ class Server(Store):
     def find_leaf(self, path: str) -> Meta | None:
         """Return the metadata of a leaf; `None` for a nested container. Raises `KeyError` if the path is missing."""
         scope = self.scope
-        if not self.address.cached and (scope is None or not (scope.is_refresh_names or scope.adds)):
+        if not self.address.cached and (scope is None or not (scope.has_names or scope.adds)):
             self._refresh_names()
         for asked in (False, True):
             with self._knowing.held:
@@ -302,10 +305,10 @@ class Server(Store):
                     return self._metas[path]
                 if self.is_node(path):
                     return None
-            if asked or (scope is not None and scope.is_refresh_names):
+            if asked or (scope is not None and scope.has_names):
                 break
             self._refresh_names()
-        raise KeyError(decode_part(path.rpartition(".")[2]))
+        raise KeyError(decode_name(path.rpartition(".")[2]))
 
     def is_node(self, path: str) -> bool:
         """Return True if a path is a nested container in the cache."""
@@ -318,7 +321,7 @@ class Server(Store):
             self.send(scope)
         if scope is None:
             self.sync()
-        elif not scope.is_refresh_names:
+        elif not scope.has_names:
             self._read_portion(scope)
 
     def children(self, path: str) -> list[str]:
@@ -391,7 +394,8 @@ class Server(Store):
         if self.scope is not None or not self.is_open:
             yield
             return
-        scope = self._local.scope = Scope()
+        scope, is_lost = Scope(), False
+        self._local.scope = scope
         try:
             if pick is not None:
                 self._prefetch(scope, items, pick)
@@ -403,11 +407,13 @@ class Server(Store):
                 self.forget()
             for undo in reversed(scope.undos):
                 undo()
-            if scope.uploads and not isinstance(error, ConnectionError):
-                self.wire.send([("DEL", *scope.uploads)])
+            is_lost = isinstance(error, ConnectionError)
             raise
         finally:
             self._local.scope = None
+            # The uploads of a lost connection expire.
+            if scope.uploads and not is_lost:
+                self.wire.send([("DEL", *scope.uploads)])
 
     def _prefetch(self, scope: Scope, items: Iterable[Item], pick: Pick) -> None:
         """Read the names and the first requests. If only values are wanted, they are read when the first is used."""
@@ -433,10 +439,10 @@ class Server(Store):
     def _read_portion(self, scope: Scope, first: Request | None = None, key: Path = ()) -> None:
         """Read the next requests, beginning with `first`; also the names, unless the block has read them."""
         requests = scope.portion(first)
-        if scope.is_refresh_names:
+        if scope.has_names:
             answers = self.wire.read(requests, key)
         else:
-            scope.is_refresh_names = True
+            scope.has_names = True
             answers = self.sync(requests)
         scope.ready.update(zip(requests, answers, strict=True))
 
@@ -481,7 +487,7 @@ class Server(Store):
         scope.begin()
         scope.ready.clear()
         if adds:
-            scope.is_refresh_names = False
+            scope.has_names = False
             if not is_freeing(commands):
                 commands += [("SETNX", self.wire.base + name, value) for name, value in self.header.items()]
         try:
@@ -490,14 +496,16 @@ class Server(Store):
             self.forget()
             raise
         if not failed:
-            if scope.uploads:
-                self.wire.send([("DEL", *scope.uploads)])
-                scope.uploads.clear()
             self._renew(adds)
             return
         self.forget()
         check, path, key = checks[failed - 1]
-        raise self._stale(path, key) if check[2] else self.wire.lost_upload(key)
+        if check[2]:
+            raise self._stale(path, key)
+        raise SaveError(
+            f"{entry_of(key)}of the {self.kind} {self.name!r}: the server has lost what was uploaded, as when it is "
+            "started anew; nothing was written: the same call works again"
+        )
 
     def _renew(self, always: bool) -> None:
         ttl = self.address.ttl
@@ -521,25 +529,20 @@ class Server(Store):
     def write_pieces(self, array: WireArray, run: int, offsets: bytes, data: memoryview) -> None:
         """Write pieces of an array, each of `run` bytes. Data beyond the size of a request is uploaded first."""
         path, meta = array.place, array.meta
-        name, at = self.wire.data(path), 0
+        name = self.wire.data(path)
         with self.together():
             scope = self.scope
             assert scope is not None
             if not (scope.adds and path in scope.touched):
                 check = (self.wire.meta(path), name, meta.shape_text, meta.dtype_text, meta.nbytes)
                 scope.check(path, array.key, check)
-            for part in portions(Request(path, run=run, offsets=offsets)):
-                piece = data[at : at + part.nbytes]
-                at += part.nbytes
-                scope.note_written(part)
-                if scope.size + len(piece) > LIMIT:
-                    scope.command("PLACE", self.upload(path, piece, array.key), name, part.run, part.offsets)
-                    continue
-                scope.size += len(piece)
-                if len(part.offsets) == 8:
-                    scope.command("SETRANGE", name, int.from_bytes(part.offsets, "little"), piece)
-                else:
-                    scope.command("WRITE", name, part.run, part.offsets, piece)
+            scope.note_written(Request(path, run=run, offsets=offsets))
+            if scope.size + len(data) > LIMIT or len(offsets) > 8 * PIECES:
+                scope.command("PLACE", self.upload(path, data, array.key), name, run, offsets)
+                return
+            scope.size += len(data)
+            for at, (start,) in enumerate(struct.iter_unpack("<Q", offsets)):
+                scope.command("SETRANGE", name, start, data[at * run : (at + 1) * run])
 
     def set_header(self, name: str, value: bytes | None) -> None:
         """Set a header field of the container; `None` deletes it."""
@@ -573,16 +576,11 @@ class Server(Store):
                 self.set_header("__tensorclass__", None if name is None else name.encode())
                 if kept == self._notes.get(path, {}):
                     return
-            self.set_notes(path, kept)
-
-    def set_notes(self, path: str, notes: dict[str, Any]) -> None:
-        """Write exactly these attributes of a nested container; only inside of a block."""
-        assert self.scope is not None
-        with self._knowing.held:
-            self._mark_changed()
-            self._notes[path] = notes
-        self.scope.touch(path)
-        self.scope.command("HSET", self.wire.base + "__groups__", path, json.dumps(notes))
+            with self._knowing.held:
+                self._mark_changed()
+                self._notes[path] = kept
+            self.scope.touch(path)
+            self.scope.command("HSET", self.wire.base + "__groups__", path, json.dumps(kept))
 
     def drop(self, path: str) -> None:
         """Delete the entry at a path and everything below it."""

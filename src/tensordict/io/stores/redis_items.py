@@ -11,7 +11,7 @@ import struct
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
-from urllib.parse import quote, unquote
+from urllib.parse import quote
 
 import numpy as np
 import torch
@@ -21,7 +21,18 @@ from tensordict.core.json_text import parse_json
 from tensordict.core.keys import Path, entry_of, joined
 from tensordict.io import checks
 from tensordict.io.specification import VALUES
-from tensordict.io.stores.array_store import SIZE, ArrayItem, Group, Item, Text, UnreadableItem, decode_names
+from tensordict.io.stores.array_store import (
+    ENCODED,
+    SIZE,
+    ArrayItem,
+    Group,
+    Item,
+    Text,
+    UnreadableItem,
+    decode_name,
+    decode_names,
+    encode_name,
+)
 from tensordict.io.stores.entries import KIND, TEXT
 from tensordict.io.stores.redis_wire import LIMIT, Request
 from tensordict.memory.stored_tensors import Selection, Values, as_array, stored_dtype
@@ -29,10 +40,8 @@ from tensordict.memory.stored_tensors import Selection, Values, as_array, stored
 if TYPE_CHECKING:
     from tensordict.io.stores.redis import Server
 
-# Prefix of parts of paths that the layout cannot hold literally. The rest of such a part is percent-encoded.
-_ENCODED = "_%"
 # Most pieces of an array in one request, so that the server can answer other clients in between.
-_PIECES = 1 << 14
+PIECES = 1 << 14
 _DTYPES = {str(found): found for found in vars(torch).values() if isinstance(found, torch.dtype)}
 
 
@@ -43,13 +52,9 @@ def encode_part(name: str) -> str:
         name.encode()
     except UnicodeEncodeError as error:
         raise SaveError(f"entry {name!r}: this name has no UTF-8 form and cannot be held by a server") from error
-    if not name or "." in name or name.startswith(_ENCODED) or name.endswith(":idx"):
-        return _ENCODED + quote(name, safe="").replace(".", "%2E")
+    if not name or "." in name or name.startswith(ENCODED) or name.endswith(":idx"):
+        return encode_name(name).replace(".", "%2E")
     return name
-
-
-def decode_part(part: str) -> str:
-    return unquote(part[len(_ENCODED) :]) if part.startswith(_ENCODED) else part
 
 
 class Meta:
@@ -197,7 +202,7 @@ def portions(request: Request) -> Iterator[Request]:
             for at in range(0, run, LIMIT):
                 yield request._replace(run=min(LIMIT, run - at), offsets=(offset + at).to_bytes(8, "little"))
     elif run:
-        step = 8 * min(_PIECES, LIMIT // run)
+        step = 8 * min(PIECES, LIMIT // run)
         if len(offsets) <= step:
             yield request
             return
@@ -288,19 +293,17 @@ class WireArray(ArrayItem):
         if not self.place:
             return np.array(self.content[selection])
         shape, requests = self.requests(selection)
-        raw = np.empty(sum(request.nbytes for request in requests), np.uint8)
-        at = 0
-        for request in requests:
-            answer = self.store.fetch(request, self.key)
-            if len(answer) != request.nbytes:
-                raise SaveError(
-                    f"entry {joined(self.key)!r} of the {self.store.kind} {self.store.name!r} has fewer bytes than its "
-                    f"shape {list(self.shape)} and dtype {self.dtype} say"
-                )
-            raw[at : at + request.nbytes] = np.frombuffer(answer, np.uint8)
-            at += request.nbytes
+        raw = bytearray().join(
+            itertools.chain.from_iterable(self.store.fetch(request, self.key) for request in requests)
+        )
+        if len(raw) != sum(request.nbytes for request in requests):
+            raise SaveError(
+                f"entry {joined(self.key)!r} of the {self.store.kind} {self.store.name!r} has fewer bytes than its "
+                f"shape {list(self.shape)} and dtype {self.dtype} say"
+            )
+        elements = np.frombuffer(raw, np.uint8)
         # Servers are untrusted, and a boolean tensor may only hold the bytes 0 and 1.
-        found: Values = raw != 0 if self.dtype is torch.bool else raw.view(dtype)
+        found: Values = elements != 0 if self.dtype is torch.bool else elements.view(dtype)
         return found.reshape(shape)
 
     def write(self, selection: Selection, values: Any) -> None:
@@ -354,7 +357,7 @@ class WireGroup(Group):
 
     @property
     def path(self) -> str:
-        return "/".join(quote(decode_part(part), safe="") for part in self.place.split("."))
+        return "/".join(quote(decode_name(part), safe="") for part in self.place.split("."))
 
     def _below(self, name: str) -> str:
         return f"{self.place}.{encode_part(name)}" if self.place else encode_part(name)
@@ -370,7 +373,7 @@ class WireGroup(Group):
 
     def names(self) -> list[str]:
         with self.store.errors(self.key):
-            return decode_names(self._parts(), decode_part)
+            return decode_names(self._parts())
 
     def _parts(self) -> list[str]:
         return self.store.children(self.place)

@@ -142,7 +142,7 @@ class StackServer(Server):
                     self._read_portion(scope, whole, key)
                 if (answer := scope.ready.get(whole)) is not None:
                     start = int.from_bytes(request.offsets, "little")
-                    return memoryview(answer)[start : start + request.run]
+                    return [memoryview(answer[0])[start : start + request.run]]
         return super().fetch(request, key)
 
     # --- writing ------------------------------------------------------------------------------------------------------

@@ -23,8 +23,8 @@ The package redis implements the protocol, connection pools, addresses, authenti
 from __future__ import annotations
 
 import contextlib
-import functools
 import itertools
+import struct
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -49,51 +49,32 @@ _LOOKED_AT = ("shape", "dtype", "is_non_tensor", "_form", "shapes")
 # A Lua script extends the commands of the server. Its arguments are commands, each with its number of words first. The
 # script executes them and returns the answers. The first word is a command of the server, or one of these functions:
 #
-# - LOOK: returns the shape of a leaf (or the digest of all shapes, if its elements differ), its dtype and its form.
-# - READ, WRITE: read or write pieces of an array, given by their length and offsets.
-# - PLACE: like WRITE, with the pieces from an upload.
-# - TAKE: rename an upload to the leaf, and leave an empty upload, which a repeated request recognizes.
-# - SPLICE: replace a range of bytes by others of any length.
+# - LOOK: returns the digest of all shapes of a leaf whose elements differ, its dtype and its form.
+# - PLACE: writes pieces of an array, given by their length and offsets, from an upload.
+# - TAKE: renames an upload to the leaf, and leaves an empty upload, which a repeated request recognizes.
+# - SPLICE: replaces a range of bytes by others of any length.
 # - CHECK: returns 0 if a leaf (hash, data) still has this shape, dtype and length; or, without a shape, if an upload
 #   exists. Otherwise it modifies a watched key, so that the following transaction is aborted, and returns 1; or 2 if
 #   the write of this token was executed before. A full server refuses SET but accepts RENAME.
 #
 # A full server refuses transactions but executes scripts. They are slow with large data, so they are the fallback.
-_FUNCTIONS = {
-    "LOOK": """
+_FUNCTIONS = {"LOOK", "PLACE", "TAKE", "SPLICE", "CHECK"}
+_SCRIPT = """
+local own = {}
 function own.LOOK(hash)
   local look = redis.call('HMGET', hash, 'shape', 'dtype', 'is_non_tensor', '_form', 'shapes')
   local shapes = table.remove(look)
   look[1] = shapes and redis.sha1hex(shapes) or look[1]
   return look
 end
-""",
-    "READ": """
-function own.READ(name, run, offsets)
-  local parts = {}
-  for k = 1, #offsets, 8 do
-    local first = struct.unpack('<I8', offsets, k)
-    local last = string.format('%.0f', first + run - 1)
-    parts[#parts + 1] = redis.call('GETRANGE', name, string.format('%.0f', first), last)
-  end
-  return table.concat(parts)
-end
-""",
-    "WRITE": """
-function own.WRITE(name, run, offsets, data)
+function own.PLACE(ahead, name, run, offsets)
   for k = 1, #offsets, 8 do
     local first, at = struct.unpack('<I8', offsets, k), (k - 1) / 8 * run
-    redis.call('SETRANGE', name, string.format('%.0f', first), string.sub(data, at + 1, at + run))
+    local part = redis.call('GETRANGE', ahead, string.format('%.0f', at), string.format('%.0f', at + run - 1))
+    redis.call('SETRANGE', name, string.format('%.0f', first), part)
   end
   return 0
 end
-""",
-    "PLACE": """
-function own.PLACE(ahead, name, run, offsets)
-  return own.WRITE(name, run, offsets, redis.call('GET', ahead))
-end
-""",
-    "TAKE": """
 function own.TAKE(ahead, name, time)
   if redis.call('STRLEN', ahead) > 0 then
     redis.call('RENAME', ahead, name)
@@ -102,25 +83,18 @@ function own.TAKE(ahead, name, time)
   end
   return 0
 end
-""",
-    "SPLICE": """
 function own.SPLICE(name, first, last, data)
   local old = redis.call('GET', name) or ''
-  local parts = string.sub(old, 1, first) .. data .. string.sub(old, last + 1)
-  return redis.call('SET', name, parts, 'KEEPTTL')
+  return redis.call('SET', name, string.sub(old, 1, first) .. data .. string.sub(old, last + 1), 'KEEPTTL')
 end
-""",
-    "CHECK": """
 function own.CHECK(stop, token, hash, data, shape, dtype, size)
-  local fits
-  if shape == '' then
-    fits = redis.call('EXISTS', hash) == 1
-  else
-    local look = own.LOOK(hash)
-    fits = look[1] == shape and look[2] == dtype and redis.call('STRLEN', data) == tonumber(size)
-  end
-  if fits then
+  if shape == '' and redis.call('EXISTS', hash) == 1 then
     return 0
+  elseif shape ~= '' then
+    local look = own.LOOK(hash)
+    if look[1] == shape and look[2] == dtype and redis.call('STRLEN', data) == tonumber(size) then
+      return 0
+    end
   end
   local is_done = token ~= '' and redis.call('HGET', hash, '_write') == token
   if redis.call('EXISTS', hash) == 1 then
@@ -131,10 +105,6 @@ function own.CHECK(stop, token, hash, data, shape, dtype, size)
   end
   return is_done and 2 or 1
 end
-""",
-}
-_NEEDS = {"PLACE": "WRITE", "CHECK": "LOOK"}
-_LOOP = """
 local at, answers = 1, {}
 while at <= #ARGV do
   local last, name = at + tonumber(ARGV[at]), ARGV[at + 1]
@@ -145,6 +115,7 @@ return answers
 """
 _FREEING = {"DEL", "HDEL", "SREM"}
 Word = bytes | str | int | memoryview
+Command = tuple[Word, ...]
 
 
 def library() -> Any:
@@ -277,13 +248,13 @@ class Request(NamedTuple):
     def nbytes(self) -> int:
         return self.run * (len(self.offsets) // 8)
 
-    def match(self, look: Sequence[bytes | None], data: bytes | None) -> Any:
-        """Return the result, from the metadata `look` and the `data` of the leaf; `None` if the request is stale."""
+    def match(self, look: Sequence[bytes | None], parts: list[Any]) -> Any:
+        """Return the result, from the metadata `look` and the `parts` of the leaf; `None` if the request is stale."""
         shape, dtype, mark, form, *shapes = look
         if not self.run:
-            return None if mark is None or data is None else (data, form or b"")
+            return None if mark is None or parts[0] is None else (parts[0], form or b"")
         same = mark is None and shape == self.shape and dtype == self.dtype and not any(shapes)
-        return data if same else None
+        return parts if same else None
 
 
 # The condition of a write: the keys of a leaf's hash and data, and its expected shape, dtype and length. For an upload:
@@ -291,20 +262,8 @@ class Request(NamedTuple):
 Check = tuple[str, str, bytes, bytes, int]
 
 
-class Contents(NamedTuple):
-    """A listing of a container: its header, the paths of its leaves, and the attributes of nested containers."""
-
-    header: list[bytes | None]
-    paths: Any
-    groups: Any
-
-    def parse(self) -> tuple[dict[str, bytes], set[str], dict[str, bytes]]:
-        """Return the header, the paths and the attributes. Names that are not UTF-8 are left out."""
-        header = {name: value for name, value in zip(HEADER, self.header, strict=True) if value is not None}
-        groups = {text: raw for name, raw in _pairs(self.groups).items() if (text := _text(name)) is not None}
-        return header, {text for name in self.paths if (text := _text(name)) is not None}, groups
-
-
+# A listing of a container: its header, the paths of its leaves, and the attributes of nested containers.
+Listing = tuple[dict[str, bytes], set[str], dict[str, bytes]]
 HEADER = (
     "__batch_size__", "__device__", "__tensorclass__", "__type__", "__count__", "__stack_dim__", "__inner_batch_size__",
 )  # fmt: skip
@@ -325,7 +284,7 @@ class Wire:
     def meta(self, path: str) -> str:
         return f"{self.base}m:{path}"
 
-    def send(self, commands: Sequence[Sequence[Word]], keys: Sequence[Path] = ()) -> list[Any]:
+    def send(self, commands: Sequence[Command], keys: Sequence[Path] = ()) -> list[Any]:
         """Send commands together, again when nothing came back, and return the answers; errors name the `keys`.
 
         Raises:
@@ -352,11 +311,11 @@ class Wire:
                         raise part
         return answers
 
-    def script(self, commands: Sequence[Sequence[Word]]) -> Sequence[Word]:
+    def script(self, commands: Sequence[Command]) -> Command:
         """Return the command that executes other commands by the script."""
         words = list(itertools.chain.from_iterable((len(command), *command) for command in commands))
         names = dict.fromkeys(word for word in words if type(word) is str and word.startswith(self.base))
-        return "EVAL", _script_of(frozenset(command[0] for command in commands)), len(names), *names, *words
+        return "EVAL", _SCRIPT, len(names), *names, *words
 
     @contextlib.contextmanager
     def errors(self, keys: Sequence[Path] = ()) -> Iterator[None]:
@@ -383,12 +342,14 @@ class Wire:
 
     # --- reading ------------------------------------------------------------------------------------------------------
 
-    def state(self, requests: Sequence[Request] = ()) -> tuple[Contents, list[Any]]:
-        """Return a listing of the container, and the answers to requests of the same moment."""
-        header, paths, groups, *answers = self._look_up(
+    def state(self, requests: Sequence[Request] = ()) -> tuple[Listing, list[Any]]:
+        """Return a listing of the container without names that are not UTF-8, and the answers to requests."""
+        found, paths, groups, *answers = self._look_up(
             [("MGET", *self._names[:-2]), ("SMEMBERS", self._names[-2]), ("HGETALL", self._names[-1])], requests
         )
-        return Contents(header, paths, groups), answers
+        header = {name: value for name, value in zip(HEADER, found, strict=True) if value is not None}
+        notes = {text: raw for name, raw in _pairs(groups).items() if (text := _text(name)) is not None}
+        return (header, {text for name in paths if (text := _text(name)) is not None}, notes), answers
 
     def metas(self, paths: Sequence[str]) -> list[dict[bytes, bytes]]:
         """Read the hashes of leaves."""
@@ -398,7 +359,7 @@ class Wire:
         """Return the bytes for each request; for a value, its text and form. A stale request gives `None`."""
         return self._look_up([], requests, key)
 
-    def _look_up(self, commands: Sequence[Sequence[Word]], requests: Sequence[Request], key: Path = ()) -> list[Any]:
+    def _look_up(self, commands: Sequence[Command], requests: Sequence[Request], key: Path = ()) -> list[Any]:
         """Execute read-only commands and requests in one transaction; returns all answers."""
         # Long lists of shapes are compared by their digest, which the server computes.
         leaves = {request.path: len(request.shape) == _DIGEST for request in requests}
@@ -406,52 +367,41 @@ class Wire:
             ("LOOK", self.meta(path)) if is_digest else ("HMGET", self.meta(path), *_LOOKED_AT)
             for path, is_digest in leaves.items()
         ]
-        asked = [*commands, *looks, *map(self._command_for, requests)]
+        parts = [self._commands_for(request) for request in requests]
+        asked = [*commands, *looks, *itertools.chain.from_iterable(parts)]
         try:
-            sent = [self.script([command]) if command[0] in _FUNCTIONS else command for command in asked]
-            answers: list[Any] = self.send([("MULTI",), *sent, ("EXEC",)], [key])[-1]
+            answers = self.send(self._transaction(asked), [key])[-1]
             answers = [answer[0] if word[0] in _FUNCTIONS else answer for word, answer in zip(asked, answers)]
         except ServerFullError:
             (answers,) = self.send([self.script(asked)], [key])
-        found = dict(zip(leaves, answers[len(commands) :]))
-        replies = zip(requests, answers[len(commands) + len(leaves) :], strict=True)
-        return answers[: len(commands)] + [request.match(found[request.path], answer) for request, answer in replies]
+        found = iter(answers)
+        first = list(itertools.islice(found, len(commands)))
+        known = dict(zip(leaves, found))
+        return first + [
+            request.match(known[request.path], list(itertools.islice(found, len(part))))
+            for request, part in zip(requests, parts)
+        ]
 
-    def _command_for(self, request: Request) -> Sequence[Word]:
-        """Return the command that reads the content of a request."""
-        path, _, _, run, offsets = request
-        data = self.data(path)
+    def _commands_for(self, request: Request) -> list[Command]:
+        """Return the commands that read the content of a request."""
+        data, run = self.data(request.path), request.run
         if not run:
-            return "GET", data
-        if len(offsets) == 8:
-            start = int.from_bytes(offsets, "little")
-            return "GETRANGE", data, start, start + run - 1
-        return "READ", data, run, offsets
+            return [("GET", data)]
+        return [("GETRANGE", data, start, start + run - 1) for (start,) in struct.iter_unpack("<Q", request.offsets)]
+
+    def _transaction(self, commands: Sequence[Command]) -> list[Command]:
+        """Return the commands that execute others as a transaction."""
+        sent = [self.script([command]) if command[0] in _FUNCTIONS else command for command in commands]
+        return [("MULTI",), *sent, ("EXEC",)]
 
     # --- writing ------------------------------------------------------------------------------------------------------
 
     def upload(self, name: str, data: memoryview, key: Path) -> None:
-        """Upload bytes under a temporary name, in several requests.
-
-        Raises:
-            SaveError: the server lost an earlier part. It would fill the gap with zeros.
-        """
-        step = LIMIT // 2
-        for at in range(0, len(data), step):
-            write = ("SETRANGE", name, at, data[at : at + step])
-            before, *_ = self.send([("STRLEN", name), write, ("PEXPIRE", name, FORGOTTEN)], [key])
-            if before < at:
-                raise self.lost_upload(key)
-
-    def lost_upload(self, key: Path) -> SaveError:
-        """Return the error of a write whose upload was lost."""
-        return SaveError(
-            f"{entries_of([key])}of the container {self.address}: the server has lost what was uploaded, as when it is "
-            "started anew; nothing was written: the same call works again"
-        )
+        """Upload bytes under a temporary name, which the server deletes after an hour."""
+        self.send([("PSETEX", name, FORGOTTEN, data)], [key])
 
     def write(
-        self, checks: Sequence[Check], commands: Sequence[Sequence[Word]], written: Sequence[Path], token: str = ""
+        self, checks: Sequence[Check], commands: Sequence[Command], written: Sequence[Path], token: str = ""
     ) -> int:
         """Execute commands atomically; returns 0, or the number of the check that failed.
 
@@ -461,8 +411,7 @@ class Wire:
         if not checks and is_freeing(commands):
             self.send([self.script(commands)], written)
             return 0
-        sent = [self.script([command]) if command[0] in _FUNCTIONS else command for command in commands]
-        transaction: list[Sequence[Word]] = [("MULTI",), *sent, ("EXEC",)]
+        transaction = self._transaction(commands)
         if not checks:
             self.send(transaction, written)
             return 0
@@ -487,24 +436,17 @@ class Wire:
 
     def _all(self) -> list[str]:
         """Return all keys of the container."""
-        _, paths, _ = self.state()[0].parse()
+        (_, paths, _), _ = self.state()
         leaves = ((self.meta(path), self.data(path), self.data(path) + ":idx") for path in paths)
         return [*self._names, *itertools.chain.from_iterable(leaves)]
 
 
-@functools.cache
-def _script_of(words: frozenset[Word]) -> str:
-    """Build the script for commands with these first words."""
-    needed = words | {_NEEDS[word] for word in words if word in _NEEDS}
-    return "local own = {}" + "".join(text for name, text in _FUNCTIONS.items() if name in needed) + _LOOP
-
-
-def is_freeing(commands: Sequence[Sequence[Word]]) -> bool:
+def is_freeing(commands: Sequence[Command]) -> bool:
     """Return True if commands only free memory."""
     return all(command[0] in _FREEING for command in commands)
 
 
-def _exchange(connection: Any, commands: Sequence[Sequence[Word]]) -> list[Any]:
+def _exchange(connection: Any, commands: Sequence[Command]) -> list[Any]:
     pack, library_ = extras.require("hiredis", "redis").pack_command, library()
     # hiredis would copy large words; this serializer does not.
     packer = library_.connection.PythonRespSerializer(_LARGE, connection.encoder.encode)
@@ -513,7 +455,7 @@ def _exchange(connection: Any, commands: Sequence[Sequence[Word]]) -> list[Any]:
         if is_large:
             sent += itertools.chain.from_iterable(itertools.starmap(packer.pack, group))
         else:
-            sent.append(b"".join(map(pack, map(tuple, group))))
+            sent.append(b"".join(map(pack, group)))
     connection.send_packed_command(sent)
     answers: list[Any] = []
     for _ in commands:
@@ -524,7 +466,7 @@ def _exchange(connection: Any, commands: Sequence[Sequence[Word]]) -> list[Any]:
     return answers
 
 
-def _is_large(command: Sequence[Word]) -> bool:
+def _is_large(command: Command) -> bool:
     return type(command[-1]) is memoryview and len(command[-1]) > _LARGE
 
 
