@@ -162,7 +162,7 @@ class Converting(Contract):
             )
             for item in self.unbind(0)
         ]
-        return LinkedList(items, self) if as_linked_list else items
+        return LinkedList(items, td=self) if as_linked_list else items
 
     @classmethod
     def from_dict(
@@ -328,11 +328,15 @@ class LinkedList(list[Any]):
     """A list of the items of a container along its first batch dim. Assigning to an item writes to the container.
 
     Its length cannot change, because it is the length of the batch dim.
+
+    Args:
+        items: the items.
+        td: the container that assignments write to; `None` for none.
     """
 
-    def __init__(self, items: Iterable[object], container: Any) -> None:
+    def __init__(self, items: Iterable[object] = (), *, td: Any = None) -> None:
         super().__init__(items)
-        self._container = container
+        self._container = td
 
     def __setitem__(self, index: SupportsIndex | slice, value: Any) -> None:
         if isinstance(index, slice):
@@ -343,7 +347,8 @@ class LinkedList(list[Any]):
             for position, item in zip(positions, values, strict=True):
                 self[position] = item
             return
-        self._container[index.__index__()] = value
+        if self._container is not None:
+            self._container[index.__index__()] = value
         super().__setitem__(index, value)
 
     def __reduce__(self) -> Any:
