@@ -103,6 +103,21 @@ def test_casts(td: Any, plain: Plain, kind: Kind) -> None:
     assert_matches(part, {"z": plain["z"]}, kind.batch_size)
 
 
+def test_packing(td: Any, plain: Plain, kind: Kind) -> None:
+    td = td.select(*[path for path, leaf in leaves(plain).items() if leaf.dtype is torch.float32])
+    flat, layout = td.pack()
+    dims = len(kind.batch_size)
+    columns = [leaf[..., None].flatten(dims) for leaf in td.values(True, True, sort=True)]
+    assert torch.equal(flat, torch.cat(columns, -1)) and flat.is_contiguous()
+    assert layout.keys == tuple(td.keys(True, True, sort=True)) and layout.keys
+    back = layout.unpack(flat)
+    for key, leaf in td.items(True, True):
+        assert torch.equal(back[key], leaf)
+        assert back[key].untyped_storage().data_ptr() == flat.untyped_storage().data_ptr()
+    again, same = td.pack(layout=layout)
+    assert same == layout and hash(same) == hash(layout) and torch.equal(again, flat)
+
+
 def test_sizes(td: Any, plain: Plain, kind: Kind) -> None:
     elements = leaves(plain).values()
     assert td.bytes() == sum(leaf.numel() * leaf.element_size() for leaf in elements)
@@ -163,6 +178,10 @@ def test_keys_that_move(writable: Any, plain: Plain, kind: Kind) -> None:
 def test_values(writable: Any, plain: Plain, kind: Kind) -> None:
     if kind.is_module:
         pytest.skip("the entries of a module are tensors")
+    if not kind.holds_values:
+        with pytest.raises(NotImplementedError, match="'new' is a value"):
+            writable.set_non_tensor("new", "text")
+        return
     writable.set_non_tensor("new", "text")
     # A lazy stack has one for every member.
     assert np.unique(np.array(writable.get_non_tensor("new"))).tolist() == ["text"]

@@ -168,6 +168,8 @@ class Contract:
     # True for a container that is also a tensor, and a leaf to all walks: `UnbatchedTensor`.
     _is_tensor: bool = False
     _undo: tuple[Any, ...] | None = None
+    # True for a lazy stack that `torch.vmap` made dense, because it maps over the stack dim.
+    _was_stacked: bool = False
     _is_memmap: bool = _backing_field("is_memmap")
     _is_shared: bool = _backing_field("is_shared")
     _memmap_prefix: pathlib.Path | None = _backing_field("memmap_prefix")
@@ -635,6 +637,13 @@ def identity(value: object) -> Any:
 
 class Clones(itertools.chain[Any]):
     """Marks the leaves for `_rebuilt` as clones, so that containers of a value copy the value, too."""
+
+
+class Filler:
+    """A function for `_map` that adds elements to leaves. Entries that are no tensors get the value `None` there."""
+
+    def __call__(self, leaf: Any) -> Any:
+        raise NotImplementedError
 
 
 class ByNdim(dict[int, Tensor]):

@@ -295,8 +295,6 @@ def _choose_entries(node: Any, other: Any, masks: ByNdim, pad: Any, path: Path) 
             )
         elif isinstance(a, Tensor) and isinstance(a, Contract):
             entries[name] = a
-        elif isinstance(a, Contract) and a._is_non_tensor and b._is_non_tensor:
-            entries[name] = _choose_values(a, b, masks)
         elif isinstance(a, Contract):
             entries[name] = a._choose(masks, b, pad, (*path, name))  # type: ignore[attr-defined]
         else:
@@ -338,13 +336,6 @@ def _expand_leaf(value: Tensor, shape: torch.Size | None, size: torch.Size, path
             f"where: entry {joined(path)!r} of a container without batch dims has shape {list(value.shape)}, which "
             f"does not broadcast to that of the entry here, {list(shape or ())}"
         ) from None
-
-
-def _choose_values(a: Any, b: Any, masks: ByNdim) -> Any:
-    """Select values of the holder `a` where the mask is true, and of the holder `b` elsewhere."""
-    size = a._batch_size
-    mask = masks[len(size)].expand(size)
-    return b.copy()._assign_values(mask if size else (), a[mask] if size else a) if mask.any() else b.copy()
 
 
 def _map_any(value: object, fn: LeafFn) -> Any:

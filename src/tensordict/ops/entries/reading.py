@@ -280,6 +280,9 @@ class Reading(Contract):
                 the batch dims.
             default: returned for a missing entry, without indexing it; see :meth:`get`.
             idx: another name of `index`.
+
+        Raises:
+            TypeError: no index is given, or both of its names are.
         """
         if index is NO_DEFAULT or idx is not NO_DEFAULT:
             index = choose_given("get_at", index=index, idx=idx)

@@ -511,8 +511,9 @@ class Structure(Writing):
         """
         self._refuse_if_locked("filter empty containers")
         if (members := self._members(or_template=True)) is not None:
-            for member in members:
-                member.filter_empty_()
+            with self._at_once():
+                for member in members:
+                    member.filter_empty_()
             return self
         deletions: list[tuple[Any, str]] = []
         self._list_empty(deletions)
