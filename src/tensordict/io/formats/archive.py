@@ -17,13 +17,13 @@ from tensordict.core.exceptions import SaveError, UnsupportedEntryError
 from tensordict.core.json_text import parse_json
 from tensordict.io.formats import zipping
 from tensordict.io.formats.archive_reader import Archive
-from tensordict.io.formats.archive_writer import Part, make_part, write_compressed_archive, write_plain_archive
+from tensordict.io.formats.archive_writer import make_part, write_compressed_archive, write_plain_archive
 from tensordict.io.formats.detect import refuse_other
 from tensordict.io.formats.directory import FolderOptions, FolderPlan, build_meta, plan_files
 from tensordict.io.formats.loading import LoadOptions, load_directory, read_directory
 from tensordict.io.formats.meta import encode_meta, is_meta
 from tensordict.io.formats.value_files import skip_unpickling, unpickle
-from tensordict.io.formats.zipping import STORED, Entry
+from tensordict.io.formats.zipping import STORED, Entry, Part
 from tensordict.io.saving import reopening
 from tensordict.io.saving.commit import JOURNAL
 from tensordict.io.saving.progress import Progress, progress_bar
