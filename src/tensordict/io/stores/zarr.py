@@ -33,6 +33,7 @@ from tensordict.io.stores.array_store import (
     ENCODED,
     SIZE,
     ArrayItem,
+    ForeignArray,
     Group,
     Item,
     Pick,
@@ -53,6 +54,8 @@ if TYPE_CHECKING:
     from tensordict.io.stores.zarr_nodes import Document, Nodes
 
 _NOTES, _VALUE = "__tensordict__", "__tensordict_non_tensor__"
+# Attribute with the batch size of a stack of values that the reference wrote.
+_STACK = "__tensordict_stack__"
 # Key of the state of a group that lists the parts of paths of its nodes, in the order of creation.
 _ORDER = "keys"
 _DOCUMENTS = ("zarr.json", ".zgroup")
@@ -92,6 +95,7 @@ class ZarrStore(Store):
     texts_are_json = True
     opens_urls = True
     holds_ragged = True
+    holds_pickles = True
     is_open = False
 
     def __init__(self, nodes: Nodes, source: Any, name: str, mode: str, root: Document) -> None:
@@ -275,7 +279,9 @@ def _open_nodes(name: Any, mode: str) -> tuple[Nodes, Any, str]:
         inner = name.with_read_only(True) if mode == "r" and not name.read_only else name
         if mode != "r" and inner.read_only:
             raise SaveError(f"{str(name)!r} is read only: it cannot be opened with mode={mode!r}")
-        return Nodes(inner, is_given=True), name, str(name)
+        # Closing a zip file completes it. A save leaves it open for the container that is returned.
+        is_closed = bool(mode) and isinstance(inner, library.storage.ZipStore)
+        return Nodes(inner, is_given=not is_closed), name, str(name)
     if isinstance(name, Remote) or is_url(name):
         remote = name if isinstance(name, Remote) else Remote(name)
         return Nodes(RemoteStore(remote, mode == "r")), remote, remote.url
@@ -408,18 +414,37 @@ class _ZarrText(_ZarrNode, Text):
 
     def attribute(self, name: str) -> str | list[int] | None:
         found = super().attribute(name)
-        return "NonTensorData" if found is None and name == KIND else found
+        if found is not None or name not in (KIND, SIZE, STACK_DIM):
+            return found
+        stack = self.document["attributes"].get(_STACK)
+        if not isinstance(stack, list):
+            return "NonTensorData" if name == KIND else None
+        return {KIND: "NonTensorStack", SIZE: list(checks.ints(stack, f"the attribute {_STACK!r}")), STACK_DIM: [0]}[
+            name
+        ]
+
+    @property
+    def _encoding(self) -> object:
+        attributes = self.document["attributes"][_VALUE]
+        return attributes.get("encoding") if isinstance(attributes, dict) else None
+
+    @property
+    def is_pickled(self) -> bool:
+        return self._encoding == "pickle"
+
+    def pickled(self) -> bytes:
+        return bytes(self._elements())
 
     def content(self) -> str:
-        attributes = self.document["attributes"][_VALUE]
-        encoding = attributes.get("encoding") if isinstance(attributes, dict) else None
-        if encoding != "json":
-            raise ValueError(f"a value is kept as JSON, and not as {encoding!r:.40}, which is not read")
+        if self._encoding != "json":
+            raise ValueError(f"a value is kept as JSON, and not as {self._encoding!r:.40}, which is not read")
         return bytes(self._elements()).decode()
 
 
 class _Strings(_ZarrText):
-    """A string or a list of strings that another program wrote, as a value."""
+    """A text or a list of texts of another program, or a stack of texts of the reference."""
+
+    is_pickled = False
 
     def attribute(self, name: str) -> str | list[int] | None:
         shape = list(self.document["shape"])
@@ -427,8 +452,19 @@ class _Strings(_ZarrText):
         return known.get(name)
 
     def content(self) -> str:
-        found = self._elements()
-        return json.dumps([str(text) for text in found] if found.ndim else str(found[()]))
+        return json.dumps(self._elements().astype(object).tolist())
+
+
+class _ForeignArray(ForeignArray):
+    """An array of a dtype that torch lacks."""
+
+    def __init__(self, store: ZarrStore, key: Path, address: int, array: Any) -> None:
+        super().__init__(store, key, address, f"an array of {array.dtype} of shape {list(array.shape)}")
+        self._array = array
+
+    def elements(self) -> Any:
+        with self.store.errors(self.key):
+            return np.asarray(self._array[...])
 
 
 class _ZarrArray(_ZarrNode, ArrayItem):
@@ -540,6 +576,11 @@ T = TypeVar("T", bound=_ZarrNode)
 
 class _ZarrGroup(_ZarrNode, Group):
     @property
+    def handle(self) -> Any:
+        self.store.flush()
+        return zarr().open_group(self.store.nodes.store, path=self.at, mode=self.store.mode)
+
+    @property
     def path(self) -> str:
         return f"/{self.at}"
 
@@ -625,10 +666,16 @@ class _ZarrGroup(_ZarrNode, Group):
             return _delete_with(_ZarrArray(*where, array, dtype))
 
     def new_text(self, key: Path, content: str) -> Text:
-        raw = np.frombuffer(content.encode(), dtype=np.uint8)
+        return self._new_bytes(key, content.encode(), "json")
+
+    def new_pickle(self, key: Path, content: bytes) -> Text:
+        return self._new_bytes(key, content, "pickle")
+
+    def _new_bytes(self, key: Path, content: bytes, encoding: str) -> Text:
+        raw = np.frombuffer(content, dtype=np.uint8)
         with self.store.errors(key):
             layout = {"chunks": (max(raw.size, 1),), "compressors": None}
-            attributes = {_NOTES: {"version": 1}, _VALUE: {"encoding": "json"}}
+            attributes = {_NOTES: {"version": 1}, _VALUE: {"encoding": encoding}}
             where, array = self._create(key, raw.shape, raw.dtype, attributes, layout)
             if raw.size:
                 array[...] = raw
@@ -729,11 +776,12 @@ def _make_item(store: ZarrStore, key: Path, path: str, document: Document, addre
         if dtype != np.uint8 or array.ndim != 1:
             raise ValueError(f"a value is kept as bytes, and not as {dtype} of shape {list(array.shape)}")
         return _ZarrText(*where)
-    if _holds_strings(dtype, document) and array.ndim <= 1:
+    is_stack = _STACK in (document.get("attributes") or {})
+    if _holds_strings(dtype, document) and (array.ndim <= 1 or is_stack):
         return _Strings(*where)
     kind = tensor_dtype(dtype, _ZarrNode(*where).text(DTYPE)) if dtype.kind in "biufc" else None
     if kind is None:
-        return UnreadableItem(store, key, address, f"an array of {dtype} of shape {list(array.shape)}")
+        return _ForeignArray(store, key, address, array)
     return _ZarrArray(*where, array, kind)
 
 

@@ -427,7 +427,9 @@ class TableFiles(Tables):
         options["hashes"] = None if hashes is None else list(hashes)
         finishes = bool(self._batch_size) if finish_writer is None else finish_writer
         container: Any = self
-        mds.write_mds(container if self._batch_size else container.unsqueeze(0), columns, out, writer, finishes, options)
+        mds.write_mds(
+            container if self._batch_size else container.unsqueeze(0), columns, out, writer, finishes, options
+        )
 
     @classmethod
     def from_mds(
