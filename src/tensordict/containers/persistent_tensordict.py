@@ -129,7 +129,7 @@ class PersistentTensorDict(StoredContainer):
                 "the path of a group in the file"
             )
         with self._opening(backend_of(backend), filename, group, mode, device, storage_options, kwargs):
-            self._read_values(non_tensor_as_stack, bool(allow_pickle))
+            self._store.reads_stacks, self._store.allow_pickle = non_tensor_as_stack, bool(allow_pickle)
             self._adopt_size(None if batch_size is None else as_size(batch_size), validate_batch_size)
 
     @contextmanager
@@ -159,10 +159,6 @@ class PersistentTensorDict(StoredContainer):
             if filename is not None:
                 store.close()
             raise
-
-    def _read_values(self, as_stacks: bool, allow_pickle: bool) -> None:
-        """Choose how the values of the store are read; see `Store`."""
-        self._store.reads_stacks, self._store.allow_pickle = as_stacks, allow_pickle
 
     def _open(
         self, group: Group, above: tuple[int, ...], options: Mapping[str, Any], device: torch.device | None
@@ -238,13 +234,14 @@ class PersistentTensorDict(StoredContainer):
 
         `is_new` tells that the store has just been written, so that its shapes need no check.
         """
-        refuse_two_sizes(auto_batch_size, batch_size)
+        if auto_batch_size:
+            refuse_two_sizes(auto_batch_size, batch_size)
         kind = backend_of(backend)
         is_handle = kind.is_handle(source)
         self = object.__new__(cls)
         filename, group = (None, source) if is_handle else (source, None)
         with self._opening(kind, filename, group, mode, device, storage_options, options or {}):
-            self._read_values(non_tensor_as_stack, allow_pickle)
+            self._store.reads_stacks, self._store.allow_pickle = non_tensor_as_stack, allow_pickle
             noted = self._adopt_size(None if batch_size is None else as_size(batch_size), False)
             if is_new:
                 return self._as_saved_class()
@@ -402,7 +399,7 @@ class PersistentTensorDict(StoredContainer):
         try:
             self._open(store.group_at(state["group"], state["path"]), (), state["options"], state["device"])
             self._size, self._dim_names = state["size"], state["names"]
-            self._read_values(*state.get("values", (False, False)))
+            self._store.reads_stacks, self._store.allow_pickle = state.get("values", (False, False))
             if foreign:
                 self._check_shapes()
         except BaseException:

@@ -226,7 +226,7 @@ class _Text(_Object, Text):
         return text.decode() if isinstance(text, bytes) else str(text)
 
 
-class _Strings(ForeignArray):
+class _TextArray(ForeignArray):
     """An array of texts, which is read as bytes."""
 
     def __init__(self, store: File, key: Path, address: int, dataset: Any) -> None:
@@ -363,7 +363,7 @@ def _wrap_dataset(file: File, key: Path, address: int, dataset: Any) -> Item:
     elif (dtype := _find_dtype(file, key, dataset)) is not None:
         return _Array(file, key, dataset, dtype, address)
     elif is_text:
-        return _Strings(file, key, address, dataset)
+        return _TextArray(file, key, address, dataset)
     else:
         why = f"a dataset of {dataset.dtype}"
     return UnreadableItem(file, key, address, why)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import itertools
 import json
 import math
 import os
@@ -24,7 +23,7 @@ import torch
 
 from tensordict.core import extras
 from tensordict.core.exceptions import SaveError
-from tensordict.core.keys import Path, joined, path_of
+from tensordict.core.keys import Path, joined
 from tensordict.io import checks
 from tensordict.io.remote.claims import Claim
 from tensordict.io.remote.urls import Remote, is_url
@@ -45,7 +44,7 @@ from tensordict.io.stores.array_store import (
     encode_name,
 )
 from tensordict.io.stores.entries import KIND, NAMES, STACK_DIM
-from tensordict.io.stores.zarr_chunks import find_damaged_chunks
+from tensordict.io.stores.zarr_chunks import find_damaged_chunks, make_layout
 from tensordict.io.stores.zarr_raw import RawChunks
 from tensordict.memory.names import local_path
 from tensordict.memory.stored_tensors import SPREAD, Selection, stored_dtype, tensor_dtype
@@ -67,8 +66,6 @@ _OPTIONS = ("chunks", "shards", "compressors", "filters", "serializer", "fill_va
 # Attribute of an array: the shape that a save wrote in full. Every chunk of that shape must exist.
 WRITTEN = "_written"
 _CODECS = {"gzip": "GzipCodec", "zstd": "ZstdCodec", "blosc": "BloscCodec"}
-# The size of a chunk with `chunks="rows"`, in bytes.
-_ROWS = 1 << 20
 # Read at most this many bytes to pick rows from them.
 _BETWEEN = 64 << 20
 # From this number of nodes on, the document of the root also holds the documents of all nodes.
@@ -661,7 +658,7 @@ class _ZarrGroup(_ZarrNode, Group):
         plain, name = stored_dtype(dtype)
         notes = {} if name is None else {DTYPE[1:]: name}
         with self.store.errors(key):
-            layout = _layout(options, key, tuple(shape), plain.itemsize)
+            layout = make_layout(options, key, tuple(shape), plain.itemsize)
             where, array = self._create(key, shape, plain, {_NOTES: {"version": 1, **notes}}, layout)
             return _delete_with(_ZarrArray(*where, array, dtype))
 
@@ -797,49 +794,3 @@ def _check_codecs(document: Document) -> None:
         name = codec.get("id") or codec.get("name") if isinstance(codec, dict) else codec
         if name is not None and "pickle" in str(name).lower():
             raise ValueError(f"its elements are pickled (codec {name!r:.40}), which is not read")
-
-
-# --- how an array is cut ----------------------------------------------------------------------------------------------
-
-
-def _layout(options: Mapping[str, Any], key: Path, shape: tuple[int, ...], itemsize: int) -> dict[str, Any]:
-    """Return the arguments of `zarr.create_array` for an entry; by default one uncompressed chunk."""
-    whole = tuple(map(max, shape, itertools.repeat(1)))
-    if not options:
-        return {"chunks": whole, "compressors": None}
-    found = {name: _pick_option(value, key) for name, value in options.items()}
-    found = {name: value for name, value in found.items() if value is not None}
-    chunks, shards = found.pop("chunks", whole), found.pop("shards", None)
-    if chunks == "rows":
-        chunks = max(_ROWS // max(math.prod(whole[1:]) * itemsize, 1), 1)
-    found["chunks"] = _fit_sizes(chunks, whole, key, "chunks")
-    if shards is not None and shape:
-        # A shard of Zarr consists of whole chunks.
-        sizes = zip(_fit_sizes(shards, whole, key, "shards"), found["chunks"], strict=True)
-        found["shards"] = tuple([-(-size // chunk) * chunk for size, chunk in sizes])
-    found.setdefault("compressors", None)
-    return found
-
-
-def _pick_option(value: Any, key: Path) -> Any:
-    """Return the option for an entry. A dict has options by key; the key of a container applies to its entries."""
-    if not isinstance(value, dict) or "name" in value:
-        return value
-    paths = {path_of(name): option for name, option in value.items()}
-    return next((paths[key[:length]] for length in range(len(key), 0, -1) if key[:length] in paths), None)
-
-
-def _fit_sizes(given: Any, shape: tuple[int, ...], key: Path, what: str) -> tuple[int, ...]:
-    """Complete the sizes of chunks or shards, given for the leading dims or as a number of rows, by whole dims."""
-    try:
-        sizes = (given,) if type(given) is int else tuple(given)
-        fits = all(type(n) is int and n >= 1 for n in sizes) and not isinstance(given, str)
-    except TypeError:
-        fits = False
-    if not fits:
-        raise ValueError(
-            f"entry {joined(key)!r}: {what}={given!r} is no size of {what}: give an int, the number of rows, a row of "
-            f"sizes, one for each leading dim, {'the word rows, ' if what == 'chunks' else ''}or a dict of these by key"
-        )
-    sizes = (*sizes, *shape[len(sizes) :])
-    return tuple([min(n, size) for n, size in zip(sizes, shape)])
