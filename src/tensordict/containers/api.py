@@ -15,8 +15,9 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
 
     from pyarrow import Table  # type: ignore[import-untyped]
-    from typing_extensions import Unpack
+    from typing_extensions import TypedDict, Unpack
 
+    from tensordict.containers.tensor_class import TensorClass
     from tensordict.io.remote.remote_saves import CacheDir
     from tensordict.io.remote.urls import StorageOptions
     from tensordict.ops.collection import TensorCollection
@@ -24,6 +25,32 @@ if TYPE_CHECKING:
 
     _Container = TypeVar("_Container", bound=TensorCollection)
     _P = ParamSpec("_P")
+    _C = TypeVar("_C")
+
+    class _DataclassOptions(TypedDict, total=False):
+        auto_batch_size: bool
+        batch_dims: int | None
+        batch_size: object
+        frozen: bool
+        autocast: bool
+        nocast: bool
+        inplace: bool
+        shadow: bool
+        tensor_only: bool
+        device: object
+
+    @overload
+    def from_dataclass(
+        obj: type, *, dest_cls: None = ..., **options: Unpack[_DataclassOptions]
+    ) -> type[TensorClass]: ...
+    @overload
+    def from_dataclass(obj: object, *, dest_cls: type[_C], **options: Unpack[_DataclassOptions]) -> _C: ...
+    @overload
+    def from_dataclass(obj: Any, *, dest_cls: None = ..., **options: Unpack[_DataclassOptions]) -> TensorClass: ...
+    def from_dataclass(obj: object, **options: Any) -> Any: ...
+
+else:
+    from tensordict.convert.dataclasses import from_dataclass as from_dataclass
 
 
 from_any = TensorDict.from_any

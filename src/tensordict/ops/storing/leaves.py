@@ -18,8 +18,6 @@ from tensordict.ops.entries.locking import Locking
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-    from tensordict.containers.tensordict_base import TensorDictBase
-
 LockingT = TypeVar("LockingT", bound=Locking)
 
 
@@ -116,7 +114,7 @@ class Leaves(Locking):
         }
         return self._build(entries, self._batch_size, self._device, self._names)
 
-    def data_ptr(self, *, storage: bool = False) -> TensorDictBase:
+    def data_ptr(self, *, storage: bool = False) -> Any:
         """Return the address of every leaf, in a container of int64 scalars without batch dims.
 
         Example:
