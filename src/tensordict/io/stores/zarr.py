@@ -416,9 +416,9 @@ class _ZarrText(_ZarrNode, Text):
         stack = self.document["attributes"].get(_STACK)
         if not isinstance(stack, list):
             return "NonTensorData" if name == KIND else None
-        return {KIND: "NonTensorStack", SIZE: list(checks.ints(stack, f"the attribute {_STACK!r}")), STACK_DIM: [0]}[
-            name
-        ]
+        if name == KIND:
+            return "NonTensorStack"
+        return list(checks.ints(stack, f"the attribute {_STACK!r}")) if name == SIZE else [0]
 
     @property
     def _encoding(self) -> object:
