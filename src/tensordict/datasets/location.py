@@ -156,15 +156,8 @@ class Location:
             OSError: the file cannot be written.
         """
         os.makedirs(self.root, exist_ok=True)
-        staged = files.temporary_name(self.root)
         with files.naming("write the file", self.path(name)):
-            try:
-                files.write_new(staged, content, durable)
-                os.link(staged, self.path(name))
-            finally:
-                commit.try_to(os.unlink, staged)
-            if durable:
-                files.sync_folder(self.root)
+            files.write_file(self.path(name), content, durable=durable, new=True)
 
     def new_log(self, name: str, head: Head, durable: bool) -> Log:
         """Make a log: a file of records that grows. Readers see a record whole or not at all."""
