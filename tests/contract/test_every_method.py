@@ -16,7 +16,7 @@ from torch import nn
 
 from cases import OF_ONE, TESTS
 from contract.kinds import Kind
-from contract.model import Plain, assert_leaf, assert_matches, changed, index_map, leaves, mapped, replaced
+from contract.model import Plain, as_path, assert_leaf, assert_matches, changed, index_map, leaves, mapped, replaced
 from tensordict import LazyStackedTensorDict, MemoryMappedTensor, TensorDict, TensorDictParams
 from tensordict.core.exceptions import WorkerTimeoutError
 
@@ -103,6 +103,21 @@ def test_casts(td: Any, plain: Plain, kind: Kind) -> None:
     assert_matches(part, {"z": plain["z"]}, kind.batch_size)
 
 
+def test_packing(td: Any, plain: Plain, kind: Kind) -> None:
+    td = td.select(*[path for path, leaf in leaves(plain).items() if leaf.dtype is torch.float32])
+    flat, layout = td.pack()
+    dims = len(kind.batch_size)
+    columns = [leaf[..., None].flatten(dims) for leaf in td.values(True, True, sort=True)]
+    assert torch.equal(flat, torch.cat(columns, -1)) and flat.is_contiguous()
+    assert layout.keys == tuple(td.keys(True, True, sort=True)) and layout.keys
+    back = layout.unpack(flat)
+    for key, leaf in td.items(True, True):
+        assert torch.equal(back[key], leaf)
+        assert back[key].untyped_storage().data_ptr() == flat.untyped_storage().data_ptr()
+    again, same = td.pack(layout=layout)
+    assert same == layout and hash(same) == hash(layout) and torch.equal(again, flat)
+
+
 def test_sizes(td: Any, plain: Plain, kind: Kind) -> None:
     elements = leaves(plain).values()
     assert td.bytes() == sum(leaf.numel() * leaf.element_size() for leaf in elements)
@@ -141,6 +156,19 @@ def test_keys_that_move(writable: Any, plain: Plain, kind: Kind) -> None:
     moved = writable.rename_keys({"a": "renamed"})
     assert "a" in writable.keys() and "a" not in moved.keys()
     assert_leaf(moved["renamed"], plain["a"], "renamed")
+    if kind.nested:
+        moved = writable.rename_keys({"a": "mask", "mask": ("b", "a"), ("b", "d", "e"): "a", "no": "z"}, strict=False)
+        found = {as_path(key) for key in moved.keys(True)}
+        # A container that declares its entries stays when it is empty.
+        assert found - {("b", "d")} == {("a",), ("b",), ("b", "a"), ("b", "c"), ("mask",), ("z",)}
+        for key, path in {"mask": ("a",), ("b", "a"): ("mask",), "a": ("b", "d", "e")}.items():
+            assert_leaf(moved[key], leaves(plain)[path], key)
+    for mapping in ({"a": "z"}, {"a": "new", "z": ("new", "one")}, {"a": "new", "z": "new"}, {"a": ("z", "new")}):
+        with pytest.raises(ValueError, match="rename_keys"):
+            writable.rename_keys(mapping)
+    with pytest.raises(KeyError, match="newer"):
+        writable.rename_keys({"newer": "new"})
+    assert list(writable.rename_keys({"newer": "new"}, strict=False).keys()) == list(writable.keys())
     taken = writable.separates("z")
     assert "z" not in writable.keys()
     assert_leaf(taken["z"], plain.pop("z"), "z")
@@ -150,6 +178,10 @@ def test_keys_that_move(writable: Any, plain: Plain, kind: Kind) -> None:
 def test_values(writable: Any, plain: Plain, kind: Kind) -> None:
     if kind.is_module:
         pytest.skip("the entries of a module are tensors")
+    if not kind.holds_values:
+        with pytest.raises(NotImplementedError, match="'new' is a value"):
+            writable.set_non_tensor("new", "text")
+        return
     writable.set_non_tensor("new", "text")
     # A lazy stack has one for every member.
     assert np.unique(np.array(writable.get_non_tensor("new"))).tolist() == ["text"]

@@ -17,7 +17,7 @@ Pair = tuple[FlatKey, Any]
 
 
 def is_tensor_collection(datatype: object) -> bool:
-    """Return whether an object or a class is a container of this package.
+    """Return whether an object or a class is a container of this package. An `UnbatchedTensor` is a tensor.
 
     Example:
         >>> import torch
@@ -25,7 +25,8 @@ def is_tensor_collection(datatype: object) -> bool:
         >>> is_tensor_collection(TensorDict), is_tensor_collection(TensorDict()), is_tensor_collection(torch.zeros(1))
         (True, True, False)
     """
-    return issubclass(datatype if isinstance(datatype, type) else type(datatype), Contract)
+    cls = datatype if isinstance(datatype, type) else type(datatype)
+    return issubclass(cls, Contract) and not issubclass(cls, Tensor)
 
 
 def default_is_leaf(cls: type) -> bool:

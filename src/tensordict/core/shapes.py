@@ -221,7 +221,7 @@ def split_lengths(length: int, split_size: object) -> list[int]:
     if isinstance(split_size, torch.Tensor) and split_size.dim() < 2 and split_size.dtype is not torch.bool:
         split_size = split_size.tolist()
     if isinstance(split_size, int):
-        if split_size <= 0:
+        if split_size < 0 or (split_size == 0 and length):  # a dim without elements is one piece, as in torch
             raise ShapeError(f"split_size must be positive, got {split_size}")
         # Counted in a loop: `[split_size] * count` would fix the sizes of a compiled graph, and Dynamo lacks `divmod`.
         lengths = []

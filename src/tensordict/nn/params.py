@@ -358,6 +358,11 @@ class TensorDictParams(Wrapper, GivesTensorDicts, nn.Module):  # type: ignore[mi
 
         With `inplace=True`, replace the leaves of this container, and return it.
         """
+        cast_filter = kwargs.get("cast_filter", getattr(self._kind, "_cast_filter", None))
+        if cast_filter is not None:
+            # The filter gets the parameters, and not their data.
+            pairs = self._tensordict._walk(or_template=True)
+            kwargs["cast_filter"] = lambda key, leaf: cast_filter(*next(pairs))
         moved = self._tensordict.data.to(*args, **kwargs)
         leaves = self._tensordict._leaves()
         olds = iter(leaves)

@@ -14,6 +14,7 @@ from tensordict.ops.communicating import Communicating
 from tensordict.ops.dims.gathering import Gathering
 from tensordict.ops.dims.indexing import Indexing
 from tensordict.ops.dims.naming import Naming
+from tensordict.ops.dims.packing import Packing
 from tensordict.ops.dims.padding import Padding
 from tensordict.ops.dims.shape import Shape
 from tensordict.ops.dims.stacking import Stacking
@@ -66,6 +67,7 @@ class TensorCollection(
     Applying,
     Stacking,
     Padding,
+    Packing,
     Shape,
     Factories,
     Schemas,

@@ -282,13 +282,25 @@ class Indexing(Writing):
     def copy_at_(
         self, tensordict: object, idx: object, non_blocking: bool = False, *, fast: bool | None = True
     ) -> Self:
-        """Copy the values of another container into `self[idx]`. `fast` has no effect.
+        """Copy the values of another container into `self[idx]`.
+
+        Args:
+            tensordict, idx, non_blocking: as for :meth:`update_at_`.
+            fast: ask for a copy of tensors. A holder of non-tensor values needs `False`. It has no other effect.
+
+        Raises:
+            RuntimeError: this is a holder of non-tensor values, and `fast` is true.
 
         Warns:
             FutureWarning: `fast` is `None`, which is deprecated: omit the argument.
         """
         if fast is None:
             warnings.warn("copy_at_(fast=None) is deprecated: leave fast= out", FutureWarning, stacklevel=2)
+        elif fast and self._is_non_tensor:
+            raise RuntimeError(
+                f"copy_at_(..., fast=True) copies tensors, and a {type(self).__name__} holds values of other types: "
+                "pass fast=False, or use update_at_"
+            )
         return self.update_at_(tensordict, idx, non_blocking=non_blocking)
 
     def __delitem__(self, key: object) -> None:
