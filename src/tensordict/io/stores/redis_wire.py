@@ -41,7 +41,7 @@ LIMIT = 32 << 20
 # Milliseconds after which the server deletes an upload that was never used.
 FORGOTTEN = 3_600_000
 _TRIES = 4
-_LARGE = 1 << 14
+_LARGE = 1 << 17
 # The length of a SHA-1 digest in hexadecimal.
 _DIGEST = 40
 _LOOKED_AT = ("shape", "dtype", "is_non_tensor", "_form", "shapes")
