@@ -13,10 +13,12 @@ try:
     from tensordict.base import TensorDictBase
     from tensordict.compat import pickles as pickles  # makes itself known to torch.load
     from tensordict.containers.api import (
+        append_memmap,
         from_any,
         from_arrow,
         from_consolidated,
         from_csv,
+        from_dataclass,
         from_dict,
         from_h5,
         from_json,
@@ -34,6 +36,7 @@ try:
         load_memmap,
         make_tensordict,
         save,
+        to_arrow,
         to_safetensors,
     )
     from tensordict.containers.concatenated import LazyConcatenatedTensorDict
@@ -44,8 +47,6 @@ try:
     from tensordict.containers.typed import TypedTensorDict
     from tensordict.containers.unbatched import UnbatchedTensor
     from tensordict.containers.view import LazyView
-    from tensordict.convert.dataclasses import from_dataclass
-    from tensordict.core import collating as collating  # makes containers known to data loaders
     from tensordict.core.dtypes import is_bool, is_floating, is_inexact, is_integer
     from tensordict.core.key_views import default_is_leaf, is_leaf_nontensor, is_non_tensor, is_tensor_collection
     from tensordict.core.keys import KEY_SEPARATOR, NestedKey, unravel_key, unravel_key_list, unravel_key_to_tuple
@@ -64,6 +65,7 @@ try:
     from tensordict.datasets import DatasetWriter, open_dataset
     from tensordict.functional import (
         cat,
+        collate,
         dense_stack_tds,
         from_module,
         from_modules,
@@ -76,6 +78,7 @@ try:
         pad,
         pad_sequence,
         stack,
+        unpad_sequence,
     )
     from tensordict.io.formats.archive import is_memmap_archive, pack_memmap, refresh_archive_checksums, unpack_memmap
     from tensordict.io.remote.cache import RemoteCache
@@ -84,6 +87,7 @@ try:
     from tensordict.memmap import MemmapTensor, MemoryMappedTensor
     from tensordict.nn import TensorClassModuleBase, TensorClassModuleWrapper, TensorDictParams, as_tensordict_module
     from tensordict.ops.collection import TensorCollection
+    from tensordict.ops.dims.packing import PackLayout
     from tensordict.ops.printing import get_printoptions, set_printoptions
     from tensordict.persistent import PersistentTensorDict
     from tensordict.tensorclass import TensorAttrs, TensorClass, is_tensorclass, tensorclass
@@ -114,6 +118,9 @@ else:
             return getattr(_importlib.import_module("tensordict.store"), name)
         raise AttributeError(f"module 'tensordict' has no attribute {name!r}", name=name)
 
+    def __dir__() -> list[str]:
+        return sorted({*globals(), *__all__})
+
 
 # Paths that pickles and a few programs know are in this folder, found as if they were here.
 __path__.append(f"{__path__[0]}/compat/paths")
@@ -125,6 +132,7 @@ __all__ = [
     "DatasetWriter",
     "LazyConcatenatedTensorDict",
     "LazyStackedTensorDict",
+    "LazyStackedTensorDictStore",
     "LazyView",
     "MemmapTensor",
     "MemoryMappedTensor",
@@ -133,6 +141,7 @@ __all__ = [
     "NonTensorData",
     "NonTensorDataBase",
     "NonTensorStack",
+    "PackLayout",
     "PersistentTensorDict",
     "RemoteCache",
     "TensorAttrs",
@@ -143,13 +152,16 @@ __all__ = [
     "TensorDict",
     "TensorDictBase",
     "TensorDictParams",
+    "TensorDictStore",
     "TypedTensorDict",
     "UnbatchedTensor",
+    "append_memmap",
     "as_tensordict_module",
     "assert_allclose_td",
     "assert_close",
     "capture_non_tensor_stack",
     "cat",
+    "collate",
     "default_is_leaf",
     "dense_stack_tds",
     "diff",
@@ -212,8 +224,10 @@ __all__ = [
     "set_printoptions",
     "stack",
     "tensorclass",
+    "to_arrow",
     "to_safetensors",
     "unpack_memmap",
+    "unpad_sequence",
     "unravel_key",
     "unravel_key_list",
     "unravel_key_to_tuple",

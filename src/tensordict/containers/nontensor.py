@@ -28,7 +28,7 @@ from tensordict.containers.nontensor_base import (
 )
 from tensordict.containers.shared_file import SharedFile, ValueInFile, members_in
 from tensordict.core import makers, pytree, registry, settings
-from tensordict.core.contract import Clones, Contract, Names, identity
+from tensordict.core.contract import ByNdim, Clones, Contract, Filler, Names, identity
 from tensordict.core.devices import as_device
 from tensordict.core.equality import same_value
 from tensordict.core.exceptions import ShapeError
@@ -94,11 +94,25 @@ class _HolderBase(SavedHolder, ValueOperators, TensorCollection):
             else part.tolist(as_linked_list=as_linked_list)
             for part in self.unbind(0)
         ]
-        return LinkedList(items, self) if as_linked_list else items
+        return LinkedList(items, td=self) if as_linked_list else items
 
-    def to_dict(self, *, retain_none: bool = True, convert_tensors: object = False, tolist_first: bool = False) -> Any:
-        """Return the value, or the list of the values of a stack, as `to_dict` of a container puts it into its dict."""
-        return self.tolist() if isinstance(self, NonTensorStack) else self._unwrap_value()
+    def to_dict(
+        self,
+        *,
+        retain_none: bool = True,
+        convert_tensors: object = False,
+        tolist_first: bool = False,
+        as_linked_list: bool = False,
+    ) -> Any:
+        """Return the value, or the list of the values of a stack, as `to_dict` of a container puts it into its dict.
+
+        Args:
+            retain_none, convert_tensors, tolist_first: accepted for compatibility with other containers, and ignored.
+            as_linked_list: as for :meth:`tolist`.
+        """
+        if isinstance(self, NonTensorStack):
+            return self.tolist(as_linked_list=as_linked_list)
+        return self._unwrap_value()
 
     def update(self, input_dict_or_td: object = None, *args: object, **kwargs: object) -> Self:
         """Replace the value by the value of another holder, or by any object. A stack also takes lists and stacks.
@@ -116,6 +130,11 @@ class _HolderBase(SavedHolder, ValueOperators, TensorCollection):
         """Do the same as :meth:`update`, also on a locked holder."""
         self._update_all(input_dict_or_td)
         return self
+
+    def _choose(self, masks: ByNdim, other: Any, pad: object, path: Path) -> Any:
+        if not (isinstance(other, Contract) and other._is_non_tensor):
+            return self.copy()
+        return _choose_values(self, other, masks)
 
     def _update_all(self, value: object) -> None:
         """Replace the values of the whole batch by another holder, or by any object."""
@@ -348,6 +367,18 @@ class NonTensorDataBase(_HolderBase):
             return new._map(Tensor.clone)
         return NonTensorStack._along(self.unbind(0), 0)._assign_values(at, new)
 
+    def _stack_along(self, dims: Sequence[int]) -> Any:
+        """Return a stack of equal values along these dims, from the outermost to the innermost."""
+        size = self._batch_size
+        if not dims or not size[dims[0]] or _stack_to_one([self]):
+            return self
+        dim, *rest = dims
+        names = None if self._names is None else self._names[:dim] + self._names[dim + 1 :]
+        inner = size[:dim] + size[dim + 1 :]
+        after = [other - 1 for other in rest]
+        members = [self._of(self._value, inner, self._device, names) for _ in range(size[dim])]
+        return NonTensorStack._along([member._stack_along(after) for member in members] if after else members, dim)
+
     def _resized_along(self, size: torch.Size, batch_dims: int) -> Self:
         """Return a holder of the same value whose first `batch_dims` batch dims are replaced by `size`."""
         return self._of(self._value, size + self._batch_size[batch_dims:], self._device)
@@ -359,6 +390,8 @@ class NonTensorDataBase(_HolderBase):
             value = _copy_value(self._value) if fn is Tensor.clone else self._value
             return self._of(value, self._batch_size, self._device, self._names)
         own = self._batch_size
+        if isinstance(fn, Filler) and own:
+            return NonTensorStack.from_nontensordata(self)._map(fn, size, batch_dims, rename, on_node)
         names = None if self._names is None else self._rename_dims(len(size), batch_dims, rename)
         return self._of(self._value, size if len(own) == batch_dims else size + own[batch_dims:], self._device, names)
 
@@ -596,6 +629,9 @@ class NonTensorStack(_HolderBase, LazyStackedTensorDict):
     def _use_file(self, file: SharedFile | None) -> None:
         self._entries, self._file = members_in(file, self._entries), file
 
+    def _stack_along(self, dims: Sequence[int]) -> Self:
+        return self
+
     def _resized_along(self, size: torch.Size, batch_dims: int) -> Self:
         # `torch.vmap` does not split the values along the mapped dim.
         return self
@@ -702,6 +738,13 @@ def _fit_holder(item: object, holder: Any, at: Any, size: torch.Size, path: Path
             f"{entry_of(path)}values for a batch of size {list(theirs)} cannot be assigned to one of {list(size)}"
         )
     return new
+
+
+def _choose_values(a: Any, b: Any, masks: ByNdim) -> Any:
+    """Select values of the holder `a` where the mask is true, and of the holder `b` elsewhere."""
+    size = a._batch_size
+    mask = masks[len(size)].expand(size)
+    return b.copy()._assign_values(mask if size else (), a[mask] if size else a) if mask.any() else b.copy()
 
 
 def _have_same_sizes(one: Any, other: Any) -> bool:

@@ -4,36 +4,12 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from typing import TYPE_CHECKING, Any, TypeVar, overload
+from typing import Any
 
 from tensordict.core import registry
-
-if TYPE_CHECKING:
-    from typing_extensions import TypedDict, Unpack
-
-    from tensordict.containers.tensor_class import TensorClass
-
-    C = TypeVar("C")
-
-    class _DataclassOptions(TypedDict, total=False):
-        auto_batch_size: bool
-        batch_dims: int | None
-        batch_size: object
-        frozen: bool
-        autocast: bool
-        nocast: bool
-        inplace: bool
-        shadow: bool
-        tensor_only: bool
-        device: object
+from tensordict.core.shapes import refuse_two_sizes
 
 
-@overload
-def from_dataclass(obj: type, *, dest_cls: None = ..., **options: Unpack[_DataclassOptions]) -> type[TensorClass]: ...
-@overload
-def from_dataclass(obj: object, *, dest_cls: type[C], **options: Unpack[_DataclassOptions]) -> C: ...
-@overload
-def from_dataclass(obj: Any, *, dest_cls: None = ..., **options: Unpack[_DataclassOptions]) -> TensorClass: ...
 def from_dataclass(
     obj: object,
     *,
@@ -73,8 +49,10 @@ def from_dataclass(
         device: move the tensors of the instance to this device.
 
     Raises:
-        TypeError: `obj` is neither a dataclass nor an instance of one.
+        TypeError: `obj` is neither a dataclass nor an instance of one; or `batch_size` and `auto_batch_size` are both
+            given.
     """
+    refuse_two_sizes(auto_batch_size, batch_size)
     if not dataclasses.is_dataclass(obj):
         raise TypeError(f"from_dataclass reads a dataclass or an instance of one, got {type(obj).__name__}")
     source = obj if isinstance(obj, type) else type(obj)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import itertools
 import weakref
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -12,8 +13,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from tensordict.core.context import remember
-from tensordict.core.contract import Contract, identity
+from tensordict.core.context import remember, remember_state
+from tensordict.core.contract import ContainerT, Contract, LeafFn, identity
 from tensordict.core.devices import as_device, place_of, put_on, wait_for
 from tensordict.core.shapes import as_size
 from tensordict.ops.refusals import name_entry
@@ -22,6 +23,28 @@ from tensordict.ops.storing.leaves import Leaves, _walk
 
 if TYPE_CHECKING:
     from typing_extensions import Self
+
+# Takes the key of a leaf, as a tuple of names, and the leaf. Returns whether to cast it.
+CastFilter = Callable[[Any, Any], object]
+# The methods that take a `cast_filter`.
+CASTS = (
+    *("to", "type", "float", "double", "half", "bfloat16", "bool", "int"),
+    *("float16", "float32", "float64", "complex32", "complex64", "complex128"),
+    *(
+        "int8",
+        "int16",
+        "int32",
+        "int64",
+        "uint8",
+        "uint16",
+        "uint32",
+        "uint64",
+        "qint8",
+        "qint32",
+        "quint8",
+        "quint4x2",
+    ),
+)
 
 
 class Casting(Leaves):
@@ -58,6 +81,8 @@ class Casting(Leaves):
             ...     precise["b"] = precise["b"] / 3
             >>> td["b"]
             tensor([0.3333, 0.3333])
+            >>> td.to(torch.float16, cast_filter=lambda key, leaf: key == ("a",))["b"].dtype
+            torch.float32
 
         Args:
             device: a device, or a string or number that names one.
@@ -72,6 +97,10 @@ class Casting(Leaves):
             non_blocking_pin: copy the leaves to pinned memory first, with `num_threads` threads.
             num_threads: for `non_blocking_pin`; see :meth:`pin_memory`.
             inplace: replace the leaves in this container instead of making a new one.
+            cast_filter: takes the key of a leaf as a tuple of names, such as `("next", "done")`, and the leaf. If the
+                result is false, the leaf keeps its dtype, and only moves. It is called for each tensor if a dtype is
+                given, in a lazy stack for each member. Predicates such as :func:`is_inexact` fit. A tensorclass may
+                have a filter of its own, which `cast_filter=None` turns off.
 
         Returns:
             a new container, which is locked if this container is and shares the leaves that do not change. This
@@ -83,26 +112,31 @@ class Casting(Leaves):
             TypeError: the arguments match none of these forms.
         """
         if not kwargs and len(args) == 1 and type(args[0]) is torch.dtype:
-            return remember(self._cast(args[0]), self, _make_undo(self))
+            return self._remember_move(self._cast(args[0]))
         if len(args) == 1 and isinstance(args[0], Contract) and is_description(args[0]):
-            if kwargs:
-                raise TypeError(f"to() takes no other arguments with a description of the leaves, got {sorted(kwargs)}")
+            if more := sorted(kwargs.keys() - {"cast_filter"}):
+                raise TypeError(f"to() takes no other arguments with a description of the leaves, got {more}")
             return self._same_lock(convert_leaves(self, args[0]))
         request = _parse_arguments(args, kwargs)
         if request.plain and (request.device is None or request.device == self._device):
             result = self
+            if self._undo is None and not torch.compiler.is_compiling():
+                # The end of a block `with td.to("cpu"):` has nothing to undo then.
+                remember_state(self, _undo_nothing)
         else:
-            result = self._move(request)
-            if request.inplace:
-                result = self._replace_leaves(result)
-            else:
-                result = remember(self._same_lock(result), self, _make_undo(self))
+            result = self._move(request) if request.cast_filter is None else self._cast_and_move(request)
+            result = self._replace_leaves(result) if request.inplace else self._remember_move(self._same_lock(result))
         if request.batch_size is not None and result is self:
             self.batch_size = request.batch_size
         elif request.batch_size is not None:
             # `_rebatch` also works on a frozen tensorclass. The result is new, so this changes no other container.
             result._rebatch(request.batch_size)  # type: ignore[attr-defined]
         return result
+
+    def _remember_move(self, result: ContainerT) -> ContainerT:
+        """Store on the result of `to` that the end of a block copies changes back. Returns the result."""
+        source = self if torch.compiler.is_compiling() else weakref.ref(self)
+        return remember(result, self, partial(_restore, source, self._holds_parameters))
 
     def cpu(self, **kwargs: object) -> Self:
         """Move the entries to the CPU. Keyword arguments as for :meth:`to`."""
@@ -218,6 +252,12 @@ class Casting(Leaves):
             wait_for(origins)
         return result
 
+    def _cast_and_move(self, request: _Request) -> Self:
+        """Cast the leaves that the filter selects, and then move all of them."""
+        rest = request._replace(dtype=None)
+        cast = self if request.dtype is None else self._cast_some(_casts[request.dtype], request.cast_filter)
+        return cast if rest.plain and request.device in (None, self._device) else cast._move(rest)
+
     def _map_or_name(self, fn: Callable[[Any], Any], device: Any = "kept") -> Self:
         """Map `fn` over all leaves, and set the device of every node if one is given. Errors name the entry."""
         try:
@@ -255,45 +295,76 @@ class Casting(Leaves):
         """Return whether all leaves are floating point."""
         return all(leaf.is_floating_point() for leaf in self._leaves())
 
-    def type(self, dst_type: object) -> Self:
-        """Cast every leaf to a dtype, or to a tensor type such as `"torch.DoubleTensor"` (as `torch.Tensor.type`)."""
-        if isinstance(dst_type, torch.dtype):
-            return self._cast(dst_type)
-        return self._same_lock(self._map_or_name(lambda leaf: leaf.type(dst_type)))
+    def type(self, dst_type: object, *, cast_filter: CastFilter | None = None) -> Self:
+        """Cast every leaf to a dtype, or to a tensor type such as `"torch.DoubleTensor"` (as `torch.Tensor.type`).
 
-    def _cast(self, dtype: torch.dtype) -> Self:
+        Args:
+            dst_type: the dtype or the name of the type.
+            cast_filter: selects the leaves to cast; see :meth:`to`.
+        """
+        if isinstance(dst_type, torch.dtype):
+            return self._cast(dst_type, cast_filter)
+
+        def cast_leaf(leaf: Any) -> Any:
+            return leaf.type(dst_type)
+
+        if cast_filter is not None:
+            return self._same_lock(self._cast_some(cast_leaf, cast_filter))
+        return self._same_lock(self._map_or_name(cast_leaf))
+
+    def _cast(self, dtype: torch.dtype, cast_filter: CastFilter | None = None) -> Self:
         """Return a new container of leaves of this dtype. Leaves that have it already are shared."""
-        result = self._map_or_name(_casts[dtype])
+        cast = _casts[dtype]
+        result = self._map_or_name(cast) if cast_filter is None else self._cast_some(cast, cast_filter)
         if self._locked:
             result._lock_tree()
         return result
 
-    def bfloat16(self) -> Self:
+    def _cast_some(self, cast: LeafFn, cast_filter: CastFilter | None) -> Self:
+        """Replace each leaf by `cast(leaf)` if `cast_filter(key, leaf)` is true; share the others.
+
+        Raises:
+            TypeError: the filter is not a function.
+        """
+        if not callable(cast_filter):
+            raise TypeError(f"cast_filter takes the key and the leaf and returns a bool, got {cast_filter!r:.80}")
+        pairs = list(self._walk(or_template=True))
+        chosen = [bool(cast_filter(path, leaf)) for path, leaf in pairs]
+        flags = iter(chosen)
+        try:
+            return self._map(lambda leaf: cast(leaf) if next(flags) else leaf)
+        except (RuntimeError, NotImplementedError, TypeError) as error:
+            raise name_entry(error, itertools.compress(pairs, chosen), cast) from error
+
+    def bfloat16(self, *, cast_filter: CastFilter | None = None) -> Self:
         """Cast every leaf to `torch.bfloat16`."""
-        return self._cast(torch.bfloat16)
+        return self._cast(torch.bfloat16, cast_filter)
 
-    def bool(self) -> Self:
+    def bool(self, *, cast_filter: CastFilter | None = None) -> Self:
         """Cast every leaf to `torch.bool`."""
-        return self._cast(torch.bool)
+        return self._cast(torch.bool, cast_filter)
 
-    def complex32(self) -> Self:
+    def complex32(self, *, cast_filter: CastFilter | None = None) -> Self:
         """Cast every leaf to `torch.complex32`."""
-        return self._cast(torch.complex32)
+        return self._cast(torch.complex32, cast_filter)
 
-    def complex64(self) -> Self:
+    def complex64(self, *, cast_filter: CastFilter | None = None) -> Self:
         """Cast every leaf to `torch.complex64`."""
-        return self._cast(torch.complex64)
+        return self._cast(torch.complex64, cast_filter)
 
-    def complex128(self) -> Self:
+    def complex128(self, *, cast_filter: CastFilter | None = None) -> Self:
         """Cast every leaf to `torch.complex128`."""
-        return self._cast(torch.complex128)
+        return self._cast(torch.complex128, cast_filter)
 
-    def double(self) -> Self:
+    def double(self, *, cast_filter: CastFilter | None = None) -> Self:
         """Cast every leaf to `torch.float64`."""
-        return self._cast(torch.float64)
+        return self._cast(torch.float64, cast_filter)
 
-    def float(self) -> Self:
+    def float(self, *, cast_filter: CastFilter | None = None) -> Self:
         """Cast every leaf, including integers, to `torch.float32`.
+
+        Args:
+            cast_filter: selects the leaves to cast; see :meth:`to`. The other methods that cast take it too.
 
         Example:
             >>> import torch
@@ -301,75 +372,75 @@ class Casting(Leaves):
             >>> TensorDict(a=torch.arange(2)).float()["a"]
             tensor([0., 1.])
         """
-        return self._cast(torch.float32)
+        return self._cast(torch.float32, cast_filter)
 
-    def float16(self) -> Self:
+    def float16(self, *, cast_filter: CastFilter | None = None) -> Self:
         """Cast every leaf to `torch.float16`."""
-        return self._cast(torch.float16)
+        return self._cast(torch.float16, cast_filter)
 
-    def float32(self) -> Self:
+    def float32(self, *, cast_filter: CastFilter | None = None) -> Self:
         """Cast every leaf to `torch.float32`."""
-        return self._cast(torch.float32)
+        return self._cast(torch.float32, cast_filter)
 
-    def float64(self) -> Self:
+    def float64(self, *, cast_filter: CastFilter | None = None) -> Self:
         """Cast every leaf to `torch.float64`."""
-        return self._cast(torch.float64)
+        return self._cast(torch.float64, cast_filter)
 
-    def half(self) -> Self:
+    def half(self, *, cast_filter: CastFilter | None = None) -> Self:
         """Cast every leaf to `torch.float16`."""
-        return self._cast(torch.float16)
+        return self._cast(torch.float16, cast_filter)
 
-    def int(self) -> Self:
+    def int(self, *, cast_filter: CastFilter | None = None) -> Self:
         """Cast every leaf to `torch.int32`."""
-        return self._cast(torch.int32)
+        return self._cast(torch.int32, cast_filter)
 
-    def int8(self) -> Self:
+    def int8(self, *, cast_filter: CastFilter | None = None) -> Self:
         """Cast every leaf to `torch.int8`."""
-        return self._cast(torch.int8)
+        return self._cast(torch.int8, cast_filter)
 
-    def int16(self) -> Self:
+    def int16(self, *, cast_filter: CastFilter | None = None) -> Self:
         """Cast every leaf to `torch.int16`."""
-        return self._cast(torch.int16)
+        return self._cast(torch.int16, cast_filter)
 
-    def int32(self) -> Self:
+    def int32(self, *, cast_filter: CastFilter | None = None) -> Self:
         """Cast every leaf to `torch.int32`."""
-        return self._cast(torch.int32)
+        return self._cast(torch.int32, cast_filter)
 
-    def int64(self) -> Self:
+    def int64(self, *, cast_filter: CastFilter | None = None) -> Self:
         """Cast every leaf to `torch.int64`."""
-        return self._cast(torch.int64)
+        return self._cast(torch.int64, cast_filter)
 
-    def uint8(self) -> Self:
+    def uint8(self, *, cast_filter: CastFilter | None = None) -> Self:
         """Cast every leaf to `torch.uint8`."""
-        return self._cast(torch.uint8)
+        return self._cast(torch.uint8, cast_filter)
 
-    def uint16(self) -> Self:
+    def uint16(self, *, cast_filter: CastFilter | None = None) -> Self:
         """Cast every leaf to `torch.uint16`."""
-        return self._cast(torch.uint16)
+        return self._cast(torch.uint16, cast_filter)
 
-    def uint32(self) -> Self:
+    def uint32(self, *, cast_filter: CastFilter | None = None) -> Self:
         """Cast every leaf to `torch.uint32`."""
-        return self._cast(torch.uint32)
+        return self._cast(torch.uint32, cast_filter)
 
-    def uint64(self) -> Self:
+    def uint64(self, *, cast_filter: CastFilter | None = None) -> Self:
         """Cast every leaf to `torch.uint64`."""
-        return self._cast(torch.uint64)
+        return self._cast(torch.uint64, cast_filter)
 
-    def qint8(self) -> Self:
+    def qint8(self, *, cast_filter: CastFilter | None = None) -> Self:
         """Cast every leaf to `torch.qint8`, if torch supports that cast."""
-        return self._cast(torch.qint8)
+        return self._cast(torch.qint8, cast_filter)
 
-    def qint32(self) -> Self:
+    def qint32(self, *, cast_filter: CastFilter | None = None) -> Self:
         """Cast every leaf to `torch.qint32`, if torch supports that cast."""
-        return self._cast(torch.qint32)
+        return self._cast(torch.qint32, cast_filter)
 
-    def quint8(self) -> Self:
+    def quint8(self, *, cast_filter: CastFilter | None = None) -> Self:
         """Cast every leaf to `torch.quint8`, if torch supports that cast."""
-        return self._cast(torch.quint8)
+        return self._cast(torch.quint8, cast_filter)
 
-    def quint4x2(self) -> Self:
+    def quint4x2(self, *, cast_filter: CastFilter | None = None) -> Self:
         """Cast every leaf to `torch.quint4x2`, if torch supports that cast."""
-        return self._cast(torch.quint4x2)
+        return self._cast(torch.quint4x2, cast_filter)
 
 
 class _Request(NamedTuple):
@@ -384,6 +455,7 @@ class _Request(NamedTuple):
     non_blocking_pin: builtins.bool = False
     num_threads: builtins.int | None = None
     inplace: builtins.bool = False
+    cast_filter: CastFilter | None = None
 
     @property
     def plain(self) -> builtins.bool:
@@ -397,7 +469,11 @@ _OF_NUMBERS: dict[object, torch.dtype] = {
 }  # fmt: skip
 _POSITIONS = ("device", "dtype", "non_blocking", "copy")
 _KEYWORDS = frozenset(
-    (*_POSITIONS, "other", "tensor", "memory_format", "batch_size", "non_blocking_pin", "num_threads", "inplace")
+    (
+        *_POSITIONS,
+        *("other", "tensor", "memory_format", "batch_size", "non_blocking_pin", "num_threads", "inplace"),
+        "cast_filter",
+    )
 )
 
 
@@ -450,6 +526,7 @@ def _parse_arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Request:
         bool(given.get("non_blocking_pin", False)),
         given.get("num_threads"),
         bool(given.get("inplace", False)),
+        given.get("cast_filter"),
     )
 
 
@@ -501,21 +578,24 @@ _casts = _Casts(
 )
 
 
-def _make_undo(source: object) -> Callable[[Any], Any]:
-    """Return the function that undoes `to` at the end of a block."""
-    return partial(_restore, source if torch.compiler.is_compiling() else weakref.ref(source))
+def _undo_nothing(result: object) -> object:
+    return result
 
 
-def _restore(source: object, result: object) -> Any:
+def _restore(source: object, bypasses_autograd: bool, result: object) -> Any:
+    """Undo `to` at the end of a block.
+
+    With `bypasses_autograd`, it copies into parameters, too. Otherwise new tensors replace these.
+    """
     if isinstance(source, weakref.ref):
         source = source()
-    return result if source is None else _copy_back(result, source)
+    return result if source is None else _copy_back(result, source, bypasses_autograd)
 
 
-def _copy_back(result: Any, source: Any) -> Any:
+def _copy_back(result: Any, source: Any, bypasses_autograd: bool) -> Any:
     """Move and cast the entries of `result` back, and copy them into the leaves of `source` where it has them."""
     if result._batch_size == source._batch_size and (pairs := source._pair_members(result)) is not None:
-        return source._restack([_copy_back(piece, own) for own, piece in pairs])
+        return source._restack([_copy_back(piece, own, bypasses_autograd) for own, piece in pairs])
     current = source._entries
     device = source._device
     entries: dict[str, Any] = {}
@@ -523,24 +603,27 @@ def _copy_back(result: Any, source: Any) -> Any:
         old = current.get(name)
         if isinstance(value, Contract):
             if isinstance(old, Contract):
-                value = _copy_back(value, old)
+                value = _copy_back(value, old, bypasses_autograd)
             elif device is not None:
                 value = value._place_on(partial(put_on, device=device), device)
         elif isinstance(old, Tensor):
-            value = _copy_leaf_back(value, old)
+            value = _copy_leaf_back(value, old, bypasses_autograd)
         elif device is not None:
             value = put_on(value, device)
         entries[name] = value
     return result._build(entries, result._batch_size, device, result._names)
 
 
-def _copy_leaf_back(value: Tensor, old: Tensor) -> Tensor:
+def _copy_leaf_back(value: Tensor, old: Tensor, bypasses_autograd: bool) -> Tensor:
     """Copy `value` into the old leaf and return this leaf; a new tensor if autograd or a new shape forbids that."""
     if value is old:
         return old
     # Unmodified entries keep their original tensor, because casting back can lose precision.
     if value.dtype != old.dtype and value.shape == old.shape and torch.equal(value, old.to(value.device, value.dtype)):
         return old
+    if value.shape == old.shape and bypasses_autograd:
+        with torch.no_grad():
+            return old.copy_(value)
     if value.shape != old.shape or value.requires_grad or old.requires_grad:
         return value.to(old.device, old.dtype)
     return old.copy_(value)

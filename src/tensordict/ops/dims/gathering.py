@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from tensordict.core import foreach, ragged
-from tensordict.core.contract import ByNdim, Contract, LeafFn, identity, named_error
+from tensordict.core.contract import ByNdim, Contract, LeafFn, Names, identity, named_error
 from tensordict.core.exceptions import KeyMismatchError, ShapeError
+from tensordict.core.indices import checked_size, index_for_names, leaf_index, rename_dims
 from tensordict.core.keys import Path, joined
 from tensordict.core.shapes import as_dim, broadcasts_to, expand_size
 from tensordict.ops.dims.sizing import replace_leaves
@@ -73,7 +75,7 @@ class Gathering(Contract):
 
     # --- masks ------------------------------------------------------------------------------------------------------
 
-    def masked_select(self, mask: Tensor) -> Self:
+    def masked_select(self, mask: Tensor, *, inplace: bool = False) -> Self:
         """Copy the elements where the mask is true. The same as `td[mask]`.
 
         Example:
@@ -85,8 +87,22 @@ class Gathering(Contract):
 
         Args:
             mask: a boolean tensor of the shape of the batch, or of its first dims.
+            inplace: replace the entries of this container, leaf by leaf, instead of making a new one.
+
+        Raises:
+            IndexError: the mask does not fit the batch.
+            RuntimeError: with `inplace`, the container is locked, or is or holds a lazy stack (NotImplementedError).
         """
-        return self._index(_as_mask(mask))
+        if not inplace:
+            return self._index(_as_mask(mask))
+        size = self._batch_size
+        at = leaf_index(_as_mask(mask), size)
+        new_size, named = checked_size(at, size), index_for_names(mask, at)
+
+        def rename(names: Names) -> Names:
+            return rename_dims(names, named, len(new_size))
+
+        return replace_leaves(self, itemgetter(at), new_size, len(size), rename)
 
     def masked_fill(self, mask: Tensor, value: float | int | bool | Tensor) -> Self:
         """Copy this container with `value` where the mask is true.
@@ -279,8 +295,6 @@ def _choose_entries(node: Any, other: Any, masks: ByNdim, pad: Any, path: Path) 
             )
         elif isinstance(a, Tensor) and isinstance(a, Contract):
             entries[name] = a
-        elif isinstance(a, Contract) and a._is_non_tensor and b._is_non_tensor:
-            entries[name] = _choose_values(a, b, masks)
         elif isinstance(a, Contract):
             entries[name] = a._choose(masks, b, pad, (*path, name))  # type: ignore[attr-defined]
         else:
@@ -322,13 +336,6 @@ def _expand_leaf(value: Tensor, shape: torch.Size | None, size: torch.Size, path
             f"where: entry {joined(path)!r} of a container without batch dims has shape {list(value.shape)}, which "
             f"does not broadcast to that of the entry here, {list(shape or ())}"
         ) from None
-
-
-def _choose_values(a: Any, b: Any, masks: ByNdim) -> Any:
-    """Select values of the holder `a` where the mask is true, and of the holder `b` elsewhere."""
-    size = a._batch_size
-    mask = masks[len(size)].expand(size)
-    return b.copy()._assign_values(mask if size else (), a[mask] if size else a) if mask.any() else b.copy()
 
 
 def _map_any(value: object, fn: LeafFn) -> Any:
