@@ -17,6 +17,7 @@ try:
         from_arrow,
         from_consolidated,
         from_csv,
+        from_dataclass,
         from_dict,
         from_h5,
         from_json,
@@ -44,7 +45,6 @@ try:
     from tensordict.containers.typed import TypedTensorDict
     from tensordict.containers.unbatched import UnbatchedTensor
     from tensordict.containers.view import LazyView
-    from tensordict.convert.dataclasses import from_dataclass
     from tensordict.core.dtypes import is_bool, is_floating, is_inexact, is_integer
     from tensordict.core.key_views import default_is_leaf, is_leaf_nontensor, is_non_tensor, is_tensor_collection
     from tensordict.core.keys import KEY_SEPARATOR, NestedKey, unravel_key, unravel_key_list, unravel_key_to_tuple

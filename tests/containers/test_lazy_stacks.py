@@ -23,6 +23,7 @@ from tensordict import (
     NonTensorData,
     NonTensorStack,
     TensorDict,
+    UnbatchedTensor,
     assert_close,
     lazy_stack,
     maybe_dense_stack,
@@ -672,6 +673,28 @@ def test_vmap_with_several_arguments_and_results() -> None:
     assert torch.equal(out["a"], stack["a"]) and torch.equal(other, torch.ones(3))
     chunked = torch.vmap(lambda td: td.clone(), 1, chunk_size=2)(stack)
     assert torch.equal(chunked["a"], stack["a"].transpose(0, 1))
+
+
+def test_vmap_returns_a_stack_again() -> None:
+    stack = lazy_stack([member(i, 2).select("a", "n") for i in range(3)])
+    out = torch.vmap(lambda td: td.set("new", td["a"] + 1), 0, 1)(stack)
+    assert isinstance(out, LazyStackedTensorDict) and out.stack_dim == 1 and "new" not in stack
+    assert torch.equal(out["new"], stack["a"].transpose(0, 1) + 1)
+    assert isinstance(torch.vmap(lambda td: td["n"])(stack), LazyStackedTensorDict)
+    assert type(torch.vmap(lambda td: td.clone())(stack)) is TensorDict
+    dense = TensorDict(stack=stack, x=torch.zeros(3), batch_size=[3])
+    assert isinstance(torch.vmap(lambda td: td.set("x", td["x"] + 1))(dense)["stack"], LazyStackedTensorDict)
+    chunked = torch.vmap(lambda td: td, chunk_size=2)(stack)
+    assert torch.equal(chunked["a"], stack["a"]) and chunked.batch_size == stack.batch_size
+
+
+@pytest.mark.parametrize("scale", [torch.ones(2), UnbatchedTensor(torch.ones(2))], ids=["tensor", "unbatched"])
+def test_vmap_keeps_the_batch_size_of_stacks(scale: torch.Tensor) -> None:
+    """The number of elements equals the batch size of the members: nothing may be read off the shapes."""
+    stack = lazy_stack([TensorDict(a=torch.ones(2, 4), u=scale, batch_size=[2]) for _ in range(3)])
+    out = torch.vmap(lambda td, x: td.set("z", td["a"] + x), (None, 0))(stack, torch.arange(2.0))
+    assert out.batch_size == (2, 3, 2) and out["z"].shape == (2, 3, 2, 4)
+    assert torch.vmap(lambda td: td.set("z", td["a"] + 1))(stack).batch_size == (3, 2)
 
 
 def test_what_vmap_needs_of_torch() -> None:

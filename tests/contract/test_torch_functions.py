@@ -24,7 +24,7 @@ from contract.model import (
     mapped,
     picked,
 )
-from tensordict import TensorClass, TensorDict, lazy_stack
+from tensordict import LazyStackedTensorDict, TensorClass, TensorDict, lazy_stack
 from tensordict import cat as td_cat
 from tensordict import stack as td_stack
 
@@ -286,6 +286,30 @@ def test_vmap_over_one_container(td: Any, plain: Plain, kind: Kind) -> None:
         order = (1, 0, *range(2, len(kind.batch_size)))
         assert moved.batch_size == td.permute(order).batch_size
         assert_matches(moved, mapped(lambda leaf: leaf.transpose(0, 1), expected))
+
+
+def test_vmap_keeps_locks_and_stacks(td: Any, plain: Plain, kind: Kind) -> None:
+    """A locked container is locked inside the function, and a lazy stack that the function returns is one again."""
+    if not kind.batch_size:
+        pytest.skip("nothing to map over")
+    locks: list[bool] = []
+
+    def fn(part: Any) -> Any:
+        locks.append(part.is_locked)
+        return part
+
+    for dim in range(len(kind.batch_size)):
+        result = torch.vmap(fn, dim, dim)(td)
+        assert_matches(result, plain, kind.batch_size, kind.extra)
+        assert result.is_locked == td.is_locked
+        if isinstance(td, LazyStackedTensorDict):
+            assert isinstance(result, LazyStackedTensorDict) and result.stack_dim == td.stack_dim
+    assert locks == [td.is_locked] * len(kind.batch_size)
+    if td.is_locked:
+        with pytest.raises(RuntimeError, match="Cannot modify locked"):
+            torch.vmap(lambda part: part.update({"a": part["a"] + 1}))(td)
+        with pytest.raises(RuntimeError, match="Cannot modify locked"):
+            torch.vmap(lambda part: part.del_("a"))(td)
 
 
 @pytest.mark.parametrize(

@@ -256,7 +256,7 @@ def _vmapped() -> object:
 
 def _vmapped_stack() -> object:
     td = lazy_stack([TensorDict(a=torch.arange(3.0), batch_size=3)] * 2, 1)
-    return torch.vmap(lambda x: x + 1, in_dims=1)(td)["a"]
+    return torch.vmap(lambda x: x["td"] + 1, in_dims=1)({"td": td})["a"]
 
 
 def _collated() -> object:

@@ -168,6 +168,8 @@ class Contract:
     # True for a container that is also a tensor, and a leaf to all walks: `UnbatchedTensor`.
     _is_tensor: bool = False
     _undo: tuple[Any, ...] | None = None
+    # True for a lazy stack that `torch.vmap` made dense, because it maps over the stack dim.
+    _was_stacked: bool = False
     _is_memmap: bool = _backing_field("is_memmap")
     _is_shared: bool = _backing_field("is_shared")
     _memmap_prefix: pathlib.Path | None = _backing_field("memmap_prefix")
@@ -330,18 +332,21 @@ class Contract:
             else:
                 found.append(value)
 
-    def _walk(self, prefix: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
-        """Yield the (path, leaf) pairs of the tree. The leaves of a lazy stack have their paths inside the members."""
+    def _walk(self, prefix: tuple[str, ...] = (), or_template: bool = False) -> Iterator[tuple[tuple[str, ...], Any]]:
+        """Yield the (path, leaf) pairs of the tree. The leaves of a lazy stack have their paths inside the members.
+
+        With `or_template`, the walk includes the templates of stacks without members, as `_map` does.
+        """
         mapping: Mapping[str, Any] = self._entries
         if type(mapping) is not dict and isinstance(mapping, EntryStore):
-            if (members := mapping.members(False)) is not None:
+            if (members := mapping.members(or_template)) is not None:
                 for member in members:
-                    yield from member._walk(prefix)
+                    yield from member._walk(prefix, or_template)
                 return
             mapping = mapping.writable()
         for name, value in mapping.items():
             if type(value) is not Tensor and isinstance(value, Contract):
-                yield from value._walk((*prefix, name))
+                yield from value._walk((*prefix, name), or_template)
             else:
                 yield (*prefix, name), value
 

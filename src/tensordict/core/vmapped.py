@@ -55,30 +55,49 @@ def has_place(value: Any, dim: object) -> bool:
     return not is_node(value) or (isinstance(dim, int) and 0 <= dim <= len(value._batch_size))
 
 
-def enter_function(value: Any, dim: int | None, level: int) -> Any:
+def enter_function(value: Any, dim: int | None, level: int, on_stack: LeafFn | None = None) -> Any:
     """Map an argument for the function, at this level of `vmap`, without the dim.
 
-    A container that is not mapped is copied, so that entries written inside the function stay inside, where they are
-    valid.
+    A container that is mapped stays locked. A container that is not mapped is copied, so that entries written inside
+    the function stay inside, where they are valid.
+
+    Args:
+        value: the argument.
+        dim: the dim to map over; `None` for an argument that is not mapped.
+        level: the level of `vmap`.
+        on_stack: maps a lazy stack inside the container.
     """
     if dim is None:
         return value.copy() if is_node(value) else value
     if not is_node(value):
         return enter_map(value, dim, level)
     size = value._batch_size[:dim]
-    return _map_batch(value, dim, lambda leaf: enter_map(leaf, dim, level), size, dim + 1, lambda names: names[:dim])
+
+    def enter(leaf: Any) -> Any:
+        return enter_map(leaf, dim, level)
+
+    return _map_batch(value, dim, enter, size, dim + 1, lambda names: names[:dim], on_stack)
 
 
-def leave_function(value: Contract, dim: int, level: int, count: int) -> Any:
+def leave_function(value: Contract, dim: int, level: int, count: int, on_stack: LeafFn | None = None) -> Any:
     """Unmap a container that the function returned: insert a dim of `count` elements at `dim`."""
     size = torch.Size((*value._batch_size[:dim], count))
     remove = internals.remove_batch_dim
-    return _map_batch(value, dim, lambda leaf: remove(leaf, level, count, dim), size, dim, lambda names: [*names, None])
+
+    def leave(leaf: Any) -> Any:
+        return remove(leaf, level, count, dim)
+
+    return _map_batch(value, dim, leave, size, dim, lambda names: [*names, None], on_stack)
 
 
-def _map_batch(value: Contract, dim: int, fn: LeafFn, size: torch.Size, batch_dims: int, rename: Rename) -> Any:
+def _map_batch(
+    value: Any, dim: int, fn: LeafFn, size: torch.Size, batch_dims: int, rename: Rename, on_stack: LeafFn | None
+) -> Any:
+    # Values are not split along a mapped dim.
     try:
-        return value._map(fn, size, batch_dims, rename, _keep_together)
+        result = value._map(fn, size, batch_dims, rename, lambda node: node if node._is_non_tensor else on_stack(node))  # type: ignore[misc]
+        _copy_locks(value, result)
+        return result
     except RuntimeError as error:
         for path, leaf in value._walk():
             if dim and (leaf.is_nested or is_row_of_many(leaf)):
@@ -90,6 +109,11 @@ def _map_batch(value: Contract, dim: int, fn: LeafFn, size: torch.Size, batch_di
         raise
 
 
-def _keep_together(holder: object) -> object:
-    """Return a holder of non-tensor values unchanged: values are not split along a mapped dim."""
-    return holder
+def _copy_locks(source: Any, result: Any) -> None:
+    """Lock the nodes of `result` that are locked in `source`, which has the same structure."""
+    if source._locked:
+        result._lock_tree()
+        return
+    for name, node in source._structure().items():
+        if type(node) is not Tensor and is_node(node) and not node._is_non_tensor and node._members() is None:
+            _copy_locks(node, result._node(name))

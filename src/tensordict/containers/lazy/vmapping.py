@@ -108,7 +108,7 @@ def map_over_stacks() -> bool:
         if dims is not None:
             dims = [vmapped.count_from_front(value, dim) for value, dim in zip(flat, dims, strict=True)]
             if _are_wholes(flat) and (size := vmapped.find_map_size(flat, dims)) is not None:
-                return size, dims, flat, spec
+                return size, dims, [_make_dense_along(*pair) for pair in zip(flat, dims, strict=True)], spec
             in_dims = _unflatten(dims, spec)
         return take_apart(*_transform_stacks(in_dims, args, _enter_stack), func)
 
@@ -191,15 +191,13 @@ def _transform_stacks(dims: object, tree: object, fn: Callable[[Any, int], tuple
 
 
 def _is_plain(value: object) -> bool:
-    """Return whether a value is a tensor or a container, without lazy stacks and batched `UnbatchedTensor`s."""
+    """Return whether a value is a tensor or a container, without batched `UnbatchedTensor`s."""
     if isinstance(value, Tensor):
         return not (_has_own_shape(value) and internals.is_batched(value))
     if not isinstance(value, Contract):
         return False
     if _is_stack(value):
-        # Compiled code treats stacks as wholes, because Dynamo cannot count the `vmap` levels of a leaf, and
-        # `unflatten_stack` needs that.
-        return torch.compiler.is_dynamo_compiling() and all(map(_is_plain, value._members() or ()))
+        return all(map(_is_plain, value._members() or ()))
     for entry in value._structure().values():  # noqa: SIM110 (a generator inside all() would double the cost)
         if type(entry) is not Tensor and not _is_plain(entry):
             return False
@@ -215,27 +213,76 @@ def _has_own_shape(value: object) -> bool:
     return type(value) is not Tensor and isinstance(value, Tensor) and isinstance(value, Contract)
 
 
+def _make_dense_along(value: Any, dim: int | None) -> Any:
+    """Make a lazy stack dense, if it is mapped over its stack dim. Returns any other value unchanged."""
+    if dim is None or not _is_stack(value):
+        return value
+    stack = value._wrapped_container()
+    store = stack._entries
+    if dim != store.dim and store.containers:
+        return value
+    dense = _dense(stack)
+    dense._was_stacked = True
+    if stack._locked:
+        dense._lock_tree()
+    return value._rewrap(dense)
+
+
 def _enter(value: Any, dim: int | None, level: int) -> Any:
     """Convert an argument of a mapped function; see `vmapped.enter_function`. Members of a stack enter one by one."""
-    if dim is None or not _is_stack(value):
+    if dim is None or not is_node(value):
         return vmapped.enter_function(value, dim, level)
-    form, dim = _enter_stack(value._wrapped_container(), dim)
-    return value._rewrap(_cross(form, lambda member: vmapped.enter_function(member, dim, level)))
+    container = value._wrapped_container()
+    if isinstance(container, LazyCore):
+        value = _make_dense_along(value, dim)
+        container = value._wrapped_container()
+        if isinstance(container, LazyCore):
+            at = container.stack_dim
+            inner = dim - (dim > at)
+            members = [_enter(member, inner, level) for member in container._entries.containers]
+            return value._rewrap(container._like(members, at - (dim < at)))
+    result = vmapped.enter_function(value, dim, level, lambda node: _enter(node, dim, level))
+    if container._was_stacked:
+        _mark_stacked(result)
+    return result
+
+
+def _mark_stacked(value: Any) -> None:
+    """Mark a mapped container, and those inside, as a stack without its stack dim. `_leave` stacks them again."""
+    container = value._wrapped_container()
+    container._was_stacked = True
+    for entry in container._structure().values():
+        if is_node(entry) and not entry._is_non_tensor:
+            _mark_stacked(entry)
 
 
 def _leave(value: Any, dim: int, level: int, count: int) -> Any:
     """Convert a result of a mapped function; see `vmapped.leave_function`. Members of a stack leave one by one."""
-    if not _is_stack(value):
-        return vmapped.leave_function(value, dim, level, count)
-    form, dim = _leave_stack(value._wrapped_container(), dim)
-    return value._rewrap(_cross(form, lambda member: vmapped.leave_function(member, dim, level, count)))
+    container = value._wrapped_container()
+    if isinstance(container, LazyCore):
+        if members := container._entries.containers:
+            at = container.stack_dim
+            inner = dim - (dim > at)
+            left = [_leave(member, inner, level, count) for member in members]
+            return value._rewrap(container._like(left, at + (dim <= at)))
+        value = value._rewrap(_dense(container))
+    result = vmapped.leave_function(value, dim, level, count, lambda node: _leave(node, dim, level, count))
+    return _stack_again(value, result, dim)
 
 
-def _cross(form: Any, cross: Callable[[Any], Any]) -> Any:
-    """Move a container into or out of a mapped function. The members of a lazy stack move one by one."""
-    if not isinstance(form, LazyCore):
-        return cross(form)
-    return form._like([cross(member) for member in form._entries.containers], form._after)
+def _stack_again(mapped: Any, result: Any, dim: int) -> Any:
+    """Make lazy stacks along `dim` of the containers in `result` that `mapped` marks as stacks."""
+    if not mapped._wrapped_container()._was_stacked:
+        for name, entry in mapped._structure().items():
+            if type(entry) is not Tensor and is_node(entry) and not entry._is_non_tensor and entry._members() is None:
+                node = result._node(name)
+                if (stacked := _stack_again(entry, node, dim)) is not node:
+                    result._entries[name] = stacked
+        return result
+    stack = makers.lazy_stack._over(Members(list(result._wrapped_container().unbind(dim)), dim))
+    if result._locked:
+        stack._lock_tree()
+    return result._rewrap(stack)
 
 
 def _enter_stack(stack: Any, dim: int) -> tuple[Any, int]:
