@@ -23,7 +23,7 @@ from tensordict.core.exceptions import ContainerExpected, FieldError
 from tensordict.looking.shown_entries import list_entries
 from tensordict.ops.casting import CASTS, CastFilter
 from tensordict.ops.entries.reading import AS_SET, NO_DEFAULT
-from tensordict.ops.printing import format_entry, sort_lines
+from tensordict.ops.printing import format_compactly, format_entry, is_compact, sort_lines
 
 __all__ = ["TensorAttrs", "TensorClass", "is_tensorclass", "tensorclass"]
 
@@ -395,6 +395,8 @@ class TensorClass(FieldWrapper, metaclass=_Dataclass):
 
     def __repr__(self) -> str:
         """Return the class, the fields sorted by name with their shapes and dtypes, the batch size and the device."""
+        if is_compact():
+            return format_compactly(self)
         entries = list_entries(self._tensordict)
         lines = sort_lines(f"{name}={format_entry(value, '    ')}" for name, value in entries.items())
         lines += [f"{name}=None" for name in self._layout.names if name not in entries]
