@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 from collections.abc import Generator, Iterator
@@ -32,6 +33,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if "gpu" in item.keywords:
             item.add_marker(pytest.mark.skip(reason="torch finds no CUDA device on this machine"))
+
+
+def pytest_collection_finish() -> None:
+    # The 60,000 tests live until the end: without them, a collection of garbage takes 0.1 s in place of 2.
+    gc.freeze()
 
 
 @pytest.hookimpl(wrapper=True)

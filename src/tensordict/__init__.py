@@ -17,6 +17,7 @@ try:
         from_arrow,
         from_consolidated,
         from_csv,
+        from_dataclass,
         from_dict,
         from_h5,
         from_json,
@@ -44,8 +45,6 @@ try:
     from tensordict.containers.typed import TypedTensorDict
     from tensordict.containers.unbatched import UnbatchedTensor
     from tensordict.containers.view import LazyView
-    from tensordict.convert.dataclasses import from_dataclass
-    from tensordict.core import collating as collating  # makes containers known to data loaders
     from tensordict.core.dtypes import is_bool, is_floating, is_inexact, is_integer
     from tensordict.core.key_views import default_is_leaf, is_leaf_nontensor, is_non_tensor, is_tensor_collection
     from tensordict.core.keys import KEY_SEPARATOR, NestedKey, unravel_key, unravel_key_list, unravel_key_to_tuple
@@ -64,6 +63,7 @@ try:
     from tensordict.datasets import DatasetWriter, open_dataset
     from tensordict.functional import (
         cat,
+        collate,
         dense_stack_tds,
         from_module,
         from_modules,
@@ -76,6 +76,7 @@ try:
         pad,
         pad_sequence,
         stack,
+        unpad_sequence,
     )
     from tensordict.io.formats.archive import is_memmap_archive, pack_memmap, refresh_archive_checksums, unpack_memmap
     from tensordict.io.remote.cache import RemoteCache
@@ -150,6 +151,7 @@ __all__ = [
     "assert_close",
     "capture_non_tensor_stack",
     "cat",
+    "collate",
     "default_is_leaf",
     "dense_stack_tds",
     "diff",
@@ -214,6 +216,7 @@ __all__ = [
     "tensorclass",
     "to_safetensors",
     "unpack_memmap",
+    "unpad_sequence",
     "unravel_key",
     "unravel_key_list",
     "unravel_key_to_tuple",

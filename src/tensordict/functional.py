@@ -1,6 +1,7 @@
 """Free functions on containers: the public place of `containers/free_functions.py`."""
 
 from tensordict.containers.api import make_tensordict
+from tensordict.containers.collating import collate
 from tensordict.containers.free_functions import (
     cat,
     dense_stack_tds,
@@ -15,10 +16,12 @@ from tensordict.containers.free_functions import (
     pad,
     pad_sequence,
     stack,
+    unpad_sequence,
 )
 
 __all__ = [
     "cat",
+    "collate",
     "dense_stack_tds",
     "from_module",
     "from_modules",
@@ -32,4 +35,5 @@ __all__ = [
     "pad",
     "pad_sequence",
     "stack",
+    "unpad_sequence",
 ]

@@ -249,9 +249,9 @@ def write_json_lines(path: pathlib.Path, pieces: int) -> None:
 @pytest.mark.parametrize(
     ("suffix", "write", "few", "many", "rows", "limit"),
     [
-        ("parquet", write_parquet, 2, 64, 64 * COUNT, 128),
+        pytest.param("parquet", write_parquet, 2, 64, 64 * COUNT, 128, marks=pytest.mark.slow),
         ("csv", write_csv, 14, 40, 20 * COUNT, 64),
-        ("jsonl", write_json_lines, 3, 12, 12 * 4096, 64),
+        pytest.param("jsonl", write_json_lines, 3, 12, 12 * 4096, 64, marks=pytest.mark.slow),
     ],
     ids=["parquet", "csv", "jsonl"],
 )

@@ -33,6 +33,7 @@ from tensordict import (
     TensorCollection,
     TensorDict,
     TensorDictBase,
+    TensorDictParams,
     TypedTensorDict,
     from_dataclass,
     is_tensor_collection,
@@ -410,6 +411,69 @@ def test_frozen() -> None:
     assert type(inside) is Frozen and (inside.names, made.names) == (["time"], [None])
     with pytest.raises(TypeError, match="unhashable"):
         hash(data())
+
+
+def is_float(key: tuple[str, ...], leaf: torch.Tensor) -> bool:
+    return leaf.is_floating_point()
+
+
+class Mesh(TensorClass, cast_filter=is_float):
+    points: torch.Tensor
+    cells: torch.Tensor
+
+
+class Cut(Mesh):
+    ends: torch.Tensor | None = None
+
+
+class Every(Mesh, cast_filter=None):
+    pass
+
+
+@tensorclass(cast_filter=is_float)
+class Grid:
+    points: torch.Tensor
+    cells: torch.Tensor
+
+    def half(self) -> str:
+        return "own"
+
+
+CASTS: list[Callable[[Any], Any]] = [
+    lambda mesh: mesh.bfloat16(),
+    lambda mesh: mesh.type(torch.bfloat16),
+    lambda mesh: mesh.to(torch.bfloat16),
+    lambda mesh: mesh.to("cpu", torch.bfloat16),
+    lambda mesh: mesh.to(torch.ones(1, dtype=torch.bfloat16)),
+    lambda mesh: mesh.cpu(dtype=torch.bfloat16),
+    lambda mesh: lazy_stack([mesh, mesh]).bfloat16()[0],
+    lambda mesh: TensorDictParams(mesh, no_convert=True).to(torch.bfloat16),
+    lambda mesh: pickle.loads(pickle.dumps(mesh)).bfloat16(),
+]
+
+
+@pytest.mark.parametrize("cast", CASTS)
+def test_a_class_may_have_a_filter_of_casts(cast: Callable[[Any], Any]) -> None:
+    for kind, keeps in ((Mesh, True), (Cut, True), (Grid, True), (Every, False)):
+        if kind is Grid and "pickle" in cast.__code__.co_names:
+            continue
+        result = cast(kind(points=torch.zeros(3), cells=torch.arange(3)))
+        assert result.get("points").dtype == torch.bfloat16
+        assert result.get("cells").dtype == (torch.int64 if keeps else torch.bfloat16)
+
+
+def test_the_filter_of_a_class_is_a_default() -> None:
+    mesh = Mesh(points=torch.zeros(3), cells=torch.arange(3))
+    assert mesh.double(cast_filter=None).cells.dtype == torch.float64
+    assert mesh.to(torch.float64, cast_filter=None).cells.dtype == torch.float64
+    assert mesh.double(cast_filter=lambda key, leaf: key == ("cells",)).points.dtype == torch.float32
+    assert mesh.to("cpu").to(mesh.attrs()).cells.dtype == torch.int64
+    # It does not concern casts of what holds the instance.
+    assert TensorDict(mesh=mesh).double()["mesh"].cells.dtype == torch.float64
+    grid: Any = Grid(points=torch.zeros(3), cells=torch.arange(3))
+    assert grid.half() == "own" and grid.float16().cells.dtype == torch.int64
+    with pytest.raises(TypeError, match="Broken: cast_filter"):
+        type("Broken", (TensorClass,), {}, cast_filter=3)
 
 
 def test_options_are_checked() -> None:

@@ -12,8 +12,8 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from contract.kinds import Kind
-from contract.model import Plain, assert_matches, leaves, mapped, nodes
-from tensordict import MemoryMappedTensor, TensorDict, assert_close, lazy_stack
+from contract.model import Plain, assert_leaf, assert_matches, leaves, mapped, nodes
+from tensordict import MemoryMappedTensor, TensorDict, assert_close, is_inexact, lazy_stack
 
 DTYPES = {
     "double": torch.float64, "float": torch.float32, "half": torch.float16, "bfloat16": torch.bfloat16,
@@ -31,6 +31,52 @@ def test_cast_methods(td: Any, plain: Plain, kind: Kind, name: str, dtype: torch
         assert_matches(result, expected, kind.batch_size, kind.extra)
         assert result.names == td.names and result.dtype == dtype
     assert_matches(td, plain, kind.batch_size, kind.extra)
+
+
+FILTERED: dict[str, Any] = {
+    "to": lambda td, choose: td.to(torch.float16, cast_filter=choose),
+    "to a device": lambda td, choose: td.to("cpu", torch.float16, cast_filter=choose),
+    "to a tensor": lambda td, choose: td.to(torch.zeros(1, dtype=torch.float16), cast_filter=choose),
+    "half": lambda td, choose: td.half(cast_filter=choose),
+    "type": lambda td, choose: td.type(torch.float16, cast_filter=choose),
+    "type by name": lambda td, choose: td.type("torch.HalfTensor", cast_filter=choose),
+    "cpu": lambda td, choose: td.cpu(dtype=torch.float16, cast_filter=choose),
+}
+
+
+@pytest.mark.parametrize("form", FILTERED)
+def test_a_filter_selects_the_leaves_to_cast(td: Any, plain: Plain, kind: Kind, form: str) -> None:
+    """The filter gets the key as a tuple and the leaf, in a lazy stack for each member."""
+    asked: list[tuple[str, ...]] = []
+
+    def choose(key: tuple[str, ...], leaf: torch.Tensor) -> bool:
+        asked.append(key)
+        assert leaf.dtype == leaves(plain)[key].dtype
+        return is_inexact(key, leaf) and key != ("z",)
+
+    result = FILTERED[form](td, choose)
+    assert {key: asked.count(key) for key in asked} == {path: kind.pieces(path) for path in leaves(plain)}
+    for path, leaf in leaves(plain).items():
+        dtype = torch.float16 if leaf.is_floating_point() and path != ("z",) else leaf.dtype
+        assert_leaf(result[path], leaf.to(dtype), path)
+    assert result.batch_size == td.batch_size and result.names == td.names
+    assert kind.is_module or result.is_locked == td.is_locked
+    assert_matches(td, plain, kind.batch_size, kind.extra)
+
+
+def test_a_filter_is_asked_only_about_casts(td: Any, plain: Plain, kind: Kind) -> None:
+    def fail(key: object, leaf: object) -> bool:
+        raise AssertionError
+
+    for result in (td.to("cpu", cast_filter=fail), td.to(td.attrs(), cast_filter=fail)):
+        assert_matches(result, plain, kind.batch_size, kind.extra)
+    assert td.to("meta", torch.float16, cast_filter=is_inexact)["a"].dtype is torch.int64
+    with pytest.raises(ZeroDivisionError):
+        td.half(cast_filter=lambda key, leaf: 1 // 0)
+    with pytest.raises(TypeError, match="cast_filter"):
+        td.half(cast_filter="a")
+    with pytest.raises(RuntimeError, match="entry 'z'"):
+        td.qint8(cast_filter=lambda key, leaf: key == ("z",))
 
 
 def test_dtype(td: Any) -> None:

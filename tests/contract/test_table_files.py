@@ -23,21 +23,26 @@ class Collecting:
 
     def __init__(self) -> None:
         self.samples: list[dict[str, Any]] = []
+        self.finished = 0
 
     def write(self, sample: dict[str, Any]) -> None:
         self.samples.append(sample)
 
+    def finish(self) -> None:
+        self.finished += 1
+
 
 def test_to_mds(td: Any, plain: Plain, kind: Kind) -> None:
     writer = Collecting()
-    if not kind.batch_size:
-        with pytest.raises(ValueError, match="has none"):
-            td.to_mds(writer=writer)
-        return
-    td.to_mds(writer=writer)
-    assert len(writer.samples) == kind.batch_size[0]
+    td.to_mds(out="ignored", writer=writer)
+    assert writer.finished == bool(kind.batch_size)
+    td.to_mds(writer=writer, finish_writer=False)
+    assert writer.finished == bool(kind.batch_size)
+    count = kind.batch_size[0] if kind.batch_size else 1
+    assert len(writer.samples) == 2 * count
     for path, leaf in leaves(plain).items():
-        column = [sample[".".join(path)] for sample in writer.samples]
+        leaf = leaf if kind.batch_size else leaf[None]
+        column = [sample[".".join(path)] for sample in writer.samples[:count]]
         assert [value if isinstance(value, int) else value.tolist() for value in column] == leaf.tolist()
 
 

@@ -104,7 +104,7 @@ def main(folder: str) -> dict[str, Any]:
     said["ragged"] = [row.tolist() for row in kept(nested, f"{folder}/ragged")["a"].unbind()]
     with streaming.MDSWriter(out=f"{folder}/two", columns={"whole": "int64"}) as writer:
         for _ in range(2):
-            td.to_mds(writer=writer, columns={"whole": "int64"})
+            td.to_mds(writer=writer, finish_writer=False, columns={"whole": "int64"})
     said["writer"] = TensorDict.from_mds(f"{folder}/two")["whole"].tolist()
     said["exists"] = refused(lambda: td.to_mds(out=f"{folder}/plain"))
     said["complex"] = refused(

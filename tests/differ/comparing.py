@@ -8,11 +8,15 @@ import re
 from typing import Any, NamedTuple
 
 from differ.programs import Construction, Line, Step
-from differ.sides import Summary
+from differ.sides import Replies, Summary
 
 # These kinds name a difference only where no other kind does.
 MINOR = {"key order", "flags", "leaf class"}
 NOT_FIELDS = {"k", "entries", "members", "nontensor", "msg"}
+# Kinds of differences from the newest level begin so; it counts where level 0.14.3 refuses a line.
+NEWEST = "0.15.3"
+# No difference: ours does what the newest level does, and level 0.14.3 goes on with other values.
+AS_NEWEST = "as " + NEWEST
 
 
 class Difference(NamedTuple):
@@ -22,6 +26,10 @@ class Difference(NamedTuple):
     path: str
     reference: str
     ours: str
+
+    def variable(self) -> str:
+        """The variable that holds the place."""
+        return re.match(r"\w*", self.path)[0]
 
     def __str__(self) -> str:
         return f"{self.kind} at {self.path}: reference {self.reference} | ours {self.ours}"
@@ -37,13 +45,18 @@ class Found(NamedTuple):
     reference: dict[str, Any] | None = None
     ours: dict[str, Any] | None = None
     differences: list[Difference] = []
+    newest: dict[str, Any] | None = None
 
     def is_crash(self) -> bool:
         return self.kind.startswith("crash")
 
     def in_results(self) -> bool:
         """Return whether both sides run, or both fail, and leave different values."""
-        return self.kind in ("result", "state")
+        return self.kind.removeprefix(NEWEST + ": ") in ("result", "state")
+
+    def of_newest(self) -> bool:
+        """Return whether ours differs from the newest level."""
+        return self.kind.startswith(NEWEST)
 
     def same_group(self, other: Found | None) -> bool:
         """Return whether `other` shows the same fault."""
@@ -188,19 +201,49 @@ def described(error: dict[str, Any]) -> str:
     return f"{error['cls']}: {re.sub(r'-?[0-9]+', '#', message)[:70]}"
 
 
-def first_difference(program: list[Step], reference: Any, ours: Any) -> Found | None:
+def first_difference(program: list[Step], replies: Replies) -> Found | None:
     """The first line of a program whose replies differ."""
+    reference, ours, newest = replies
     if isinstance(ours, dict):
         return Found(len(program) - 1, "process", "crash of ours", ours["dead"])
     if isinstance(reference, dict):
         return None
-    before: dict[str, Summary] = {}
     for i, (step, a, b) in enumerate(zip(program, reference, ours)):
-        kind, detail, differing = _in_step(step, a, b, before if i else None)
+        before = ours[i - 1]["state"] if i else {}
+        c = newest[i] if i < len(newest) else None
+        if c and a["exc"] and (a["exc"]["cls"] == "NameError" or not c["exc"]):
+            comparable = _alike(step, newest[i - 1]["state"] if i else {}, before)
+            kind, detail, differing = _beside_newest(step, (a, b, c)) if comparable else (AS_NEWEST, "", [])
+        else:
+            kind, detail, differing = _in_step(step, a, b, before if i else None)
         if kind:
-            return Found(i, step.operation(), kind, detail, a["exc"], b["exc"], differing[:8])
-        before = b["state"]
+            return Found(i, step.operation(), kind, detail, a["exc"], b["exc"], differing[:8], c and c["exc"])
     return None
+
+
+def _alike(step: Step, newest: dict[str, Summary], ours: dict[str, Summary]) -> bool:
+    """Return whether what a line uses is the same on both sides before it."""
+    used = [name for name in {*newest, *ours} if step.uses(name)]
+    return all(name in newest and name in ours and not differences(newest[name], ours[name]) for name in used)
+
+
+def _beside_newest(step: Step, replies: tuple[dict[str, Any], ...]) -> tuple[str, str, list[Difference]]:
+    """How ours differs from the newest level, in a line that level 0.14.3 refuses."""
+    a, b, c = replies
+    ours, newest = b["exc"], c["exc"]
+    if ours and not newest:
+        return f"{NEWEST} runs, ours raises", described(ours), []
+    if newest and not ours:
+        return f"{NEWEST} raises", described(newest), []
+    mine = [name for name in c["state"] if name == step.result or step.uses(name)]
+    if found := [d for d in in_states(c["state"], b["state"]) if d.variable() in mine]:
+        return f"{NEWEST}: {_place(step, found)}", kinds_of(found), found
+    return (AS_NEWEST, "", []) if in_states(a["state"], b["state"]) else ("", "", [])
+
+
+def _place(step: Step, found: list[Difference]) -> str:
+    """Return whether the result of a line differs, or another variable."""
+    return "result" if any(d.variable() == step.result for d in found) else "state"
 
 
 def _in_step(
@@ -223,14 +266,14 @@ def _in_step(
     if found and theirs:
         return "reference changed something when both raise", kinds_of(found), found
     if found:
-        mine = [d for d in found if step.result and re.match(rf"{step.result}($|[\[(<])", d.path)]
-        return "result" if mine else "state", kinds_of(mine or found), found
+        mine = [d for d in found if d.variable() == step.result]
+        return _place(step, found), kinds_of(mine or found), found
     if theirs and ours and not set(theirs["mro"]) & set(ours["mro"]):
         return "exception class", f"{theirs['mro'][0]} | {ours['mro'][0]}", []
     return "", "", []
 
 
-def receiver(program: list[Step], found: Found, reference: Any) -> str:
+def receiver(program: list[Step], found: Found, replies: Replies) -> str:
     """Return the kind of container that the operation was called on."""
     step = program[found.line]
     if isinstance(step, Construction):
@@ -244,7 +287,8 @@ def receiver(program: list[Step], found: Found, reference: Any) -> str:
     if (variable := step.receiver()) is None:
         return "-"
     i = program.index(step)
-    state = reference[i - 1]["state"] if i and isinstance(reference, list) else {}
+    sides = [side for side in (replies.newest, replies.reference) if isinstance(side, list) and 0 < i <= len(side)]
+    state = {name: summary for side in sides for name, summary in side[i - 1]["state"].items()}
     summary = state.get(re.match(r"\w+", variable)[0])
     for part in re.findall(r"\[(\d+)\]", variable):
         if summary and summary["k"] == "list" and int(part) < len(summary["entries"]):

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import collections
+from collections.abc import Sequence
 from typing import Any
 
-from differ.comparing import Found, first_difference
+from differ.comparing import AS_NEWEST, NEWEST, Found, first_difference
 from differ.judging import BAD, Group, describe, judge
 from differ.programs import Construction, Line, Program, lines_of, make_program
 from differ.shrinking import Shrinking
-from differ.sides import Sides
+from differ.sides import Replies, Reply, Sides
 
 # Differences that one program may show: after each, the program goes on without that line.
 MOST = 8
 # Two examples are enough where the reference raises.
-WEAK = {"reference raises", "exception class", "reference changed something when both raise"}
+WEAK = {"reference raises", "exception class", "reference changed something when both raise", f"{NEWEST} raises"}
+# Of so many programs one is drawn on the newest level, so that lines go on with what only that level makes.
+DRAWN_ON_NEWEST = 4
 
 
 class Fuzzing:
@@ -28,35 +31,50 @@ class Fuzzing:
         self._found: dict[str, list[int]] = collections.defaultdict(list)
 
     def run(self, seed: int) -> None:
-        """Draw the program of a seed, run it on both sides, and note where they differ."""
-        program, theirs = make_program(seed, self.sides.reference, self.only)
+        """Draw the program of a seed, run it on all sides, and note where they differ."""
+        program, replies = self._draw(seed)
         self.counts["programs"] += 1
-        if theirs and "dead" in theirs[-1]:
-            self.counts["reference died"] += 1
-            program = program[:-1]
-            theirs = self.sides.reference.run(lines_of(program))
-        if not isinstance(theirs, list):
-            return
-        lines = [reply["exc"] is None for step, reply in zip(program, theirs) if isinstance(step, Line)]
-        self.counts["lines"] += len(lines)
-        self.counts["lines that run on the reference"] += sum(lines)
-        ours = self.sides.ours.run(lines_of(program))
         for _ in range(MOST):
-            found = first_difference(program, theirs, ours)
+            found = first_difference(program, replies)
             if found is None:
                 return
-            self.counts["differences"] += 1
-            self._note(seed, program, found, (theirs, ours))
+            if found.kind == AS_NEWEST:
+                self.counts["lines as on the newest level, which go no further"] += 1
+            else:
+                self.counts["differences"] += 1
+                self._note(seed, program, found, replies)
             if found.is_crash() or isinstance(program[found.line], Construction):
                 return
-            program = without(program, found.line)
+            program, replies = self._without(program, found.line, replies)
             if not any(isinstance(step, Line) for step in program):
                 return
-            theirs, ours = self.sides.run(lines_of(program))
-            if isinstance(theirs, dict):
-                return
 
-    def _note(self, seed: int, program: Program, found: Found, replies: tuple[Any, Any]) -> None:
+    def _draw(self, seed: int) -> tuple[Program, Replies]:
+        """The program of a seed, and the replies to it."""
+        on_newest = seed % DRAWN_ON_NEWEST == 0
+        drawn = self.sides.newest if on_newest else self.sides.reference
+        program, replies = make_program(seed, drawn, self.only)
+        if replies and "dead" in replies[-1]:
+            self.counts["reference died"] += 1
+            program = program[:-1]
+            replies = drawn.run(lines_of(program))
+        lines = [reply["exc"] is None for step, reply in zip(program, replies) if isinstance(step, Line)]
+        self.counts["lines"] += len(lines)
+        self.counts["lines that run on the reference"] += sum(lines)
+        known = {"newest": replies} if on_newest else {"reference": replies}
+        return program, self.sides.run(lines_of(program), **known)
+
+    def _without(self, program: Program, number: int, replies: Replies) -> tuple[Program, Replies]:
+        """A program without a line and without all that uses its result, and the replies to it."""
+        kept, gone = kept_without(program, number)
+        rest = [program[i] for i in kept]
+        sides = [replies_without(side, kept, gone) for side in replies]
+        if None in sides:
+            return rest, self.sides.run(lines_of(rest))
+        self.counts["differences that leave no traces"] += 1
+        return rest, Replies(*sides)
+
+    def _note(self, seed: int, program: Program, found: Found, replies: Replies) -> None:
         """Count a difference; shrink it if it is new, and bad or unknown."""
         group = describe(program, found, replies, seed)
         letter, _ = judge(group)
@@ -76,13 +94,27 @@ class Fuzzing:
         self.groups.append(group)
 
 
-def without(program: Program, number: int) -> Program:
-    """A program without a line and without all that uses its result."""
-    gone = {program[number].result} - {None}
-    rest = program[:number]
-    for step in program[number + 1 :]:
-        if not any(step.uses(name) for name in gone if name):
-            rest.append(step)
+def kept_without(program: Program, number: int) -> tuple[list[int], set[str]]:
+    """The lines that stay without a line and without all that uses its result; and the variables that go."""
+    gone = {name for name in (program[number].result,) if name}
+    kept = list(range(number))
+    for i, step in enumerate(program[number + 1 :], number + 1):
+        if not any(step.uses(name) for name in gone):
+            kept.append(i)
         elif step.result:
             gone.add(step.result)
-    return rest
+    return kept, gone
+
+
+def replies_without(replies: Sequence[Reply], kept: list[int], gone: set[str]) -> list[Reply] | None:
+    """The replies to the lines that stay; None where one of the others has changed a variable that stays."""
+    out = []
+    before: dict[str, Any] = {}
+    for i, reply in enumerate(replies):
+        state = {name: summary for name, summary in reply["state"].items() if name not in gone}
+        if i in kept:
+            out.append({**reply, "state": state})
+        elif state != before:
+            return None
+        before = state
+    return out

@@ -1,7 +1,8 @@
 """Groups of differences, and what is known about them.
 
-`judged.txt` has rules, first match wins: a letter, a pattern over a group's text, a note. `seen.txt` has the digests
-of single groups that somebody looked at and found to be no more than arguable.
+`judged.txt` has rules, first match wins: a letter, a pattern over a group's text, a note. `judged-newest.txt` has those
+for lines that level 0.14.3 refuses and the newest level runs. `seen.txt` has the digests of single groups that somebody
+looked at and found to be no more than arguable.
 """
 
 from __future__ import annotations
@@ -13,16 +14,26 @@ import pathlib
 import re
 from collections.abc import Iterable
 from functools import cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from differ.comparing import Found, receiver
+from differ.comparing import NEWEST, Found, receiver
 from differ.programs import Program, text_of
+from differ.sides import Replies
 
 JUDGED = pathlib.Path(__file__).with_name("judged.txt")
+JUDGED_NEWEST = pathlib.Path(__file__).with_name("judged-newest.txt")
 SEEN = pathlib.Path(__file__).with_name("seen.txt")
 UNKNOWN = "?"
 # Groups of these letters fail a run.
 BAD = "A?"
+# In judged-newest.txt: what is known beside level 0.14.3 holds here, too. Its rules call the kinds of differences so:
+AS_BESIDE_OLD = "="
+OLD_KINDS = {
+    f"{NEWEST}: result": "result",
+    f"{NEWEST}: state": "state",
+    f"{NEWEST} runs, ours raises": "ours raises",
+    f"{NEWEST} raises": "reference raises",
+}
 
 
 class Group(NamedTuple):
@@ -47,21 +58,22 @@ class Group(NamedTuple):
         return f"    # seed {self.seed}\n    {program}\n{sides}{differences}"
 
 
-def describe(program: Program, found: Found, replies: tuple[Any, Any], seed: int) -> Group:
+def describe(program: Program, found: Found, replies: Replies, seed: int) -> Group:
     """The group that a difference belongs to."""
-    kind = receiver(program, found, replies[0])
+    kind = receiver(program, found, replies)
     key = f"{found.operation} | {kind} | {found.kind} | {found.detail}"
-    sides = [f"{error['cls']}: {error['msg']}" if error else "runs" for error in (found.reference, found.ours)]
+    theirs = found.newest if found.of_newest() else found.reference
+    sides = [f"{error['cls']}: {error['msg']}" if error else "runs" for error in (theirs, found.ours)]
     if found.is_crash():
         sides[1] = found.detail
     return Group(key, seed, 1, text_of(program), *sides, [str(d) for d in found.differences])
 
 
 @cache
-def rules() -> list[tuple[str, re.Pattern[str], str]]:
+def rules(path: pathlib.Path) -> list[tuple[str, re.Pattern[str], str]]:
     """Letter, pattern and note of each rule."""
     out = []
-    for line in JUDGED.read_text().splitlines():
+    for line in path.read_text().splitlines():
         if line.strip() and not line.startswith("#"):
             letter, pattern, *note = line.split("\t")
             out.append((letter, re.compile(pattern, re.DOTALL), note[0] if note else ""))
@@ -80,10 +92,21 @@ def digest(key: str) -> str:
 def judge(group: Group) -> tuple[str, str]:
     """Letter and note of a group."""
     text = str(group)
-    for letter, pattern, note in rules():
+    if f" | {NEWEST}" in group.key:
+        letter, note = _judge_by(JUDGED_NEWEST, text)
+        if letter != AS_BESIDE_OLD:
+            return letter, note
+        for kind, old in OLD_KINDS.items():
+            text = text.replace(f" | {kind} |", f" | {old} |", 1)
+    letter, note = _judge_by(JUDGED, text)
+    return ("d", "looked at") if letter == UNKNOWN and digest(group.key) in seen() else (letter, note)
+
+
+def _judge_by(path: pathlib.Path, text: str) -> tuple[str, str]:
+    for letter, pattern, note in rules(path):
         if pattern.search(text):
             return letter, note
-    return ("d", "looked at") if digest(group.key) in seen() else (UNKNOWN, "")
+    return UNKNOWN, ""
 
 
 def accept(groups: Iterable[Group]) -> None:

@@ -149,6 +149,29 @@ class TCE(TensorClass["tensor_only", "frozen"]):
     b: torch.Tensor = None
 
 
+try:  # What level 0.14.3 has not: names that it does not define there.
+    from tensordict import TypedTensorDict
+
+    class TCK(TensorClass, kw_only=True, cast_filter=lambda key, value: key[-1] == "a"):
+        a: torch.Tensor
+        b: torch.Tensor = None
+
+    @tensorclass(skip_post_init_on_rebuild=True)
+    class TCP:
+        a: torch.Tensor
+        n: int = 0
+
+        def __post_init__(self) -> None:
+            self.n = (self.n or 0) + 1
+
+    class TDT(TypedTensorDict):
+        a: torch.Tensor
+        b: torch.Tensor = torch.zeros(())
+
+except (ImportError, TypeError):
+    pass
+
+
 class Point(NamedTuple):
     a: Any
     b: Any

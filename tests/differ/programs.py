@@ -27,6 +27,13 @@ NAMED = {
     "varstd",
     "cast",
     "tfun1",
+    "tbinary",
+    "treduce",
+    "tshape",
+    "tshape1",
+    "tswap",
+    "tsplit",
+    "isdtype",
     "op",
     "iop",
     "cmp",
@@ -71,6 +78,10 @@ SIMPLE: dict[str, list[str]] = {
     "op": ["+"],
     "cmp": ["=="],
     "dtype": ["f32", "f64"],
+    "tbinary": ["add"],
+    "cfilter": ["lambda k, v: True"],
+    "mode": ["None"],
+    "side": ['"left"'],
 }
 
 

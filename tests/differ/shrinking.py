@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import re
-from typing import Any
 
 from differ.comparing import Found, first_difference
 from differ.programs import Program, Step, lines_of
-from differ.sides import Sides
+from differ.sides import Replies, Sides
 
 
 class Shrinking:
@@ -16,20 +15,23 @@ class Shrinking:
     def __init__(self, program: Program, found: Found, sides: Sides, budget: int) -> None:
         self.program, self.found, self.sides = program[: found.line + 1], found, sides
         self.budget = budget
-        self.replies: tuple[Any, Any] | None = None
+        self.replies: Replies | None = None
 
-    def shrink(self) -> tuple[Program, Found, tuple[Any, Any]]:
-        """The smallest program found, how it differs, and the replies of both sides to it."""
+    def shrink(self) -> tuple[Program, Found, Replies]:
+        """The smallest program found, how it differs, and the replies of the sides to it."""
         self._drop_steps()
         while self.budget > 0 and self._simplify():
             self._drop_steps()
-        return self.program, self.found, self.replies or self.sides.run(lines_of(self.program))
+        return self.program, self.found, self.replies or self._run(self.program)
+
+    def _run(self, program: Program) -> Replies:
+        return self.sides.run(lines_of(program), ask_newest=self.found.of_newest())
 
     def _attempt(self, program: Program) -> bool:
         """Take `program` if its last line shows the same difference."""
         self.budget -= 1
-        replies = self.sides.run(lines_of(program))
-        found = first_difference(program, *replies)
+        replies = self._run(program)
+        found = first_difference(program, replies)
         if found is None or not self.found.same_group(found) or found.line != len(program) - 1:
             return False
         self.program, self.found, self.replies = program, found, replies

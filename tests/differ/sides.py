@@ -1,4 +1,4 @@
-"""The two worker processes: one imports this package, the other the reference."""
+"""The worker processes: one imports this package, two the reference, at each of its levels."""
 
 from __future__ import annotations
 
@@ -12,19 +12,36 @@ import struct
 import subprocess
 import tempfile
 import time
-from typing import Any
+from typing import Any, NamedTuple
 
 ROOT = pathlib.Path(__file__).parents[2]
 TESTS = pathlib.Path(__file__).parents[1]
-# Both run with the same interpreter, and so on the same torch.
+# All run with the same interpreter, and so on the same torch.
 PYTHON = ROOT / ".venv-reference" / "bin" / "python"
 REFERENCE = ROOT / ".venv-reference" / "tensordict-0.14.3"
+NEWEST = next((ROOT / ".venv-reference" / "lib").glob("python*/site-packages"), ROOT / ".venv-reference" / "lib")
 OURS = ROOT / "src"
 
 # The answer of a worker about one value (summaries.py), and about one line: its exception and variables.
 Summary = dict[str, Any]
 Reply = dict[str, Any]
 Lines = list[tuple[str, str | None]]
+
+
+class Replies(NamedTuple):
+    """What each side replies to a program: one reply a line, or `{"dead": why}`.
+
+    `newest` covers the lines up to the last one that the reference refuses; the others are not asked for.
+    """
+
+    reference: Any
+    ours: Any
+    newest: list[Reply]
+
+
+def limit_of(lines: Lines) -> float:
+    """Return the seconds after which a program counts as hanging."""
+    return 60 + 25 * len(lines)
 
 
 class Side:
@@ -86,7 +103,7 @@ class Side:
 
     def run(self, lines: Lines) -> list[Reply] | Reply:
         """One reply per line of a program, or `{"dead": why}`."""
-        return self.ask("run", lines, limit=60 + 25 * len(lines))
+        return self.ask("run", lines, limit=limit_of(lines))
 
     def _read(self, count: int, limit: float) -> bytes:
         assert self.process is not None and self.process.stdout is not None
@@ -123,27 +140,37 @@ class Side:
 
 
 class Sides:
-    """Both workers, as a block that ends them."""
+    """The workers, as a block that ends them: level 0.14.3 of the reference, the newest level, and ours."""
 
     def __init__(self) -> None:
         self.reference, self.ours = Side("reference", REFERENCE), Side("ours", OURS)
+        self.newest = Side("newest", NEWEST)
 
     def __enter__(self) -> Sides:
-        for side in (self.reference, self.ours):
+        sides = (self.reference, self.ours, self.newest)
+        for side in sides:
             side.send("where")
-        for side in (self.reference, self.ours):
+        for side in sides:
             file = side.receive()
             if not str(file).startswith(str(side.package)):
                 raise ImportError(f"{side.name}: {side.python} does not import tensordict from {side.package}: {file}")
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.reference.stop()
-        self.ours.stop()
+        for side in (self.reference, self.ours, self.newest):
+            side.stop()
 
-    def run(self, lines: Lines) -> tuple[Any, Any]:
-        """Run both packages at the same time and return both replies."""
-        sides, limit = (self.reference, self.ours), 60 + 25 * len(lines)
-        for side in sides:
-            side.send("run", lines)
-        return tuple(side.receive(limit) for side in sides)  # type: ignore[return-value]
+    def run(self, lines: Lines, reference: Any = None, newest: Any = None, ask_newest: bool = True) -> Replies:
+        """Run all sides at the same time, except those whose replies are given."""
+        limit = limit_of(lines)
+        self.ours.send("run", lines)
+        if reference is None:
+            self.reference.send("run", lines)
+            reference = self.reference.receive(limit)
+        refused = [i for i, reply in enumerate(reference) if reply["exc"]] if isinstance(reference, list) else []
+        ask_newest = ask_newest and newest is None and refused != []
+        if ask_newest:
+            self.newest.send("run", lines[: refused[-1] + 1])
+        ours = self.ours.receive(limit)
+        newest = self.newest.receive(limit) if ask_newest else newest
+        return Replies(reference, ours, newest if isinstance(newest, list) else [])

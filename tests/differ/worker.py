@@ -68,7 +68,7 @@ class Programs:
 
     def step(self, code: str, result: str | None) -> dict[str, Any]:
         """Run a line: what it raised, if anything, and what all variables hold."""
-        torch.manual_seed(0)
+        torch.default_generator.manual_seed(0)  # the function of that name seeds every device, which takes long
         error = self._run(code, result)
         if error is None and result:
             self.names.append(result)

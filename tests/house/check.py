@@ -136,6 +136,32 @@ class House:
         text = self.files.get(MAKERS, "")
         return sum(isinstance(node, ast.AnnAssign) for node in ast.parse(text).body)
 
+    def circle(self) -> int:
+        """How many files the largest circle of imports has; imports for type checkers count."""
+        files = {
+            ".".join(path.with_suffix("").parts).removesuffix(".__init__"): text for path, text in self.files.items()
+        }
+        below: dict[str, set[str]] = {}
+        for module, text in files.items():
+            names: set[str] = set()
+            for node in ast.walk(ast.parse(text)):
+                if isinstance(node, ast.Import):
+                    names.update(alias.name for alias in node.names)
+                elif isinstance(node, ast.ImportFrom) and node.module:
+                    for alias in node.names:
+                        name = f"{node.module}.{alias.name}"
+                        names.add(name if name in files else node.module)
+            below[module] = names & files.keys()
+        reached: dict[str, set[str]] = {}
+        for module, names in below.items():
+            reached[module], waiting = set(), [*names]
+            while waiting:
+                name = waiting.pop()
+                if name not in reached[module]:
+                    reached[module].add(name)
+                    waiting += below[name]
+        return max((sum(module in reached[other] for other in names) for module, names in reached.items()), default=0)
+
     def shared_names(self) -> Iterator[str]:
         """Names that several classes have."""
         where: dict[str, list[str]] = {}
@@ -271,6 +297,7 @@ def figures(house: House) -> dict[str, Any]:
         "entries": len(house.entries),
         "lookups": house.lookups(),
         "makers": house.makers(),
+        "circle": house.circle(),
         **redefined(),
         "rooms": house.lines(),
         "flows": flows,

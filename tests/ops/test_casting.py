@@ -11,7 +11,17 @@ import pytest
 import torch
 from torch.utils._pytree import tree_map
 
-from tensordict import MemoryMappedTensor, NonTensorData, TensorDict, UnbatchedTensor, lazy_stack
+from tensordict import (
+    LazyStackedTensorDict,
+    MemoryMappedTensor,
+    NonTensorData,
+    TensorDict,
+    TensorDictParams,
+    UnbatchedTensor,
+    is_floating,
+    is_inexact,
+    lazy_stack,
+)
 
 
 def make(**kwargs: Any) -> TensorDict:
@@ -77,6 +87,53 @@ def test_casts_that_torch_lacks_name_the_entry(name: str) -> None:
 def test_type_takes_names_of_tensor_types() -> None:
     assert make().type("torch.DoubleTensor").dtype == torch.float64
     assert make().lock_().type(torch.FloatTensor).is_locked
+
+
+def test_filters_of_casts_meet_every_kind_of_entry() -> None:
+    asked: list[tuple[tuple[str, ...], type]] = []
+
+    def choose(key: tuple[str, ...], leaf: object) -> bool:
+        asked.append((key, type(leaf)))
+        return is_inexact(leaf)
+
+    td = TensorDict(
+        a=torch.ones(2), text="t", u=UnbatchedTensor(torch.ones(3)), p=torch.nn.Parameter(torch.ones(2)), empty={}
+    )
+    half = td.half(cast_filter=choose)
+    plain = torch.Tensor
+    assert asked == [(("a",), plain), (("u",), UnbatchedTensor), (("p",), torch.nn.Parameter)]
+    assert half["text"] == "t" and list(half.keys()) == list(td.keys())
+    assert type(half.get("u")) is UnbatchedTensor and half["a"].dtype == half.get("u").dtype == torch.float16
+    # A stack without members keeps its keys, and casts them too.
+    stack = lazy_stack([TensorDict(a=torch.ones(1), b=torch.ones(1, dtype=torch.int32))] * 2)
+    none = stack[:0].double(cast_filter=is_inexact)
+    assert none["a"].dtype == torch.float64 and none["b"].dtype == torch.int32
+    nodes = TensorDict({"n": {"s": stack}}).double(cast_filter=lambda key, leaf: key == ("n", "s", "a"))
+    assert type(nodes["n", "s"]) is LazyStackedTensorDict and nodes["n", "s"][1]["a"].dtype == torch.float64
+    assert nodes["n", "s", "b"].dtype == torch.int32
+
+
+def test_filters_of_casts_and_other_options_of_to() -> None:
+    td = make()
+    choose = is_floating
+    assert td.to(torch.float16, cast_filter=choose, inplace=True) is td
+    assert td["a"].dtype == torch.float16 and td["b", "c"].dtype == torch.int64
+    copied = td.to(torch.float64, cast_filter=choose, copy=True, batch_size=[])
+    assert copied["b", "c"] is not td["b", "c"] and not copied.batch_size and copied["a"].dtype == torch.float64
+    with td.to(torch.float64, cast_filter=choose) as double:
+        double["a"] += 1
+        assert double["b", "c"] is td["b", "c"]
+    assert td["a"].dtype == torch.float16 and td["a"].min() >= 1
+    assert td.to(torch.float64, cast_filter=lambda key, leaf: False)["a"] is td["a"]
+
+
+def test_filters_of_casts_get_the_parameters() -> None:
+    params = TensorDictParams(TensorDict({"n": {"w": torch.ones(2), "b": torch.zeros(2)}, "count": torch.tensor(1)}))
+    is_parameter = lambda key, leaf: isinstance(leaf, torch.nn.Parameter) and key[-1] == "w"  # noqa: E731
+    half = params.to(torch.float16, cast_filter=is_parameter)
+    assert [leaf.dtype for leaf in half.values(True, True)] == [torch.float16, torch.float32, torch.int64]
+    assert half["n", "b"] is params["n", "b"] and isinstance(half["n", "w"], torch.nn.Parameter)
+    assert params.half(cast_filter=is_parameter)["n", "w"].dtype == torch.float16
 
 
 def test_to_device_sets_it_at_every_level_and_shares_leaves() -> None:

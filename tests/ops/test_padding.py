@@ -1,4 +1,4 @@
-"""`pad`, `to_padded_tensor` and `pad_sequence`."""
+"""`pad`, `to_padded_tensor`, `pad_sequence` and `unpad_sequence`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,16 @@ from typing import Any
 import pytest
 import torch
 
-from tensordict import LazyStackedTensorDict, TensorClass, TensorDict, lazy_stack, pad, pad_sequence
+from tensordict import (
+    LazyStackedTensorDict,
+    NonTensorStack,
+    TensorClass,
+    TensorDict,
+    lazy_stack,
+    pad,
+    pad_sequence,
+    unpad_sequence,
+)
 
 ragged_rows = pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
 
@@ -104,6 +113,16 @@ def test_pad_of_ragged_rows(layout: torch.layout) -> None:
     with pytest.raises(NotImplementedError, match="entry 'x'"):
         wide.pad([0, 0, 1, 0], inplace=True)
     assert wide.batch_size == (2, 3)
+
+
+@pytest.mark.parametrize("inplace", [False, True])
+def test_the_padding_of_values_is_none(inplace: bool) -> None:
+    """A value that stood for the whole batch becomes one value for each element."""
+    content = {"one": "x", "many": NonTensorStack("a", "b"), "inner": TensorDict(one="y", batch_size=[2])}
+    result = TensorDict(content, batch_size=[2]).pad([1, 1], inplace=inplace)
+    assert result["one"] == [None, "x", "x", None] and result["many"] == [None, "a", "b", None]
+    assert result["inner", "one"] == [None, "y", "y", None]
+    assert TensorDict(one="x", batch_size=[2]).pad([0, 0])["one"] == "x"
 
 
 # --- to_padded_tensor -------------------------------------------------------------------------------------------------
@@ -257,3 +276,135 @@ def test_masks_of_sequences_without_elements() -> None:
     empty = TensorDict({"x": torch.zeros(0)}, batch_size=[0])
     padded = pad_sequence([empty, empty], return_mask=True)
     assert padded["x"].shape == padded["masks", "x"].shape == (2, 0)
+
+
+# --- sides and values of pad_sequence ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("batch", [False, True])
+def test_padding_on_the_left(batch: bool) -> None:
+    result = pad_sequence(sequences(1, 3, batch=batch), padding_value=-1, return_mask=True, padding_side="left")
+    assert result["a"][:, :, 0].tolist() == [[-1, -1, 1], [3, 3, 3]]
+    assert result["n", "b"].tolist() == [[-1, -1, 1], [3, 3, 3]]
+    assert result["masks", "a"].tolist() == [[False, False, True], [True] * 3]
+    wide = pad_sequence(
+        [TensorDict(a=torch.ones(2, n)) for n in (1, 2)], pad_dim=1, return_mask=True, padding_side="left"
+    )
+    assert wide["a"].tolist() == [[[0, 1], [0, 1]], [[1, 1], [1, 1]]]
+    assert wide["masks", "a"].tolist() == [[False, True], [True, True]]
+
+
+def test_a_padding_value_for_each_entry() -> None:
+    result = pad_sequence(sequences(1, 2), padding_value={("n", "b"): 7})
+    assert result["a"][0, 1].tolist() == [0, 0] and result["n", "b"].tolist() == [[1, 7], [2, 2]]
+    for key in ("absent", "n"):
+        with pytest.raises(KeyError, match=f"padding value for .'{key}'."):
+            pad_sequence(sequences(1, 2), padding_value={key: 7})
+    with pytest.raises(TypeError, match="entry 'a'"):
+        pad_sequence(sequences(1, 2), padding_value={"a": None})  # type: ignore[dict-item]
+    with pytest.raises(ValueError, match="'left' or 'right', got 'up'"):
+        pad_sequence(sequences(1, 2), padding_side="up")  # type: ignore[arg-type]
+
+
+def test_values_in_padded_batch_dims_are_none() -> None:
+    rows = [TensorDict(a=torch.ones(n), one="x", many=[*"abc"[:n]], batch_size=[n]) for n in (1, 3)]
+    rows[0].set("many", NonTensorStack("a"))
+    rows[1].set("many", NonTensorStack(*"abc"))
+    for side, one, many in (
+        ("right", ["x", None, None], ["a", None, None]),
+        ("left", [None, None, "x"], [None, None, "a"]),
+    ):
+        padded = pad_sequence(rows, padding_side=side, return_mask=True)  # type: ignore[arg-type]
+        assert padded["one"] == [one, ["x"] * 3] and padded["many"] == [many, [*"abc"]]
+        assert [row["many"] for row in unpad_sequence(padded)] == [["a"], [*"abc"]]
+
+
+def pad_rows(x: torch.Tensor) -> Any:
+    rows = [TensorDict(a=x[:1]), TensorDict(a=x)]
+    return pad_sequence(rows, padding_value={"a": 3.0}, padding_side="left", return_mask=True)
+
+
+def test_pad_sequence_compiles_to_one_graph() -> None:
+    x = torch.ones(3)
+    assert (torch.compile(pad_rows, fullgraph=True, backend="eager")(x) == pad_rows(x)).all()
+
+
+# --- unpad_sequence ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("batch", [False, True])
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_unpad_sequence_undoes_pad_sequence(side: Any, batch: bool) -> None:
+    rows = [td.set("label", "x") for td in sequences(1, 3, batch=batch)]
+    padded = pad_sequence(rows, return_mask=True, padding_side=side)
+    result = unpad_sequence(padded)
+    assert type(result) is LazyStackedTensorDict and result.batch_size == ((2, -1) if batch else (2,))
+    for got, want in zip(result.tensordicts, rows, strict=True):
+        assert got.batch_size == want.batch_size and set(got.keys()) == {"a", "n", "label"}
+        assert torch.equal(got["a"], want["a"]) and torch.equal(got["n", "b"], want["n", "b"])
+    result.tensordicts[0]["a"].fill_(9)  # the tensors are views
+    assert (padded["a"][0] == 9).any()
+
+
+@pytest.mark.parametrize(("dim", "size"), [(1, [2]), (-1, [2]), (-1, []), (1, [2, None]), (2, [2])])
+def test_unpad_sequence_along_another_dim(dim: int, size: list[Any]) -> None:
+    tds = [
+        TensorDict(
+            a=torch.rand((2, 4, n) if dim == 2 else (2, n)),
+            batch_size=[n if s is None else s for s in size],
+            names=None,
+        )
+        for n in (1, 3)
+    ]
+    result = unpad_sequence(pad_sequence(tds, pad_dim=dim, return_mask=True), pad_dim=dim)
+    for got, want in zip(result.tensordicts, tds, strict=True):
+        assert got.batch_size == want.batch_size and torch.equal(got["a"], want["a"])
+
+
+def test_one_mask_for_all_entries() -> None:
+    padded = pad_sequence(sequences(1, 3, batch=True))
+    result = unpad_sequence(padded, torch.tensor([[False, False, False], [False, True, True]]))
+    assert [row.batch_size for row in result.tensordicts] == [(0,), (2,)]
+    assert result.tensordicts[1]["n", "b"].tolist() == [3, 3]
+    rows = [Row(x=torch.ones(n), batch_size=[n]) for n in (1, 2)]
+    split = unpad_sequence(pad_sequence(rows), torch.tensor([[True, False], [True, True]]))
+    assert type(split[0]) is Row and split[0].x.tolist() == [1] and split[0].batch_size == (1,)
+
+
+def test_unpadded_rows_keep_names_and_device() -> None:
+    tds = [TensorDict(x=torch.ones(n), batch_size=[n], names=["t"], device="cpu") for n in (1, 2)]
+    result = unpad_sequence(pad_sequence(tds, return_mask=True))
+    assert result.names == [None, "t"] and result.device == torch.device("cpu")
+    nested = [TensorDict(n=TensorDict(a=torch.ones(n, 2), batch_size=[n, 2])) for n in (1, 2)]
+    back = unpad_sequence(pad_sequence(nested, return_mask=True))
+    assert [row["n"].batch_size for row in back.tensordicts] == [(1, 2), (2, 2)]
+    assert unpad_sequence(TensorDict(a=torch.ones(0, 3), batch_size=[0]), torch.ones(0, 3).bool()).batch_size == (0,)
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda td: unpad_sequence(torch.ones(2)), TypeError, "got Tensor"),  # type: ignore[arg-type]
+        (lambda td: unpad_sequence(TensorDict(a=1)), ValueError, "no batch dims"),
+        (lambda td: unpad_sequence(td.exclude("masks")), ValueError, "needs masks"),
+        (lambda td: unpad_sequence(td, [[True]]), TypeError, "got list"),
+        (lambda td: unpad_sequence(td, torch.ones(2, 2).bool()), ValueError, "entry 'a' has the length 3 .* length 2"),
+        (lambda td: unpad_sequence(td, torch.ones(3, 3).bool()), ValueError, r"shape \[2, longest row\], got \[3, 3\]"),
+        (lambda td: unpad_sequence(td, torch.tensor([[1, 0, 1], [1, 1, 1]])), ValueError, "one contiguous run"),
+        (lambda td: unpad_sequence(td.exclude("masks"), td["masks"].exclude("a")), KeyError, "no entry 'a'"),
+        (lambda td: unpad_sequence(td, pad_dim=3), IndexError, "entry 'a' has rows of shape .* no dim 3"),
+    ],
+)
+def test_unpad_sequence_refuses(call: Any, error: type[Exception], message: str) -> None:
+    td = pad_sequence(sequences(1, 3), return_mask=True)
+    with pytest.raises(error, match=message):
+        call(td)
+
+
+def test_masks_that_disagree_about_the_batch() -> None:
+    td = pad_sequence(sequences(1, 3, batch=True))
+    masks = td != -1
+    masks["a"] = torch.tensor([[True, False, False], [True] * 3])
+    masks["n", "b"] = torch.tensor([[True, True, False], [True] * 3])
+    with pytest.raises(ValueError, match="entry 'n': its mask keeps the lengths"):
+        unpad_sequence(td, masks)

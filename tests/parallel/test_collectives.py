@@ -99,6 +99,33 @@ def test_all_reduce(four: Ranks) -> None:
     four.run(_all_reduce)
 
 
+def _in_buckets(rank: int) -> None:
+    """Count the reductions, and check their results; a leaf that is not contiguous, and one of no elements."""
+
+    def make_leaves() -> TensorDict:
+        leaves = {f"k{i}": torch.full((10,), rank + 1.0) for i in range(6)}
+        more = {"i": torch.full((4,), rank + 1), "big": torch.full((1000,), rank + 1.0), "none": torch.zeros(0)}
+        return TensorDict({**leaves, **more, "t": torch.full((3, 2), rank + 1.0).T})
+
+    for size, count in ((1, 9), (80, 6), (104, 5), (4000, 3), (1e9, 2), (None, 2)):
+        td = make_leaves()
+        works = td.all_reduce(async_op=True, bucket_bytes=size)
+        assert len(works) == count, (size, len(works))
+        assert all(work.wait() for work in works)
+        assert (td == 3).all()
+        td = make_leaves()
+        assert td.reduce(1, bucket_bytes=size) is None
+        assert (td == (3 if rank else 1)).all()
+    with pytest.raises(ValueError, match="bucket_bytes is a positive number of bytes, got 0"):
+        td.all_reduce(bucket_bytes=0)
+    with pytest.raises(TransferError, match=r"called all_reduce\(op=SUM, bucket_bytes=[89]\), and rank"):
+        td.all_reduce(bucket_bytes=8 + rank)
+
+
+def test_reductions_in_buckets(two: Ranks) -> None:
+    two.run(_in_buckets)
+
+
 def _reduce(rank: int) -> None:
     def made() -> TensorDict:
         return TensorDict({"big": torch.full((300_000,), float(rank)), "s": torch.full((3,), rank)})

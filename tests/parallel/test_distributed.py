@@ -348,6 +348,9 @@ def _consolidated(rank: int) -> None:
         plain(6).consolidate().send(1, consolidated=True)
         plain(7).send(1, consolidated=True)
         ragged(8).send(1, consolidated=True)
+        # The tags of both sides need not agree.
+        assert plain(9).isend(1, consolidated=True, init_tag=5) == 8
+        plain(10).isend(1, consolidated=True, pseudo_rand=True, return_early=True)[0].wait()
         return
     target = plain(0).consolidate()
     storage = target._consolidated[0].data_ptr()
@@ -363,6 +366,10 @@ def _consolidated(rank: int) -> None:
     rows = ragged(0)
     rows.recv(0, consolidated=True)
     assert same(rows, ragged(8))
+    assert target.irecv(0, consolidated=True) is None
+    assert holds(target, 9)
+    assert target.irecv(0, consolidated=True, init_tag=3, return_premature=True)[0].wait() is target
+    assert holds(target, 10)
 
 
 def test_consolidated_is_one_message(two: Ranks) -> None:

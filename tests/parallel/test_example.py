@@ -13,7 +13,7 @@ import pytest
 PROGRAM = Path(__file__).parents[2] / "examples" / "distributed.py"
 
 
-@pytest.mark.seconds
+@pytest.mark.slow
 def test_training_and_rollouts_on_three_processes() -> None:
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "3", str(PROGRAM)]
     run = subprocess.run(

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 
+from cases import mark_slow
 from tensordict import TensorDict
 from tensordict.core.exceptions import OptionError, WorkerError, WorkerTimeoutError
 from tensordict.parallel import workers
@@ -112,7 +113,7 @@ def started(monkeypatch: pytest.MonkeyPatch, fork_server: None) -> Iterator[list
     assert list(make().map_iter(first, num_workers=2, chunksize=5, mp_start_method="fork", timeout=LONG)) == [0, 5]
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", mark_slow(METHODS, keep=["fork", "forkserver"]))
 def test_a_chunk_that_takes_too_long_ends_the_call_and_is_named(method: str, started: list[int]) -> None:
     td = make()
     message = r"chunk 2 \(elements 4 to 5 of the dim\) took longer than timeout=2 seconds.*is ended"
@@ -160,7 +161,7 @@ def test_what_was_written_to_out_stays() -> None:
 # --- what does not count ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("method", METHODS[1:])
+@pytest.mark.parametrize("method", mark_slow(METHODS[1:], keep=["forkserver"]))
 def test_the_start_of_a_worker_does_not_count(method: str) -> None:
     found = make().map_iter(SlowToArrive(), num_workers=1, chunksize=5, mp_start_method=method, timeout=2)
     assert list(found) == [0, 5]

@@ -11,8 +11,9 @@ from tensordict.memory.mapped import PathLike
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
-    from typing_extensions import Unpack
+    from typing_extensions import TypedDict, Unpack
 
+    from tensordict.containers.tensor_class import TensorClass
     from tensordict.io.remote.remote_saves import CacheDir
     from tensordict.io.remote.urls import StorageOptions
     from tensordict.ops.collection import TensorCollection
@@ -20,6 +21,32 @@ if TYPE_CHECKING:
 
     _Container = TypeVar("_Container", bound=TensorCollection)
     _P = ParamSpec("_P")
+    _C = TypeVar("_C")
+
+    class _DataclassOptions(TypedDict, total=False):
+        auto_batch_size: bool
+        batch_dims: int | None
+        batch_size: object
+        frozen: bool
+        autocast: bool
+        nocast: bool
+        inplace: bool
+        shadow: bool
+        tensor_only: bool
+        device: object
+
+    @overload
+    def from_dataclass(
+        obj: type, *, dest_cls: None = ..., **options: Unpack[_DataclassOptions]
+    ) -> type[TensorClass]: ...
+    @overload
+    def from_dataclass(obj: object, *, dest_cls: type[_C], **options: Unpack[_DataclassOptions]) -> _C: ...
+    @overload
+    def from_dataclass(obj: Any, *, dest_cls: None = ..., **options: Unpack[_DataclassOptions]) -> TensorClass: ...
+    def from_dataclass(obj: object, **options: Any) -> Any: ...
+
+else:
+    from tensordict.convert.dataclasses import from_dataclass as from_dataclass
 
 
 from_any = TensorDict.from_any
@@ -126,6 +153,7 @@ def memmap(
     robust_key: bool | None = True,
     archive: bool | None = None,
     compression: object = None,
+    atomic: bool = False,
     allow_pickle: bool | None = None,
     durable: bool = False,
     checksum: bool | str = False,
@@ -148,7 +176,7 @@ def memmap(
     Args:
         data: the container.
         prefix, copy_existing, num_threads, return_early, share_non_tensor, existsok, robust_key, archive, compression,
-            allow_pickle, durable, checksum, progress, overwrite, storage_options, full_tensor: as in
+            atomic, allow_pickle, durable, checksum, progress, overwrite, storage_options, full_tensor: as in
             the method.
     """
     return data.memmap(
@@ -161,6 +189,7 @@ def memmap(
         robust_key=robust_key,
         archive=archive,
         compression=compression,
+        atomic=atomic,
         allow_pickle=allow_pickle,
         durable=durable,
         checksum=checksum,
@@ -200,6 +229,7 @@ def save(
     robust_key: bool | None = True,
     archive: bool | None = None,
     compression: object = None,
+    atomic: bool = False,
     allow_pickle: bool | None = None,
     durable: bool = False,
     checksum: bool | str = False,
@@ -223,7 +253,7 @@ def save(
     Args:
         data: the container.
         prefix, copy_existing, num_threads, return_early, share_non_tensor, robust_key, archive, compression,
-            allow_pickle, durable, checksum, progress, overwrite, storage_options, full_tensor: as in
+            atomic, allow_pickle, durable, checksum, progress, overwrite, storage_options, full_tensor: as in
             the method.
 
     Returns:
@@ -238,6 +268,7 @@ def save(
         robust_key=robust_key,
         archive=archive,
         compression=compression,
+        atomic=atomic,
         allow_pickle=allow_pickle,
         durable=durable,
         checksum=checksum,
@@ -250,7 +281,7 @@ def save(
 
 def to_safetensors(
     data: Any,
-    filename: PathLike,
+    path: PathLike,
     *,
     separator: str = ".",
     num_threads: int = 0,
@@ -274,10 +305,10 @@ def to_safetensors(
 
     Args:
         data: the container.
-        filename, separator, num_threads, durable, checksum, progress, overwrite, storage_options: as in the method.
+        path, separator, num_threads, durable, checksum, progress, overwrite, storage_options: as in the method.
     """
     data.to_safetensors(
-        filename,
+        path,
         separator=separator,
         num_threads=num_threads,
         durable=durable,

@@ -19,7 +19,7 @@ from tensordict.core.exceptions import KeyMismatchError, ShapeError
 from tensordict.core.key_views import is_non_tensor
 from tensordict.core.keys import Key, Path, joined, path_of
 from tensordict.core.shapes import as_new_dim
-from tensordict.ops.dims.padding import pad_and_stack
+from tensordict.ops.dims.sequences import pad_and_stack, unpad
 from tensordict.ops.dims.stacking import (
     cat_containers,
     check_lazy_cat,
@@ -58,6 +58,7 @@ __all__ = [
     "pad",
     "pad_sequence",
     "stack",
+    "unpad_sequence",
 ]
 
 
@@ -295,11 +296,12 @@ def pad(
 def pad_sequence(
     list_of_tensordicts: Iterable[_Container],
     pad_dim: int = 0,
-    padding_value: float = 0.0,
+    padding_value: float | Mapping[Key, float] = 0.0,
     out: object = None,
     return_mask: object = False,
+    padding_side: Literal["left", "right"] = "right",
 ) -> _Container:
-    """Stack containers whose entries differ in length along one dim, after padding the shorter ones at their end.
+    """Stack containers whose entries differ in length along one dim, after padding the shorter ones.
 
     Example:
         >>> import torch
@@ -312,26 +314,66 @@ def pad_sequence(
         tensor([[ True, False],
                 [ True,  True]])
 
+    :func:`unpad_sequence` splits the batch again. :func:`collate` pads some entries only.
+
     Args:
         list_of_tensordicts: containers with the same keys.
         pad_dim: the dim of every entry that is padded. Negative values count from the last dim of each entry. If it is
-            a batch dim, the batch sizes are padded too.
-        padding_value: the value of the padding.
+            a batch dim, the batch sizes are padded too, and values that are no tensors are padded with `None`.
+        padding_value: the value of the padding, or a mapping from (nested) keys to values. Entries that the mapping
+            lacks are padded with 0.
         out: a container of the resulting batch size to write into. Its entries are written in place; entries that it
             lacks are added.
         return_mask: `True` adds an entry `"masks"`, a container of the same structure whose bools are `True` for
             elements and `False` for padding. A (nested) key adds it under this key instead. Masks have the batch dims
             and the padded dim.
+        padding_side: `"right"` pads behind the elements, `"left"` before them.
 
     Returns:
         a new container with one more batch dim in front, or `out`.
 
     Raises:
-        KeyError: the keys differ. The error names the keys that are not in all containers.
+        KeyError: the keys differ, and the error names the keys that are not in all containers; or `padding_value` has
+            a key without an entry.
         IndexError: an entry has no dim `pad_dim`.
         RuntimeError: the list is empty, or shapes differ in another dim.
+        ValueError: `padding_side` is another text.
     """
-    return pad_and_stack(list_of_tensordicts, pad_dim, padding_value, out, return_mask)  # type: ignore[no-any-return]
+    return pad_and_stack(  # type: ignore[no-any-return]
+        list_of_tensordicts, pad_dim, padding_value, out, return_mask, padding_side
+    )
+
+
+def unpad_sequence(
+    padded: TensorCollection, mask: TensorCollection | Tensor | None = None, *, pad_dim: int = 0
+) -> LazyStackedTensorDict:
+    """Split a padded batch into rows of their own lengths, which undoes :func:`pad_sequence`.
+
+    Example:
+        >>> import torch
+        >>> from tensordict import TensorDict, pad_sequence, unpad_sequence
+        >>> batch = pad_sequence([TensorDict(a=torch.ones(n)) for n in (1, 2)], return_mask=True)
+        >>> [row["a"] for row in unpad_sequence(batch)]
+        [tensor([1.]), tensor([1., 1.])]
+
+    Args:
+        padded: the batch. Its first batch dim counts the rows.
+        mask: `True` for elements, in one contiguous run per row. Either a tensor of shape (rows, longest row) for all
+            entries, or a container with the structure of `padded`, whose masks have the shapes that `pad_sequence`
+            gives them. By default the entry `"masks"` of `padded`, which the rows then lack.
+        pad_dim: the `pad_dim` of `pad_sequence`: a dim of the entries of a row.
+
+    Returns:
+        a lazy stack of the rows, whose tensors are views of those in `padded`. If `pad_dim` is a batch dim, the rows
+        have batch sizes of their own, and values that are no tensors are cut as well. The function waits for the
+        device, because lengths are read from the masks.
+
+    Raises:
+        KeyError: an entry has no mask.
+        ValueError: `padded` has no batch dims; there is no mask, or it does not fit an entry; the elements of a row are
+            not contiguous.
+    """
+    return unpad(padded, mask, pad_dim)  # type: ignore[no-any-return]
 
 
 def group_by(tensordict: _Container, key: Key) -> tuple[Tensor | list[Any], tuple[_Container, ...]]:

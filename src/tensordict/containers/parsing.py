@@ -5,16 +5,18 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NoReturn
+from contextlib import contextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import numpy
 import torch
 from torch import Tensor
 
 from tensordict.containers.dense import TensorDict
+from tensordict.containers.nontensor import MetaData, NonTensorData
 from tensordict.containers.unbatched import UnbatchedTensor
-from tensordict.core import makers, registry
+from tensordict.core import makers
 from tensordict.core import torch_internals as internals
 from tensordict.core.settings import set_lazy_legacy
 from tensordict.memory.mapped import MemoryMappedTensor
@@ -79,54 +81,37 @@ _LEAVES: dict[str, Callable[[Tensor], Tensor]] = {
 }
 _HOLDERS = ("NonTensorData", "MetaData", "NonTensorStack")
 _DTYPES = {str(dtype): dtype for dtype in vars(torch).values() if isinstance(dtype, torch.dtype)}
-_FLAGS = ("is_shared", "requires_grad", "is_contiguous", "is_view")
+_FLAGS = "is_shared requires_grad is_contiguous is_view"
 # Keyword arguments that are ignored.
-_STATISTICS = ("storage_size", "mean", "std", "min", "max")
-_DENSE_FACTS = ("fields", "batch_size", "device", "is_shared", "names")
-# The keyword arguments of each class. The argument `data` of holders is parsed separately.
-_FACTS: dict[str, tuple[str, ...]] = {
-    **dict.fromkeys(_LEAVES, ("shape", "device", "dtype", *_FLAGS, *_STATISTICS)),
+_STATISTICS = "storage_size mean std min max"
+# The required and the optional keyword arguments of each class. The argument `data` of holders is parsed separately.
+_ARGUMENTS: dict[str, tuple[str, str]] = {
+    **dict.fromkeys(_LEAVES, ("shape", f"device dtype {_FLAGS} {_STATISTICS}")),
     **dict.fromkeys(_HOLDERS, ("batch_size", "device")),
-    "TensorDict": _DENSE_FACTS,
-    "LazyStackedTensorDict": (*_DENSE_FACTS, "exclusive_fields", "stack_dim"),
-    "LazyView": ("source", "op"),
+    "TensorDict": ("fields batch_size", "device is_shared names"),
+    "LazyStackedTensorDict": ("fields batch_size stack_dim", "device is_shared names exclusive_fields"),
+    "LazyView": ("source op", ""),
 }
-_ENTRIES = "entries, such as {key: Tensor(shape=torch.Size([3]), ...)}"
-_NO_ENTRIES = r"\}(?=\s*(?:\)|,\s*[a-z_]+=))"
-_SPACE = re.compile(r"\s*")
-_VALUE = r"([\s\S]*?),\s*(?=batch_size=torch\.Size\()"
-_NAME = r"""None\b|'(?:[^'\\\n]|\\.)*'|"(?:[^"\\\n]|\\.)*\""""
-_MEMBER = re.compile(r"\s*(\d+) ->(?=\s)")
-_KEY = re.compile(r"([^\n]*?):\s+(?=[A-Za-z_]\w*\()")
-_NO_KEY = re.compile(r"\w\((?:shape|fields|source|device)=")
-
-
-def _read_device(name: str) -> torch.device | None:
-    return None if name == "None" else torch.device(name)
-
-
+_OPERATION = r"(?:view|permute|transpose|squeeze|unsqueeze)\((?:[^()]|\([^()]*\))*\)"
 # For keyword arguments: a pattern of the text, a function that converts it, and the description for errors.
 _FORMS: dict[str, tuple[str, Callable[[str], Any], str]] = {
-    **dict.fromkeys(_FLAGS, (r"(?:True|False)\b", "True".__eq__, "True or False")),
-    **dict.fromkeys(_STATISTICS, (r"\([^()]*\)|[-+\w.]+", str, "a number")),
+    **dict.fromkeys(_FLAGS.split(), (r"(?:True|False)\b", "True".__eq__, "True or False")),
+    **dict.fromkeys(_STATISTICS.split(), (r"\([^()]*\)|[-+\w.]+", str, "a number")),
     "dtype": (r"torch\.\w+", _DTYPES.__getitem__, "a dtype, such as torch.float32"),
-    "device": (r"\w[\w:]*", _read_device, "a device, such as cpu, cuda:0 or None"),
+    "device": (r"\w[\w:]*", torch.device, "a device, such as cpu, cuda:0 or None"),
     "stack_dim": (r"\d+\b", int, "an int"),
-    "op": (
-        r"(?:view|permute|transpose|squeeze|unsqueeze)\((?:[^()]|\([^()]*\))*\)",
-        lambda text: (text.partition("(")[0], ast.literal_eval(f"[{text.partition('(')[2][:-1]}]")),
-        "a shape method, such as view(6) or permute(1, 0)",
-    ),
+    "op": (_OPERATION, lambda text: text[:-1].split("(", 1), "a shape method, such as view(6) or permute(1, 0)"),
 }
+_VALUE = r"([\s\S]*?),\s*(?=batch_size=torch\.Size\()"
+_NAME = r"""None\b|'(?:[^'\\\n]|\\.)*'|"(?:[^"\\\n]|\\.)*\""""
 
 
-@dataclass
-class _ParsedCall:
-    """A parsed `Class(name=..., ...)`. `at` is its position in the text, `facts` its keyword arguments."""
+class _ParsedCall(NamedTuple):
+    """A parsed `Class(name=..., ...)`: the class, its position in the text, and the keyword arguments."""
 
     cls: str
     at: int
-    facts: dict[str, Any] = field(default_factory=dict)
+    arguments: dict[str, Any]
 
 
 class _PrintedParser:
@@ -143,10 +128,8 @@ class _PrintedParser:
 
     def parse(self) -> Any:
         """Parse the whole text and make the container."""
-        value = self.parse_call()
+        value = self.parse_container()
         self.expect(r"\Z", "the end of the text")
-        if value.cls in _LEAVES:
-            self.fail(value.at, "a container, such as TensorDict(fields={...}, ...)")
         return self.make(value)
 
     def make_error(self, at: int, what: str) -> ParseError:
@@ -154,22 +137,23 @@ class _PrintedParser:
         return ParseError(f"line {line}, column {at - self.text.rfind(chr(10), 0, at)}: {what}")
 
     def fail(self, at: int, expected: str) -> NoReturn:
-        rest = self.text[at:].split("\n", 1)[0]
-        found = repr(rest if len(rest) <= 40 else rest[:37] + "...") if rest else "the end of the line"
-        raise self.make_error(
-            at, f"expected {expected}, found {found if at < len(self.text) else 'the end of the text'}"
-        )
+        """Raise the error that `expected` is missing at the first character behind `at` that is no white space."""
+        rest = self.text[at:].lstrip()
+        line = rest.partition("\n")[0]
+        found = repr(line if len(line) <= 40 else line[:37] + "...") if rest else "the end of the text"
+        raise self.make_error(len(self.text) - len(rest), f"expected {expected}, found {found}")
+
+    def check(self, condition: bool, at: int, expected: str) -> None:
+        if not condition:
+            self.fail(at, expected)
 
     # --- reading ------------------------------------------------------------------------------------------------
 
     def skip(self, pattern: str) -> str | None:
         """Skip white space and a match of `pattern`; return the match, or its group. `None` if it does not match."""
-        self.at = _SPACE.match(self.text, self.at).end()  # type: ignore[union-attr]
-        found = re.compile(pattern).match(self.text, self.at)
-        if found is None:
-            return None
-        self.at = found.end()
-        return found[found.re.groups]
+        found = re.compile(rf"\s*({pattern})").match(self.text, self.at)
+        self.at = found.end() if found else self.at
+        return found[found.re.groups] if found else None
 
     def expect(self, pattern: str, expected: str) -> str:
         """Skip white space and a match of `pattern`; return the match, or its group.
@@ -180,273 +164,229 @@ class _PrintedParser:
         found = self.skip(pattern)
         return self.fail(self.at, expected) if found is None else found
 
-    def iterate_items(self, end: str) -> Iterator[None]:
+    def iterate_items(self, end: str, empty: str | None = None) -> Iterator[None]:
         """Iterate over comma-separated items up to the closing bracket `end`. The caller parses each item."""
-        more = self.skip(re.escape(end)) is None
+        more = self.skip(empty or re.escape(end)) is None
         while more:
             yield
             more = self.skip(",") is not None
             if not more:
                 self.expect(re.escape(end), f"',' or {end!r}")
 
+    def parse_container(self) -> _ParsedCall:
+        value = self.parse_call()
+        self.check(value.cls not in _LEAVES, value.at, "a container, such as TensorDict(fields={...}, ...)")
+        return value
+
     def parse_call(self) -> _ParsedCall:
         """Parse `Class(name=..., ...)`, a leaf or a container."""
-        cls = self.expect(r"[A-Za-z_]\w*(?=\()", "a class and its content, such as TensorDict(...)")
-        value = _ParsedCall(cls, self.at - len(cls))
-        if cls not in _FACTS:
-            self.fail(value.at, f"one of the classes that can be made from text, {', '.join(sorted(_FACTS))}")
-        self.at += 1
+        cls = self.expect(r"([A-Za-z_]\w*)\(", "a class and its content, such as TensorDict(...)")
+        call = _ParsedCall(cls, self.at - len(cls) - 1, {})
+        classes = ", ".join(sorted(_ARGUMENTS))
+        self.check(cls in _ARGUMENTS, call.at, f"one of the classes that can be made from text, {classes}")
         if cls in _HOLDERS:
             self.skip("data=")
-            value.facts["data"] = self.expect(_VALUE, "a value and its batch_size=")
+            call.arguments["data"] = self.expect(_VALUE, "a value and its batch_size=")
+        required, optional = [names.split() for names in _ARGUMENTS[cls]]
         for _ in self.iterate_items(")"):
-            missing = [name for name in _FACTS[cls] if name not in value.facts]
-            expected = f"one of {', '.join(f'{name}=' for name in missing)}" if missing else "')'"
-            name = self.expect(rf"({'|'.join(missing) or '(?!)'})=", expected)
-            value.facts[name] = self.parse_argument(name, cls)
-        return value
+            missing = [f"{name}=" for name in required + optional if name not in call.arguments]
+            expected = f"one of {', '.join(missing)}" if missing else "')'"
+            name = self.expect("|".join(missing) or "(?!)", expected)[:-1]
+            call.arguments[name] = self.parse_argument(name, cls)
+        for name in required:
+            self.check(name in call.arguments, call.at, f"a {cls} with {name}=..., which cannot be made without it")
+        return call
 
     def parse_argument(self, name: str, cls: str) -> Any:
         """Parse the value of a keyword argument, the text behind `name=`."""
-        self.skip("")
         start = self.at
-        if name == "fields":
-            return self.parse_groups(0)[0]
-        if name == "exclusive_fields":
-            return self.parse_groups(None)
+        if name in ("fields", "exclusive_fields"):
+            return self.parse_entries(name == "exclusive_fields")
         if name == "source":
-            return self.parse_call()
+            return self.parse_container()
+        if name == "device" and self.skip("None"):
+            return None
         if name == "names":
             self.expect(r"\[", "dim names, such as ['time', None]")
             return [ast.literal_eval(self.expect(_NAME, "a name in quotes, or None")) for _ in self.iterate_items("]")]
         if name in ("shape", "batch_size"):
             self.expect(r"torch\.Size\(\s*\[", "a size, such as torch.Size([3, 4])")
-            size = tuple([self.parse_dim(name == "shape") for _ in self.iterate_items("]")])
+            dim, expected = r"(?:-1|\d+)(?![\w.])", "a size made of ints and -1"
+            if name == "shape":
+                dim, expected = rf"{dim}|[A-Za-z]\w*", "a size made of ints, -1 and names of ragged dims"
+            dims = [self.expect(dim, expected) for _ in self.iterate_items("]")]
             self.expect(r"\)", "')'")
-            if name == "batch_size" and -1 in size and cls != "LazyStackedTensorDict":
-                self.fail(start, "a batch size without -1, which only lazy stacks have,")
-            return size
+            lazy = name == "shape" or cls == "LazyStackedTensorDict"
+            self.check(lazy or "-1" not in dims, start, "a batch size without -1, which only lazy stacks have,")
+            return tuple([dim if dim[0].isalpha() else int(dim) for dim in dims])
         pattern, read, expected = _FORMS[name]
         text = self.expect(pattern, expected)
         try:
-            return read(text)
-        except (KeyError, ValueError, RuntimeError, SyntaxError):  # not compiled: reads text
+            return self.override or read(text) if name == "device" else read(text)
+        except (KeyError, RuntimeError):  # not compiled: reads text
             self.fail(start, expected)
 
-    def parse_dim(self, may_be_ragged: bool) -> int | str:
-        text = self.expect(
-            r"(?:-1|\d+)(?![\w.])" + (r"|[A-Za-z]\w*" if may_be_ragged else ""),
-            f"a size made of ints{', -1 and names of ragged dims' if may_be_ragged else ' and -1'}",
-        )
-        return text if text[0].isalpha() else int(text)
+    def parse_entries(self, are_exclusive: bool) -> dict[tuple[int, str], _ParsedCall]:
+        """Parse `{key: Class(...), ...}`; the entries belong to member 0.
 
-    def parse_groups(self, member: int | None) -> dict[int, dict[str, _ParsedCall]]:
-        """Parse `{key: Class(...), ...}`, the entries of one member.
-
-        If `member` is `None`, parse `{0 -> key: Class(...), ..., 1 -> ...}`, the entries that only some members of a
-        lazy stack have.
+        If `are_exclusive`, parse `{0 -> key: Class(...), ..., 1 -> ...}`, the entries that only some members of a lazy
+        stack have.
         """
-        found: dict[int, dict[str, _ParsedCall]] = {} if member is None else {member: {}}
-        indent = re.compile(" *").match(self.text, self.text.rfind("\n", 0, self.at) + 1)
-        is_grouped = member is None
-        # The white space before each entry, if the text still has its line breaks.
-        margin = "\n" + indent[0] + " " * (8 if is_grouped else 4)  # type: ignore[index]
-        self.expect(r"\{", _ENTRIES)
-        more = self.skip(_NO_ENTRIES) is None
-        start = self.text.rfind("{", 0, self.at) + 1
-        while more:
-            self.at = start
-            if is_grouped and (number := _MEMBER.match(self.text, start)):
-                member, self.at = int(number[1]), number.end()
-            if self.text.startswith(margin, self.at):
-                self.at += len(margin)
-            else:
-                self.skip("")
-            key = _KEY.match(self.text, self.at)
-            if key is None or _NO_KEY.search(key[1]):
+        entries: dict[tuple[int, str], _ParsedCall] = {}
+        line = self.text[self.text.rfind("\n", 0, self.at) + 1 :]
+        # The white space before each entry, if the text still has its line breaks. More of it belongs to the key.
+        margin = "\n" + " " * (len(line) - len(line.lstrip(" ")) + (8 if are_exclusive else 4))
+        number, member = (r"(?:\s*(\d+) ->(?=\s))?", None) if are_exclusive else ("()", "0")
+        pattern = re.compile(rf"{number}(?:{margin}|(?!{margin})\s*)([^\n]*?):\s+(?=[A-Za-z_]\w*\()")
+        self.expect(r"\{", "entries, such as {key: Tensor(shape=torch.Size([3]), ...)}")
+        for _ in self.iterate_items("}", empty=r"\}(?=\s*(?:\)|,\s*[a-z_]+=))"):
+            found = pattern.match(self.text, self.at)
+            if found is None or re.search(r"\w\((?:shape|fields|source|device)=", found[2]):
                 self.fail(self.at, "an entry, such as key: Tensor(shape=torch.Size([3]), ...)")
+            member = found[1] or member
             if member is None:
                 self.fail(self.at, "the number of a member, such as '0 ->'")
-            if key[1] in found.setdefault(member, {}):
-                self.fail(self.at, f"a key that is not taken yet (there is an entry {key[1]!r} before this one)")
-            self.at = key.end()
-            found[member][key[1]] = self.parse_call()
-            more = self.skip(",") is not None
-            start = self.at
-            if not more:
-                self.expect(r"\}", "',' or '}'")
-        return found
+            entry = (int(member), found[2])
+            self.check(entry not in entries, self.at, f"a key that is not taken yet (there is an entry {found[2]!r})")
+            self.at = found.end()
+            entries[entry] = self.parse_call()
+        return entries
 
     # --- making -------------------------------------------------------------------------------------------------
 
-    def require(self, value: _ParsedCall, name: str) -> Any:
-        """Return a keyword argument; raise an error if the text lacks it."""
-        if name not in value.facts:
-            self.fail(value.at, f"a {value.cls} with {name}=..., which cannot be made without it")
-        return value.facts[name]
-
-    def device_of(self, value: _ParsedCall) -> torch.device | None:
-        named: torch.device | None = value.facts.get("device")
-        return named if self.override is None or named is None else self.override
+    @contextmanager
+    def explain(self, value: _ParsedCall) -> Iterator[None]:
+        """Add the position of `value` to an error that is raised while it is made."""
+        try:
+            yield
+        except ParseError:
+            raise
+        except (RuntimeError, TypeError, ValueError, SyntaxError, IndexError, AssertionError) as error:
+            # torch raises an AssertionError if it was built without CUDA.
+            device = value.arguments.get("device")
+            elsewhere = device is not None and device.type not in ("cpu", "meta")
+            hint = "; device='cpu' would put everything there" if elsewhere else ""
+            raise self.make_error(value.at, f"this {value.cls} cannot be made: {error}{hint}") from error
 
     def make(self, value: _ParsedCall) -> Any:
         """Make a leaf or a container."""
-        is_leaf, is_on_cpu = value.cls in _LEAVES, (self.device_of(value) or torch.device("cpu")).type == "cpu"
-        try:
-            made: Any = self.make_leaf(value) if is_leaf else _CONTAINERS[value.cls](self, value)
-            if value.facts.get("is_shared") and is_on_cpu and is_leaf:
+        arguments = value.arguments
+        with self.explain(value):
+            if "made" in arguments:
+                return arguments["made"]
+            if value.cls in _LEAVES:
+                made: Any = self.make_leaf(value)
+            elif value.cls in _HOLDERS:
+                made = self.make_holder(value)
+            elif value.cls == "LazyView":
+                method, sizes = arguments["op"]
+                with set_lazy_legacy(True):
+                    made = getattr(self.make(arguments["source"]), method)(*ast.literal_eval(f"[{sizes}]"))
+            elif value.cls == "LazyStackedTensorDict":
+                dim, members = arguments["stack_dim"], [self.make(member) for member in self.split_stack(value)]
+                made = makers.lazy_stack(*members, stack_dim=dim, names=arguments.get("names"))
+                # An empty stack keeps the keys of the stack that it was sliced from.
+                made = made if arguments["batch_size"][dim] else made[(slice(None),) * dim + (slice(0, 0),)]
+            else:
+                size, device, names = (arguments.get(name) for name in ("batch_size", "device", "names"))
+                made = TensorDict(batch_size=size, device=device, names=names)
+                for (_, key), entry in arguments["fields"].items():
+                    item = self.make(entry)
+                    with self.explain(entry):
+                        made.set(key, item)
+            if arguments.get("is_shared") and (arguments.get("device") or torch.device("cpu")).type == "cpu":
                 made.share_memory_()
-            elif value.facts.get("is_shared") and is_on_cpu:
-                # Each leaf is shared if its own text says so. A shared container is locked.
-                made._is_shared = True
-                made.lock_()
             return made
-        except ParseError:
-            raise
-        except (RuntimeError, TypeError, ValueError, IndexError, AssertionError) as error:
-            # torch raises an AssertionError if it was built without CUDA.
-            raise self.explain_failure(value, error) from error
 
-    def explain_failure(self, value: _ParsedCall, error: Exception) -> ParseError:
-        """Return the error for a call that was parsed but cannot be made."""
-        device = self.device_of(value)
-        hint = "" if device is None or device.type in ("cpu", "meta") else "; device='cpu' would put everything there"
-        return self.make_error(value.at, f"this {value.cls} cannot be made: {error}{hint}")
+    def split_stack(self, value: _ParsedCall) -> list[_ParsedCall]:
+        """Return the members of a lazy stack, at least one, from the common and the exclusive entries."""
+        size, dim = value.arguments["batch_size"], value.arguments["stack_dim"]
+        exclusive = value.arguments.get("exclusive_fields", {})
+        in_range = 0 <= dim < len(size) and size[dim] >= 0
+        self.check(in_range, value.at, f"a stack_dim among the dims of {list(size)}")
+        sizes = self.split_shape(value, size, dim)
+        in_range = all(member < len(sizes) for member, _ in exclusive)
+        self.check(in_range, value.at, f"exclusive_fields of the members 0 to {len(sizes) - 1}")
+        columns = {at: self.split_entry(entry, dim, size[dim]) for at, entry in value.arguments["fields"].items()}
+        device, members = value.arguments.get("device"), []
+        for i, rest in enumerate(sizes):
+            fields = {at: column[i] for at, column in columns.items()}
+            fields |= {at: entry for at, entry in exclusive.items() if at[0] == i}
+            members.append(
+                _ParsedCall("TensorDict", value.at, {"fields": fields, "batch_size": rest, "device": device})
+            )
+        return members
 
-    def make_tensordict(self, value: _ParsedCall) -> Any:
-        entries = {key: (entry, self.make(entry)) for key, entry in self.require(value, "fields").items()}
-        return self.fill_tensordict(value, entries, self.require(value, "batch_size"), value.facts.get("names"))
-
-    def fill_tensordict(
-        self, value: _ParsedCall, entries: dict[str, tuple[_ParsedCall, Any]], size: tuple[int, ...], names: Any
-    ) -> Any:
-        """Make a `TensorDict` from entries, each given with the call that it was made from."""
-        made = TensorDict(batch_size=size, device=self.device_of(value), names=names)
-        for key, (read, entry) in entries.items():
-            try:
-                made.set(key, entry)
-            except RuntimeError as error:
-                raise self.explain_failure(read, error) from error
-        return made
-
-    def make_stack(self, value: _ParsedCall) -> Any:
-        dim = self.require(value, "stack_dim")
-        made = makers.lazy_stack(*self.make_members(value, dim), stack_dim=dim, names=value.facts.get("names"))
-        # An empty stack keeps the keys of the stack that it was sliced from.
-        return made if value.facts["batch_size"][dim] else made[tuple([slice(None)] * dim + [slice(0, 0)])]
-
-    def make_members(self, value: _ParsedCall, dim: int) -> list[Any]:
-        """Make the members of a lazy stack, at least one, from the common and the exclusive entries."""
-        size, common = self.require(value, "batch_size"), self.require(value, "fields")
-        if not 0 <= dim < len(size) or size[dim] < 0:
-            self.fail(value.at, f"a stack_dim among the dims of {list(size)}")
-        exclusive = value.facts.get("exclusive_fields", {})
-        if any(member >= max(1, size[dim]) for member in exclusive):
-            self.fail(value.at, f"exclusive_fields of the members 0 to {max(1, size[dim]) - 1}")
-        columns = {key: self.split_entry(entry, dim, size[dim]) for key, entry in common.items()}
-        made = []
-        for member, rest in enumerate(self.member_shapes(value, size, dim)):
-            entries = {key: (common[key], column[member]) for key, column in columns.items()}
-            entries |= {key: (entry, self.make(entry)) for key, entry in exclusive.get(member, {}).items()}
-            made.append(self.fill_tensordict(value, entries, rest, None))
-        return made
-
-    def split_entry(self, value: _ParsedCall, dim: int, count: int) -> list[Any]:
-        """Make the entry of each member from an entry of the stack."""
+    def split_entry(self, value: _ParsedCall, dim: int, count: int) -> list[_ParsedCall]:
+        """Return the entry of each member from an entry of the stack."""
         if value.cls in _LEAVES and value.cls != "NestedTensor":
-            shape = self.require(value, "shape")
-            if len(shape) <= dim or shape[dim] != count:
-                self.fail(value.at, f"an entry whose dim {dim} is of size {count}, as in the stack")
-            shapes = self.member_shapes(value, shape, dim)
-            return [self.make(_ParsedCall(value.cls, value.at, value.facts | {"shape": rest})) for rest in shapes]
-        if value.cls == "LazyStackedTensorDict" and value.facts.get("stack_dim") == dim:
-            return self.make_members(value, dim)
-        return list(self.make(value).unbind(dim))
+            shape = value.arguments["shape"]
+            fits = len(shape) > dim and shape[dim] == count
+            self.check(fits, value.at, f"an entry whose dim {dim} is of size {count}, as in the stack")
+            shapes = self.split_shape(value, shape, dim)
+            return [value._replace(arguments=value.arguments | {"shape": rest}) for rest in shapes]
+        if value.arguments.get("stack_dim") == dim:
+            return self.split_stack(value)
+        return [value._replace(arguments={"made": part}) for part in self.make(value).unbind(dim)]
 
-    def member_shapes(self, value: _ParsedCall, shape: tuple[int, ...], dim: int) -> list[tuple[int, ...]]:
-        """Return the shape of each member along `dim`: 1 and 2 in turn replace -1."""
+    def split_shape(self, value: _ParsedCall, shape: tuple[int, ...], dim: int) -> list[tuple[int, ...]]:
+        """Return the shape of each member along `dim`."""
         count, rest = max(1, shape[dim]), shape[:dim] + shape[dim + 1 :]
-        if count == 1 and -1 in rest:
-            self.fail(value.at, f"a size for the dims that are -1, which the one member of dim {dim} has,")
-        return [tuple([1 + i % 2 if n == -1 else n for n in rest]) for i in range(count)]
+        has_sizes = count > 1 or -1 not in rest
+        self.check(has_sizes, value.at, f"a size for the dims that are -1, which the one member of dim {dim} has,")
+        return [_choose_sizes(rest, i) for i in range(count)]
 
     def make_holder(self, value: _ParsedCall) -> Any:
         """Make a holder of the literal in a text, or of the text itself if it is not a literal."""
-        held = _parse_literal(value.facts["data"])
-        size = torch.Size(self.require(value, "batch_size"))
+        text, size = value.arguments["data"], torch.Size(value.arguments["batch_size"])
+        try:
+            held = ast.literal_eval(text)
+        except (ValueError, SyntaxError, MemoryError, RecursionError, TypeError):
+            held = None
         if value.cls == "NonTensorStack":
             # A list that was cut, or that contains more than literals, gives values of `None`.
             held = held if isinstance(held, list) else numpy.full(size, None).tolist()
-            return makers.values(held, size, 0, self.device_of(value))
-        held = held if str(held) == value.facts["data"] else value.facts["data"]
-        return registry.lookup(value.cls)(held, batch_size=size, device=self.device_of(value))
-
-    def make_view(self, value: _ParsedCall) -> Any:
-        source = self.require(value, "source")
-        if source.cls in _LEAVES:
-            self.fail(source.at, "a container")
-        method, arguments = self.require(value, "op")
-        with set_lazy_legacy(True):
-            return getattr(self.make(source), method)(*arguments)
+            return makers.values(held, size, 0, value.arguments.get("device"))
+        held = held if str(held) == text else text
+        cls = MetaData if value.cls == "MetaData" else NonTensorData
+        return cls(held, batch_size=size, device=value.arguments.get("device"))
 
     def make_leaf(self, value: _ParsedCall) -> Tensor:
-        shape, device = self.require(value, "shape"), self.device_of(value) or torch.device("cpu")
-        dtype = value.facts.get("dtype", torch.get_default_dtype())
-        if -1 in shape or value.cls == "NestedTensor" or any(isinstance(dim, str) for dim in shape):
-            numbers = self.make_ragged(value, shape, dtype, device)
+        cls, at, arguments = value
+        shape, dtype = arguments["shape"], arguments.get("dtype", torch.get_default_dtype())
+        make_numbers = partial(self.make_numbers, dtype, arguments.get("device") or torch.device("cpu"))
+        ragged = [i for i, dim in enumerate(shape) if isinstance(dim, str)]
+        if cls == "NestedTensor" and len(ragged) == 1 and ragged[0] and -1 not in shape:
+            dim, lengths = ragged[0], torch.tensor([0] + [1 + i % 2 for i in range(shape[0])])
+            values = make_numbers((*shape[1:dim], int(lengths.sum()), *shape[dim + 1 :]))
+            offsets = self.offsets.setdefault(
+                (shape[dim], shape[0], values.device), lengths.cumsum(0).to(values.device)
+            )
+            numbers = torch.nested.nested_tensor_from_jagged(values, offsets, jagged_dim=dim)
+        elif cls == "Tensor" and not ragged and -1 in shape[1:] and shape[0] != -1:
+            # The strided layout of ragged tensors.
+            rows = [make_numbers(_choose_sizes(shape[1:], i)) for i in range(shape[0])]
+            numbers = torch.nested.nested_tensor(rows, dtype=dtype)
+        elif cls == "NestedTensor" or ragged or -1 in shape:
+            nested = "a NestedTensor with one ragged dim behind the first, as torch.Size([2, j1])"
+            self.fail(at, f"{nested}, or a Tensor whose first dim is not ragged, as torch.Size([2, -1])")
         else:
-            numbers = self.make_numbers(shape, dtype, device)
-        by_default = value.cls == "Parameter" and (dtype.is_floating_point or dtype.is_complex)
-        made = _LEAVES[value.cls](numbers)
-        return made.requires_grad_() if value.facts.get("requires_grad", by_default) else made
+            numbers = make_numbers(shape)
+        by_default = cls == "Parameter" and (dtype.is_floating_point or dtype.is_complex)
+        made = _LEAVES[cls](numbers)
+        return made.requires_grad_() if arguments.get("requires_grad", by_default) else made
 
-    def make_numbers(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    def make_numbers(self, dtype: torch.dtype, device: torch.device, shape: tuple[int, ...]) -> Tensor:
         """Make zeros, or random numbers that do not depend on the device."""
         if self.generator is None or device.type == "meta":
             return torch.zeros(shape, dtype=dtype, device=device)
         if dtype.is_complex or dtype.is_floating_point:
             wide = torch.complex64 if dtype.is_complex else torch.float32
-            made = torch.randn(shape, dtype=wide, generator=self.generator)
-        else:
-            made = torch.randint(2 if dtype == torch.bool else 100, shape, generator=self.generator)
-        return made.to(device, dtype)
-
-    def make_ragged(
-        self, value: _ParsedCall, shape: tuple[Any, ...], dtype: torch.dtype, device: torch.device
-    ) -> Tensor:
-        ragged = [i for i, dim in enumerate(shape) if isinstance(dim, str)]
-        if value.cls == "Tensor" and not ragged and shape[0] != -1:
-            # The strided layout of ragged tensors.
-            sizes = [tuple([1 + i % 2 if dim == -1 else dim for dim in shape[1:]]) for i in range(shape[0])]
-            rows = [self.make_numbers(size, dtype, device) for size in sizes]
-            return torch.nested.nested_tensor(rows, dtype=dtype, device=device)
-        if value.cls != "NestedTensor" or len(ragged) != 1 or not ragged[0] or -1 in shape:
-            self.fail(
-                value.at,
-                "a NestedTensor with one ragged dim behind the first, as torch.Size([2, j1]), or a Tensor whose first "
-                "dim is not ragged, as torch.Size([2, -1])",
-            )
-        at, rows = ragged[0], shape[0]
-        key = (shape[at], rows, device)
-        if key not in self.offsets:
-            lengths = torch.tensor([0] + [1 + i % 2 for i in range(rows)])
-            self.offsets[key] = lengths.cumsum(0).to(device)
-        offsets = self.offsets[key]
-        values = self.make_numbers((*shape[1:at], int(offsets[-1]), *shape[at + 1 :]), dtype, device)
-        return torch.nested.nested_tensor_from_jagged(values, offsets, jagged_dim=at)
+            return torch.randn(shape, dtype=wide, generator=self.generator).to(device, dtype)
+        end = 2 if dtype == torch.bool else 100
+        return torch.randint(end, shape, generator=self.generator).to(device, dtype)
 
 
-def _parse_literal(text: str) -> Any:
-    """Return the value of a Python literal; `None` for any other text."""
-    try:
-        return ast.literal_eval(text)
-    except (ValueError, SyntaxError, MemoryError, RecursionError, TypeError):
-        return None
-
-
-_CONTAINERS: dict[str, Callable[[_PrintedParser, _ParsedCall], Any]] = {
-    **dict.fromkeys(("NonTensorData", "MetaData", "NonTensorStack"), _PrintedParser.make_holder),
-    "TensorDict": _PrintedParser.make_tensordict,
-    "LazyStackedTensorDict": _PrintedParser.make_stack,
-    "LazyView": _PrintedParser.make_view,
-}
+def _choose_sizes(shape: tuple[int, ...], i: int) -> tuple[int, ...]:
+    """Return the shape of row `i` of a ragged leaf: 1 and 2 in turn replace -1."""
+    return tuple([1 + i % 2 if n == -1 else n for n in shape])

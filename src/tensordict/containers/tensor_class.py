@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from functools import partial, wraps
 from types import CellType, FunctionType
 from typing import TYPE_CHECKING, Any, ClassVar, overload
 
@@ -21,6 +21,7 @@ from tensordict.core import registry
 from tensordict.core.contract import Contract
 from tensordict.core.exceptions import ContainerExpected, FieldError
 from tensordict.looking.shown_entries import list_entries
+from tensordict.ops.casting import CASTS, CastFilter
 from tensordict.ops.entries.reading import AS_SET, NO_DEFAULT
 from tensordict.ops.printing import format_entry, sort_lines
 
@@ -76,6 +77,9 @@ class TensorClass(FieldWrapper, metaclass=_Dataclass):
     - `tensor_only`: all fields are tensors or containers. Mappings become containers; other values raise.
     - `frozen`: fields cannot be assigned, and the container is locked.
     - `shadow`: fields may have the names of methods, which they hide.
+    - `cast_filter`: a function of a key and a tensor. It selects the tensors that `to`, `float()` and other casts of an
+      instance change; see :meth:`TensorDict.to`. A call may pass another filter, or `None` for all tensors. Casts of a
+      container that holds the instance ignore it.
 
     Args:
         *args: the fields by position, in the order of the class.
@@ -117,8 +121,12 @@ class TensorClass(FieldWrapper, metaclass=_Dataclass):
     _has_post_init: ClassVar[bool] = False
     # The fields for which `__setattr__` stores a plain tensor without casting or checking its type.
     _takes_tensors: ClassVar[frozenset[str]] = frozenset()
+    # The default of the argument `cast_filter` of all casts.
+    _cast_filter: ClassVar[CastFilter | None] = None
 
     def __init_subclass__(cls, **options: object) -> None:
+        if "cast_filter" in options:
+            cls._cast_filter = _check_filter(cls, options.pop("cast_filter"))
         super().__init_subclass__(**options)
         cls._has_post_init = hasattr(cls, "__post_init__")
         cls._stores_tensors = not (cls._autocast or cls._tensor_only)
@@ -131,6 +139,8 @@ class TensorClass(FieldWrapper, metaclass=_Dataclass):
         for name, made in properties.items():
             setattr(cls, name, made)
         _prefer_own(cls)
+        if cls._cast_filter is not None:
+            _filter_casts(cls)
         cls.__hash__ = object.__hash__ if cls._frozen else None  # type: ignore[assignment]
         registry.declare(cls)
         register_wrapper(cls)
@@ -376,7 +386,13 @@ def tensorclass(cls: type[C], /) -> type[C]: ...
 @overload
 @dataclass_transform(field_specifiers=(dataclasses.field, dataclasses.Field))
 def tensorclass(
-    *, autocast: bool = ..., frozen: bool = ..., nocast: bool = ..., shadow: bool = ..., tensor_only: bool = ...
+    *,
+    autocast: bool = ...,
+    frozen: bool = ...,
+    nocast: bool = ...,
+    shadow: bool = ...,
+    tensor_only: bool = ...,
+    cast_filter: CastFilter | None = ...,
 ) -> Callable[[type[C]], type[C]]: ...
 @dataclass_transform(field_specifiers=(dataclasses.field, dataclasses.Field))
 def tensorclass(
@@ -388,6 +404,7 @@ def tensorclass(
     nocast: bool = False,
     shadow: bool = False,
     tensor_only: bool = False,
+    cast_filter: CastFilter | None = None,
 ) -> Any:
     """Make a tensorclass of a plain class with annotated fields. Use it bare or with options: see :class:`TensorClass`.
 
@@ -409,7 +426,9 @@ def tensorclass(
         a subclass of :class:`TensorClass`, with the name, the bases and the body of `cls`.
     """
     given = {"autocast": autocast, "frozen": frozen, "nocast": nocast, "shadow": shadow, "tensor_only": tensor_only}
-    options = {name: True for name, chosen in given.items() if chosen}
+    options: dict[str, Any] = {name: True for name, chosen in given.items() if chosen}
+    if cast_filter is not None:
+        options["cast_filter"] = cast_filter
     if cls is None:
         return partial(tensorclass, **options)
     if not isinstance(cls, type):
@@ -417,7 +436,7 @@ def tensorclass(
     return _make_subclass(cls, options)
 
 
-def _make_subclass(cls: Any, options: dict[str, bool]) -> Any:
+def _make_subclass(cls: Any, options: dict[str, Any]) -> Any:
     """Return a subclass of `TensorClass` with the name, the bases and the body of `cls`."""
     body = {name: value for name, value in vars(cls).items() if name not in ("__dict__", "__weakref__")}
     if "__dataclass_fields__" in body:
@@ -434,6 +453,29 @@ def _make_subclass(cls: Any, options: dict[str, bool]) -> Any:
     for value in body.values():
         _rebind(value, cls, made)
     return made
+
+
+def _check_filter(cls: type[Any], cast_filter: Any) -> CastFilter | None:
+    if cast_filter is not None and not callable(cast_filter):
+        raise TypeError(f"{cls.__name__}: cast_filter takes a key and a tensor and returns a bool, got {cast_filter!r}")
+    return cast_filter  # type: ignore[no-any-return]
+
+
+def _filter_casts(cls: type[TensorClass]) -> None:
+    """Make the filter of the class the default of all casts, unless a field or a method of the class hides them."""
+    for name in CASTS:
+        shared = getattr(TensorClass, name)
+        if getattr(cls, name) is shared:
+            setattr(cls, name, _use_filter_of_class(shared))
+
+
+def _use_filter_of_class(cast: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(cast)
+    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+        kwargs.setdefault("cast_filter", type(self)._cast_filter)
+        return cast(self, *args, **kwargs)
+
+    return method
 
 
 def _prefer_own(cls: type[TensorClass]) -> None:

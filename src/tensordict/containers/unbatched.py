@@ -135,7 +135,7 @@ class UnbatchedTensor(Tensor, Contract):
     def _gather(self, found: list[Any]) -> None:
         found.append(self)
 
-    def _walk(self, prefix: Path = ()) -> Iterator[tuple[Path, Any]]:
+    def _walk(self, prefix: Path = (), or_template: bool = False) -> Iterator[tuple[Path, Any]]:
         yield prefix, self
 
     def _map(

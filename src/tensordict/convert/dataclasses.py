@@ -4,36 +4,11 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from typing import TYPE_CHECKING, Any, TypeVar, overload
+from typing import Any
 
 from tensordict.core import registry
 
-if TYPE_CHECKING:
-    from typing_extensions import TypedDict, Unpack
 
-    from tensordict.containers.tensor_class import TensorClass
-
-    C = TypeVar("C")
-
-    class _DataclassOptions(TypedDict, total=False):
-        auto_batch_size: bool
-        batch_dims: int | None
-        batch_size: object
-        frozen: bool
-        autocast: bool
-        nocast: bool
-        inplace: bool
-        shadow: bool
-        tensor_only: bool
-        device: object
-
-
-@overload
-def from_dataclass(obj: type, *, dest_cls: None = ..., **options: Unpack[_DataclassOptions]) -> type[TensorClass]: ...
-@overload
-def from_dataclass(obj: object, *, dest_cls: type[C], **options: Unpack[_DataclassOptions]) -> C: ...
-@overload
-def from_dataclass(obj: Any, *, dest_cls: None = ..., **options: Unpack[_DataclassOptions]) -> TensorClass: ...
 def from_dataclass(
     obj: object,
     *,

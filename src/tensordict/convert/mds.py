@@ -44,12 +44,13 @@ Rows = np.ndarray[Any, np.dtype[Any]] | list[Any]
 
 
 def write_mds(
-    container: Any, columns: Mapping[str, str] | None, out: Any, writer: Any, options: dict[str, Any]
+    container: Any, columns: Mapping[str, str] | None, out: Any, writer: Any, finishes: bool, options: dict[str, Any]
 ) -> None:
-    """Write the rows of a container; see `TensorDict.to_mds`."""
-    if not container.batch_dims:
-        raise ValueError("a row of MDS is an element of the first batch dim, and this container has none: unsqueeze(0)")
-    if (out is None) == (writer is None):
+    """Write the rows of a container, which has batch dims; see `TensorDict.to_mds`.
+
+    `finishes` finishes a `writer` that the caller has opened.
+    """
+    if out is None and writer is None:
         raise TypeError("to_mds writes to out=, a folder or a URL, or to writer=, an MDSWriter: give one of them")
     rows: dict[str, Rows] = {}
     for path, values in _iterate_columns(container, ()):
@@ -68,6 +69,8 @@ def write_mds(
     if writer is not None:
         for sample in samples:
             writer.write(sample)
+        if finishes:
+            writer.finish()
         return
     made = None if isinstance(out, str) and is_url(out) else without_scheme(out if isinstance(out, str) else out[0])
     is_new = made is not None and not os.path.lexists(made)

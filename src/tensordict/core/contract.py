@@ -332,18 +332,21 @@ class Contract:
             else:
                 found.append(value)
 
-    def _walk(self, prefix: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
-        """Yield the (path, leaf) pairs of the tree. The leaves of a lazy stack have their paths inside the members."""
+    def _walk(self, prefix: tuple[str, ...] = (), or_template: bool = False) -> Iterator[tuple[tuple[str, ...], Any]]:
+        """Yield the (path, leaf) pairs of the tree. The leaves of a lazy stack have their paths inside the members.
+
+        With `or_template`, the walk includes the templates of stacks without members, as `_map` does.
+        """
         mapping: Mapping[str, Any] = self._entries
         if type(mapping) is not dict and isinstance(mapping, EntryStore):
-            if (members := mapping.members(False)) is not None:
+            if (members := mapping.members(or_template)) is not None:
                 for member in members:
-                    yield from member._walk(prefix)
+                    yield from member._walk(prefix, or_template)
                 return
             mapping = mapping.writable()
         for name, value in mapping.items():
             if type(value) is not Tensor and isinstance(value, Contract):
-                yield from value._walk((*prefix, name))
+                yield from value._walk((*prefix, name), or_template)
             else:
                 yield (*prefix, name), value
 
@@ -634,6 +637,13 @@ def identity(value: object) -> Any:
 
 class Clones(itertools.chain[Any]):
     """Marks the leaves for `_rebuilt` as clones, so that containers of a value copy the value, too."""
+
+
+class Filler:
+    """A function for `_map` that adds elements to leaves. Entries that are no tensors get the value `None` there."""
+
+    def __call__(self, leaf: Any) -> Any:
+        raise NotImplementedError
 
 
 class ByNdim(dict[int, Tensor]):

@@ -12,12 +12,10 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import torch
 
-    from tensordict.containers.dense import TensorDict
-    from tensordict.containers.lazy.stack import LazyStackedTensorDict
     from tensordict.core.contract import Names
 
 # Entries, batch size, device, names.
-dense: Callable[[dict[str, Any], torch.Size, torch.device | None, Names | None], TensorDict]
+dense: Callable[[dict[str, Any], torch.Size, torch.device | None, Names | None], Any]
 # A holder of one value: value, batch size, and optionally device and names.
 value: Callable[..., Any]
 # A stack of values in nested lists: lists, batch size, stack dim, device.
@@ -26,6 +24,6 @@ values: Callable[[Any, torch.Size, int, torch.device | None], Any]
 value_list: Callable[[list[Any]], Any]
 # A holder of any value, or the stack of the values of a list: value, batch size, device.
 held: Callable[[object, torch.Size, torch.device | None], Any]
-lazy_stack: type[LazyStackedTensorDict]
+lazy_stack: type[Any]
 # A container over an array store: the store, and the options of `PersistentTensorDict._open_store`.
 open_store: Callable[..., Any]

@@ -4,11 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from types import FunctionType
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
-
-if TYPE_CHECKING:
-    from tensordict.containers.dense import TensorDict
-    from tensordict.containers.lazy.stack import LazyStackedTensorDict
+from typing import Any, TypeVar
 
 T = TypeVar("T", bound=type[Any])
 
@@ -31,12 +27,6 @@ def speak_for(cls: type[Any], families: Iterable[type]) -> None:
                     function.__qualname__ = f"{cls.__name__}.{name}"
 
 
-@overload
-def lookup(name: Literal["TensorDict"]) -> type[TensorDict]: ...
-@overload
-def lookup(name: Literal["LazyStackedTensorDict"]) -> type[LazyStackedTensorDict]: ...
-@overload
-def lookup(name: str) -> type[Any]: ...
 def lookup(name: str) -> type[Any]:
     """Return the container class with the name `name`; a `KeyError` lists the known names."""
     try:

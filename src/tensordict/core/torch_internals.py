@@ -175,8 +175,8 @@ flatten_dense_tensors: Callable[[list[Tensor]], Tensor] = _take(
     lambda leaves: torch.cat([leaf.flatten() for leaf in leaves]),
     "slower: reductions to one number over all leaves",
 )
-# Takes the tensors, batch_first and the padding. torch.nn.utils.rnn.pad_sequence would check them again.
-pad_sequence: Callable[[list[Tensor], bool, float], Tensor] = _take(
+# Takes the tensors, batch_first, the padding and its side. torch.nn.utils.rnn.pad_sequence would check them again.
+pad_sequence: Callable[[list[Tensor], bool, float, str], Tensor] = _take(
     "torch._C._nn.pad_sequence", torch.nn.utils.rnn.pad_sequence, "slower: pad_sequence of containers"
 )
 

@@ -42,7 +42,7 @@ from tensordict.io.remote.remote_rows import open_rows
 from tensordict.io.remote.remote_saves import Access
 from tensordict.io.remote.urls import IN_FLIGHT, Remote, is_url
 from tensordict.io.saving import commit
-from tensordict.io.saving.source import PrivateSaveFolder
+from tensordict.io.saving.source import SaveFolder
 from tensordict.memory import files, system
 from tensordict.memory.mapped import PathLike
 from tensordict.memory.names import META, SCHEMA, local_path
@@ -206,7 +206,7 @@ class Location:
         check_label(self.read_label(name), name, path)
         format = detect_format(path)
         if format == DIRECTORY and mode == "r":
-            return load_directory(path, LoadOptions(source=PrivateSaveFolder(path)))
+            return load_directory(path, LoadOptions(source=SaveFolder(path, "r")))
         if format in (DIRECTORY, ARCHIVE):
             return map_save(path, LoadOptions(mode=mode), Access())
         return open_file(path, LoadOptions(mode=mode), Access(), format)

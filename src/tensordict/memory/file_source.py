@@ -22,6 +22,7 @@ class FileSource:
         device, inode: identify the file, so that another file at the same path is noticed.
         shared: writes to the tensor reach the file.
         sparse: the disk may lack room for writes to the tensor.
+        shape: the shape of the tensor in the file, if it is known.
     """
 
     # True once this process has mapped a sparse file. Until then, writes skip all checks for room on the disk.
@@ -32,6 +33,7 @@ class FileSource:
     inode: int
     shared: bool
     sparse: bool = False
+    shape: tuple[int, ...] | None = None
 
     @classmethod
     def of(cls, path: str, status: os.stat_result, shared: bool) -> FileSource:

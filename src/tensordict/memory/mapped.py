@@ -12,7 +12,7 @@ import stat
 import weakref
 from collections.abc import Callable, Sequence
 from multiprocessing.reduction import ForkingPickler
-from typing import Any, Union
+from typing import Any, Literal, Union
 
 import torch
 from torch import Tensor
@@ -31,6 +31,8 @@ from tensordict.memory.storable import check_storable
 __all__ = ["MemmapTensor", "MemoryMappedTensor"]
 
 PathLike = Union[str, "os.PathLike[str]"]
+# How to map a file: "r" keeps writes in memory, "r+" writes to the file, and `None` does so if the file is writable.
+Mode = Literal["r", "r+"] | None
 # The shape of a tensor, or for a nested (ragged) tensor the int64 table of the shapes of its items.
 Shape = Sequence[int] | Tensor
 
@@ -86,6 +88,7 @@ class MemoryMappedTensor(Tensor):
         shape: the shape; needed for a storage.
         device: `None` or the CPU.
         filename: for a tensor, the file to write; for a storage, the file that it maps; `None` for anonymous memory.
+        index: index the result.
 
     Example:
         >>> import tempfile
@@ -112,13 +115,17 @@ class MemoryMappedTensor(Tensor):
         shape: Shape | None = None,
         device: torch.device | str | None = None,
         filename: PathLike | None = None,
+        index: object = None,
     ) -> MemoryMappedTensor:
         if isinstance(source, (torch.UntypedStorage, torch.TypedStorage)):
-            return cls.from_storage(source, shape=shape, dtype=dtype, device=device, filename=filename, handler=handler)
+            return cls.from_storage(
+                source, shape=shape, dtype=dtype, device=device, index=index, filename=filename, handler=handler
+            )
         _check_device(device)
         if isinstance(source, Tensor) and dtype is not None:
             source = source.to(dtype)
-        return cls.from_tensor(source, filename=filename, shape=shape)
+        whole = cls.from_tensor(source, filename=filename, shape=shape)
+        return whole if index is None else whole[index]  # type: ignore[return-value]
 
     # --- what it is over ------------------------------------------------------------------------------------------
 
@@ -132,6 +139,22 @@ class MemoryMappedTensor(Tensor):
         if isinstance(self._source, FileSource):
             return self._source.path
         raise RuntimeError("this MemoryMappedTensor is over anonymous memory and has no file")
+
+    @property
+    def parent_shape(self) -> torch.Size | None:
+        """The shape of the tensor in the file, of which this tensor is a view; `None` for anonymous memory.
+
+        Example:
+            >>> import tempfile
+            >>> import torch
+            >>> from tensordict import MemoryMappedTensor
+            >>> with tempfile.TemporaryDirectory() as folder:
+            ...     x = MemoryMappedTensor.from_tensor(torch.zeros(3, 2), filename=folder + "/x.memmap")
+            >>> x[1].shape, x[1].parent_shape
+            (torch.Size([2]), torch.Size([3, 2]))
+        """
+        shape = self._source.shape if isinstance(self._source, FileSource) else None
+        return None if shape is None else torch.Size(shape)
 
     @property
     def _handler(self) -> SharedBlock | None:
@@ -357,22 +380,36 @@ class MemoryMappedTensor(Tensor):
 
     @classmethod
     def from_filename(
-        cls, filename: PathLike, dtype: torch.dtype, shape: Shape, index: object = None
+        cls, filename: PathLike, dtype: torch.dtype, shape: Shape, index: object = None, mode: Mode = None
     ) -> MemoryMappedTensor:
         """Map an existing file.
 
+        Example:
+            >>> import tempfile
+            >>> import torch
+            >>> from tensordict import MemoryMappedTensor
+            >>> with tempfile.TemporaryDirectory() as folder:
+            ...     file = MemoryMappedTensor.from_tensor(torch.zeros(2), filename=folder + "/x.memmap").filename
+            ...     _ = MemoryMappedTensor.from_filename(file, torch.float32, (2,), mode="r").fill_(1)
+            ...     MemoryMappedTensor.from_filename(file, torch.float32, (2,))
+            MemoryMappedTensor([0., 0.])
+
         Args:
-            filename: the file, which is never created or extended. A read-only file is mapped privately: changes stay
-                in this process.
+            filename: the file, which is never created or extended.
             dtype: the dtype of its elements.
             shape: the shape, or the int64 tensor of the shapes of a nested tensor.
             index: index the result.
+            mode: `"r"`: writes to the tensor stay in this process. `"r+"`: they reach the file, which must be writable.
+                `None`: they reach the file if it is writable.
 
         Raises:
             FileNotFoundError: the file does not exist.
+            PermissionError: the file is not writable, with `mode="r+"`.
             SaveError: the file is shorter than `dtype` and `shape` need.
+            ValueError: `mode` has another value.
         """
-        return _index_flat(map_file(local_path(filename), dtype, _flat_size(shape)), shape, index)
+        check_mode(mode)
+        return _index_flat(map_file(local_path(filename), dtype, _flat_size(shape), mode=mode), shape, index)
 
     @classmethod
     def from_handler(
@@ -439,15 +476,25 @@ class MemoryMappedTensor(Tensor):
 
 
 def map_file(
-    path: str, dtype: torch.dtype, shape: tuple[int, ...], key: Path = (), shared: bool = True
+    path: str, dtype: torch.dtype, shape: tuple[int, ...], key: Path = (), mode: str | None = None
 ) -> MemoryMappedTensor:
-    """Map the file at the absolute `path`, after checking its length; errors name `key`.
-
-    Writes to the tensor reach the file if `shared` is set and the file is writable.
-    """
+    """Map the file at the absolute `path`, after checking its length; errors name `key`."""
     numel = math.prod(shape)
-    flat, source = _map(path, dtype, numel, shape, key, shared)
+    flat, source = _map(path, dtype, numel, shape, key, mode != "r")
+    if mode == "r+" and not source.shared:
+        raise PermissionError(errno.EACCES, f"{entry_of(key)}mode='r+' writes to the file, which is read-only", path)
+    source.shape = shape
     return _wrap(flat if len(shape) == 1 else flat.view(shape), source)
+
+
+def check_mode(mode: object) -> None:
+    """Raise an error for anything but a `Mode`.
+
+    Raises:
+        ValueError: `mode` is none of these values.
+    """
+    if mode not in (None, "r", "r+"):
+        raise ValueError(f"mode must be 'r', 'r+' or None, got {mode!r}")
 
 
 def is_whole_file(tensor: MemoryMappedTensor) -> bool:

@@ -19,7 +19,7 @@ from tensordict.core.keys import Path, entry_of, is_nested_key, path_of
 from tensordict.core.uninitialized import uninitialized_like
 from tensordict.io.formats import pickled_containers
 from tensordict.io.specification import is_stored_as_class
-from tensordict.memory.mapped import MemoryMappedTensor
+from tensordict.memory.mapped import MemoryMappedTensor, Mode
 from tensordict.ops.entries.copying import TRANSIENT
 from tensordict.ops.entries.write_plans import Update, Write
 from tensordict.ops.modules import is_parameter
@@ -280,6 +280,7 @@ class TensorDictParams(Wrapper, GivesTensorDicts, nn.Module):  # type: ignore[mi
         robust_key: bool | None = True,
         *,
         allow_pickle: bool | None = None,
+        mode: Mode = None,
         storage_options: StorageOptions | None = None,
         cache_dir: CacheDir | None = None,
     ) -> Self:
@@ -288,8 +289,8 @@ class TensorDictParams(Wrapper, GivesTensorDicts, nn.Module):  # type: ignore[mi
         Raises:
             KeyError: the save has other entries. Nothing was written.
         """
-        remote: dict[str, Any] = {"storage_options": storage_options, "cache_dir": cache_dir}
-        saved = TensorDict.load_memmap(prefix, robust_key=robust_key, allow_pickle=allow_pickle, **remote)
+        options: dict[str, Any] = {"mode": mode, "storage_options": storage_options, "cache_dir": cache_dir}
+        saved = TensorDict.load_memmap(prefix, robust_key=robust_key, allow_pickle=allow_pickle, **options)
         mine, theirs = ({".".join(path) for path, _ in container._walk()} for container in (self, saved))
         if mine != theirs:
             raise ModuleError(
@@ -357,6 +358,11 @@ class TensorDictParams(Wrapper, GivesTensorDicts, nn.Module):  # type: ignore[mi
 
         With `inplace=True`, replace the leaves of this container, and return it.
         """
+        cast_filter = kwargs.get("cast_filter", getattr(self._kind, "_cast_filter", None))
+        if cast_filter is not None:
+            # The filter gets the parameters, and not their data.
+            pairs = self._tensordict._walk(or_template=True)
+            kwargs["cast_filter"] = lambda key, leaf: cast_filter(*next(pairs))
         moved = self._tensordict.data.to(*args, **kwargs)
         leaves = self._tensordict._leaves()
         olds = iter(leaves)

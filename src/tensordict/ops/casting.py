@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import itertools
 import weakref
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -13,7 +14,7 @@ import torch
 from torch import Tensor
 
 from tensordict.core.context import remember
-from tensordict.core.contract import Contract, identity
+from tensordict.core.contract import Contract, LeafFn, identity
 from tensordict.core.devices import as_device, place_of, put_on, wait_for
 from tensordict.core.shapes import as_size
 from tensordict.ops.refusals import name_entry
@@ -22,6 +23,28 @@ from tensordict.ops.storing.leaves import Leaves, _walk
 
 if TYPE_CHECKING:
     from typing_extensions import Self
+
+# Takes the key of a leaf, as a tuple of names, and the leaf. Returns whether to cast it.
+CastFilter = Callable[[Any, Any], object]
+# The methods that take a `cast_filter`.
+CASTS = (
+    *("to", "type", "float", "double", "half", "bfloat16", "bool", "int"),
+    *("float16", "float32", "float64", "complex32", "complex64", "complex128"),
+    *(
+        "int8",
+        "int16",
+        "int32",
+        "int64",
+        "uint8",
+        "uint16",
+        "uint32",
+        "uint64",
+        "qint8",
+        "qint32",
+        "quint8",
+        "quint4x2",
+    ),
+)
 
 
 class Casting(Leaves):
@@ -58,6 +81,8 @@ class Casting(Leaves):
             ...     precise["b"] = precise["b"] / 3
             >>> td["b"]
             tensor([0.3333, 0.3333])
+            >>> td.to(torch.float16, cast_filter=lambda key, leaf: key == ("a",))["b"].dtype
+            torch.float32
 
         Args:
             device: a device, or a string or number that names one.
@@ -72,6 +97,10 @@ class Casting(Leaves):
             non_blocking_pin: copy the leaves to pinned memory first, with `num_threads` threads.
             num_threads: for `non_blocking_pin`; see :meth:`pin_memory`.
             inplace: replace the leaves in this container instead of making a new one.
+            cast_filter: takes the key of a leaf as a tuple of names, such as `("next", "done")`, and the leaf. If the
+                result is false, the leaf keeps its dtype, and only moves. It is called for each tensor if a dtype is
+                given, in a lazy stack for each member. Predicates such as :func:`is_inexact` fit. A tensorclass may
+                have a filter of its own, which `cast_filter=None` turns off.
 
         Returns:
             a new container, which is locked if this container is and shares the leaves that do not change. This
@@ -85,14 +114,14 @@ class Casting(Leaves):
         if not kwargs and len(args) == 1 and type(args[0]) is torch.dtype:
             return remember(self._cast(args[0]), self, _make_undo(self))
         if len(args) == 1 and isinstance(args[0], Contract) and is_description(args[0]):
-            if kwargs:
-                raise TypeError(f"to() takes no other arguments with a description of the leaves, got {sorted(kwargs)}")
+            if more := sorted(kwargs.keys() - {"cast_filter"}):
+                raise TypeError(f"to() takes no other arguments with a description of the leaves, got {more}")
             return self._same_lock(convert_leaves(self, args[0]))
         request = _parse_arguments(args, kwargs)
         if request.plain and (request.device is None or request.device == self._device):
             result = self
         else:
-            result = self._move(request)
+            result = self._move(request) if request.cast_filter is None else self._cast_and_move(request)
             if request.inplace:
                 result = self._replace_leaves(result)
             else:
@@ -218,6 +247,12 @@ class Casting(Leaves):
             wait_for(origins)
         return result
 
+    def _cast_and_move(self, request: _Request) -> Self:
+        """Cast the leaves that the filter selects, and then move all of them."""
+        rest = request._replace(dtype=None)
+        cast = self if request.dtype is None else self._cast_some(_casts[request.dtype], request.cast_filter)
+        return cast if rest.plain and request.device in (None, self._device) else cast._move(rest)
+
     def _map_or_name(self, fn: Callable[[Any], Any], device: Any = "kept") -> Self:
         """Map `fn` over all leaves, and set the device of every node if one is given. Errors name the entry."""
         try:
@@ -255,45 +290,76 @@ class Casting(Leaves):
         """Return whether all leaves are floating point."""
         return all(leaf.is_floating_point() for leaf in self._leaves())
 
-    def type(self, dst_type: object) -> Self:
-        """Cast every leaf to a dtype, or to a tensor type such as `"torch.DoubleTensor"` (as `torch.Tensor.type`)."""
-        if isinstance(dst_type, torch.dtype):
-            return self._cast(dst_type)
-        return self._same_lock(self._map_or_name(lambda leaf: leaf.type(dst_type)))
+    def type(self, dst_type: object, *, cast_filter: CastFilter | None = None) -> Self:
+        """Cast every leaf to a dtype, or to a tensor type such as `"torch.DoubleTensor"` (as `torch.Tensor.type`).
 
-    def _cast(self, dtype: torch.dtype) -> Self:
+        Args:
+            dst_type: the dtype or the name of the type.
+            cast_filter: selects the leaves to cast; see :meth:`to`.
+        """
+        if isinstance(dst_type, torch.dtype):
+            return self._cast(dst_type, cast_filter)
+
+        def cast_leaf(leaf: Any) -> Any:
+            return leaf.type(dst_type)
+
+        if cast_filter is not None:
+            return self._same_lock(self._cast_some(cast_leaf, cast_filter))
+        return self._same_lock(self._map_or_name(cast_leaf))
+
+    def _cast(self, dtype: torch.dtype, cast_filter: CastFilter | None = None) -> Self:
         """Return a new container of leaves of this dtype. Leaves that have it already are shared."""
-        result = self._map_or_name(_casts[dtype])
+        cast = _casts[dtype]
+        result = self._map_or_name(cast) if cast_filter is None else self._cast_some(cast, cast_filter)
         if self._locked:
             result._lock_tree()
         return result
 
-    def bfloat16(self) -> Self:
+    def _cast_some(self, cast: LeafFn, cast_filter: CastFilter | None) -> Self:
+        """Replace each leaf by `cast(leaf)` if `cast_filter(key, leaf)` is true; share the others.
+
+        Raises:
+            TypeError: the filter is not a function.
+        """
+        if not callable(cast_filter):
+            raise TypeError(f"cast_filter takes the key and the leaf and returns a bool, got {cast_filter!r:.80}")
+        pairs = list(self._walk(or_template=True))
+        chosen = [bool(cast_filter(path, leaf)) for path, leaf in pairs]
+        flags = iter(chosen)
+        try:
+            return self._map(lambda leaf: cast(leaf) if next(flags) else leaf)
+        except (RuntimeError, NotImplementedError, TypeError) as error:
+            raise name_entry(error, itertools.compress(pairs, chosen), cast) from error
+
+    def bfloat16(self, *, cast_filter: CastFilter | None = None) -> Self:
         """Cast every leaf to `torch.bfloat16`."""
-        return self._cast(torch.bfloat16)
+        return self._cast(torch.bfloat16, cast_filter)
 
-    def bool(self) -> Self:
+    def bool(self, *, cast_filter: CastFilter | None = None) -> Self:
         """Cast every leaf to `torch.bool`."""
-        return self._cast(torch.bool)
+        return self._cast(torch.bool, cast_filter)
 
-    def complex32(self) -> Self:
+    def complex32(self, *, cast_filter: CastFilter | None = None) -> Self:
         """Cast every leaf to `torch.complex32`."""
-        return self._cast(torch.complex32)
+        return self._cast(torch.complex32, cast_filter)
 
-    def complex64(self) -> Self:
+    def complex64(self, *, cast_filter: CastFilter | None = None) -> Self:
         """Cast every leaf to `torch.complex64`."""
-        return self._cast(torch.complex64)
+        return self._cast(torch.complex64, cast_filter)
 
-    def complex128(self) -> Self:
+    def complex128(self, *, cast_filter: CastFilter | None = None) -> Self:
         """Cast every leaf to `torch.complex128`."""
-        return self._cast(torch.complex128)
+        return self._cast(torch.complex128, cast_filter)
 
-    def double(self) -> Self:
+    def double(self, *, cast_filter: CastFilter | None = None) -> Self:
         """Cast every leaf to `torch.float64`."""
-        return self._cast(torch.float64)
+        return self._cast(torch.float64, cast_filter)
 
-    def float(self) -> Self:
+    def float(self, *, cast_filter: CastFilter | None = None) -> Self:
         """Cast every leaf, including integers, to `torch.float32`.
+
+        Args:
+            cast_filter: selects the leaves to cast; see :meth:`to`. The other methods that cast take it too.
 
         Example:
             >>> import torch
@@ -301,75 +367,75 @@ class Casting(Leaves):
             >>> TensorDict(a=torch.arange(2)).float()["a"]
             tensor([0., 1.])
         """
-        return self._cast(torch.float32)
+        return self._cast(torch.float32, cast_filter)
 
-    def float16(self) -> Self:
+    def float16(self, *, cast_filter: CastFilter | None = None) -> Self:
         """Cast every leaf to `torch.float16`."""
-        return self._cast(torch.float16)
+        return self._cast(torch.float16, cast_filter)
 
-    def float32(self) -> Self:
+    def float32(self, *, cast_filter: CastFilter | None = None) -> Self:
         """Cast every leaf to `torch.float32`."""
-        return self._cast(torch.float32)
+        return self._cast(torch.float32, cast_filter)
 
-    def float64(self) -> Self:
+    def float64(self, *, cast_filter: CastFilter | None = None) -> Self:
         """Cast every leaf to `torch.float64`."""
-        return self._cast(torch.float64)
+        return self._cast(torch.float64, cast_filter)
 
-    def half(self) -> Self:
+    def half(self, *, cast_filter: CastFilter | None = None) -> Self:
         """Cast every leaf to `torch.float16`."""
-        return self._cast(torch.float16)
+        return self._cast(torch.float16, cast_filter)
 
-    def int(self) -> Self:
+    def int(self, *, cast_filter: CastFilter | None = None) -> Self:
         """Cast every leaf to `torch.int32`."""
-        return self._cast(torch.int32)
+        return self._cast(torch.int32, cast_filter)
 
-    def int8(self) -> Self:
+    def int8(self, *, cast_filter: CastFilter | None = None) -> Self:
         """Cast every leaf to `torch.int8`."""
-        return self._cast(torch.int8)
+        return self._cast(torch.int8, cast_filter)
 
-    def int16(self) -> Self:
+    def int16(self, *, cast_filter: CastFilter | None = None) -> Self:
         """Cast every leaf to `torch.int16`."""
-        return self._cast(torch.int16)
+        return self._cast(torch.int16, cast_filter)
 
-    def int32(self) -> Self:
+    def int32(self, *, cast_filter: CastFilter | None = None) -> Self:
         """Cast every leaf to `torch.int32`."""
-        return self._cast(torch.int32)
+        return self._cast(torch.int32, cast_filter)
 
-    def int64(self) -> Self:
+    def int64(self, *, cast_filter: CastFilter | None = None) -> Self:
         """Cast every leaf to `torch.int64`."""
-        return self._cast(torch.int64)
+        return self._cast(torch.int64, cast_filter)
 
-    def uint8(self) -> Self:
+    def uint8(self, *, cast_filter: CastFilter | None = None) -> Self:
         """Cast every leaf to `torch.uint8`."""
-        return self._cast(torch.uint8)
+        return self._cast(torch.uint8, cast_filter)
 
-    def uint16(self) -> Self:
+    def uint16(self, *, cast_filter: CastFilter | None = None) -> Self:
         """Cast every leaf to `torch.uint16`."""
-        return self._cast(torch.uint16)
+        return self._cast(torch.uint16, cast_filter)
 
-    def uint32(self) -> Self:
+    def uint32(self, *, cast_filter: CastFilter | None = None) -> Self:
         """Cast every leaf to `torch.uint32`."""
-        return self._cast(torch.uint32)
+        return self._cast(torch.uint32, cast_filter)
 
-    def uint64(self) -> Self:
+    def uint64(self, *, cast_filter: CastFilter | None = None) -> Self:
         """Cast every leaf to `torch.uint64`."""
-        return self._cast(torch.uint64)
+        return self._cast(torch.uint64, cast_filter)
 
-    def qint8(self) -> Self:
+    def qint8(self, *, cast_filter: CastFilter | None = None) -> Self:
         """Cast every leaf to `torch.qint8`, if torch supports that cast."""
-        return self._cast(torch.qint8)
+        return self._cast(torch.qint8, cast_filter)
 
-    def qint32(self) -> Self:
+    def qint32(self, *, cast_filter: CastFilter | None = None) -> Self:
         """Cast every leaf to `torch.qint32`, if torch supports that cast."""
-        return self._cast(torch.qint32)
+        return self._cast(torch.qint32, cast_filter)
 
-    def quint8(self) -> Self:
+    def quint8(self, *, cast_filter: CastFilter | None = None) -> Self:
         """Cast every leaf to `torch.quint8`, if torch supports that cast."""
-        return self._cast(torch.quint8)
+        return self._cast(torch.quint8, cast_filter)
 
-    def quint4x2(self) -> Self:
+    def quint4x2(self, *, cast_filter: CastFilter | None = None) -> Self:
         """Cast every leaf to `torch.quint4x2`, if torch supports that cast."""
-        return self._cast(torch.quint4x2)
+        return self._cast(torch.quint4x2, cast_filter)
 
 
 class _Request(NamedTuple):
@@ -384,6 +450,7 @@ class _Request(NamedTuple):
     non_blocking_pin: builtins.bool = False
     num_threads: builtins.int | None = None
     inplace: builtins.bool = False
+    cast_filter: CastFilter | None = None
 
     @property
     def plain(self) -> builtins.bool:
@@ -397,7 +464,11 @@ _OF_NUMBERS: dict[object, torch.dtype] = {
 }  # fmt: skip
 _POSITIONS = ("device", "dtype", "non_blocking", "copy")
 _KEYWORDS = frozenset(
-    (*_POSITIONS, "other", "tensor", "memory_format", "batch_size", "non_blocking_pin", "num_threads", "inplace")
+    (
+        *_POSITIONS,
+        *("other", "tensor", "memory_format", "batch_size", "non_blocking_pin", "num_threads", "inplace"),
+        "cast_filter",
+    )
 )
 
 
@@ -450,6 +521,7 @@ def _parse_arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Request:
         bool(given.get("non_blocking_pin", False)),
         given.get("num_threads"),
         bool(given.get("inplace", False)),
+        given.get("cast_filter"),
     )
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
 from tensordict.core import registry
 from tensordict.core.context import BlockContext
@@ -41,6 +41,21 @@ from tensordict.ops.storing.saving import Saving
 from tensordict.ops.storing.schemas import Schemas
 from tensordict.ops.storing.sharing import Sharing
 from tensordict.ops.storing.table_files import TableFiles
+
+if TYPE_CHECKING:
+    from torch import nn
+    from typing_extensions import Self, Unpack
+
+    from tensordict.containers.dense import TensorDict
+    from tensordict.containers.lazy import LazyStackedTensorDict
+    from tensordict.containers.summary import Summary
+    from tensordict.containers.tensordict_base import TensorDictBase
+    from tensordict.containers.tensordict_store import TensorDictStore
+    from tensordict.core.contract import Contract
+    from tensordict.nn.params import TensorDictParams
+    from tensordict.ops.modules import _FromModules
+
+    _Container = TypeVar("_Container", bound=Contract)
 
 
 class TensorCollection(
@@ -84,6 +99,82 @@ class TensorCollection(
     Every public method comes from one of the mixins above. It is implemented once, on the primitives of `Contract`
     (`core/contract.py`), which each container supplies.
     """
+
+    if TYPE_CHECKING:
+        # Methods that return another class than the container. The mixins are below these classes and cannot name them.
+        def to_tensordict(self, *, retain_none: bool | None = None) -> TensorDict: ...
+        def data_ptr(self, *, storage: bool = False) -> TensorDictBase: ...
+        def describe(self, percentiles: Sequence[float] = ...) -> Summary: ...
+        def to_store(
+            self,
+            *,
+            backend: str = "redis",
+            host: str = "localhost",
+            port: int = 6379,
+            db: int = 0,
+            unix_socket_path: str | None = None,
+            prefix: str = "tensordict",
+            device: Any = None,
+            **kwargs: Any,
+        ) -> TensorDictStore: ...
+        @overload
+        @classmethod
+        def lazy_stack(
+            cls, input: Iterable[TensorDictBase], dim: int = ..., *, out: Any = ..., **kwargs: Any
+        ) -> LazyStackedTensorDict: ...
+        @overload
+        @classmethod
+        def lazy_stack(
+            cls, input: Iterable[_Container], dim: int = ..., *, out: Any = ..., **kwargs: Any
+        ) -> _Container: ...
+        @classmethod
+        def lazy_stack(cls, input: Iterable[Any], dim: int = 0, *, out: Any = None, **kwargs: Any) -> Any: ...
+        @overload
+        @classmethod
+        def maybe_dense_stack(
+            cls, input: Iterable[TensorDictBase], dim: int = ..., *, out: Any = ..., **kwargs: Any
+        ) -> TensorDictBase: ...
+        @overload
+        @classmethod
+        def maybe_dense_stack(
+            cls, input: Iterable[_Container], dim: int = ..., *, out: Any = ..., **kwargs: Any
+        ) -> _Container: ...
+        @classmethod
+        def maybe_dense_stack(cls, input: Iterable[Any], dim: int = 0, *, out: Any = None, **kwargs: Any) -> Any: ...
+        @overload  # type: ignore[override]
+        @classmethod
+        def from_module(
+            cls,
+            module: nn.Module,
+            as_module: Literal[False] = ...,
+            lock: bool = ...,
+            use_state_dict: bool = ...,
+            filter_empty: bool = ...,
+        ) -> Self: ...
+        @overload
+        @classmethod
+        def from_module(
+            cls,
+            module: nn.Module,
+            as_module: Literal[True],
+            lock: bool = ...,
+            use_state_dict: bool = ...,
+            filter_empty: bool = ...,
+        ) -> TensorDictParams: ...
+        @classmethod
+        def from_module(cls, module: nn.Module, *args: Any, **kwargs: Any) -> Any: ...
+        @overload  # type: ignore[override]
+        @classmethod
+        def from_modules(
+            cls, *modules: nn.Module, as_module: Literal[True], **options: Unpack[_FromModules]
+        ) -> TensorDictParams: ...
+        @overload
+        @classmethod
+        def from_modules(
+            cls, *modules: nn.Module, as_module: Literal[False] = ..., **options: Unpack[_FromModules]
+        ) -> Self: ...
+        @classmethod
+        def from_modules(cls, *modules: nn.Module, **options: Any) -> Any: ...
 
     @classmethod
     def __torch_function__(

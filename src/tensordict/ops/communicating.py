@@ -22,6 +22,7 @@ if TYPE_CHECKING:
         group: object
         init_tag: int
         pseudo_rand: bool
+        consolidated: bool
         allow_pickle: bool
 
     class _To(_MessageOptions, total=False):
@@ -70,7 +71,8 @@ class Communicating(Leaves):
             group_dst: the rank of the receiver in the group, instead of `dst`.
             init_tag: the tag of the messages, the same on both sides.
             pseudo_rand: use different tags for different callers; the same on both sides.
-            consolidated: accepted for compatibility. Small tensors always share one message.
+            consolidated: ignore `init_tag` and `pseudo_rand`; the same on both sides. Small tensors always share one
+                message.
             allow_pickle: pickle the values that JSON cannot hold. The receiver must allow it too.
 
         Raises:
@@ -78,7 +80,8 @@ class Communicating(Leaves):
                 broke, or the timeout of the process group passed. A `RuntimeError`.
             SaveError: an entry cannot be sent. Both sides raise an error. A `RuntimeError` too.
         """
-        channel = Channel.of(group, dst, group_dst, init_tag, pseudo_rand, "dst")
+        tags = _choose_tags(init_tag, pseudo_rand, consolidated)
+        channel = Channel.of(group, dst, group_dst, *tags, "dst")
         Sending(channel, self, allow_pickle).wait()
 
     def recv(
@@ -100,7 +103,7 @@ class Communicating(Leaves):
             group_src: the rank of the sender in the group, instead of `src`.
             init_tag: the tag of the messages, the same on both sides.
             pseudo_rand: the same as on the sender.
-            consolidated: accepted for compatibility.
+            consolidated: the same as on the sender.
             allow_pickle: unpickle values that were sent pickled. Unpickling can run any code.
 
         Returns:
@@ -116,7 +119,8 @@ class Communicating(Leaves):
         receive a lazy stack. If the container does not fit, nothing changes. If the connection breaks, a part may have
         been written. Non-tensor values are replaced by the received ones.
         """
-        channel = Channel.of(group, src, group_src, init_tag, pseudo_rand, "src")
+        tags = _choose_tags(init_tag, pseudo_rand, consolidated)
+        channel = Channel.of(group, src, group_src, *tags, "src")
         receiving = Receiving(channel, self, allow_pickle=allow_pickle)
         receiving.run()
         return channel.last_tag(receiving.count)
@@ -134,6 +138,7 @@ class Communicating(Leaves):
         init_tag: int = 0,
         pseudo_rand: bool = False,
         return_early: bool = False,
+        consolidated: bool = False,
         allow_pickle: bool = False,
     ) -> int | list[Sending]:
         """Send this container to another rank, like :meth:`send`, and with `return_early` do not wait for the receiver.
@@ -153,7 +158,8 @@ class Communicating(Leaves):
         that sends to that rank, or receives from it, raises its errors. At the end of the program, errors are written
         to standard error.
         """
-        channel = Channel.of(group, dst, group_dst, init_tag, pseudo_rand, "dst")
+        tags = _choose_tags(init_tag, pseudo_rand, consolidated)
+        channel = Channel.of(group, dst, group_dst, *tags, "dst")
         sending = Sending(channel, self, allow_pickle=allow_pickle)
         if return_early:
             return [transfers.finish_at_exit(sending)]
@@ -177,6 +183,7 @@ class Communicating(Leaves):
         return_premature: bool = False,
         init_tag: int = 0,
         pseudo_rand: bool = False,
+        consolidated: bool = False,
         allow_pickle: bool = False,
     ) -> list[Future[Self]] | None:
         """Receive a container from another rank, like :meth:`recv`, and with `return_premature` in another thread.
@@ -189,7 +196,8 @@ class Communicating(Leaves):
             with `return_premature`, a list of futures, whose `wait()` returns this container or raises the errors of
             :meth:`recv`; otherwise `None`.
         """
-        channel = Channel.of(group, src, group_src, init_tag, pseudo_rand, "src")
+        tags = _choose_tags(init_tag, pseudo_rand, consolidated)
+        channel = Channel.of(group, src, group_src, *tags, "src")
         receiving = Receiving(channel, self, allow_pickle=allow_pickle)
         if return_premature:
             return [transfers.receive_in_thread(receiving)]
@@ -413,7 +421,14 @@ class Communicating(Leaves):
         return collectives.gather_and_stack(self, dst, group, allow_pickle)  # type: ignore[no-any-return]
 
     def reduce(
-        self, dst: int, op: object = None, async_op: bool = False, return_premature: bool = False, group: object = None
+        self,
+        dst: int,
+        op: object = None,
+        async_op: bool = False,
+        return_premature: bool = False,
+        group: object = None,
+        *,
+        bucket_bytes: int | None = None,
     ) -> list[collectives.PendingReduction] | None:
         """Combine the tensors of all ranks of a group, in place on rank `dst`.
 
@@ -423,6 +438,7 @@ class Communicating(Leaves):
             async_op: needed for `return_premature`. All tensors are reduced concurrently in any case.
             return_premature: with `async_op`, return before the reduction ends.
             group: the process group.
+            bucket_bytes: as for :meth:`all_reduce`.
 
         Returns:
             with `async_op` and `return_premature`, a list of objects whose `wait()` waits for the end; otherwise
@@ -432,10 +448,11 @@ class Communicating(Leaves):
             TransferError: the containers of the ranks differ in keys, shapes or dtypes, `op` does not support a dtype,
                 or the ranks pass different arguments. All ranks raise it, and nothing changes. Or the connection broke
                 or timed out.
+            ValueError: `bucket_bytes` is not positive. Ranks with another value raise a `TransferError`.
         """
         group = as_group(group)
         rank_in(group, dst, "dst")
-        found = collectives.reduce(self, dst, op, group)
+        found = collectives.reduce(self, dst, op, group, bucket_bytes)
         if async_op and return_premature:
             return found
         for reduction in found:
@@ -443,7 +460,7 @@ class Communicating(Leaves):
         return None
 
     def all_reduce(
-        self, op: object = None, *, group: object = None, async_op: bool = False
+        self, op: object = None, *, group: object = None, async_op: bool = False, bucket_bytes: int | None = None
     ) -> list[collectives.PendingReduction] | None:
         """Combine the tensors of all ranks of a group, in place on all of them.
 
@@ -458,6 +475,9 @@ class Communicating(Leaves):
             op: a `torch.distributed.ReduceOp`; the sum by default.
             group: the process group.
             async_op: return before the reduction ends. The tensors must not be used until then.
+            bucket_bytes: copy tensors of one dtype and device into buckets of at most this many bytes, and reduce each
+                bucket at once. Larger tensors are reduced in place. The same on all ranks. By default, all tensors of
+                up to 256 KiB share one bucket for each dtype and device.
 
         Returns:
             with `async_op`, a list of objects whose `wait()` waits for the end; otherwise `None`.
@@ -466,8 +486,9 @@ class Communicating(Leaves):
             TransferError: the containers of the ranks differ in keys, shapes or dtypes, `op` does not support a dtype,
                 or the ranks pass different arguments. All ranks raise it, and nothing changes. Or the connection broke
                 or timed out.
+            ValueError: `bucket_bytes` is not positive. Ranks with another value raise a `TransferError`.
         """
-        found = collectives.reduce(self, None, op, as_group(group))
+        found = collectives.reduce(self, None, op, as_group(group), bucket_bytes)
         if async_op:
             return found
         for reduction in found:
@@ -490,3 +511,8 @@ class Communicating(Leaves):
             a new container that shares all other leaves.
         """
         return gather_leaves(self)
+
+
+def _choose_tags(init_tag: int, pseudo_rand: bool, consolidated: bool) -> tuple[int, bool]:
+    """Return the arguments that choose the tags of the messages; the default ones for consolidated containers."""
+    return (0, False) if consolidated else (init_tag, pseudo_rand)

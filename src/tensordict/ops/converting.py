@@ -21,8 +21,6 @@ from tensordict.core.shapes import as_size
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-    from tensordict.containers.dense import TensorDict
-
 ConvertTensors = bool | Literal["numpy"]
 
 
@@ -75,7 +73,7 @@ class Converting(Contract):
             plain.update(dict.fromkeys(sorted(self._optional - plain.keys())))
         return plain
 
-    def to_tensordict(self, *, retain_none: bool | None = None) -> TensorDict:
+    def to_tensordict(self, *, retain_none: bool | None = None) -> Any:
         """Make an unlocked deep copy, and convert every container in it to a `TensorDict`.
 
         Args:
@@ -87,7 +85,7 @@ class Converting(Contract):
                 members have are dropped.
         """
         if self._is_non_tensor:
-            return self.clone()  # type: ignore[no-any-return]
+            return self.clone()
         # Read the state from the inner container: through a wrapper it takes longer.
         container: Any = self._wrapped_container() if self._is_over_another else self
         # Reading entries from a file copies them; `_unread` entries avoid a second copy.

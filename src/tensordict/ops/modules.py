@@ -19,8 +19,6 @@ from tensordict.core.uninitialized import initialize_with_first_call, is_element
 if TYPE_CHECKING:
     from typing_extensions import Self, TypedDict, Unpack
 
-    from tensordict.nn.params import TensorDictParams
-
     class _FromModules(TypedDict, total=False):
         lock: bool
         use_state_dict: bool
@@ -43,26 +41,6 @@ _NO_SIZE = "it is a parameter of a lazy module, which has no size yet: run it on
 class Modules(Contract):
     """`from_module`, `from_modules` and `to_module`."""
 
-    @overload
-    @classmethod
-    def from_module(
-        cls,
-        module: nn.Module,
-        as_module: Literal[False] = ...,
-        lock: bool = ...,
-        use_state_dict: bool = ...,
-        filter_empty: bool = ...,
-    ) -> Self: ...
-    @overload
-    @classmethod
-    def from_module(
-        cls,
-        module: nn.Module,
-        as_module: Literal[True],
-        lock: bool = ...,
-        use_state_dict: bool = ...,
-        filter_empty: bool = ...,
-    ) -> TensorDictParams: ...
     @classmethod
     def from_module(
         cls,
@@ -105,16 +83,6 @@ class Modules(Contract):
             return _as_module(result, lock)
         return result.lock_() if lock else result
 
-    @overload
-    @classmethod
-    def from_modules(
-        cls, *modules: nn.Module, as_module: Literal[True], **options: Unpack[_FromModules]
-    ) -> TensorDictParams: ...
-    @overload
-    @classmethod
-    def from_modules(
-        cls, *modules: nn.Module, as_module: Literal[False] = ..., **options: Unpack[_FromModules]
-    ) -> Self: ...
     @classmethod
     def from_modules(
         cls,

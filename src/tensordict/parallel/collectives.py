@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -221,7 +222,9 @@ class PendingReduction:
         return self._work is None or (self._work.is_completed() and self.wait())
 
 
-def reduce(container: Contract, dst: int | None, op: object, group: dist.ProcessGroup) -> list[PendingReduction]:
+def reduce(
+    container: Contract, dst: int | None, op: object, group: dist.ProcessGroup, bucket_bytes: float | None = None
+) -> list[PendingReduction]:
     """Begin to reduce a container over the ranks of a group, in place; see `TensorDict.all_reduce`.
 
     Args:
@@ -229,13 +232,16 @@ def reduce(container: Contract, dst: int | None, op: object, group: dist.Process
         dst: the global rank that gets the result; `None` for all ranks.
         op: the reduction; `None` for the sum.
         group: the process group.
+        bucket_bytes: the largest size of tensors that are packed, and of a pack. `None` for `_SMALL`, and packs of any
+            size.
 
     Raises:
         TransferError: the containers of the ranks differ. All ranks raise it, and nothing has changed.
     """
     call = "all_reduce" if dst is None else "reduce"
     op = dist.ReduceOp.SUM if op is None else op
-    tensors = _agree_on_tensors(container, group, call, op, dst)
+    tensors = _agree_on_tensors(container, group, call, op, dst, bucket_bytes)
+    largest, room = (_SMALL, math.inf) if bucket_bytes is None else (bucket_bytes, bucket_bytes)
     writes = dst is None or dist.get_rank() == dst
     devices = MessageDevices(group)
 
@@ -251,17 +257,25 @@ def reduce(container: Contract, dst: int | None, op: object, group: dist.Process
             raise TransferError(f"{call}: {error}") from error
 
     found = []
-    packs: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
+    packs: list[list[Tensor]] = []
+    # For each dtype and device, the pack that is being filled, and the bytes that it has room for.
+    unfilled: dict[tuple[torch.dtype, torch.device], tuple[list[Tensor], float]] = {}
     with torch.no_grad():
         for tensor in tensors:
             nbytes = tensor.numel() * tensor.itemsize
-            if nbytes > _SMALL and tensor.is_contiguous() and devices.kind(tensor.device.type) == tensor.device.type:
+            if nbytes > largest and tensor.is_contiguous() and devices.kind(tensor.device.type) == tensor.device.type:
                 # On a rank without a result, torch may overwrite the memory. Give it a copy.
                 found.append(PendingReduction(begin(tensor if writes else tensor.clone()), call))
             elif nbytes:
-                packs.setdefault((tensor.dtype, tensor.device), []).append(tensor)
-        for (_, device), pack in packs.items():
-            flat = torch.cat([tensor.reshape(-1) for tensor in pack]).to(devices.place(device.type))
+                kind = (tensor.dtype, tensor.device)
+                pack, rest = unfilled.get(kind, ([], 0.0))
+                if nbytes > rest:
+                    pack, rest = [], room
+                    packs.append(pack)
+                pack.append(tensor)
+                unfilled[kind] = pack, rest - nbytes
+        for pack in packs:
+            flat = torch.cat([tensor.reshape(-1) for tensor in pack]).to(devices.place(pack[0].device.type))
             found.append(PendingReduction(begin(flat), call, _make_unpack(flat, pack) if writes else None))
     return found
 
@@ -278,7 +292,12 @@ def _make_unpack(flat: Tensor, pack: list[Tensor]) -> Callable[[], None]:
 
 
 def _agree_on_tensors(
-    container: Contract, group: dist.ProcessGroup, call: str, op: object, dst: int | None
+    container: Contract,
+    group: dist.ProcessGroup,
+    call: str,
+    op: object,
+    dst: int | None,
+    bucket_bytes: float | None,
 ) -> list[Tensor]:
     """Return the tensors to reduce, after checking that all ranks make the same call with the same tensors.
 
@@ -292,7 +311,11 @@ def _agree_on_tensors(
     try:
         name = _name_reduction(op)
         tensors, table = _list_reducible(container, call, name, devices)
-        summary = {"call": f"{call}(op={name}" + (")" if dst is None else f", dst={dst})"), "table": table}
+        if bucket_bytes is not None and not bucket_bytes > 0:
+            raise ValueError(f"{call}: bucket_bytes is a positive number of bytes, got {bucket_bytes}")
+        options = {"dst": dst, "bucket_bytes": bucket_bytes}
+        given = "".join(f", {option}={value}" for option, value in options.items() if value is not None)
+        summary = {"call": f"{call}(op={name}{given})", "table": table}
     except Exception as problem:  # Any error: the other ranks wait for a digest.
         error = problem
         summary = {"refusal": f"{error}"}

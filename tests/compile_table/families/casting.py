@@ -8,6 +8,7 @@ import torch
 
 from compile_table.calls import call_method
 from compile_table.forms import EVERY, MAIN, MOST, NESTED, Form
+from tensordict import is_inexact
 
 CASTS = [
     "bfloat16", "bool", "complex128", "complex32", "complex64", "double", "float", "float16", "float32", "float64",
@@ -40,6 +41,8 @@ FORMS = [
     Form("to: other", lambda td: td.to(td.double()), NESTED),
     Form("to: batch size", lambda td: td.to(batch_size=td.batch_size[:1]), NESTED),
     Form("to: non_blocking", lambda td: td.to("cpu", non_blocking=True), NESTED),
+    Form("to: filter", lambda td: td.to(torch.float64, cast_filter=is_inexact), MAIN),
+    Form("double: filter", lambda td: td.double(cast_filter=lambda key, leaf: "a" in key), MOST, quick="lazy"),
     Form("to: meta", lambda td: td.to("meta").batch_size, NESTED),
     Form("cpu", lambda td: td.cpu(), MOST),
     Form("auto_device_", lambda td: td.auto_device_(), MAIN),

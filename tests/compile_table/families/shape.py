@@ -8,7 +8,7 @@ import torch
 
 from compile_table.forms import EVERY, MAIN, MOST, NESTED, Form
 from compile_table.kinds import KINDS
-from tensordict import dense_stack_tds, lazy_stack, pad, pad_sequence
+from tensordict import collate, dense_stack_tds, lazy_stack, pad, pad_sequence
 from tensordict import stack as stack_containers
 
 
@@ -93,6 +93,8 @@ FORMS = [
     Form("pad", lambda td: td.pad([0, 1, 2, 0]), MAIN),
     Form("pad: function", lambda td: pad(td, [1, 2, 0, 0], value=3.0), MAIN),
     Form("pad_sequence", lambda td: pad_sequence([td, td[1:]]), MAIN),
+    Form("pad_sequence: left", lambda td: pad_sequence([td, td[1:]], padding_side="left"), MAIN),
+    Form("collate", lambda td: collate([(td, td), (td, td)])[0], MAIN),
     Form("pad_sequence: mask", lambda td: pad_sequence([td, td[1:]], return_mask=True), MAIN),
     Form("to_lazystack", lambda td: td.to_lazystack(1), ("nested", "named", "tensorclass")),
     Form("to_padded_tensor", lambda td: td.to_padded_tensor(), ("nested", "ragged")),

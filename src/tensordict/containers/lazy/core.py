@@ -69,7 +69,7 @@ class LazyCore(TensorDictBase):
     def _build(
         self, entries: dict[str, Any], batch_size: torch.Size, device: torch.device | None, names: Names | None
     ) -> Self:
-        return makers.dense(entries, batch_size, device, names)  # type: ignore[return-value]
+        return makers.dense(entries, batch_size, device, names)  # type: ignore[no-any-return]
 
     # --- the state --------------------------------------------------------------------------------------------------
 

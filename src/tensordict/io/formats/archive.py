@@ -204,7 +204,7 @@ def load_archive(prefix: PathLike, options: LoadOptions) -> Any:
         SaveError: the archive is broken, or the mode is "r+" and an entry is compressed or not aligned.
     """
     path = local_path(prefix)
-    with Archive(path, options.mode, options.num_threads) as source:
+    with Archive(path, options.mode or "r", options.num_threads) as source:
         check_top(source)
         return load_directory(prefix, replace(options, source=source))
 

@@ -56,8 +56,8 @@ class LoadOptions:
     subpath: object = None
     # The nested keys of the entries to load; `None` for all.
     keys: object = None
-    # For an archive or a store: "r+" writes to the file.
-    mode: str = "r"
+    # How to map the files; for a store, how to open it. `None` means "r" for all formats but folders.
+    mode: str | None = None
     # The number of threads that decompress.
     num_threads: int = 0
     # The container that receives the loaded entries, instead of a new one.
@@ -122,7 +122,7 @@ def _read_from_source(prefix: PathLike, options: LoadOptions, read: Callable[[pa
     root, shown = local_path(prefix), pathlib.Path(os.fspath(prefix))
     if options.source is not FILE_SYSTEM:
         return read(shown, options)
-    return read_consistently(root, lambda: read(shown, replace(options, source=SaveFolder(root))))
+    return read_consistently(root, lambda: read(shown, replace(options, source=SaveFolder(root, options.mode))))
 
 
 def _read_subpath(
@@ -253,7 +253,9 @@ def _read_container(
         return check(tensorclass_over(node.kind, inner), key)
     else:
         node.entries = _read_entries(node, folder, shown, key, options, wanted)
-    prefix = shown if options.mapped and isinstance(options.source, FileSystem) else None
+    is_folder = isinstance(options.source, FileSystem)
+    # With mode="r", new values of the container stay in memory, as its tensors do.
+    prefix = shown if options.mapped and is_folder and options.mode != "r" else None
     node.finish = partial(_finish, folder, prefix, wanted)
     return check(node, key)
 

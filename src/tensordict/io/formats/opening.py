@@ -31,7 +31,7 @@ from tensordict.io.saving.progress import count_bytes, hide_bars, progress_bar
 from tensordict.io.specification import DICT, LeafSpec, Specification
 from tensordict.io.stores.backends import BACKENDS, backend_at, backend_of
 from tensordict.io.stores.entries import specification_in
-from tensordict.memory.mapped import PathLike
+from tensordict.memory.mapped import PathLike, check_mode
 from tensordict.memory.names import LEAF_SUFFIX, META, SCHEMA, TABLE_SUFFIX, local_path, without_scheme
 
 if TYPE_CHECKING:
@@ -203,8 +203,7 @@ def load(path: PathLike, options: LoadOptions, access: Access, format: str | Non
 
 def map_save(path: PathLike | RemoteSave, options: LoadOptions, access: Access, format: str = "") -> Any:
     """Load a folder or an archive from a path or URL; see `TensorDict.load_memmap`."""
-    if options.mode not in ("r", "r+"):
-        raise ValueError(f"mode must be 'r' or 'r+', got {options.mode!r}")
+    check_mode(options.mode)
     nbytes = None if isinstance(path, RemoteSave) or is_url(path) else partial(count_bytes, path)
     with progress_bar(options.shows, "loading", nbytes) as options.progress:
         if isinstance(path, RemoteSave):
@@ -230,13 +229,13 @@ def open_file(path: PathLike | Remote, options: LoadOptions, access: Access, for
         OSError: the file cannot be read, or is broken.
     """
     given = [name for name in ("keys", "out", "subpath") if getattr(options, name) is not None]
-    if options.mode != "r" and format not in (*BACKENDS, *REGISTERED_FORMATS):
+    if options.mode not in (None, "r") and format not in (*BACKENDS, *REGISTERED_FORMATS):
         given.append(f"mode={options.mode!r}")
     if given:
         shown = path.url if isinstance(path, Remote) else os.fspath(path)
         raise ValueError(f"{shown!r} has the format {format!r}, which does not support {given}: load it without them")
     if format in BACKENDS:
-        return makers.open_store(path, backend=format, mode=options.mode, device=options.device)
+        return makers.open_store(path, backend=format, mode=options.mode or "r", device=options.device)
     assert not isinstance(path, Remote)
     if format in _TABLE_METHODS:
         name, _, how = _TABLE_METHODS[format]
@@ -245,7 +244,7 @@ def open_file(path: PathLike | Remote, options: LoadOptions, access: Access, for
     if format == SAFETENSORS:
         return safetensors.load(path, options)
     registered = REGISTERED_FORMATS.get(format)
-    container = consolidated.load(path) if registered is None else registered.open(path, options.mode, access)
+    container = consolidated.load(path) if registered is None else registered.open(path, options.mode or "r", access)
     return container if options.device is None else container.to(options.device, non_blocking=options.non_blocking)
 
 

@@ -202,7 +202,7 @@ class RemoteSave:
 
     def load(self, options: LoadOptions) -> Any:
         """Load the container in an archive or a folder."""
-        if options.mode != "r":
+        if options.mode == "r+":
             raise ValueError(
                 f"mode={options.mode!r} writes to the file, and {self.url!r} is only read: mode='r' can be had"
             )

@@ -72,9 +72,11 @@ class SaveFolder(FileSystem):
 
     Args:
         root: the absolute path of the save, which may be a link itself.
+        mode: how to map the tensors: see `Mode`.
     """
 
-    def __init__(self, root: str) -> None:
+    def __init__(self, root: str, mode: str | None = None) -> None:
+        self.mode = mode
         self._root = root
         self._real = os.path.realpath(root)
         # The names of the links in each folder.
@@ -86,7 +88,7 @@ class SaveFolder(FileSystem):
 
     def map(self, path: str, dtype: torch.dtype, shape: tuple[int, ...], key: Path) -> MemoryMappedTensor:
         self.check(path, key)
-        return map_file(path, dtype, shape, key)
+        return map_file(path, dtype, shape, key, self.mode)
 
     def exists(self, path: str) -> bool:
         self.check(path, ())
@@ -107,17 +109,9 @@ class SaveFolder(FileSystem):
         if name in links and os.path.commonpath((self._real, os.path.realpath(path))) != self._real:
             raise SaveError(f"{entry_of(key)}{path!r} is a link that leads out of the save in {self._root!r}")
 
-    def private(self) -> PrivateSaveFolder:
+    def private(self) -> SaveFolder:
         """Return the same save, mapped copy-on-write: writing to the tensors does not change the files."""
-        return PrivateSaveFolder(self._root)
-
-
-class PrivateSaveFolder(SaveFolder):
-    """The folder of one save, mapped copy-on-write: writing to the tensors does not change the files."""
-
-    def map(self, path: str, dtype: torch.dtype, shape: tuple[int, ...], key: Path) -> MemoryMappedTensor:
-        self.check(path, key)
-        return map_file(path, dtype, shape, key, shared=False)
+        return SaveFolder(self._root, "r")
 
 
 def _links_in(folder: str) -> frozenset[str]:

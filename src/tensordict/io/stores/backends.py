@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tensordict.core.exceptions import UnsupportedEntryError
 from tensordict.io.stores import hdf5, redis, zarr
 from tensordict.io.stores.array_store import Store
 
@@ -12,10 +13,10 @@ _SERVERS: dict[str, type[Store]] = {kind.backend: kind for kind in (redis.Server
 
 
 def backend_of(name: str) -> type[Store]:
-    """The kind of store of this name; a `ValueError` when there is none."""
+    """The kind of store of this name; an `UnsupportedEntryError` when there is none."""
     found = BACKENDS.get(name) or _SERVERS.get(name)
     if found is None:
-        raise ValueError(f"the backend is {' or '.join(map(repr, BACKENDS))}, got {name!r}")
+        raise UnsupportedEntryError(f"the backend is {' or '.join(map(repr, BACKENDS))}, got {name!r}")
     return found
 
 

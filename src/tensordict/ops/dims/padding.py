@@ -1,25 +1,21 @@
-"""The mixin of `pad` and `to_padded_tensor`, and `pad_and_stack`, which implements `tensordict.pad_sequence`."""
+"""The mixin of `pad` and `to_padded_tensor`."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from functools import partial, reduce
+from collections.abc import Iterable, Sequence
+from functools import partial
 from operator import index
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from tensordict.core import makers, ragged
-from tensordict.core import torch_internals as internals
-from tensordict.core.contract import Contract, LeafFn, identity, merged_device, named_error, raise_key_mismatch
-from tensordict.core.exceptions import DimError, ShapeError
-from tensordict.core.keys import Path, entry_of, joined
+from tensordict.core import ragged
+from tensordict.core.contract import Contract, Filler, LeafFn, identity, named_error
+from tensordict.core.exceptions import ShapeError
+from tensordict.core.keys import Path, joined
 from tensordict.core.shapes import PerNdim
-from tensordict.ops.dims.batch_ops import drop_dim
-from tensordict.ops.dims.gathering import write_into
 from tensordict.ops.dims.sizing import Sizing, replace_leaves
-from tensordict.ops.dims.stacking import stack_containers
 from tensordict.ops.refusals import retry_ragged_walk
 
 if TYPE_CHECKING:
@@ -58,7 +54,9 @@ class Padding(Sizing):
         """
         size = self._batch_size
         pads = _as_pads(pad_size, size)
-        fn = _make_padder(pads, 0.0 if value is None else value)
+        padder = Padder(pads, 0.0 if value is None else value)
+        # A holder that is padded itself keeps its value for all elements.
+        fn: LeafFn = padder.__call__ if self._is_non_tensor or not any(pads) else padder
         new = list(size)
         for dim, extra in enumerate(zip(pads[::2], pads[1::2], strict=True)):
             new[dim] += sum(extra)
@@ -140,20 +138,23 @@ def _as_pads(pad_size: object, size: torch.Size) -> list[int]:
     return pads
 
 
-def _make_padder(pads: list[int], value: float) -> LeafFn:
-    # Torch counts from the last dim of a leaf, so the feature dims, which are not padded, come first.
-    pairs = list(zip(pads[::2], pads[1::2], strict=True))
-    reverse = tuple([n for pair in reversed(pairs) for n in pair])
-    by_ndim = PerNdim(lambda ndim: (0, 0) * (ndim - len(pairs)) + reverse)
+class Padder(Filler):
+    """Pads a leaf. `pads` holds two ints for each of the first dims."""
 
-    def fn(leaf: Any) -> Any:
+    def __init__(self, pads: list[int], value: float) -> None:
+        # Torch counts from the last dim of a leaf, so the feature dims, which are not padded, come first.
+        pairs = list(zip(pads[::2], pads[1::2], strict=True))
+        reverse = tuple([n for pair in reversed(pairs) for n in pair])
+        self.pads = pads
+        self.value = value
+        self.by_ndim = PerNdim(lambda ndim: (0, 0) * (ndim - len(pairs)) + reverse)
+
+    def __call__(self, leaf: Any) -> Any:
         if leaf.is_nested:
-            if any(pads[2:]):
-                raise _ragged_error(leaf, pads)
-            return _add_empty_rows(leaf, *pads[:2]) if pads else leaf
-        return torch.constant_pad_nd(leaf, by_ndim[leaf.dim()], value)
-
-    return fn
+            if any(self.pads[2:]):
+                raise _ragged_error(leaf, self.pads)
+            return _add_empty_rows(leaf, *self.pads[:2]) if self.pads else leaf
+        return torch.constant_pad_nd(leaf, self.by_ndim[leaf.dim()], self.value)
 
 
 def _ragged_error(leaf: Tensor, pads: list[int]) -> Exception:
@@ -206,138 +207,3 @@ def _pad_ragged_dims(node: Any, padding: float, path: Path) -> Any:
                     f"but another entry has the length {length}"
                 )
     return node._build(entries, torch.Size(size), node._device, node._names)
-
-
-# --- pad_sequence -----------------------------------------------------------------------------------------------------
-
-
-class _SequencePadding:
-    """One call of `pad_sequence`: the dim, the padding value, and whether it returns masks."""
-
-    def __init__(self, dim: int, value: float, masks: bool) -> None:
-        self.dim = dim
-        self.value = value
-        self.masks = masks
-
-    def pad_nodes(self, nodes: Sequence[Contract], path: Path) -> tuple[Any, Any]:
-        """Return the padded stack of containers, and the container of its masks, or `None`."""
-        mappings = [node._entries for node in nodes]
-        names = mappings[0].keys()
-        if any(mapping.keys() != names for mapping in mappings):
-            raise_key_mismatch(mappings, path)
-        first = nodes[0]
-        size = self._find_padded_shape(
-            [node._batch_size for node in nodes], len(first._batch_size), path, "batch sizes"
-        )
-        entries: dict[str, Any] = {}
-        masks: dict[str, Any] = {}
-        for name in names:
-            column = [mapping[name] for mapping in mappings]
-            key = (*path, name)
-            kinds = {issubclass(kind, Contract) for kind in set(map(type, column))}
-            if len(kinds) > 1:
-                raise TypeError(f"entry {joined(key)!r} is a container in one input and a tensor in another")
-            if True in kinds and (column[0]._is_non_tensor or isinstance(column[0], Tensor)):
-                # Non-tensor values and unbatched tensors do not get a mask.
-                entries[name] = stack_containers([_pad_holder(value, size) for value in column])
-                continue
-            join = self.pad_nodes if True in kinds else self._make_leaf_join(len(first._batch_size))
-            entries[name], masks[name] = join(column, key)
-        names_of = [node._names for node in nodes]
-        dim_names = [None, *first._names] if first._names and names_of.count(first._names) == len(nodes) else None
-        shape = torch.Size((len(nodes), *size))
-        device = merged_device(nodes)
-        make = makers.dense
-        result = make(entries, shape, device, dim_names)
-        if len({type(node) for node in nodes}) == 1:
-            result = first._rewrap(result)
-        return result, make(masks, shape, device, None) if self.masks else None
-
-    def _make_leaf_join(self, ndim: int) -> Callable[[list[Tensor], Path], tuple[Tensor, Tensor | None]]:
-        """Return a function that pads and stacks leaves, and makes their mask. `ndim`: the number of batch dims."""
-
-        def join(column: list[Any], path: Path) -> tuple[Tensor, Tensor | None]:
-            if True in [leaf.is_nested for leaf in column]:
-                raise NotImplementedError(
-                    f"entry {joined(path)!r} is ragged: make it dense first with to_padded_tensor, or use cat"
-                )
-            shapes = [leaf.shape for leaf in column]
-            rank = len(shapes[0])
-            dim = self.dim if self.dim >= 0 else rank + self.dim
-            if not 0 <= dim < rank:
-                raise DimError(f"entry {joined(path)!r} has shape {list(shapes[0])} and no dim {self.dim} to pad")
-            shape = self._find_padded_shape(shapes, rank, path, "shapes")
-            lengths = [one[dim] for one in shapes]
-            if len({leaf.dtype for leaf in column}) > 1:
-                dtype = reduce(torch.promote_types, [leaf.dtype for leaf in column])
-                column = [leaf.to(dtype) for leaf in column]
-            return self._pad_leaves(column, lengths, dim), self._make_mask(lengths, shape, dim, ndim, column[0].device)
-
-        return join
-
-    def _find_padded_shape(self, shapes: list[torch.Size], ndim: int, path: Path, what: str) -> list[int]:
-        """Return the shape that all inputs have after padding. Raises if they differ in another dim."""
-        dim = self.dim if self.dim >= 0 else ndim + self.dim
-        columns = list(enumerate(zip(*shapes)))
-        differing = [at for at, sizes in columns if at != dim and sizes.count(sizes[0]) != len(sizes)]
-        if differing or list(map(len, shapes)).count(ndim) != len(shapes):
-            rest = drop_dim(shapes[0], dim)
-            others = [shape for shape in shapes if len(shape) != ndim or drop_dim(shape, dim) != rest]
-            raise ShapeError(
-                f"{entry_of(path)}{what} {list(shapes[0])} and {list(others[0])} differ in more than dim {self.dim}, "
-                "the one that pad_sequence pads"
-            )
-        return [max(sizes) if at == dim else sizes[0] for at, sizes in columns]
-
-    def _pad_leaves(self, column: list[Any], lengths: list[int], dim: int) -> Tensor:
-        longest = max(lengths)
-        if lengths.count(longest) == len(lengths):
-            return torch.stack(column)
-        if not dim:
-            return internals.pad_sequence(column, True, self.value)
-        behind = (0, 0) * (column[0].ndim - dim - 1)
-        pad = torch.constant_pad_nd
-        return torch.stack(
-            [pad(leaf, (*behind, 0, longest - n), self.value) for leaf, n in zip(column, lengths, strict=True)]
-        )
-
-    def _make_mask(
-        self, lengths: list[int], shape: list[int], dim: int, ndim: int, device: torch.device
-    ) -> Tensor | None:
-        """Return the mask of elements, `False` for padding. Its dims are the batch dims and the padded dim."""
-        if not self.masks:
-            return None
-        longest = shape[dim]
-        mask = torch.arange(longest, device=device) < torch.tensor(lengths, device=device)[:, None]
-        over = shape[:ndim] if dim < ndim else [*shape[:ndim], longest]
-        position = min(dim, ndim)
-        return (
-            mask.reshape(len(lengths), *[longest if d == position else 1 for d in range(len(over))])
-            .expand(-1, *over)
-            .contiguous()
-        )
-
-
-def _pad_holder(node: Contract, size: list[int]) -> Contract:
-    """Pad a holder at the end of each dim, to a batch size that starts with `size`."""
-    own = node._batch_size
-    pads = [n for length, longest in zip(own, size, strict=False) for n in (0, longest - length)]
-    new = torch.Size([*size, *own[len(size) :]])
-    return node if new == own else node._map(_make_padder(pads, 0.0), new, len(own), identity)
-
-
-def pad_and_stack(containers: Any, dim: int, value: float, out: object, return_mask: object) -> Any:
-    """Pad containers along one dim and stack them; see :func:`tensordict.pad_sequence`."""
-    items = list(containers)
-    if not items:
-        raise ShapeError("pad_sequence needs at least one container, got none")
-    for position, item in enumerate(items):
-        if not isinstance(item, Contract):
-            raise TypeError(f"pad_sequence takes containers, got {type(item).__name__} at position {position}")
-    key: Any = "masks" if return_mask is True else return_mask
-    result, masks = _SequencePadding(dim, value, return_mask is not False).pad_nodes(items, ())
-    if masks is not None:
-        if key in result:
-            raise KeyError(f"the masks cannot go to {key!r}, an existing entry: pass return_mask=<a free key>")
-        result.set(key, masks)
-    return result if out is None else write_into(out, result)

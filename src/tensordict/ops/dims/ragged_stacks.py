@@ -181,7 +181,7 @@ def densify_stack(stack: Any, layout: torch.layout, path: Path) -> Contract:
         elif store.dim == 0 and -1 in getattr(value, "_batch_size", ()):
             value = makers.values(value.tolist(), even, 0, stack._device)
         entries[name] = value
-    return makers.dense(entries, even, stack._device, names and names[: len(even)])
+    return makers.dense(entries, even, stack._device, names and names[: len(even)])  # type: ignore[no-any-return]
 
 
 def _stack_or_nest(stack: Any, name: str, layout: torch.layout, path: Path) -> Any:

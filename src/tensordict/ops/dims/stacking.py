@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar, overload
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -27,9 +27,6 @@ from tensordict.ops.refusals import has_ragged_leaves, retry_ragged_walk
 
 if TYPE_CHECKING:
     from typing_extensions import Self
-
-    from tensordict.containers.lazy import LazyStackedTensorDict
-    from tensordict.containers.tensordict_base import TensorDictBase
 
     _Container = TypeVar("_Container", bound=Contract)
 
@@ -200,16 +197,6 @@ class Stacking(Writing):
         """
         return cat_containers(input, dim, out)  # type: ignore[no-any-return]
 
-    @overload
-    @classmethod
-    def lazy_stack(
-        cls, input: Iterable[TensorDictBase], dim: int = ..., *, out: Any = ..., **kwargs: Any
-    ) -> LazyStackedTensorDict: ...
-    @overload
-    @classmethod
-    def lazy_stack(
-        cls, input: Iterable[_Container], dim: int = ..., *, out: Any = ..., **kwargs: Any
-    ) -> _Container: ...
     @classmethod
     def lazy_stack(cls, input: Iterable[Any], dim: int = 0, *, out: object = None, **kwargs: object) -> Any:
         """Stack containers along a new batch dim without copying their entries; see :func:`tensordict.lazy_stack`.
@@ -223,16 +210,6 @@ class Stacking(Writing):
         """
         return lazy_stack_containers(input, dim, out, **kwargs)
 
-    @overload
-    @classmethod
-    def maybe_dense_stack(
-        cls, input: Iterable[TensorDictBase], dim: int = ..., *, out: Any = ..., **kwargs: Any
-    ) -> TensorDictBase: ...
-    @overload
-    @classmethod
-    def maybe_dense_stack(
-        cls, input: Iterable[_Container], dim: int = ..., *, out: Any = ..., **kwargs: Any
-    ) -> _Container: ...
     @classmethod
     def maybe_dense_stack(cls, input: Iterable[Any], dim: int = 0, *, out: object = None, **kwargs: object) -> Any:
         """Stack containers with :meth:`stack` if their keys and shapes agree, and with :meth:`lazy_stack` otherwise.

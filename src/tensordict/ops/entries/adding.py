@@ -87,6 +87,7 @@ class Adding(Contract):
         tensor: Tensor,
         *,
         copy_data: bool = True,
+        existsok: bool = True,
         robust_key: bool | None = True,
         preallocate: Preallocate = "auto",
     ) -> MemoryMappedTensor:
@@ -109,6 +110,7 @@ class Adding(Contract):
                 allowed.
             copy_data: `True` copies the elements, and replaces a file of this name that belongs to no entry. `False`
                 takes only the shape and the dtype and fills the entry with zeros, as :meth:`make_memmap` does.
+            existsok: `False` refuses a file of this name, also one that belongs to no entry.
             robust_key: as in :meth:`memmap`.
             preallocate: as in :meth:`make_memmap`; only with `copy_data=False`.
 
@@ -118,7 +120,7 @@ class Adding(Contract):
         Raises:
             RuntimeError: for the same reasons as :meth:`make_memmap`.
         """
-        return _add(self, key, _NewEntry.of(tensor), copy_data, robust_key is not False, preallocate)
+        return _add(self, key, _NewEntry.of(tensor), copy_data, robust_key is not False, preallocate, existsok)
 
     def make_memmap_from_storage(
         self,
@@ -209,7 +211,13 @@ def _split_shape(shape: Any, key: Key) -> tuple[torch.Size, Tensor | None]:
 
 
 def _add(
-    container: Contract, key: Key, content: _NewEntry, copy_data: bool, robust: bool, preallocate: Preallocate = "auto"
+    container: Contract,
+    key: Key,
+    content: _NewEntry,
+    copy_data: bool,
+    robust: bool,
+    preallocate: Preallocate = "auto",
+    existsok: bool = True,
 ) -> MemoryMappedTensor:
     """Write a new entry to the folder of a memory-mapped container, and add it to the container."""
     path = path_of(key)
@@ -248,6 +256,8 @@ def _add(
         target, table = f"{folder}/{file}{LEAF_SUFFIX}", f"{folder}/{file}{TABLE_SUFFIX}"
         with commit.hold_lock(folder, patience=_PATIENCE), _remove_new_files_on_error(target, table):
             meta.check_no_entry(folder, path[-1], path)
+            if not existsok and (found := next(filter(os.path.lexists, (target, table)), None)) is not None:
+                raise SaveError(f"entry {joined(path)!r}: the file {found!r} already exists; pass existsok=True")
             if content.sizes is not None:
                 _write_table(table, content.sizes, copy_data, path)
             flat = _make_leaf(target, content.flat, copy_data, path, preallocate)

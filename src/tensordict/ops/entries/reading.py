@@ -261,7 +261,7 @@ class Reading(Contract):
             return None
         return node._wrapped_container()
 
-    def get_at(self, key: object, index: object, default: object = AS_SET) -> Any:
+    def get_at(self, key: object, index: object = AS_SET, default: object = AS_SET, *, idx: object = AS_SET) -> Any:
         """Return a part of the entry at a nested key: `td.get(key)[index]`.
 
         Example:
@@ -277,7 +277,14 @@ class Reading(Contract):
             index: the index. For a leaf it may reach the feature dims. For a nested container or a value it applies to
                 the batch dims.
             default: returned for a missing entry, without indexing it; see :meth:`get`.
+            idx: another name of `index`.
+
+        Raises:
+            TypeError: no index is given, or both of its names are.
         """
+        if (index is AS_SET) == (idx is AS_SET):
+            raise TypeError("get_at takes one index: index= or idx=")
+        index = idx if index is AS_SET else index
         if type(self._entries) is not dict and self._wrapped_container()._is_in_file:
             stored = self._peek_unread(path_of(key))
             if type(stored) is StoredTensor:

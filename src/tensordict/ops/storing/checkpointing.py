@@ -112,7 +112,7 @@ class Checkpointing(Contract):
 
     def to_safetensors(
         self,
-        filename: PathLike,
+        path: PathLike,
         *,
         separator: str = ".",
         num_threads: int = 0,
@@ -136,7 +136,7 @@ class Checkpointing(Contract):
             (tensor([1., 1.]), 'hello', torch.Size([2]))
 
         Args:
-            filename: the file, or a URL. An older save of a container is replaced in one step; programs that have
+            path: the file, or a URL. An older save of a container is replaced in one step; programs that have
                 loaded it keep their data. At a URL, an existing file is replaced only with `overwrite=True`.
             separator: the text between the parts of a nested key in the name of a tensor.
             num_threads: the number of threads that write; 0 for the calling thread only.
@@ -160,14 +160,12 @@ class Checkpointing(Contract):
         """
         options = SaveOptions(num_threads, durable, checksums.algorithm(checksum), progress, overwrite)
         with hide_bars(progress):
-            write_file(
-                filename, storage_options, overwrite, lambda path: safetensors.save(self, path, options, separator)
-            )
+            write_file(path, storage_options, overwrite, lambda path: safetensors.save(self, path, options, separator))
 
     @classmethod
     def from_safetensors(
         cls,
-        filename: PathLike,
+        path: PathLike,
         *,
         separator: str | None = ".",
         device: object = None,
@@ -189,7 +187,7 @@ class Checkpointing(Contract):
         The file is mapped privately: it is read when a tensor is used, and writing into a tensor does not change it.
 
         Args:
-            filename: the file or its URL. From a URL, the whole file is fetched.
+            path: the file or its URL. From a URL, the whole file is fetched.
             separator: splits the names in a file of another program into nested keys; `None` does not split them. A
                 file of :meth:`to_safetensors` contains its separator.
             device: move the tensors there; they are on the CPU by default.
@@ -208,5 +206,5 @@ class Checkpointing(Contract):
         options = LoadOptions(None if device is None else as_device(device), shows=progress)
         with hide_bars(progress):
             return read_file(  # type: ignore[no-any-return]
-                filename, storage_options, cache_dir, lambda path: safetensors.load(path, options, separator)
+                path, storage_options, cache_dir, lambda path: safetensors.load(path, options, separator)
             )

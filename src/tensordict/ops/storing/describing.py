@@ -19,15 +19,13 @@ from tensordict.ops.storing.leaves import Leaves
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-    from tensordict.containers.summary import Summary
-
 _FIELDS = ("device", "dtype", "shape")
 
 
 class Describing(Leaves):
     """The methods `describe` and `attrs`. The method `to` converts the leaves to the result of `attrs`."""
 
-    def describe(self, percentiles: Sequence[float] = (0.25, 0.5, 0.75)) -> Summary:
+    def describe(self, percentiles: Sequence[float] = (0.25, 0.5, 0.75)) -> Any:
         """Compute statistics of the elements of each leaf, and return them in a container that prints as a table.
 
         Example:
@@ -100,7 +98,7 @@ class Describing(Leaves):
         return self._rewrap(made)  # type: ignore[no-any-return]
 
 
-def _summarize(node: Contract, quantiles: dict[str, float], path: Path) -> Summary:
+def _summarize(node: Contract, quantiles: dict[str, float], path: Path) -> Any:
     """Compute the statistics of each leaf of a tree."""
     make = registry.lookup("Summary")._make
     entries: dict[str, Any] = {}
@@ -117,7 +115,7 @@ def _summarize(node: Contract, quantiles: dict[str, float], path: Path) -> Summa
             entries[name] = make(compute_statistics(parts, quantiles), torch.Size(()), node._device, None)
         except (RuntimeError, TypeError) as error:
             raise named_error(error, inside) from error
-    return make(entries, torch.Size(()), node._device, None)  # type: ignore[no-any-return]
+    return make(entries, torch.Size(()), node._device, None)
 
 
 def _attrs_class() -> Any:

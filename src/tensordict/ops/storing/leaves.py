@@ -18,8 +18,6 @@ from tensordict.ops.entries.locking import Locking
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-    from tensordict.containers.tensordict_base import TensorDictBase
-
 LockingT = TypeVar("LockingT", bound=Locking)
 
 
@@ -72,8 +70,12 @@ class Leaves(Locking):
         return self._same_lock(self._map(_plain))
 
     def is_contiguous(self) -> bool:
-        """Return whether every leaf is contiguous; `False` for a lazy stack and a stack of values."""
-        return self._members() is None and all(value.is_contiguous() for value in self._entries.values())
+        """Return whether every leaf is contiguous in memory; `False` for a lazy stack, a stack of values and a file."""
+        return (
+            self._members() is None
+            and not self._is_in_file
+            and all(value.is_contiguous() for value in self._entries.values())
+        )
 
     def contiguous(self, *, canonical: bool = False, inplace: bool = False) -> Self:
         """Copy the leaves that are not contiguous, and share the others. Lazy stacks become dense.
@@ -112,7 +114,7 @@ class Leaves(Locking):
         }
         return self._build(entries, self._batch_size, self._device, self._names)
 
-    def data_ptr(self, *, storage: bool = False) -> TensorDictBase:
+    def data_ptr(self, *, storage: bool = False) -> Any:
         """Return the address of every leaf, in a container of int64 scalars without batch dims.
 
         Example:

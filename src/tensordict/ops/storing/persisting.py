@@ -26,7 +26,6 @@ from tensordict.memory.storable import refuse_sharded
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-    from tensordict.containers.tensordict_store import TensorDictStore
     from tensordict.io.remote.remote_saves import CacheDir
     from tensordict.io.remote.urls import StorageOptions
 
@@ -162,7 +161,7 @@ class Persisting(Contract):
         prefix: str = "tensordict",
         device: Any = None,
         **kwargs: Any,
-    ) -> TensorDictStore:
+    ) -> Any:
         """Write this container to a Redis server, or another server of its protocol.
 
         Example:
@@ -194,7 +193,7 @@ class Persisting(Contract):
             "backend": backend, "host": host, "port": port, "db": db, "unix_socket_path": unix_socket_path,
             "prefix": prefix, "device": device, **kwargs,
         }  # fmt: skip
-        return server_class().from_tensordict(self, **server)  # type: ignore[no-any-return]
+        return server_class().from_tensordict(self, **server)
 
     @classmethod
     def from_zarr(

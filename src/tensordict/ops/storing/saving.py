@@ -24,7 +24,7 @@ from tensordict.io.saving import checksums
 from tensordict.io.saving.progress import hide_bars
 from tensordict.io.specification import specification_of
 from tensordict.io.stores.backends import BACKENDS
-from tensordict.memory.mapped import PathLike
+from tensordict.memory.mapped import Mode, PathLike
 from tensordict.memory.names import scheme_of, without_scheme
 from tensordict.memory.reserving import Preallocate, check_preallocate
 from tensordict.ops.storing.refreshing import check_fit, take_over
@@ -56,12 +56,14 @@ if TYPE_CHECKING:
 
     class _InPlace(_Common, total=False):
         existsok: bool
+        atomic: bool
         checksum: bool | str
         progress: bool | None
 
     class _Save(_Options, total=False):
         archive: bool | None
         compression: str | int | None
+        atomic: bool
         checksum: bool | str
         progress: bool | None
         storage_options: StorageOptions | None
@@ -103,6 +105,7 @@ class Saving(Contract):
         robust_key: bool | None = True,
         archive: bool | None = None,
         compression: str | int | None = None,
+        atomic: bool = False,
         allow_pickle: bool | None = None,
         durable: bool = False,
         checksum: bool | str = False,
@@ -148,6 +151,8 @@ class Saving(Contract):
             compression: how to compress the tensors in an archive: `"stored"` (the default) does not, so that they can
                 be mapped. `"deflate"` (in `num_threads` threads), `"bzip2"`, `"lzma"` and the constants of `zipfile`
                 do, and the tensors are then loaded into memory.
+            atomic: without effect, because every save to a path is atomic: after an error or a crash, the path has the
+                content that it had before. `True` raises an error if there is no path.
             allow_pickle: pickle values that JSON cannot hold. Without it they raise an error. Loading such a save needs
                 `allow_pickle=True` too. Values in anonymous memory are not pickled.
             durable: wait until all files have reached the disk, so that the save survives a loss of power.
@@ -174,6 +179,7 @@ class Saving(Contract):
                 because a file system is mounted there.
             OSError: the folder cannot be written, or the disk is full; the error names the path and the key.
             TransferError: with `full_tensor`, another rank failed, or the ranks have different leaves or paths.
+            ValueError: `atomic` without a path.
 
         The new save is built in a hidden folder beside the old one, and then the two change places. Tensors that map
         the old files keep their data. Files that belong to no save are kept. A save that fails removes its files.
@@ -185,6 +191,7 @@ class Saving(Contract):
         this package: `allow_secrets=True` allows secrets in pickles, and `redirect_hosts` lists other hosts that an
         HTTP server may redirect to.
         """
+        _check_atomic(self, prefix, atomic)
         options = FolderOptions(
             num_threads, durable, checksums.algorithm(checksum), progress, overwrite, storage_options, copy_existing,
             existsok, robust_key is not False, allow_pickle=bool(allow_pickle), share_values=share_non_tensor,
@@ -222,6 +229,7 @@ class Saving(Contract):
         share_non_tensor: bool = False,
         existsok: bool = True,
         robust_key: bool | None = True,
+        atomic: bool = False,
         allow_pickle: bool | None = None,
         durable: bool = False,
         checksum: bool | str = False,
@@ -247,6 +255,7 @@ class Saving(Contract):
             UnsupportedEntryError: the entries are in a file; use :meth:`memmap`, which returns a copy.
             RuntimeError: the entries are parameters; use :meth:`memmap`, which returns a copy.
         """
+        _check_atomic(self, prefix, atomic)
         if self._holds_parameters:
             raise SaveError("parameters stay in memory, as optimizers hold them: memmap() returns a memory-mapped copy")
         container = underlying(self)
@@ -371,6 +380,7 @@ class Saving(Contract):
         robust_key: bool | None = True,
         archive: bool | None = None,
         compression: str | int | None = None,
+        atomic: bool = False,
         allow_pickle: bool | None = None,
         durable: bool = False,
         checksum: bool | str = False,
@@ -412,6 +422,7 @@ class Saving(Contract):
             return_early: save in the background and return a `concurrent.futures.Future`. The tensors must not change
                 until it is done.
             archive: `True` for an archive and `False` for a folder, whatever the suffix.
+            atomic: without effect, as in :meth:`memmap`: saves of every format are atomic.
             compression: for archives as in :meth:`memmap`; for HDF5 `"gzip"` or `"lzf"`; for Zarr `"gzip"`, `"zstd"` or
                 `"blosc"`; for Parquet as in :meth:`to_parquet`.
             num_threads, checksum: for folders, archives, consolidated and safetensors files; as in :meth:`memmap`.
@@ -428,10 +439,11 @@ class Saving(Contract):
         Raises:
             UnsupportedEntryError: the format cannot hold this container; or the suffix (`.pt`, `.pth`) stands for files
                 of `torch.save`. Nothing has been written.
-            ValueError: the format does not have one of the options.
+            ValueError: the format does not have one of the options; or `atomic` without a path.
             SaveError: the path exists and is not a save of this format, without `overwrite`.
             OSError: the file or folder cannot be written.
         """
+        _check_atomic(self, prefix, atomic)
         format = None if prefix is None or archive is not None else formats.format_of_name(prefix)
         options: dict[str, Any] = {
             "num_threads": num_threads, "share_non_tensor": share_non_tensor, "compression": compression,
@@ -492,7 +504,7 @@ class Saving(Contract):
         out: Any = None,
         robust_key: bool | None = True,
         subpath: Any = None,
-        mode: str = "r",
+        mode: Mode = None,
         num_threads: int = 0,
         allow_pickle: bool | None = None,
         keys: Any = None,
@@ -527,8 +539,9 @@ class Saving(Contract):
                 have.
             robust_key: `True` or `None` if file names may be percent-encoded, `False` if they are plain names.
             subpath: load only this nested container: a nested key, or names joined with `/`.
-            mode: for an archive: writes to the tensors stay in memory (`"r"`), or change the file (`"r+"`; see
-                :func:`refresh_archive_checksums`). With `"r+"` it must not be compressed.
+            mode: with `"r"`, writes to the tensors stay in memory. With `"r+"` they change the files, which must be
+                writable; an archive must not be compressed (see :func:`refresh_archive_checksums`). `None` stands for
+                `"r"` for an archive, and for `"r+"` for the writable files of a folder.
             num_threads: the number of threads that decompress an archive.
             allow_pickle: load pickled values. A pickle may run any code, so use this only for saves that you trust.
                 Without it, a pickled value raises an error that names its entry.
@@ -549,9 +562,10 @@ class Saving(Contract):
             FileNotFoundError: the folder or a file in it is missing.
             KeyError: the save has no entry at one of `keys`.
             RuntimeError: the files are inconsistent; the error names the path and the key.
+            PermissionError: a file is read-only, with `mode="r+"`.
 
-        A file without write permission is mapped privately. The tensors of an archive are plain tensors over one map of
-        it. A compressed archive is read into memory.
+        The tensors of an archive are plain tensors over one map of it. A compressed archive is read into memory.
+        After `mode="r"`, the container has no `saved_path`, and new values (`update_`) stay in memory too.
         """
         options = LoadOptions(
             _choose_device(device, out, keys), non_blocking, robust_key is not False, unpickle=_unpickler(allow_pickle),
@@ -570,7 +584,7 @@ class Saving(Contract):
         out: Any = None,
         robust_key: bool | None = True,
         subpath: Any = None,
-        mode: str = "r",
+        mode: Mode = None,
         num_threads: int = 0,
         allow_pickle: bool | None = None,
         keys: Any = None,
@@ -601,7 +615,8 @@ class Saving(Contract):
             device, non_blocking, robust_key, num_threads, allow_pickle, progress, storage_options, cache_dir: as in
                 :meth:`load_memmap`.
             out, subpath, keys: for a folder or an archive, as in :meth:`load_memmap`.
-            mode: for an archive, an HDF5 file or a Zarr group.
+            mode: for a folder or an archive, as in :meth:`load_memmap`; for an HDF5 file or a Zarr group, `"r"` (the
+                default) or `"r+"`.
 
         Returns:
             a new container:
@@ -631,6 +646,7 @@ class Saving(Contract):
         robust_key: bool | None = True,
         *,
         allow_pickle: bool | None = None,
+        mode: Mode = None,
         storage_options: StorageOptions | None = None,
         cache_dir: CacheDir | None = None,
     ) -> Self:
@@ -646,6 +662,9 @@ class Saving(Contract):
 
         To keep the entries and copy into their memory, use `td.update_(TensorDict.load_memmap(prefix))`.
 
+        Args:
+            prefix, robust_key, allow_pickle, mode, storage_options, cache_dir: as in :meth:`load_memmap`.
+
         Returns:
             the same container.
 
@@ -657,6 +676,7 @@ class Saving(Contract):
             out=self,
             robust_key=robust_key,
             allow_pickle=allow_pickle,
+            mode=mode,
             storage_options=storage_options,
             cache_dir=cache_dir,
         )
@@ -694,6 +714,16 @@ class Saving(Contract):
         # For a tensorclass, the folder has the save of the container inside.
         _load_into(self._wrapped_container(), loaded)
         return self
+
+
+def _check_atomic(container: Contract, prefix: PathLike | None, atomic: bool) -> None:
+    """Raise an error if an atomic save is requested and there is no path to save to.
+
+    Raises:
+        ValueError: there is neither a prefix nor a folder that the container is mapped from.
+    """
+    if atomic and prefix is None and not (container._is_memmap and container._memmap_prefix is not None):
+        raise ValueError("atomic=True needs a path: pass prefix")
 
 
 def _choose_device(device: Any, out: Any, keys: object) -> torch.device | None:

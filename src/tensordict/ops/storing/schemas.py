@@ -108,7 +108,7 @@ class Schemas(Contract):
         if storage in BACKENDS:
             stored = _open_or_write(result, storage, kwargs.pop("filename"), **kwargs)
             return stored if device is None else stored.to(device)  # type: ignore[no-any-return]
-        return result.share_memory_() if storage == "shared" else result  # type: ignore[return-value]
+        return result.share_memory_() if storage == "shared" else result  # type: ignore[no-any-return]
 
 
 def _open_or_write(zeros: Any, backend: str, filename: Any, overwrite: bool = False, **kwargs: Any) -> Any:

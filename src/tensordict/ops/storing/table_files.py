@@ -386,9 +386,12 @@ class TableFiles(Tables):
         hashes: Sequence[str] | None = None,
         size_limit: int | str | None = 1 << 26,
         writer: Any = None,
+        finish_writer: bool | None = None,
         **kwargs: Any,
     ) -> None:
         """Write a streaming data set of MosaicML (format MDS), with a sample for each element of the first batch dim.
+
+        A container without batch dims is one sample.
 
         Example:
             >>> import torch
@@ -403,14 +406,17 @@ class TableFiles(Tables):
             compression: the compression of shards, such as `"zstd:7"`.
             hashes: algorithms for checksums of shards, such as `["sha1"]`.
             size_limit: the maximum size of a shard, in bytes or as `"100kb"`.
-            writer: an `MDSWriter` to write to, instead of `out`. It is not closed.
+            writer: an `MDSWriter` to write to, instead of `out`.
+            finish_writer: finish `writer`, which writes the index of the data set: pass `False` to write more to it. By
+                default it is finished, except by a container without batch dims.
             **kwargs: arguments of `streaming.MDSWriter`; `exist_ok=True` replaces the content of a local folder.
 
         Raises:
             ModuleNotFoundError: mosaicml-streaming is missing; the error names the extra.
             FileExistsError: `out` has content already.
             UnsupportedEntryError: MDS has no encoding for an entry; the error names it.
-            ValueError: the container has no batch dims or no entries, or two entries give the same column.
+            ValueError: the container has no entries, or two entries give the same column.
+            TypeError: neither `out` nor `writer` is given.
 
         Int64 numbers become `int`, other numbers the encoding named after their dtype. Leaves with more dims become
         `ndarray`, with a fixed shape unless they are ragged. Texts become `str`, bytes `bytes`, ints `int`, floats
@@ -419,7 +425,11 @@ class TableFiles(Tables):
         """
         options = {"keep_local": keep_local, "compression": compression, "size_limit": size_limit, **kwargs}
         options["hashes"] = None if hashes is None else list(hashes)
-        mds.write_mds(self, columns, out, writer, options)
+        finishes = bool(self._batch_size) if finish_writer is None else finish_writer
+        container: Any = self
+        mds.write_mds(
+            container if self._batch_size else container.unsqueeze(0), columns, out, writer, finishes, options
+        )
 
     @classmethod
     def from_mds(
