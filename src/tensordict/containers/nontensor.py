@@ -28,7 +28,10 @@ from tensordict.containers.nontensor_base import (
 )
 from tensordict.containers.shared_file import SharedFile, ValueInFile, members_in
 from tensordict.core import makers, pytree, registry, settings
-from tensordict.core.contract import ByNdim, Clones, Contract, Filler, Names, identity
+from tensordict.core.contract import ByNdim, Clones, Contract, Names, identity
+>>=======
+from tensordict.core.contract import Clones, Contract, Filler, Names, identity
+>>>>>>> theirs
 from tensordict.core.devices import as_device
 from tensordict.core.equality import same_value
 from tensordict.core.exceptions import ShapeError
@@ -130,11 +133,6 @@ class _HolderBase(SavedHolder, ValueOperators, TensorCollection):
         """Do the same as :meth:`update`, also on a locked holder."""
         self._update_all(input_dict_or_td)
         return self
-
-    def _choose(self, masks: ByNdim, other: Any, pad: object, path: Path) -> Any:
-        if not (isinstance(other, Contract) and other._is_non_tensor):
-            return self.copy()
-        return _choose_values(self, other, masks)
 
     def _update_all(self, value: object) -> None:
         """Replace the values of the whole batch by another holder, or by any object."""
@@ -749,13 +747,6 @@ def _fit_holder(item: object, holder: Any, at: Any, size: torch.Size, path: Path
             f"{entry_of(path)}values for a batch of size {list(theirs)} cannot be assigned to one of {list(size)}"
         )
     return new
-
-
-def _choose_values(a: Any, b: Any, masks: ByNdim) -> Any:
-    """Select values of the holder `a` where the mask is true, and of the holder `b` elsewhere."""
-    size = a._batch_size
-    mask = masks[len(size)].expand(size)
-    return b.copy()._assign_values(mask if size else (), a[mask] if size else a) if mask.any() else b.copy()
 
 
 def _have_same_sizes(one: Any, other: Any) -> bool:
