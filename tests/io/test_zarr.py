@@ -8,6 +8,7 @@ import multiprocessing
 import os
 import pathlib
 import pickle
+import sys
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -120,6 +121,13 @@ def test_round_trip(tmp_path: pathlib.Path, source: TensorDict, target: str) -> 
             assert_same(opened, source)
             with pytest.raises(SaveError, match=r"mode='r\+'"):
                 opened["new"] = torch.zeros(20)
+
+
+def test_folder_needs_nothing_for_urls(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("aiohttp", "tensordict.io.stores.zarr_remote"):
+        monkeypatch.setitem(sys.modules, name, None)
+    TensorDict(a=torch.ones(2)).to_zarr(path)
+    assert (from_zarr(path)["a"] == 1).all()
 
 
 def test_names_of_programs_that_read_it(path: str, source: TensorDict) -> None:

@@ -384,67 +384,14 @@ def test_numbers_in_mapped_tensors_are_formatted_as_in_others(tmp_path):
         f"{loss.expand(2):.3f}"
 
 
-def test_an_index_at_once() -> None:
-    values = torch.arange(6).view(3, 2)
-    assert MemoryMappedTensor(values, index=1).tolist() == [2, 3]
-    assert MemoryMappedTensor(values.untyped_storage(), dtype=torch.int64, shape=(3, 2), index=(..., 1)).tolist() == [
-        1,
-        3,
-        5,
-    ]
-
-
-def test_the_shape_in_the_file(tmp_path: pathlib.Path) -> None:
-    whole = MemoryMappedTensor.from_tensor(torch.zeros(3, 2), filename=tmp_path / "x")
-    assert all(part.parent_shape == (3, 2) for part in (whole, whole[1], whole[1][0]))
-    assert MemoryMappedTensor.from_filename(tmp_path / "x", torch.float32, (6,), 1).parent_shape == (6,)
-    assert MemoryMappedTensor.from_tensor(torch.zeros(3)).parent_shape is None
-
-
-def test_modes_of_a_file(tmp_path: pathlib.Path) -> None:
-    MemoryMappedTensor.from_tensor(torch.zeros(3), filename=tmp_path / "x")
-
-    def open_file(mode: Any) -> MemoryMappedTensor:
-        return MemoryMappedTensor.from_filename(tmp_path / "x", torch.float32, (3,), mode=mode)
-
-    open_file("r").fill_(1)
-    assert open_file(None).sum() == 0
-    open_file("r+").fill_(1)
-    open_file(None)[0] = 2
-    assert open_file("r").tolist() == [2, 1, 1]
-    with pytest.raises(ValueError, match="mode must be"):
-        open_file("w")
-    (tmp_path / "x").chmod(0o400)
-    if not os.access(tmp_path / "x", os.W_OK):
-        with pytest.raises(PermissionError, match="read-only"):
-            open_file("r+")
-
-
-def test_modes_of_a_save(tmp_path: pathlib.Path) -> None:
-    td = TensorDict(a=torch.zeros(3), text="old", batch_size=[3])
-    td.memmap(tmp_path / "s")
-    private = TensorDict.load_memmap(tmp_path / "s", mode="r")
-    private.update_({"a": torch.ones(3), "text": "new"})
-    assert TensorDict.load_memmap(tmp_path / "s")["text"] == "old" and private["text"] == "new"
-    target = TensorDict(a=torch.ones(3), batch_size=[3]).load_memmap_(tmp_path / "s", mode="r")
-    target["a"].fill_(7)
-    assert TensorDict.load(tmp_path / "s", mode="r+")["a"].sum() == 0
-    for load in (TensorDict.load_memmap, TensorDict.load, td.load_memmap_):
-        with pytest.raises(ValueError, match="mode must be"):
-            load(tmp_path / "s", mode="w")
-
-
-def test_an_entry_over_a_file_that_is_there(tmp_path: pathlib.Path) -> None:
-    td = TensorDict(batch_size=[2]).memmap_(tmp_path / "s")
-    (tmp_path / "s" / "a.memmap").write_bytes(bytes(8))
-    with pytest.raises(RuntimeError, match="already exists; pass existsok=True"):
-        td.make_memmap_from_tensor("a", torch.ones(2), existsok=False)
-    assert td.make_memmap_from_tensor("a", torch.ones(2)).tolist() == [1, 1]
-
-
-def test_two_names_of_an_index() -> None:
-    td = TensorDict(a=torch.arange(3), batch_size=[3])
-    assert td.get_at("a", idx=1) == td.get_at("a", index=1) == 1
-    for names in ({}, {"index": 1, "idx": 1}):
-        with pytest.raises(TypeError, match="one index"):
-            td.get_at("a", **names)
+@pytest.mark.parametrize("shape", [(4, 3), (), (0, 2)])
+def test_parent_shape_is_that_of_the_memory(shape: tuple[int, ...], tmp_path: pathlib.Path) -> None:
+    value = torch.zeros(shape)
+    for made in (
+        MemoryMappedTensor.from_tensor(value),
+        MemoryMappedTensor.zeros(shape),
+        MemoryMappedTensor.from_tensor(value, filename=tmp_path / "x"),
+    ):
+        assert made.parent_shape == shape
+        if shape == (4, 3):
+            assert made[0].parent_shape == made[:2].parent_shape == shape

@@ -61,8 +61,9 @@ Fill = float | Mapping[str, Any] | None
 
 @dataclass(frozen=True, slots=True)
 class TableOptions:
-    """Options for reading columns.
+    """Options for reading tables, in the order of the parameters of `from_arrow`.
 
+    auto_batch_size, batch_dims, device, batch_size: the sizes and the device of the container of all columns.
     separator: split the names of columns at this string into nested keys.
     dtype: cast numbers and bools to this dtype. Times and codes are not cast.
     nulls: `"mask"` adds a leaf `<name>_mask`, true where there is a value. `"fill"` fills without a mask. `None` and
@@ -73,8 +74,14 @@ class TableOptions:
     copy: copy columns whose memory could be shared.
     masks: the nested keys of columns that always get a mask, because other parts of the same table have nulls. The
         value is true for a mask of elements, and false for a mask of rows.
+    columns: the columns to read from a file; `None` for all.
+    arguments: further arguments for the library that reads the file.
     """
 
+    auto_batch_size: bool = False
+    batch_dims: int | None = None
+    device: object = None
+    batch_size: object = None
     separator: str | None = None
     dtype: torch.dtype | None = None
     nulls: Nulls = None
@@ -83,6 +90,8 @@ class TableOptions:
     mask_key: Path = ()
     copy: bool = False
     masks: Mapping[Path, bool] = field(default_factory=dict)
+    columns: Sequence[str] | None = None
+    arguments: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.nulls not in (None, "raise", "fill", "mask"):
@@ -91,6 +100,11 @@ class TableOptions:
             raise ValueError(f"mask_key= is for nulls='mask', and nulls is {self.nulls!r}")
         if self.separator == "":
             raise ValueError("the separator of nested keys has at least one character")
+
+    @property
+    def may_lack_values(self) -> bool:
+        """True if missing numbers are allowed."""
+        return self.nulls is not None or self.fill is not None
 
     def fill_of(self, name: str) -> Any:
         """Return the fill value of a column; `None` if there is none."""

@@ -270,7 +270,6 @@ def _open_nodes(name: Any, mode: str) -> tuple[Nodes, Any, str]:
     """
     library = zarr()
     from tensordict.io.stores.zarr_nodes import Nodes
-    from tensordict.io.stores.zarr_remote import RemoteStore
 
     if isinstance(name, library.abc.store.Store):
         inner = name.with_read_only(True) if mode == "r" and not name.read_only else name
@@ -280,6 +279,8 @@ def _open_nodes(name: Any, mode: str) -> tuple[Nodes, Any, str]:
         is_closed = bool(mode) and isinstance(inner, library.storage.ZipStore)
         return Nodes(inner, is_given=not is_closed), name, str(name)
     if isinstance(name, Remote) or is_url(name):
+        from tensordict.io.stores.zarr_remote import RemoteStore  # needs aiohttp
+
         remote = name if isinstance(name, Remote) else Remote(name)
         return Nodes(RemoteStore(remote, mode == "r")), remote, remote.url
     if not isinstance(name, str | bytes | os.PathLike):

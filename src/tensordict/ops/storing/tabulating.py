@@ -100,9 +100,9 @@ class Tables(Converting):
             TypeError: `batch_size` and `auto_batch_size` are both given.
         """
         place = () if mask_key is None else path_of(mask_key)
-        reading = TableOptions(separator, dtype, nulls, fill, metadata, place, bool(copy))
+        reading = separator, dtype, nulls, fill, metadata, place, bool(copy)
         container = arrow.container_of_table(table, reading)
-        return finish_table(cls, container, auto_batch_size, batch_dims, device, batch_size)  # type: ignore[no-any-return]
+        return finish_table(cls, arrow.container_of_table(table, options), options)  # type: ignore[no-any-return]
 
     def to_arrow(self, *, separator: str | None = None, nulls: Nulls = None) -> Table:
         """Convert to a `pyarrow.Table` with one row for each element of the first batch dim.
@@ -178,8 +178,8 @@ class Tables(Converting):
         Other dtypes of pandas are converted as in :meth:`from_arrow`: dates and times to integers in their own unit,
         categories to codes (-1 for missing ones, with `nulls` or `fill`), nullable integers to leaves.
         """
-        container = pandas.container_of_frame(dataframe, TableOptions(separator, dtype, nulls, fill, metadata))
-        return finish_table(cls, container, auto_batch_size, batch_dims, device, batch_size)  # type: ignore[no-any-return]
+        options = TableOptions(auto_batch_size, batch_dims, device, batch_size, separator, dtype, nulls, fill, metadata)
+        return finish_table(cls, pandas.container_of_frame(dataframe, options), options)  # type: ignore[no-any-return]
 
     def to_pandas(self, *, separator: str | None = None, nulls: Nulls = None) -> DataFrame:
         """Convert to a `pandas.DataFrame` with one row for each element of the first batch dim.
@@ -248,8 +248,8 @@ class Tables(Converting):
             TypeError: `dataframe` is not a data frame. Collect a lazy frame first.
             ValueError: for the same reasons as :meth:`from_arrow`.
         """
-        container = polars.container_of_frame(dataframe, TableOptions(separator, dtype, nulls, fill, metadata))
-        return finish_table(cls, container, auto_batch_size, batch_dims, device, batch_size)  # type: ignore[no-any-return]
+        options = TableOptions(auto_batch_size, batch_dims, device, batch_size, separator, dtype, nulls, fill, metadata)
+        return finish_table(cls, polars.container_of_frame(dataframe, options), options)  # type: ignore[no-any-return]
 
     def to_polars(self, *, separator: str | None = None, nulls: Nulls = None) -> PolarsFrame:
         """Convert to a `polars.DataFrame` with one row for each element of the first batch dim.
@@ -309,12 +309,15 @@ class Tables(Converting):
         A `ClassLabel` becomes codes, and its names become the entry `<name>_categories`. Arrays (`Array2D`, ...) and
         lists of a fixed length become leaves with more dims. Other columns are converted as in :meth:`from_arrow`.
         """
-        options: dict[str, Any] = {"auto_batch_size": auto_batch_size, "batch_dims": batch_dims, "device": device}
-        options |= {"batch_size": batch_size, "separator": separator, "dtype": dtype}
-        options |= {"nulls": nulls, "fill": fill, "metadata": metadata}
-        if isinstance(dataset, dict):
-            return cls.from_dict({name: cls.from_hf(split, **options) for name, split in dataset.items()})
-        return cls.from_arrow(huggingface.table_of_dataset(dataset), **options)
+        options = TableOptions(auto_batch_size, batch_dims, device, batch_size, separator, dtype, nulls, fill, metadata)
+
+        def read(dataset: Any) -> Any:
+            if isinstance(dataset, dict):
+                return cls.from_dict({name: read(split) for name, split in dataset.items()})
+            container = arrow.container_of_table(huggingface.table_of_dataset(dataset), options)
+            return finish_table(cls, container, options)
+
+        return read(dataset)  # type: ignore[no-any-return]
 
     def to_hf(self, *, separator: str | None = None, nulls: Nulls = None) -> Dataset:
         """Convert to a `datasets.Dataset` with a row for each element of the first batch dim.
@@ -338,11 +341,9 @@ class Tables(Converting):
         return huggingface.make_dataset(self.to_arrow(separator=separator, nulls=nulls))
 
 
-def finish_table(
-    cls: Any, container: Any, auto_batch_size: bool, batch_dims: int | None, device: object, batch_size: object
-) -> Any:
+def finish_table(cls: Any, container: Any, options: TableOptions) -> Any:
     """Convert a container of columns to the class `cls`, and apply the batch size and the device of the caller."""
     refuse_two_sizes(auto_batch_size, batch_size)
     if not isinstance(container, cls) and hasattr(cls, "from_tensordict"):
         container = cls.from_tensordict(container)
-    return apply_options(container, auto_batch_size, batch_dims, device, batch_size)
+    return apply_options(container, options.auto_batch_size, options.batch_dims, options.device, options.batch_size)
