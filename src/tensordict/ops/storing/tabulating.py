@@ -100,8 +100,8 @@ class Tables(Converting):
             TypeError: `batch_size` and `auto_batch_size` are both given.
         """
         place = () if mask_key is None else path_of(mask_key)
-        reading = separator, dtype, nulls, fill, metadata, place, bool(copy)
-        container = arrow.container_of_table(table, reading)
+        sizes = auto_batch_size, batch_dims, device, batch_size
+        options = TableOptions(*sizes, separator, dtype, nulls, fill, metadata, place, bool(copy))
         return finish_table(cls, arrow.container_of_table(table, options), options)  # type: ignore[no-any-return]
 
     def to_arrow(self, *, separator: str | None = None, nulls: Nulls = None) -> Table:
@@ -343,7 +343,7 @@ class Tables(Converting):
 
 def finish_table(cls: Any, container: Any, options: TableOptions) -> Any:
     """Convert a container of columns to the class `cls`, and apply the batch size and the device of the caller."""
-    refuse_two_sizes(auto_batch_size, batch_size)
+    refuse_two_sizes(options.auto_batch_size, options.batch_size)
     if not isinstance(container, cls) and hasattr(cls, "from_tensordict"):
         container = cls.from_tensordict(container)
     return apply_options(container, options.auto_batch_size, options.batch_dims, options.device, options.batch_size)
