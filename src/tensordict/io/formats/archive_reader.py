@@ -22,7 +22,6 @@ from tensordict.core.keys import Path, joined
 from tensordict.io.formats import zipping
 from tensordict.io.formats.zipping import BZIP2, DEFLATE, LZMA, METHODS, STORED, Entry
 from tensordict.memory import file_maps, system
-from tensordict.memory.names import TABLE_SUFFIX
 
 # The bytes that are decompressed in one step.
 _STEP = 1 << 20
@@ -44,7 +43,6 @@ class Archive:
         num_threads: the number of threads that decompress ahead, if it is more than one.
         fd: a descriptor of the file, which stays open.
         entries: the index of the file, if it is known already.
-        skip_compressed: return tensors without content for compressed entries.
 
     Raises:
         FileNotFoundError: the file is missing.
@@ -58,7 +56,6 @@ class Archive:
         num_threads: int = 0,
         fd: int | None = None,
         entries: dict[str, Entry] | None = None,
-        skip_compressed: bool = False,
     ) -> None:
         self.path = path
         self.writable = mode == "r+"
@@ -73,7 +70,6 @@ class Archive:
         self._ahead: dict[str, Future[bytearray]] = {}
         self._pool: ThreadPoolExecutor | None = None
         self._num_threads = num_threads
-        self._skip_compressed = skip_compressed
 
     # --- as a source ----------------------------------------------------------------------------------------------
 
@@ -113,9 +109,6 @@ class Archive:
         elif entry.method == STORED:
             # Other zip tools do not align entries, so the content is copied.
             flat = torch.frombuffer(bytearray(self.data[entry.start : entry.start + nbytes]), dtype=dtype)
-        elif self._skip_compressed and not path.endswith(TABLE_SUFFIX):
-            self._check_ratio(entry)
-            flat = torch.empty(numel, dtype=dtype, device="cpu")
         else:
             flat = torch.frombuffer(self.inflate(entry), dtype=dtype, count=numel)
         return flat if len(shape) == 1 else flat.view(shape)
