@@ -198,7 +198,8 @@ def load(path: PathLike, options: LoadOptions, access: Access, format: str | Non
 
 def map_save(path: PathLike | RemoteSave, options: LoadOptions, access: Access, format: str = "") -> Any:
     """Load a folder or an archive from a path or URL; see `TensorDict.load_memmap`."""
-    check_mode(options.mode)
+    if options.mode is not None:
+        check_mode(options.mode)
     nbytes = None if isinstance(path, RemoteSave) or is_url(path) else partial(count_bytes, path)
     with progress_bar(options.shows, "loading", nbytes) as options.progress:
         if isinstance(path, RemoteSave):

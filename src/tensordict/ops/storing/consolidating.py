@@ -108,7 +108,7 @@ class Consolidating(Leaves):
             non_blocking: do not wait for copies to or from an accelerator.
             inplace: replace the leaves of this container, and return this container.
             return_early: with at least two threads, return a `concurrent.futures.Future` of the result. The tensors
-                must not change until it is done.
+                must not change until it is done. Not with `use_buffer` or `non_blocking`.
             use_buffer: with a file, collect the leaves in memory and write the file in one piece. The result keeps the
                 leaves in memory, and writing to them does not change the file.
             share_memory: put the storage in shared memory.
@@ -171,8 +171,8 @@ class Consolidating(Leaves):
             raise ValueError(f"a file is mapped on the CPU: pass filename or device={str(device)!r}, not both")
         if filename is None and (checksum or progress):
             raise ValueError("checksum and progress are for a file: pass filename too")
-        if return_early and (use_buffer or non_blocking):
-            raise ValueError("return_early cannot be combined with use_buffer or non_blocking")
+        if return_early and num_threads > 1 and (use_buffer or non_blocking):
+            raise UnsupportedEntryError("return_early cannot be combined with use_buffer or non_blocking")
         source = self
         if in_file and filename is None:
             source = self._dense() if self._members() is None else self._map(identity)
