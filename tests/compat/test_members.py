@@ -453,6 +453,7 @@ def test_stack_onto_what_does_not_fit(items: list[Any], dim: int, error: type[Ex
 def test_sub_tensordict_writes_through(kind: Any) -> None:
     """TorchRL's VD4RL data sets put the next pixels into all steps but the last."""
     td = kind(Path())
+    assert td._get_sub_tensordict(range(1)).batch_size[0] == 1
     part = td._get_sub_tensordict(slice(0, -1))
     assert part.batch_size == torch.Size([2]) and type(part) is type(td)
     part.set("a", torch.ones(2, 2), inplace=True)

@@ -603,8 +603,58 @@ def test_the_list_writes_through():
     grid = TensorDict({"s": GRID}, batch_size=[2, 3])
     grid["s"][1][2] = "z"
     assert grid["s"][1] == ["d", "e", "z"]
-    with pytest.raises(TypeError, match="length"):
-        td["s"].append("c")
+    assert repr(td["s"]) == "LinkedList(['q', 'b'])"
+    words = td["s"]
+    words.append("c")  # This changes the list only, and ends the link.
+    words[0] = "r"
+    assert words == ["r", "b", "c"] and td["s"] == ["q", "b"]
+
+
+def test_a_value_under_a_new_dim_becomes_a_stack():
+    single = TensorDict(a=torch.zeros(()), t="x", n=TensorDict(t="y"), origin=MetaData("camera"))
+    for td in (single.unsqueeze(0), single.expand(1)):
+        assert td["t"] == ["x"] and td["n", "t"] == ["y"] and td["origin"] == "camera"
+        assert td.squeeze(0)["t"] == "x" and td.batch_size == td.get("t").batch_size
+    row = TensorDict(a=torch.zeros(3), t="x", batch_size=[3], names=["time"])
+    assert row.expand(2, 3)["t"] == [["x"] * 3] * 2 and row.unsqueeze(1)["t"] == [["x"]] * 3
+    assert row.expand(2, 3).get("t").names == [None, "time"] and row.expand(3)["t"] == "x"
+    assert row.reshape(3, 1)["t"] == "x" and row[None]["t"] == "x"
+    pair = single.expand(2)
+    pair[0] = {"t": "z"}
+    assert pair["t"] == ["z", "x"] and single["t"] == "x"
+    with set_capture_non_tensor_stack(True):
+        assert single.unsqueeze(0)["t"] == "x"
+    assert isinstance(NonTensorData("x").expand(2, 0), NonTensorStack) and NonTensorData("x").expand(0).batch_size == (
+        0,
+    )
+
+
+def test_a_dict_compares_with_values_of_a_batch():
+    td = TensorDict(a=torch.arange(3), t="x", n=TensorDict(t=["x", "y", "z"], batch_size=[3]), batch_size=[3])
+    assert (td == td.to_dict()).all() and not (td != td.to_dict()).any()
+    assert (td == {**td.to_dict(), "t": "y"})["t"].tolist() == [False] * 3
+
+
+def test_where_of_holders_themselves():
+    mask = torch.tensor([True, False, True])
+    stack = NonTensorStack("x", "y", "z")
+    assert stack.where(mask, NonTensorStack("1", "2", "3")).tolist() == ["x", "2", "z"]
+    assert NonTensorData("x", batch_size=[3]).where(mask, stack).tolist() == ["x", "y", "x"]
+    assert NonTensorData("x").where(torch.tensor(False), NonTensorData("y")).data == "y"
+    assert stack.where(mask, 0).tolist() == ["x", "y", "z"]
+
+
+def test_a_container_without_its_values_is_not_locked():
+    td = TensorDict(t="x", n=TensorDict(a=torch.zeros(1))).lock_()
+    td.filter_non_tensor_data()["n", "b"] = torch.ones(1)
+    assert ("n", "b") not in td.keys(True)
+
+
+def test_copy_at_asks_for_tensors_unless_told_otherwise():
+    stack = NonTensorStack("x", "y")
+    with pytest.raises(RuntimeError, match="fast=False"):
+        stack.copy_at_(NonTensorData("q"), 0)
+    assert stack.copy_at_(NonTensorData("q"), 0, fast=False).tolist() == ["q", "y"]
 
 
 def test_lazy_stacks_take_values():

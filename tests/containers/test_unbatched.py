@@ -15,6 +15,7 @@ from tensordict import (
     TensorDict,
     TensorDictParams,
     UnbatchedTensor,
+    is_tensor_collection,
     is_tensorclass,
     lazy_stack,
 )
@@ -185,3 +186,8 @@ def test_operations_in_place_pass_it_by() -> None:
     ):
         td = TensorDict({"u": UnbatchedTensor(torch.ones(3)), "a": torch.arange(2)}, [2], names=["x"])
         assert change(td) is td and torch.equal(td["u"], torch.ones(3))
+
+
+def test_it_counts_as_a_tensor() -> None:
+    unbatched = UnbatchedTensor(torch.ones(2))
+    assert not is_tensor_collection(unbatched) and not is_tensor_collection(UnbatchedTensor)

@@ -28,7 +28,10 @@ from tensordict.containers.nontensor_base import (
 )
 from tensordict.containers.shared_file import SharedFile, ValueInFile, members_in
 from tensordict.core import makers, pytree, registry, settings
+from tensordict.core.contract import ByNdim, Clones, Contract, Names, identity
+>>=======
 from tensordict.core.contract import Clones, Contract, Filler, Names, identity
+>>>>>>> theirs
 from tensordict.core.devices import as_device
 from tensordict.core.equality import same_value
 from tensordict.core.exceptions import ShapeError
@@ -94,11 +97,25 @@ class _HolderBase(SavedHolder, ValueOperators, TensorCollection):
             else part.tolist(as_linked_list=as_linked_list)
             for part in self.unbind(0)
         ]
-        return LinkedList(items, self) if as_linked_list else items
+        return LinkedList(items, td=self) if as_linked_list else items
 
-    def to_dict(self, *, retain_none: bool = True, convert_tensors: object = False, tolist_first: bool = False) -> Any:
-        """Return the value, or the list of the values of a stack, as `to_dict` of a container puts it into its dict."""
-        return self.tolist() if isinstance(self, NonTensorStack) else self._unwrap_value()
+    def to_dict(
+        self,
+        *,
+        retain_none: bool = True,
+        convert_tensors: object = False,
+        tolist_first: bool = False,
+        as_linked_list: bool = False,
+    ) -> Any:
+        """Return the value, or the list of the values of a stack, as `to_dict` of a container puts it into its dict.
+
+        Args:
+            retain_none, convert_tensors, tolist_first: accepted for compatibility with other containers, and ignored.
+            as_linked_list: as for :meth:`tolist`.
+        """
+        if isinstance(self, NonTensorStack):
+            return self.tolist(as_linked_list=as_linked_list)
+        return self._unwrap_value()
 
     def update(self, input_dict_or_td: object = None, *args: object, **kwargs: object) -> Self:
         """Replace the value by the value of another holder, or by any object. A stack also takes lists and stacks.
@@ -359,6 +376,18 @@ class NonTensorDataBase(_HolderBase):
             return new._map(Tensor.clone)
         return NonTensorStack._along(self.unbind(0), 0)._assign_values(at, new)
 
+    def _stack_along(self, dims: Sequence[int]) -> Any:
+        """Return a stack of equal values along these dims, from the outermost to the innermost."""
+        size = self._batch_size
+        if not dims or not size[dims[0]] or _stack_to_one([self]):
+            return self
+        dim, *rest = dims
+        names = None if self._names is None else self._names[:dim] + self._names[dim + 1 :]
+        inner = size[:dim] + size[dim + 1 :]
+        after = [other - 1 for other in rest]
+        members = [self._of(self._value, inner, self._device, names) for _ in range(size[dim])]
+        return NonTensorStack._along([member._stack_along(after) for member in members] if after else members, dim)
+
     def _resized_along(self, size: torch.Size, batch_dims: int) -> Self:
         """Return a holder of the same value whose first `batch_dims` batch dims are replaced by `size`."""
         return self._of(self._value, size + self._batch_size[batch_dims:], self._device)
@@ -608,6 +637,9 @@ class NonTensorStack(_HolderBase, LazyStackedTensorDict):
 
     def _use_file(self, file: SharedFile | None) -> None:
         self._entries, self._file = members_in(file, self._entries), file
+
+    def _stack_along(self, dims: Sequence[int]) -> Self:
+        return self
 
     def _resized_along(self, size: torch.Size, batch_dims: int) -> Self:
         # `torch.vmap` does not split the values along the mapped dim.

@@ -183,6 +183,8 @@ class ClientMembers(Indexing, Applying, Naming):
             IndexError: the part would be a copy, so that writes into it would be lost.
         """
         source = self._wrapped_container()
+        if isinstance(idx, range) and idx.start >= 0 and idx.stop >= 0 and idx.step > 0:
+            idx = slice(idx.start, idx.stop, idx.step)
         at = leaf_index(idx, self._batch_size)
         if is_basic(at) and type(source._entries) is dict:
             return self._rewrap(link_part(source, at))

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Iterable, Mapping
 from numbers import Number
-from typing import TYPE_CHECKING, Any, Literal, NoReturn, SupportsIndex
+from typing import TYPE_CHECKING, Any, Literal, SupportsIndex
 
 from torch import Tensor
 
@@ -160,7 +161,7 @@ class Converting(Contract):
             )
             for item in self.unbind(0)
         ]
-        return LinkedList(items, self) if as_linked_list else items
+        return LinkedList(items, td=self) if as_linked_list else items
 
     @classmethod
     def from_dict(
@@ -322,38 +323,59 @@ class Converting(Contract):
         return cls.from_dict(dict.fromkeys(keys, value))
 
 
+def _unlinked(name: str) -> Any:
+    """Return a method of lists that moves items, after which the list no longer writes to its container."""
+    method = getattr(list, name)
+
+    def move(self: LinkedList, *args: Any, **kwargs: Any) -> Any:
+        result = method(self, *args, **kwargs)
+        self._container = None
+        return result
+
+    return functools.update_wrapper(move, method)
+
+
 class LinkedList(list[Any]):
     """A list of the items of a container along its first batch dim. Assigning to an item writes to the container.
 
-    Its length cannot change, because it is the length of the batch dim.
+    Methods that move items, such as `append` and `sort`, change the list only, and end the link to the container.
+
+    Args:
+        items: the items.
+        td: the container that assignments write to; `None` for none.
     """
 
-    def __init__(self, items: Iterable[object], container: Any) -> None:
+    def __init__(self, items: Iterable[object] = (), *, td: Any = None) -> None:
         super().__init__(items)
-        self._container = container
+        self._container = td
 
     def __setitem__(self, index: SupportsIndex | slice, value: Any) -> None:
-        if isinstance(index, slice):
+        if self._container is None:
+            super().__setitem__(index, value)
+        elif isinstance(index, slice):
             values = list(value)
             positions = range(*index.indices(len(self)))
             if len(values) != len(positions):
-                self._refuse()
+                raise TypeError(
+                    "a slice of this list is a part of a batch and takes as many values as it has: copy the list first "
+                    "with list(...)"
+                )
             for position, item in zip(positions, values, strict=True):
                 self[position] = item
-            return
-        self._container[index.__index__()] = value
-        super().__setitem__(index, value)
+        else:
+            self._container[index.__index__()] = value
+            super().__setitem__(index, value)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({super().__repr__()})"
 
     def __reduce__(self) -> Any:
         # A pickle or a copy is a plain list, because it lacks the container to write to.
         return list, (list(self),)
 
-    def _refuse(self, *args: object, **kwargs: object) -> NoReturn:
-        raise TypeError(
-            "the length of this list is a batch dim of a container and cannot change: copy it first with list(...)"
-        )
-
-    append = extend = insert = pop = remove = clear = __delitem__ = __iadd__ = __imul__ = _refuse
+    append, extend, insert, pop = map(_unlinked, ("append", "extend", "insert", "pop"))
+    remove, clear, sort, reverse = map(_unlinked, ("remove", "clear", "sort", "reverse"))
+    __delitem__, __iadd__, __imul__ = map(_unlinked, ("__delitem__", "__iadd__", "__imul__"))
 
 
 def _to_plain(name: str, value: Tensor, convert: ConvertTensors) -> Any:

@@ -35,6 +35,7 @@ class BatchOp:
         args: the other arguments of the constructor. Dims are counted from the front.
         is_view: True if the result is a view. A view of memory-mapped or shared memory is also marked so.
         copies: True if members of a lazy stack are copied even if the operation does not change them.
+        new_dims: the dims of the result that the operation inserts, for which a non-tensor value becomes a stack.
     """
 
     __slots__ = ("leaf", "old", "size")
@@ -46,6 +47,7 @@ class BatchOp:
     args: tuple[Any, ...] = ()
     is_view: bool = False
     copies: bool = False
+    new_dims: Sequence[int] = ()
 
     def rename(self, names: Names) -> Names:
         """Return the dim names after the operation; `names` are the names before it."""
@@ -280,14 +282,14 @@ class Squeeze(BatchOp):
 class Unsqueeze(BatchOp):
     """Insert a dim of size 1."""
 
-    __slots__ = ("args",)
+    __slots__ = ("args", "new_dims")
     name = "unsqueeze"
     is_view = True
 
     def __init__(self, old: Size, dim: int) -> None:
         size = list(old)
         size.insert(dim, 1)
-        self.old, self.size, self.args = old, Size(size), (dim,)
+        self.old, self.size, self.args, self.new_dims = old, Size(size), (dim,), (dim,)
         # Indexing a tensor with None takes a quarter less time than `unsqueeze`.
         self.leaf = itemgetter(None) if dim == 0 else methodcaller("unsqueeze", dim)
 
@@ -307,12 +309,13 @@ class Unsqueeze(BatchOp):
 class Expand(BatchOp):
     """Repeat dims of size 1 and add leading dims, without copying."""
 
+    __slots__ = ("new_dims",)
     name = "expand"
 
     def __init__(self, old: Size, size: Size) -> None:
         head, batch_dims = tuple(size), len(old)
         extents = PerNdim(lambda ndim: head + (-1,) * (ndim - batch_dims))
-        self.old, self.size = old, size
+        self.old, self.size, self.new_dims = old, size, range(len(size) - len(old))
         self.leaf = (lambda v: v.expand(*extents[v.dim()])) if head else (lambda v: v.expand(extents[v.dim()]))
 
     def rename(self, names: Names) -> Names:

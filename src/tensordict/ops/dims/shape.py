@@ -5,6 +5,7 @@ Feature dims do not change.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from operator import methodcaller
 from typing import TYPE_CHECKING, Any
 
@@ -65,6 +66,11 @@ class Shape(Sizing):
                 result = self._map(op.leaf, op.size, len(op.old), op.rename, op.on_stack)
             except RuntimeError as error:
                 raise name_entry(error, _walk_entries(self), op.leaf) from error
+            if op.new_dims:
+                entries = result._entries
+                # A container of tensors only, the most frequent one, costs no call.
+                if type(entries) is not dict or list(map(type, entries.values())).count(Tensor) != len(entries):
+                    result = _stack_values(result, op.new_dims)
         if self._locked and result is not self:
             result._lock_tree()
             if op.is_view:
@@ -74,10 +80,16 @@ class Shape(Sizing):
     def _on_batch_in_place(self, op: BatchOp) -> Self:
         """Apply `op` to this container in place, leaf by leaf."""
         if self._members() is not None:
-            raise ShapeError(
-                f"{op.name} cannot change a lazy stack in place, because its members determine its batch size; "
-                "use inplace=False"
-            )
+            self._refuse_if_locked(f"{op.name} it in place")
+            stack, result = self._wrapped_container(), self._on_batch(op)._wrapped_container()
+            if type(result) is not type(stack):
+                raise ShapeError(
+                    f"{op.name} cannot change a lazy stack in place, because its members determine its batch size; "
+                    "use inplace=False"
+                )
+            # The batch size is cached.
+            stack._entries, stack._size = result._entries, None
+            return self
         return replace_leaves(self, op.leaf, op.size, len(op.old), op.rename)
 
     def _return_self(self) -> Self:
@@ -105,7 +117,7 @@ class Shape(Sizing):
                 `torch.dtype`.
             size: the new batch size, instead of `shape`.
             batch_size: with a dtype, the batch size of the result and of its nested containers. Needed if the change of
-                dtype changes a batch dim.
+                dtype changes a batch dim. Lazy stacks become dense.
 
         Returns:
             a container of views; this container if it has that batch size already. A `with` block undoes the view at
@@ -124,9 +136,17 @@ class Shape(Sizing):
         return self._on_batch(batch_ops.Reshape(old, new, "view"), True)
 
     def _view_dtype(self, dtype: torch.dtype, batch_size: object) -> Self:
-        size = None if batch_size is None else as_size(batch_size)
-        result = self._map(methodcaller("view", dtype))
-        if size is not None:
+        view = methodcaller("view", dtype)
+        if batch_size is None:
+            result = self._map(view)
+        else:
+            # Lazy stacks become dense, because their members may not fit the new size.
+            size, batch_dims = as_size(batch_size), len(self._batch_size)
+
+            def view_stack(node: Any) -> Any:
+                return node if node._is_non_tensor else node._dense()._map(view, size, batch_dims, None, view_stack)
+
+            result = self._map(view, size, batch_dims, None, view_stack)
             _set_tree_size(result, size)
         _check_fit(result, ())
         if self._locked:
@@ -332,7 +352,7 @@ class Shape(Sizing):
         old = self._batch_size
         return self._on_batch(batch_ops.Unsqueeze(old, as_new_dim(dim, len(old))), True)
 
-    def expand(self, *args: object, size: object = None, shape: object = None) -> Self:
+    def expand(self, *args: object, size: object = None, shape: object = None, inplace: bool = False) -> Self:
         """Expand batch dims of size 1 and add leading dims, without copying (as `Tensor.expand`).
 
         Example:
@@ -345,12 +365,14 @@ class Shape(Sizing):
             *args: the new batch size as ints or as one sequence; -1 keeps a dim.
             size: the new batch size, instead of `args`.
             shape: the same as `size`.
+            inplace: change this container, leaf by leaf, instead of making a new one. A lazy stack gets new members.
 
         Raises:
-            RuntimeError: a dim that is not of size 1 would change.
+            RuntimeError: a dim that is not of size 1 would change; or, with `inplace`, the container is locked.
         """
         old = self._batch_size
-        return self._on_batch(batch_ops.Expand(old, expand_size(as_ints(args, shape if size is None else size), old)))
+        op = batch_ops.Expand(old, expand_size(as_ints(args, shape if size is None else size), old))
+        return self._on_batch_in_place(op) if inplace else self._on_batch(op)
 
     def expand_as(self, other: object) -> Self:
         """Expand the batch to the shape of a tensor, or each entry to its shape in another container.
@@ -563,6 +585,17 @@ class Shape(Sizing):
         return self._on_batch_in_place(op) if inplace else self._on_batch(op)
 
 
+def _stack_values(result: Any, dims: Sequence[int]) -> Any:
+    """Make a stack along the new `dims` of each non-tensor value, as stacking the containers would."""
+    if result._is_non_tensor:
+        return result._stack_along(dims)
+    entries = result._wrapped_container()._entries
+    for name, value in list(entries.items()) if type(entries) is dict else ():
+        if type(value) is not Tensor and is_node(value) and (value._is_non_tensor or value._members() is None):
+            entries[name] = _stack_values(value, dims)
+    return result
+
+
 def _expand_like(node: Any, other: Contract, path: tuple[str, ...]) -> Any:
     """Expand every leaf of `node` to the shape of the same entry of `other`. Returns a container of its batch size."""
     entries: dict[str, Any] = {}
@@ -591,7 +624,7 @@ def _set_tree_size(node: Contract, size: torch.Size) -> None:
     """Set the batch size of every container of a tree."""
     resize(node, size)
     for value in node._entries.values():
-        if isinstance(value, Contract):
+        if isinstance(value, Contract) and not (value._is_non_tensor and value._members() is not None):
             _set_tree_size(value, size)
 
 

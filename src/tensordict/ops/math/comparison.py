@@ -123,7 +123,11 @@ class Comparison(Leaves):
         elif isinstance(other, numbers.Number):
             return self._map(lambda leaf: op(leaf, other))
         elif isinstance(other, Mapping):
-            return self._compare_with_container(make_from_mapping(other), op)
+            made = make_from_mapping(other)
+            size = self._batch_size
+            if self._members() is not None and all(leaf.shape[: len(size)] == size for leaf in made._leaves()):
+                made.batch_size = size  # The result is then a lazy stack, too.
+            return self._compare_with_container(made, op)
         elif isinstance(other, (np.ndarray, np.generic)):
             other = torch.as_tensor(other)
         else:

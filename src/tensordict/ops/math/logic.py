@@ -103,6 +103,8 @@ class ValueOperators(Comparison):
         if fn is None:
             return self.copy()
         size, device = self._batch_size, self._device
+        if size and hasattr(other, "_value") and not other._batch_size:
+            other = makers.value(other._value, size)  # One value, for example of a dict, stands for the whole batch.
         _check_sizes(self, other)
         result = self._combine(other, fn)
         one = hasattr(result, "_value")
