@@ -28,10 +28,7 @@ from tensordict.containers.nontensor_base import (
 )
 from tensordict.containers.shared_file import SharedFile, ValueInFile, members_in
 from tensordict.core import makers, pytree, registry, settings
-from tensordict.core.contract import ByNdim, Clones, Contract, Names, identity
->>=======
 from tensordict.core.contract import Clones, Contract, Filler, Names, identity
->>>>>>> theirs
 from tensordict.core.devices import as_device
 from tensordict.core.equality import same_value
 from tensordict.core.exceptions import ShapeError
