@@ -13,6 +13,7 @@ try:
     from tensordict.base import TensorDictBase
     from tensordict.compat import pickles as pickles  # makes itself known to torch.load
     from tensordict.containers.api import (
+        append_memmap,
         from_any,
         from_arrow,
         from_consolidated,
@@ -35,6 +36,7 @@ try:
         load_memmap,
         make_tensordict,
         save,
+        to_arrow,
         to_safetensors,
     )
     from tensordict.containers.concatenated import LazyConcatenatedTensorDict
@@ -114,7 +116,12 @@ else:
             return _importlib.import_module(f"tensordict.{name}")
         if name in ("LazyStackedTensorDictStore", "TensorDictStore"):
             return getattr(_importlib.import_module("tensordict.store"), name)
+        if name.startswith("PYTREE_REGISTERED_"):
+            return getattr(_importlib.import_module("tensordict._pytree"), name)
         raise AttributeError(f"module 'tensordict' has no attribute {name!r}", name=name)
+
+    def __dir__() -> list[str]:
+        return sorted({*globals(), *__all__})
 
 
 # Paths that pickles and a few programs know are in this folder, found as if they were here.
@@ -127,6 +134,7 @@ __all__ = [
     "DatasetWriter",
     "LazyConcatenatedTensorDict",
     "LazyStackedTensorDict",
+    "LazyStackedTensorDictStore",
     "LazyView",
     "MemmapTensor",
     "MemoryMappedTensor",
@@ -146,8 +154,10 @@ __all__ = [
     "TensorDict",
     "TensorDictBase",
     "TensorDictParams",
+    "TensorDictStore",
     "TypedTensorDict",
     "UnbatchedTensor",
+    "append_memmap",
     "as_tensordict_module",
     "assert_allclose_td",
     "assert_close",
@@ -216,6 +226,7 @@ __all__ = [
     "set_printoptions",
     "stack",
     "tensorclass",
+    "to_arrow",
     "to_safetensors",
     "unpack_memmap",
     "unpad_sequence",

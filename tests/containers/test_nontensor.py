@@ -644,6 +644,12 @@ def test_where_of_holders_themselves():
     assert stack.where(mask, 0).tolist() == ["x", "y", "z"]
 
 
+def test_a_container_without_its_values_is_not_locked():
+    td = TensorDict(t="x", n=TensorDict(a=torch.zeros(1))).lock_()
+    td.filter_non_tensor_data()["n", "b"] = torch.ones(1)
+    assert ("n", "b") not in td.keys(True)
+
+
 def test_copy_at_asks_for_tensors_unless_told_otherwise():
     stack = NonTensorStack("x", "y")
     with pytest.raises(RuntimeError, match="fast=False"):

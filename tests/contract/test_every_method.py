@@ -178,6 +178,10 @@ def test_keys_that_move(writable: Any, plain: Plain, kind: Kind) -> None:
 def test_values(writable: Any, plain: Plain, kind: Kind) -> None:
     if kind.is_module:
         pytest.skip("the entries of a module are tensors")
+    if not kind.holds_values:
+        with pytest.raises(NotImplementedError, match="'new' is a value"):
+            writable.set_non_tensor("new", "text")
+        return
     writable.set_non_tensor("new", "text")
     # A lazy stack has one for every member.
     assert np.unique(np.array(writable.get_non_tensor("new"))).tolist() == ["text"]
@@ -343,3 +347,65 @@ def test_the_suite_names_every_public_method() -> None:
     words |= {f"{name}_" for name in (*OF_ONE, *OF_TWO, *OF_THREE)}
     public = {name for name in dir(TensorDict) if not name.startswith("_")}
     assert sorted(public - words) == []
+
+
+# --- the names of arguments -------------------------------------------------------------------------------------------
+
+
+def test_an_index_has_two_names(writable: Any, plain: Plain, kind: Kind) -> None:
+    """The reference calls the index `idx` in some containers, and `index` in others."""
+    if not kind.batch_size or kind.is_module:
+        pytest.skip("needs elements that can be written to")
+    value = changed(plain["z"][0])
+    part = {"z": value}
+    for write in (
+        lambda td: td.set_at_("z", value, 0, False),
+        lambda td: td.set_at_("z", value, index=0, non_blocking=False),
+        lambda td: td.set_at_("z", value, idx=0),
+        lambda td: td.update_at_(part, 0, False),
+        lambda td: td.update_at_(part, idx=0),
+        lambda td: td.update_at_(part, index=0),
+    ):
+        target = writable.clone()
+        assert write(target) is target
+        assert_leaf(target["z"][0], value, "z")
+    for found in (writable.get_at("z", 0), writable.get_at("z", index=0), writable.get_at("z", idx=0)):
+        assert_leaf(found, plain["z"][0], "z")
+    assert writable.get_at("none", 0, None) is writable.get_at("none", idx=0, default=None) is None
+    with pytest.raises(TypeError, match="get_at.. takes one of the arguments index, idx, got none"):
+        writable.get_at("z")
+    with pytest.raises(TypeError, match="set_at_.. takes one of the arguments index, idx, got index, idx"):
+        writable.set_at_("z", value, 0, idx=0)
+
+
+def test_arguments_by_position_and_by_keyword(writable: Any, plain: Plain, kind: Kind) -> None:
+    same = writable.clone()
+    for source in (writable.copy_(same), writable.copy_(src=same), writable.copy_(tensordict=same)):
+        assert source is writable
+    with pytest.raises(TypeError, match="copy_"):
+        writable.copy_()
+    if not kind.is_module:
+        assert_matches(writable.set("z", plain["z"], False, True), plain, kind.batch_size, kind.extra)
+    stack = type(writable).maybe_dense_stack
+    for result in (stack(items=[same, same]), stack([same, same], 0, None), stack([same, same], 0, None, False)):
+        assert result.batch_size == (2, *kind.batch_size)
+    assert len(writable.empty(names=None).names) == writable.ndim
+    assert not any(writable.empty(names=None).names) and writable.empty().names == writable.names
+
+
+def test_expand_in_place(writable: Any, plain: Plain, kind: Kind) -> None:
+    if kind.is_module or not kind.in_memory or (not kind.resizes and not kind.stack_dims):
+        pytest.skip("needs leaves that can be exchanged")
+    size = (2, *kind.batch_size)
+    if kind.stacked_at:
+        with pytest.raises(NotImplementedError, match="lazy stack"):
+            writable.expand(size, inplace=True)
+        return
+    expected = writable.expand(size)
+    target = writable.clone()
+    assert target.expand(*size, inplace=True) is target and target.batch_size == size
+    for path, leaf in leaves(plain).items():
+        assert_leaf(target[path], leaf.expand(2, *leaf.shape), path)
+    assert target.names == expected.names and type(target) is type(writable.clone())
+    with pytest.raises(RuntimeError, match="locked"):
+        target.lock_().expand(3, *size, inplace=True)

@@ -131,7 +131,8 @@ def cast(value: object, hint: object, where: str) -> Any:
                 return kind.from_dict(value)
             if not hasattr(kind, "from_tensordict"):
                 return value
-            return kind.from_tensordict(value) if is_node(value) and not value._is_non_tensor else kind(value)
+            is_filled = isinstance(value, Contract) and is_node(value) and not value._is_non_tensor
+            return kind.from_tensordict(value) if is_filled else kind(value)
         return value if isinstance(value, Contract) or origin is not None else kind(value)
     except (TypeError, ValueError, RuntimeError) as error:
         raise TypeError(

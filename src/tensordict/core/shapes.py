@@ -55,6 +55,16 @@ class PerNdim(dict[int, tuple[int, ...]]):
         return made
 
 
+def refuse_two_sizes(auto_batch_size: bool, batch_size: object) -> None:
+    """Raise an error if a batch size is given, and is to be found too.
+
+    Raises:
+        TypeError: both arguments are given.
+    """
+    if auto_batch_size and batch_size is not None:
+        raise TypeError("batch_size and auto_batch_size=True exclude each other: pass one of them")
+
+
 def as_dim(dim: Any, ndim: int) -> int:
     """Convert a dim of a container with `ndim` batch dims to a non-negative dim.
 

@@ -131,18 +131,18 @@ class TensorCollection(
         ) -> _Container: ...
         @classmethod
         def lazy_stack(cls, input: Iterable[Any], dim: int = 0, *, out: Any = None, **kwargs: Any) -> Any: ...
-        @overload
+        @overload  # type: ignore[override]
         @classmethod
         def maybe_dense_stack(
-            cls, input: Iterable[TensorDictBase], dim: int = ..., *, out: Any = ..., **kwargs: Any
+            cls, input: Iterable[TensorDictBase], dim: int = ..., out: Any = ..., **kwargs: Any
         ) -> TensorDictBase: ...
         @overload
         @classmethod
         def maybe_dense_stack(
-            cls, input: Iterable[_Container], dim: int = ..., *, out: Any = ..., **kwargs: Any
+            cls, input: Iterable[_Container], dim: int = ..., out: Any = ..., **kwargs: Any
         ) -> _Container: ...
         @classmethod
-        def maybe_dense_stack(cls, input: Iterable[Any], dim: int = 0, *, out: Any = None, **kwargs: Any) -> Any: ...
+        def maybe_dense_stack(cls, input: Iterable[Any], dim: int = 0, out: Any = None, **kwargs: Any) -> Any: ...
         @overload  # type: ignore[override]
         @classmethod
         def from_module(

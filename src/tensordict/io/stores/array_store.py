@@ -112,6 +112,15 @@ class Item(ABC):
 class Text(Item):
     """A text in a store, which holds a value."""
 
+    @property
+    def is_pickled(self) -> bool:
+        """True for a pickled value, which `pickled` reads."""
+        return False
+
+    def pickled(self) -> bytes:
+        """Read a pickled value."""
+        raise NotImplementedError
+
     @abstractmethod
     def content(self) -> str:
         """Read the text."""
@@ -184,6 +193,14 @@ class UnreadableItem(Item):
         )
 
 
+class ForeignArray(UnreadableItem):
+    """An array of another program that torch has no dtype for, such as one of texts or dates. It is read as a value."""
+
+    @abstractmethod
+    def elements(self) -> Any:
+        """Read the array, as a NumPy array."""
+
+
 class Group(Item):
     """A group of named items.
 
@@ -237,6 +254,15 @@ class Group(Item):
     def new_text(self, key: Path, content: str) -> Text:
         """Create a text without a name; raises `UnicodeEncodeError` if it cannot be encoded as UTF-8."""
 
+    def new_pickle(self, key: Path, content: bytes) -> Text:
+        """Create a pickled value without a name, in a store that `holds_pickles`."""
+        raise NotImplementedError
+
+    @property
+    def handle(self) -> Any:
+        """The object of the library of the store: an open file or group."""
+        raise NotImplementedError
+
     @abstractmethod
     def attach(self, name: str, item: Item) -> None:
         """Name an item, replacing the item that has this name."""
@@ -262,8 +288,11 @@ class Store(ABC):
         texts_are_json: True if string values are stored as JSON, like other values.
         opens_urls: True if `open` and `create` accept a `Remote`.
         holds_ragged: True if the store can hold ragged tensors.
+        holds_pickles: True if the store can hold pickled values.
         notes: True if the batch sizes and names of containers are written to the store.
         progress: progress bar that counts the bytes written; `None` for none.
+        allow_pickle: values that JSON cannot hold are pickled and unpickled, if the store can hold pickles.
+        reads_stacks: a `ForeignArray` whose leading dims are the batch dims is read as one value for each element.
     """
 
     backend: ClassVar[str]
@@ -275,6 +304,9 @@ class Store(ABC):
     texts_are_json: ClassVar[bool] = False
     opens_urls: ClassVar[bool] = False
     holds_ragged: ClassVar[bool] = False
+    holds_pickles: ClassVar[bool] = False
+    allow_pickle = False
+    reads_stacks = False
 
     def __init__(self, name: str, mode: str) -> None:
         self.name = name
@@ -293,9 +325,9 @@ class Store(ABC):
         """
 
     @classmethod
-    @abstractmethod
     def over(cls, handle: object) -> tuple[Self, Group]:
         """Wrap a group that the library of the store has opened; returns the store and the group."""
+        raise TypeError(f"{cls.a_kind} is not opened by an object of a library, got {type(handle).__name__}")
 
     @classmethod
     def create(cls, target: object, overwrite: bool = False) -> Self:
@@ -322,18 +354,18 @@ class Store(ABC):
         return not isinstance(value, (str, bytes, os.PathLike))
 
     @staticmethod
-    @abstractmethod
     def is_at(path: str) -> bool:
         """Return True if the file or folder at this path begins like such a store. Its content is not checked."""
+        return False
 
     @staticmethod
-    @abstractmethod
     def strangers(path: str, container: Any) -> Collection[str]:
         """List names in the store at this path that saving `container` cannot have written, here or by the reference.
 
         Raises:
             SaveError: the store cannot be read.
         """
+        return ()
 
     @staticmethod
     @abstractmethod
@@ -372,7 +404,7 @@ class Store(ABC):
             if key and repr(joined(key)) not in str(error):
                 raise SaveError(f"entry {joined(key)!r}: {error}") from error
             raise
-        except IndexError:
+        except (IndexError, ConnectionError):
             raise
         except Exception as error:
             # Codecs raise exceptions of any type.
@@ -428,7 +460,7 @@ class Store(ABC):
     def is_together(self) -> bool:
         return True
 
-    def together(self, items: Iterable[Item] = (), pick: Pick | None = None) -> contextlib.AbstractContextManager[None]:
+    def together(self, items: Iterable[Item] = (), pick: Pick | None = None) -> contextlib.AbstractContextManager[Any]:
         """Combine the requests of a block into one, for stores on servers.
 
         The writes of the block become visible together at its end, or not at all if the block fails.

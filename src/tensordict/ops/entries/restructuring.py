@@ -171,7 +171,7 @@ class Structure(Writing):
         *,
         batch_size: Any = None,
         device: Any = NO_DEFAULT,
-        names: Any = None,
+        names: Any = NO_DEFAULT,
     ) -> Self:
         """Make a container without entries, with the same batch size, device and names.
 
@@ -186,7 +186,7 @@ class Structure(Writing):
             recurse: keep the nested containers, without their entries.
             batch_size: another batch size.
             device: another device, or `None` for no device.
-            names: other dim names.
+            names: other dim names, or `None` for no names.
 
         Returns:
             a new container. For a lazy stack, a lazy stack of empty members, or a `TensorDict` if another batch size is
@@ -196,7 +196,7 @@ class Structure(Writing):
             type(self._entries) is dict
             and batch_size is None
             and device is NO_DEFAULT
-            and names is None
+            and names is NO_DEFAULT
             and not recurse
         ):
             return self._build({}, self._batch_size, self._device, self._names)
@@ -205,11 +205,13 @@ class Structure(Writing):
             stack = self._restack([member.empty(recurse, device=device) for member in members])
             if size is not None and size != self._batch_size:
                 return stack._dense().empty(recurse, batch_size=size, device=device, names=names)
-            if names is not None:
+            if names is not NO_DEFAULT:
                 stack.names = names  # type: ignore[attr-defined]
             return stack
         target = self._device if device is NO_DEFAULT else (None if device is None else torch.device(device))
-        own_names = names if names is not None or batch_size is not None else self._names
+        own_names = names
+        if names is NO_DEFAULT:
+            own_names = self._names if batch_size is None else None
         entries: dict[str, Any] = {}
         if recurse:
             for name, value in self._entries.items():
@@ -509,8 +511,9 @@ class Structure(Writing):
         """
         self._refuse_if_locked("filter empty containers")
         if (members := self._members(or_template=True)) is not None:
-            for member in members:
-                member.filter_empty_()
+            with self._at_once():
+                for member in members:
+                    member.filter_empty_()
             return self
         deletions: list[tuple[Any, str]] = []
         self._list_empty(deletions)
