@@ -144,6 +144,9 @@ CALLS = {
         td.pad([0, 1, 0, 0])
         td.to_padded_tensor()
     """,
+    "Packing": """
+        td.pack()[0]
+    """,
     "Persisting": """
         td.to_h5(path)
         td.to_zarr(path)

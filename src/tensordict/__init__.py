@@ -13,6 +13,7 @@ try:
     from tensordict.base import TensorDictBase
     from tensordict.compat import pickles as pickles  # makes itself known to torch.load
     from tensordict.containers.api import (
+        append_memmap,
         from_any,
         from_arrow,
         from_consolidated,
@@ -35,6 +36,7 @@ try:
         load_memmap,
         make_tensordict,
         save,
+        to_arrow,
         to_safetensors,
     )
     from tensordict.containers.concatenated import LazyConcatenatedTensorDict
@@ -85,6 +87,7 @@ try:
     from tensordict.memmap import MemmapTensor, MemoryMappedTensor
     from tensordict.nn import TensorClassModuleBase, TensorClassModuleWrapper, TensorDictParams, as_tensordict_module
     from tensordict.ops.collection import TensorCollection
+    from tensordict.ops.dims.packing import PackLayout
     from tensordict.ops.printing import get_printoptions, set_printoptions
     from tensordict.persistent import PersistentTensorDict
     from tensordict.tensorclass import TensorAttrs, TensorClass, is_tensorclass, tensorclass
@@ -115,6 +118,9 @@ else:
             return getattr(_importlib.import_module("tensordict.store"), name)
         raise AttributeError(f"module 'tensordict' has no attribute {name!r}", name=name)
 
+    def __dir__() -> list[str]:
+        return sorted({*globals(), *__all__})
+
 
 # Paths that pickles and a few programs know are in this folder, found as if they were here.
 __path__.append(f"{__path__[0]}/compat/paths")
@@ -126,6 +132,7 @@ __all__ = [
     "DatasetWriter",
     "LazyConcatenatedTensorDict",
     "LazyStackedTensorDict",
+    "LazyStackedTensorDictStore",
     "LazyView",
     "MemmapTensor",
     "MemoryMappedTensor",
@@ -134,6 +141,7 @@ __all__ = [
     "NonTensorData",
     "NonTensorDataBase",
     "NonTensorStack",
+    "PackLayout",
     "PersistentTensorDict",
     "RemoteCache",
     "TensorAttrs",
@@ -144,8 +152,10 @@ __all__ = [
     "TensorDict",
     "TensorDictBase",
     "TensorDictParams",
+    "TensorDictStore",
     "TypedTensorDict",
     "UnbatchedTensor",
+    "append_memmap",
     "as_tensordict_module",
     "assert_allclose_td",
     "assert_close",
@@ -214,6 +224,7 @@ __all__ = [
     "set_printoptions",
     "stack",
     "tensorclass",
+    "to_arrow",
     "to_safetensors",
     "unpack_memmap",
     "unpad_sequence",

@@ -322,6 +322,10 @@ def test_autocast() -> None:
     assert made.table == {"a": 1} and type(made.td) is TensorDict and type(made.inner) is Inner
     made.n = torch.tensor(5)
     assert made.n == 5 and type(made.n) is int
+    # Any other value becomes the first field of the class.
+    for value in ("text", 2.5, torch.ones(2), NonTensorData("text")):
+        made.inner = value
+        assert type(made.inner) is Inner and made.inner.w is not None
     with pytest.raises(TypeError, match=r"Cast\.n cannot be cast: it is annotated int"):
         made.n = "many"
     with pytest.raises(TypeError, match=r"Cast\.ten cannot be cast"):

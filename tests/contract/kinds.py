@@ -51,6 +51,7 @@ class Kind:
     in_memory: whether the entries are in memory, each at its address, and are pickled with the container; otherwise
         they are in a file that it is over.
     any_values: whether any value can be an entry, rather than what a file can hold.
+    holds_values: whether values that are no tensors can be entries.
     any_names: whether entries of any name can be added, not only declared fields.
     is_module: whether it is a module of torch, too: its state dict, pickle and `repr` are those of one, and its tensors
         are not exchanged for memory-mapped ones.
@@ -77,6 +78,7 @@ class Kind:
     reads_memory: bool = True
     in_memory: bool = True
     any_values: bool = True
+    holds_values: bool = True
     any_names: bool = True
     is_module: bool = False
     slow: bool = False
@@ -312,7 +314,15 @@ KINDS: list[Kind] = [
     Kind("lazy-cat", build_lazy_cat, **CAT),
     Kind("lazy-cat-named", build_lazy_cat, batch_size=(2, 1, 3), names=("time", "env", "unit"), device="cpu", **CAT),
     Kind("redis", build_redis, library="redis", **FILE),
-    Kind("redis-lazy", build_redis_lazy, library="redis", slow=True, stack_dims=(0,), **{**FILE, "keeps_order": True}),
+    Kind(
+        "redis-lazy",
+        build_redis_lazy,
+        library="redis",
+        slow=True,
+        stack_dims=(0,),
+        holds_values=False,
+        **{**FILE, "keeps_order": True},
+    ),
     Kind("zarr", build_zarr, library="zarr", python=(3, 11), **VIEWED),
     Kind(
         "zarr-named",

@@ -16,7 +16,7 @@ from torch import nn
 
 from cases import OF_ONE, TESTS
 from contract.kinds import Kind
-from contract.model import Plain, assert_leaf, assert_matches, changed, index_map, leaves, mapped, replaced
+from contract.model import Plain, as_path, assert_leaf, assert_matches, changed, index_map, leaves, mapped, replaced
 from tensordict import LazyStackedTensorDict, MemoryMappedTensor, TensorDict, TensorDictParams
 from tensordict.core.exceptions import WorkerTimeoutError
 
@@ -103,6 +103,21 @@ def test_casts(td: Any, plain: Plain, kind: Kind) -> None:
     assert_matches(part, {"z": plain["z"]}, kind.batch_size)
 
 
+def test_packing(td: Any, plain: Plain, kind: Kind) -> None:
+    td = td.select(*[path for path, leaf in leaves(plain).items() if leaf.dtype is torch.float32])
+    flat, layout = td.pack()
+    dims = len(kind.batch_size)
+    columns = [leaf[..., None].flatten(dims) for leaf in td.values(True, True, sort=True)]
+    assert torch.equal(flat, torch.cat(columns, -1)) and flat.is_contiguous()
+    assert layout.keys == tuple(td.keys(True, True, sort=True)) and layout.keys
+    back = layout.unpack(flat)
+    for key, leaf in td.items(True, True):
+        assert torch.equal(back[key], leaf)
+        assert back[key].untyped_storage().data_ptr() == flat.untyped_storage().data_ptr()
+    again, same = td.pack(layout=layout)
+    assert same == layout and hash(same) == hash(layout) and torch.equal(again, flat)
+
+
 def test_sizes(td: Any, plain: Plain, kind: Kind) -> None:
     elements = leaves(plain).values()
     assert td.bytes() == sum(leaf.numel() * leaf.element_size() for leaf in elements)
@@ -141,6 +156,19 @@ def test_keys_that_move(writable: Any, plain: Plain, kind: Kind) -> None:
     moved = writable.rename_keys({"a": "renamed"})
     assert "a" in writable.keys() and "a" not in moved.keys()
     assert_leaf(moved["renamed"], plain["a"], "renamed")
+    if kind.nested:
+        moved = writable.rename_keys({"a": "mask", "mask": ("b", "a"), ("b", "d", "e"): "a", "no": "z"}, strict=False)
+        found = {as_path(key) for key in moved.keys(True)}
+        # A container that declares its entries stays when it is empty.
+        assert found - {("b", "d")} == {("a",), ("b",), ("b", "a"), ("b", "c"), ("mask",), ("z",)}
+        for key, path in {"mask": ("a",), ("b", "a"): ("mask",), "a": ("b", "d", "e")}.items():
+            assert_leaf(moved[key], leaves(plain)[path], key)
+    for mapping in ({"a": "z"}, {"a": "new", "z": ("new", "one")}, {"a": "new", "z": "new"}, {"a": ("z", "new")}):
+        with pytest.raises(ValueError, match="rename_keys"):
+            writable.rename_keys(mapping)
+    with pytest.raises(KeyError, match="newer"):
+        writable.rename_keys({"newer": "new"})
+    assert list(writable.rename_keys({"newer": "new"}, strict=False).keys()) == list(writable.keys())
     taken = writable.separates("z")
     assert "z" not in writable.keys()
     assert_leaf(taken["z"], plain.pop("z"), "z")
@@ -150,6 +178,10 @@ def test_keys_that_move(writable: Any, plain: Plain, kind: Kind) -> None:
 def test_values(writable: Any, plain: Plain, kind: Kind) -> None:
     if kind.is_module:
         pytest.skip("the entries of a module are tensors")
+    if not kind.holds_values:
+        with pytest.raises(NotImplementedError, match="'new' is a value"):
+            writable.set_non_tensor("new", "text")
+        return
     writable.set_non_tensor("new", "text")
     # A lazy stack has one for every member.
     assert np.unique(np.array(writable.get_non_tensor("new"))).tolist() == ["text"]
@@ -315,3 +347,65 @@ def test_the_suite_names_every_public_method() -> None:
     words |= {f"{name}_" for name in (*OF_ONE, *OF_TWO, *OF_THREE)}
     public = {name for name in dir(TensorDict) if not name.startswith("_")}
     assert sorted(public - words) == []
+
+
+# --- the names of arguments -------------------------------------------------------------------------------------------
+
+
+def test_an_index_has_two_names(writable: Any, plain: Plain, kind: Kind) -> None:
+    """The reference calls the index `idx` in some containers, and `index` in others."""
+    if not kind.batch_size or kind.is_module:
+        pytest.skip("needs elements that can be written to")
+    value = changed(plain["z"][0])
+    part = {"z": value}
+    for write in (
+        lambda td: td.set_at_("z", value, 0, False),
+        lambda td: td.set_at_("z", value, index=0, non_blocking=False),
+        lambda td: td.set_at_("z", value, idx=0),
+        lambda td: td.update_at_(part, 0, False),
+        lambda td: td.update_at_(part, idx=0),
+        lambda td: td.update_at_(part, index=0),
+    ):
+        target = writable.clone()
+        assert write(target) is target
+        assert_leaf(target["z"][0], value, "z")
+    for found in (writable.get_at("z", 0), writable.get_at("z", index=0), writable.get_at("z", idx=0)):
+        assert_leaf(found, plain["z"][0], "z")
+    assert writable.get_at("none", 0, None) is writable.get_at("none", idx=0, default=None) is None
+    with pytest.raises(TypeError, match="get_at.. takes one of the arguments index, idx, got none"):
+        writable.get_at("z")
+    with pytest.raises(TypeError, match="set_at_.. takes one of the arguments index, idx, got index, idx"):
+        writable.set_at_("z", value, 0, idx=0)
+
+
+def test_arguments_by_position_and_by_keyword(writable: Any, plain: Plain, kind: Kind) -> None:
+    same = writable.clone()
+    for source in (writable.copy_(same), writable.copy_(src=same), writable.copy_(tensordict=same)):
+        assert source is writable
+    with pytest.raises(TypeError, match="copy_"):
+        writable.copy_()
+    if not kind.is_module:
+        assert_matches(writable.set("z", plain["z"], False, True), plain, kind.batch_size, kind.extra)
+    stack = type(writable).maybe_dense_stack
+    for result in (stack(items=[same, same]), stack([same, same], 0, None), stack([same, same], 0, None, False)):
+        assert result.batch_size == (2, *kind.batch_size)
+    assert len(writable.empty(names=None).names) == writable.ndim
+    assert not any(writable.empty(names=None).names) and writable.empty().names == writable.names
+
+
+def test_expand_in_place(writable: Any, plain: Plain, kind: Kind) -> None:
+    if kind.is_module or not kind.in_memory or (not kind.resizes and not kind.stack_dims):
+        pytest.skip("needs leaves that can be exchanged")
+    size = (2, *kind.batch_size)
+    if kind.stacked_at:
+        with pytest.raises(NotImplementedError, match="lazy stack"):
+            writable.expand(size, inplace=True)
+        return
+    expected = writable.expand(size)
+    target = writable.clone()
+    assert target.expand(*size, inplace=True) is target and target.batch_size == size
+    for path, leaf in leaves(plain).items():
+        assert_leaf(target[path], leaf.expand(2, *leaf.shape), path)
+    assert target.names == expected.names and type(target) is type(writable.clone())
+    with pytest.raises(RuntimeError, match="locked"):
+        target.lock_().expand(3, *size, inplace=True)

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from contract.kinds import Kind
-from tensordict import LazyStackedTensorDict, TensorDict, TensorDictBase, lazy_stack
+from tensordict import LazyStackedTensorDict, TensorDict, TensorDictBase, append_memmap, lazy_stack
 from tensordict.core.exceptions import UnsupportedEntryError
 from tensordict.io.formats import opening as formats
 from tensordict.io.formats.detect import detect_format
@@ -175,3 +175,33 @@ def test_tables_go_by_the_suffix(td: Any, kind: Kind, suffix: str, tmp_path: pat
     with pytest.raises(UnsupportedEntryError, match=r"saved\.csv.*cannot hold"):
         td.save(tmp_path / "saved.csv")
     assert not (tmp_path / "saved.csv").exists()
+
+
+def test_appended_rows(td: Any, kind: Kind, tmp_path: pathlib.Path) -> None:
+    td.memmap(tmp_path / "saved", copy_existing=True)
+    if not kind.batch_size or kind.stack_dims:
+        with pytest.raises(ValueError, match="no batch dims|cannot grow"):
+            append_memmap(tmp_path / "saved", td)
+        check(TensorDict.load_memmap(tmp_path / "saved"), td, kind)
+        return
+    append_memmap(tmp_path / "saved", td)
+    found = TensorDict.load_memmap(tmp_path / "saved")
+    assert found.batch_size == (2 * kind.batch_size[0], *kind.batch_size[1:]) and found.names == td.names
+    for rows in (found[: kind.batch_size[0]], found[kind.batch_size[0] :]):
+        assert all(torch.equal(rows.get(key), td.get(key)) for key in td.keys(True, True))
+
+
+def test_an_atomic_save_needs_a_path(td: Any, tmp_path: pathlib.Path) -> None:
+    for save in (td.memmap, td.save, td.dumps) if not td.is_memmap() else ():
+        with pytest.raises(ValueError, match="needs a path"):
+            save(atomic=True)
+    td.memmap(tmp_path / "saved", copy_existing=True, atomic=True)
+    assert set(TensorDict.load_memmap(tmp_path / "saved").keys(True, True)) == set(td.keys(True, True))
+
+
+def test_a_private_map_keeps_the_save(td: Any, kind: Kind, tmp_path: pathlib.Path) -> None:
+    td.memmap(tmp_path / "saved", copy_existing=True)
+    TensorDict.load_memmap(tmp_path / "saved", mode="r").zero_()
+    check(TensorDict.load_memmap(tmp_path / "saved"), td, kind)
+    TensorDict.load_memmap(tmp_path / "saved", mode="r+").zero_()
+    assert not any(leaf.any() for leaf in TensorDict.load_memmap(tmp_path / "saved")._leaves())

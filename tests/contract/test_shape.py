@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from operator import itemgetter
 from typing import Any
 
 import pytest
@@ -252,6 +253,27 @@ def test_reshape_in_place(writable: Any, plain: Plain, kind: Kind) -> None:
     assert_matches(writable, mapped(lambda leaf: leaf.reshape(2, 6, *leaf.shape[2:]), plain), (2, 6))
     with pytest.raises(RuntimeError, match="locked"):
         writable.lock_().reshape(12, inplace=True)
+
+
+def test_masked_select_in_place(writable: Any, plain: Plain, kind: Kind) -> None:
+    if kind.batch_size != (3, 4) or kind.is_module:
+        pytest.skip("needs a container of two dims whose leaves can be exchanged")
+    for mask in (torch.tensor([True, False, True]), index_map((3, 4)) % 3 == 1):
+        expected, target = writable.masked_select(mask), writable.clone()
+        if target._members() is not None or kind.stacked_at:
+            with pytest.raises(NotImplementedError, match="lazy stack"):
+                target.masked_select(mask, inplace=True)
+            assert_matches(target, plain, kind.batch_size, kind.extra)
+            continue
+        keys = list(target.keys(True))
+        assert target.masked_select(mask, inplace=True) is target
+        assert_matches(target, mapped(itemgetter(mask), plain), expected.batch_size)
+        assert list(target.keys(True)) == keys and target.names == expected.names
+    with pytest.raises(IndexError, match="mask"):
+        writable.masked_select(torch.ones(2, dtype=torch.bool), inplace=True)
+    assert_matches(writable, plain, kind.batch_size, kind.extra)
+    with pytest.raises(RuntimeError, match=r"locked|lazy stack"):
+        writable.lock_().masked_select(mask, inplace=True)
 
 
 def test_sizes_of_a_split_are_a_tensor(td: Any, kind: Kind) -> None:

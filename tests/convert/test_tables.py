@@ -17,12 +17,12 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
+import tensordict
 from tensordict import (
     MetaData,
     NonTensorData,
     TensorClass,
     TensorDict,
-    from_arrow,
     from_pandas,
     from_parquet,
     from_polars,
@@ -33,6 +33,8 @@ from tensordict import (
 )
 
 pytestmark = pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors is in prototype")
+
+from_arrow = TensorDict.from_arrow
 
 NUMBERS = [getattr(torch, name) for name in ("uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64")]
 NUMBERS += [torch.float16, torch.float32, torch.float64]
@@ -365,7 +367,7 @@ def test_what_looks_like_a_mask_and_is_none():
     table = td.to_arrow(nulls="mask")
     assert table.schema.names == [name for name in td.keys() if name != "d_mask"]
     assert table["d"].to_pylist() == [True, None] and table["d_mask_mask"].to_pylist() == [True, False]
-    with pytest.raises(ValueError, match="nulls is None"):
+    with pytest.raises(ValueError, match="nulls is"):
         td.to_arrow(nulls="drop")
 
 
@@ -407,7 +409,7 @@ def test_missing_values_are_filled():
         from_arrow(table, fill={"a": 1})
     with pytest.raises(ValueError, match=r"'a' is of torch.int64, which cannot hold the fill value 0.5"):
         from_arrow(table, fill=0.5)
-    with pytest.raises(ValueError, match="nulls is None"):
+    with pytest.raises(ValueError, match="nulls is"):
         from_arrow(table, nulls="drop")
     assert table["a"].null_count == 1  # the memory of the table was not filled
     nested = pa.table({"s": pa.array([{"x": 1}, None])})
@@ -533,8 +535,7 @@ def test_names_that_collide_are_refused():
 
 
 def test_what_has_no_form_is_named():
-    with pytest.raises(ValueError, match="no columns"):
-        from_arrow(pa.table({}))
+    assert from_arrow(pa.table({})).batch_size == from_pandas(pd.DataFrame()).batch_size == (0,)
     with pytest.raises(TypeError, match="got dict"):
         from_arrow({"a": 1})
     with pytest.raises(ValueError, match="no entries"):
@@ -620,12 +621,12 @@ def test_frames_of_pandas_that_are_refused():
     for frame, error in (
         (pd.DataFrame({1: [1]}), TypeError),
         (pd.DataFrame([[1, 2]], columns=["a", "a"]), ValueError),
-        (pd.DataFrame(index=[1, 2]), ValueError),
         (pd.DataFrame({"a": pd.to_datetime(["2020-01-01", None])}), ValueError),
         (pd.Series([1]), TypeError),
     ):
         with pytest.raises(error, match=r"column|frame"):
             from_pandas(frame)
+    assert from_pandas(pd.DataFrame(index=[1, 2])).batch_size == (2,)
     for column in (pl.Series("o", [object()], dtype=pl.Object), pl.Series("o", [2**70], dtype=pl.Int128)):
         with pytest.raises(ValueError, match="column 'o' is of"):
             from_polars(column.to_frame())
@@ -781,3 +782,47 @@ def test_extension_types_are_what_they_are_stored_as() -> None:
     assert td["id"] == [b"0" * 16, b"1" * 16] and td["text"] == ['{"a": 1}', "2"]
     assert td["flag"].dtype == torch.int8 and td["flag"].tolist() == [1, 0]
     assert td.to_arrow().schema.types == [pa.binary(), pa.string(), pa.int8()]
+
+
+# --- the function from_arrow, as in the reference of level 0.15.3 -----------------------------------------------------
+
+
+GAPS = {"i": [1, None], "f": [None, 0.5], "s": ["x", None], "n": [{"x": 1}, {"x": None}], "whole": [1, 2]}
+
+
+def test_masks_in_a_container_of_their_own() -> None:
+    table = pa.table(GAPS)
+    td = tensordict.from_arrow(table, nulls="mask")
+    assert td["i"].tolist() == [1, 0] and td["f"].isnan().tolist() == [True, False] and td["s"] == ["x", None]
+    found = {key: leaf.tolist() for key, leaf in td["_mask"].items(True, True)}
+    assert found == {"i": [True, False], "f": [False, True], "s": [True, False], ("n", "x"): [True, False]}
+    assert tensordict.from_arrow(table, nulls="mask", mask_key=("a", "b"))["a", "b", "i"].tolist() == [True, False]
+    assert from_arrow(table, nulls="mask", mask_key="m")["m", "n", "x"].tolist() == [True, False]
+    assert set(tensordict.to_arrow(td).column_names) == {*GAPS, "_mask"}
+
+
+def test_filling_without_masks() -> None:
+    td = tensordict.from_arrow(pa.table(GAPS), nulls="fill")
+    assert set(td.keys()) == set(GAPS) and td["i"].tolist() == [1, 0] and td["f"][0].isnan()
+    assert tensordict.from_arrow(pa.table(GAPS), nulls="fill", fill=7)["f"].tolist() == [7, 0.5]
+
+
+def test_refused_options_of_from_arrow() -> None:
+    for nulls in ("raise", None):
+        with pytest.raises(ValueError, match="lacks 1 of 2"):
+            tensordict.from_arrow(pa.table(GAPS), nulls=nulls)
+    with pytest.raises(ValueError, match="'raise' or None, 'fill' or 'mask'"):
+        tensordict.from_arrow(pa.table(GAPS), nulls="drop")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="mask_key= is for"):
+        tensordict.from_arrow(pa.table(GAPS), mask_key="m", nulls="fill")
+    with pytest.raises(ValueError, match="'_mask'"):
+        tensordict.from_arrow(pa.table({**GAPS, "_mask": [1, 2]}), nulls="mask")
+    with pytest.raises(TypeError, match="exclude each other"):
+        tensordict.from_arrow(pa.table({"a": [1]}), batch_size=[1], auto_batch_size=True)
+
+
+def test_copies() -> None:
+    values = pa.array(np.arange(5))
+    address = values.buffers()[1].address
+    shared, copied = (tensordict.from_arrow(pa.table({"a": values}), copy=copy)["a"] for copy in (None, True))
+    assert shared.data_ptr() == address != copied.data_ptr() and copied.tolist() == shared.tolist()

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from tensordict import MetaData, TensorDict
+from tensordict import MetaData, TensorDict, assert_close
 from tensordict.convert import csv as convert_csv
 from tensordict.convert import json as convert_json
 from tensordict.core.exceptions import DuplicateKeyError, SaveError
@@ -534,3 +534,22 @@ def test_without_pyarrow(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
             read(tmp_path / "x.csv")
     with pytest.raises(ModuleNotFoundError, match=r"tensordict\[tabular\]"):
         rows().to_csv(tmp_path / "y.csv")
+
+
+def test_whole_floating_point_numbers_stay_floating_point_numbers(tmp_path: pathlib.Path) -> None:
+    values = {"a": [1.0, 2.0, -3.0], "b": [1e20, 1.0, 0.0], "c": [1.0, 2.5, 3.0], "d": [math.nan, 1.0, 2.0]}
+    td = TensorDict({name: torch.tensor(value) for name, value in values.items()}, [3])
+    td["n"] = TensorDict({"half": torch.tensor([1, 2, 3], dtype=torch.float16)}, [3])
+    td.to_csv(tmp_path / "x.csv", separator=".")
+    found = TensorDict.from_csv(tmp_path / "x.csv", separator=".")
+    assert all(leaf.dtype is torch.float64 for leaf in found.values(True, True))
+    assert_close(found.float(), td.float(), equal_nan=True)
+    lines = (tmp_path / "x.csv").read_text().splitlines()
+    assert lines[0] == "a,b,c,d,n.half" and lines[1].startswith("1.0,1e+20,1,nan,1.0")
+
+
+def test_names_in_the_header_have_quotes_only_where_they_need_them(tmp_path: pathlib.Path) -> None:
+    names = ["plain", "with space", "a,b", 'a"b', "line\nbreak", ""]
+    TensorDict({name: torch.arange(2) for name in names}, [2]).to_csv(tmp_path / "x.csv")
+    assert (tmp_path / "x.csv").read_text().startswith('plain,with space,"a,b","a""b","line\nbreak",')
+    assert list(TensorDict.from_csv(tmp_path / "x.csv").keys()) == names

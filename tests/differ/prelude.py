@@ -2,6 +2,7 @@
 
 # ruff: noqa: F401, F403
 import collections
+import contextlib
 import copy
 import dataclasses
 import io
@@ -11,7 +12,7 @@ import os
 import pickle
 import tempfile
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, Optional
 
 import numpy as np
@@ -149,12 +150,15 @@ class TCE(TensorClass["tensor_only", "frozen"]):
     b: torch.Tensor = None
 
 
-try:  # What level 0.14.3 has not: names that it does not define there.
-    from tensordict import TypedTensorDict
+# What level 0.14.3 has not: names that it does not define there.
+with contextlib.suppress(TypeError):
 
     class TCK(TensorClass, kw_only=True, cast_filter=lambda key, value: key[-1] == "a"):
         a: torch.Tensor
         b: torch.Tensor = None
+
+
+with contextlib.suppress(TypeError):
 
     @tensorclass(skip_post_init_on_rebuild=True)
     class TCP:
@@ -164,12 +168,13 @@ try:  # What level 0.14.3 has not: names that it does not define there.
         def __post_init__(self) -> None:
             self.n = (self.n or 0) + 1
 
+
+with contextlib.suppress(ImportError):
+    from tensordict import TypedTensorDict
+
     class TDT(TypedTensorDict):
         a: torch.Tensor
         b: torch.Tensor = torch.zeros(())
-
-except (ImportError, TypeError):
-    pass
 
 
 class Point(NamedTuple):
@@ -269,6 +274,12 @@ def torchsave(x: Any, **options: Any) -> Any:
     torch.save(x, buffer)
     buffer.seek(0)
     return torch.load(buffer, weights_only=False, **options)
+
+
+def under(setting: Any, function: Callable[[], Any]) -> Any:
+    """What a function returns within the block of a setting."""
+    with setting:
+        return function()
 
 
 def leaves(x: Any) -> Iterator[torch.Tensor]:

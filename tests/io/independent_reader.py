@@ -644,10 +644,9 @@ def read_redis(client: Any, prefix: str, identifier: str) -> Node:
     base = f"{prefix}:{{{identifier}}}:"
     groups = {path.decode(): json.loads(note) for path, note in client.hgetall(f"{base}__groups__").items()}
     leaves = {path.decode() for path in client.smembers(f"{base}__keys__")}
-    leaves |= {path for path, note in groups.items() if "_leaf" in note}
     metas = {path: {k.decode(): v.decode() for k, v in client.hgetall(f"{base}m:{path}").items()} for path in leaves}
     order = {path: int(meta.get("_order", 0)) for path, meta in metas.items()}
-    order |= {path: note.get("_order", 0) for path, note in groups.items() if path and "_leaf" not in note}
+    order |= {path: note.get("_order", 0) for path, note in groups.items() if path}
 
     def content(path: str) -> bytes:
         return client.get(f"{base}d:{path}") or b""
@@ -659,25 +658,24 @@ def read_redis(client: Any, prefix: str, identifier: str) -> Node:
     count = int(client.get(f"{base}__count__"))
     found: dict[str, Any] = {}
     for at in range(count):
-        here = {path: part for path, meta in metas.items() if (part := element(meta, content(path), at)) is not None}
-        own = {path: order[path] for path in order if path in here or path not in metas}
-        found[str(at)] = redis_node("", tuple(inner), groups, own, here, content)
+        here = {path: element(meta, content(path), at) for path, meta in metas.items()}
+        notes = {path: note | own_size(note, at) for path, note in groups.items()}
+        found[str(at)] = redis_node("", tuple(inner), notes, order, here, content)
     return Node(LAZY, stacked([one.size for one in found.values()], dim), None, found, dim)
 
 
+def own_size(note: Mapping[str, Any], at: int) -> dict[str, Any]:
+    """Return the batch size of an element, if the elements have unequal ones."""
+    return {"_batch_size": note["_batch_sizes"][at]} if "_batch_sizes" in note else {}
+
+
 def element(meta: Mapping[str, str], content: bytes, at: int) -> Any:
-    """Return an element of a leaf of a lazy stack; `None` if the element is missing."""
-    if "is_non_tensor" in meta:
-        each = json.loads(meta["_form"])["each"]
-        noted = each[at if len(each) > 1 else 0]
-        return noted and Value(noted["_kind"], tuple(noted["_batch_size"]), restored(json.loads(content)[at]))
+    """Return an element of a leaf of a lazy stack."""
     shapes = json.loads(meta["shapes"]) if meta["homogeneous"] == "0" else None
     if shapes is None:
         return Leaf(meta["dtype"], tuple(json.loads(meta["shape"])), content).row(at)
-    if shapes[at] is None:
-        return None
     size = itemsize_of(meta["dtype"])
-    start = sum(math.prod(shape) * size for shape in shapes[:at] if shape is not None)
+    start = sum(math.prod(shape) * size for shape in shapes[:at])
     return Leaf(meta["dtype"], tuple(shapes[at]), content[start : start + math.prod(shapes[at]) * size])
 
 

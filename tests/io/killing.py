@@ -19,7 +19,7 @@ from typing import Any
 import h5py
 import torch
 
-from tensordict import TensorDict, verify
+from tensordict import TensorDict, append_memmap, verify
 from tensordict.io.saving import commit
 from tensordict.memory import system
 
@@ -181,6 +181,29 @@ def adding_kills(folder: pathlib.Path) -> int:
     return sum(itertools.takewhile(bool, (adding_once(folder, count) for count in itertools.count(1, 7))))
 
 
+# --- rows that are added to a save ----------------------------------------------------------------------------------
+
+
+def appending_once(folder: pathlib.Path, count: int) -> bool:
+    """As `once`, for `append_memmap`: the rows that are there stay what they are, also for who has mapped them."""
+    root = folder / "saved"
+    mapped, rows = old().memmap(root), new().exclude("n").update({"b": {"gone": torch.zeros(5)}, "k": torch.zeros(5)})
+    put_mine(root)
+    both = torch.cat([old(), rows])
+    killed = in_child(lambda: append_memmap(root, rows), count)
+    loaded = TensorDict.load_memmap(root)
+    assert same(loaded, both) or (killed and same(loaded, old())), f"a mix after {count} changes"
+    assert same(mapped, old())
+    check_mine(folder)
+    expected = torch.cat([loaded.clone(), rows])
+    append_memmap(root, rows)
+    assert same(TensorDict.load_memmap(root), expected) and same(mapped, old()) and verify(root).ok
+    assert os.listdir(folder) == ["saved"], f"leftovers after {count} changes: {os.listdir(folder)}"
+    check_mine(folder)
+    shutil.rmtree(root)
+    return killed
+
+
 # --- saves that are one file -----------------------------------------------------------------------------------------
 
 
@@ -251,6 +274,8 @@ def kills(folder: pathlib.Path, scenario: str) -> int:
         return file_kills(folder, scenario)
     if scenario == "adding":
         return adding_kills(folder)
+    if scenario == "appending":
+        return sum(itertools.takewhile(bool, (appending_once(folder, count) for count in itertools.count(1))))
     exchange = commit._rename_exchange
     if scenario == "no exchange":
         commit._rename_exchange = no_exchange

@@ -219,7 +219,7 @@ def test_early_return() -> None:
     assert isinstance(future, Future)
     assert facts(future.result(timeout=30)) == facts(td)
     assert isinstance(TensorDict(a=torch.ones(1)).consolidate(return_early=True), TensorDict)
-    with pytest.raises(ValueError, match="return_early"):
+    with pytest.raises(NotImplementedError, match="return_early"):
         td.consolidate(num_threads=2, return_early=True, non_blocking=True)
 
 

@@ -291,9 +291,9 @@ def test_redis() -> None:
 
     where = {"unix_socket_path": shared_socket()}
     client = redis.Redis(**where)
-    members = [TensorDict(y=torch.ones(n), k=torch.tensor(n), s=f"{n}", n={"z": torch.ones(n)}) for n in (1, 2, 3)]
-    members[1]["only here"] = torch.ones(2)
-    for td in (plain(), lazy_stack(members), values()):
+    members = [TensorDict(y=torch.ones(n), k=torch.tensor(n), n={"z": torch.ones(n)}) for n in (1, 2, 3)]
+    sized = [TensorDict(y=torch.ones(n), n=TensorDict(z=torch.ones(n), batch_size=[n]), batch_size=[n]) for n in (1, 2)]
+    for td in (plain(), lazy_stack(members), lazy_stack(sized), values()):
         store = td.to_store(**where)
         same(reader.read_redis(client, "tensordict", store.td_id), shown(td))
         store.clear_redis()

@@ -524,8 +524,9 @@ def test_foreign_files(path: str, tmp_path: pathlib.Path) -> None:
         assert data.batch_size == (2,) and data["g"].batch_size == (2, 3, 4)
         assert torch.equal(data["big"], torch.arange(6, dtype=torch.int32).view(2, 3))
         assert data["text"] == "hello" and data["fixed"] == "bytes" and data["enum"].tolist() == [True, False]
-        assert data["soft", "x"].shape == (2, 3, 4)
-        odd = ["odd", "names", "null", "reference", "type", "dangling"]
+        assert data["soft", "x"].shape == (2, 3, 4) and "names: NonTensorData" in repr(data)
+        assert type(data.get("names")) is NonTensorData and data["names"].tolist() == [b"x", b"y"]
+        odd = ["odd", "null", "reference", "type", "dangling"]
         assert set(odd) < set(data.keys())
         for name in odd:
             assert f"{name}: NonTensorData" in repr(data)
@@ -536,8 +537,10 @@ def test_foreign_files(path: str, tmp_path: pathlib.Path) -> None:
         assert data[1]["big"].tolist() == [3, 4, 5]
         assert data.exclude(*odd)[1]["big"].tolist() == [3, 4, 5]
         assert data.select("big", "g").to_tensordict()["g", "x"].all()
-    with TensorDict.from_h5(path, batch_dims=1) as data:
+    with TensorDict.from_h5(path, batch_dims=1, non_tensor_as_stack=True) as data:
         assert data["g"].batch_size == (2,)
+        assert data["names"] == [b"x", b"y"] and data[1]["names"] == b"y"
+        assert pickle.loads(pickle.dumps(data))["names"] == [b"x", b"y"]
 
 
 def test_links_out_of_the_file_are_not_followed(path: str, tmp_path: pathlib.Path) -> None:
@@ -713,7 +716,10 @@ def test_from_dict(tmp_path: pathlib.Path) -> None:
     with PersistentTensorDict.from_dict(mapping, path, batch_size=[2]) as data:
         assert data.batch_size == (2,) and data["b"].batch_size == (2,) and data["b", "c"].tolist() == [1, 2]
     with PersistentTensorDict.from_dict(mapping, path) as data:
-        assert data.batch_size == ()
+        assert data.batch_size == (2,)
+    with PersistentTensorDict.from_dict({"a": torch.zeros(2, 3)}, path, batch_dims=1, compression="gzip") as data:
+        assert data.batch_size == (2,) and data.kwargs == {"compression": "gzip"}
+        assert data.filename == str(path) and data.mode == "r+" and type(data.file) is h5py.File
     for arguments in ({"backend": "zarr"}, {"batch_size": [3]}, {"device": "nothing"}):
         with pytest.raises((ValueError, RuntimeError)):
             PersistentTensorDict.from_dict({"a": [1, 2]}, path, **arguments)

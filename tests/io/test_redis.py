@@ -8,10 +8,8 @@ import multiprocessing
 import pathlib
 import pickle
 import re
-import socket
 import threading
 import time
-import types
 from collections.abc import Iterator
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
@@ -26,7 +24,7 @@ from redis_server import RedisServer, shared_socket
 from reference import Reference
 from tensordict import NonTensorData, NonTensorStack, TensorClass, TensorDict, lazy_stack
 from tensordict.io.stores import redis as store_module
-from tensordict.io.stores import redis_items, redis_layout, redis_protocol, redis_wire
+from tensordict.io.stores import redis_items, redis_wire
 from tensordict.store import TensorDictStore
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -65,7 +63,7 @@ def test_a_container_of_100_leaves_is_one_request(where: dict[str, Any], monkeyp
     td["text"], td["list"] = "a text", NonTensorStack(*"abcdefgh")
     store = td.to_store(**where)
     row, index = td[3].clone(), torch.tensor([6, 1, 6])
-    # Old values are read before they are replaced.
+    # What is there of values is read before they are replaced.
     assert requests(monkeypatch, lambda: store.update(td)) == 2
     assert requests(monkeypatch, lambda: store.update(td.exclude("text", "list"))) == 1
     assert requests(monkeypatch, lambda: store.to_tensordict()) == 1
@@ -78,7 +76,7 @@ def test_a_container_of_100_leaves_is_one_request(where: dict[str, Any], monkeyp
     assert requests(monkeypatch, lambda: store["k5"]) == 1
     assert requests(monkeypatch, lambda: store.select("k1", "k2")) <= 2
     numbers = td.exclude("text", "list").to_store(**where)
-    # The old entries, the entries to read, and the entries to write.
+    # What there is, what is read, and what is written.
     for call, count in [
         (lambda: numbers + 1, 3), (lambda: numbers.abs(), 3), (lambda: numbers.sum(), 1), (lambda: numbers.double(), 1),
         (lambda: numbers.apply(torch.neg), 1), (lambda: numbers.mul_(2), 3), (lambda: numbers.apply_(Tensor.neg_), 2),
@@ -137,7 +135,7 @@ def test_dtypes(where: dict[str, Any], dtype: torch.dtype) -> None:
 
 
 def test_what_is_larger_than_a_request_goes_in_several(where: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (redis_wire, redis_layout, redis_items, store_module):
+    for module in (redis_wire, redis_items, store_module):
         monkeypatch.setattr(module, "LIMIT", 1000)
     full = torch.arange(4000).view(400, 10)
     td = TensorDict(a=full, b=full + 1, c=full.t().contiguous().t(), d=torch.zeros(400), batch_size=400)
@@ -152,52 +150,6 @@ def test_what_is_larger_than_a_request_goes_in_several(where: dict[str, Any], mo
     assert torch.equal(other["a"], torch.ones(400, 3))
 
 
-@pytest.mark.parametrize("step", [1, 2, 7, 5000, 1 << 20])
-def test_answers_are_parsed_however_they_come(step: int) -> None:
-    large = bytes(range(256)) * 300
-    sent = b"*3\r\n$3\r\na\r\n\r\n*-1\r\n:-7\r\n+OK\r\n$-1\r\n$%d\r\n%b\r\n-NOSCRIPT none\r\n" % (len(large), large)
-    sent += b"$9000\r\n" + bytes(9000) + b"\r\n$0\r\n\r\n"
-    here, there = socket.socketpair()
-
-    def send() -> None:
-        for start in range(0, len(sent), step):
-            there.sendall(sent[start : start + step])
-        there.close()
-
-    sender = threading.Thread(target=send)
-    parser = redis_protocol.Parser(1 << 16)
-    parser.on_connect(types.SimpleNamespace(_sock=here))
-    assert not parser.can_read()
-    sender.start()
-    answers = [parser.read_response() for _ in range(7)]
-    assert answers[:3] == [[b"a\r\n", None, -7], b"OK", None] and answers[3].tobytes() == large
-    assert type(answers[4]) is redis.exceptions.NoScriptError
-    assert answers[5].nbytes == 9000 and answers[5].flags.writeable and answers[6] == b""
-    with pytest.raises(ConnectionResetError):
-        parser.read_response()
-    sender.join()
-    here.close()
-
-
-@pytest.mark.parametrize("sent", [b"?\r\n", b"$x\r\n", b"*2\r\n:1\r\n%1\r\n"])
-def test_what_is_no_answer_is_an_error(sent: bytes) -> None:
-    here, there = socket.socketpair()
-    parser = redis_protocol.Parser(1 << 16)
-    parser.on_connect(types.SimpleNamespace(_sock=here))
-    there.sendall(sent)
-    with pytest.raises(redis.exceptions.InvalidResponse, match="protocol"):
-        parser.read_response()
-    here.close()
-    there.close()
-
-
-def test_commands_are_packed_as_the_package_redis_packs_them() -> None:
-    large = memoryview(bytes(range(256)) * 4000)
-    commands = [("SET", "k\u00e9", large, 7), ("GET", b"x"), ("SETRANGE", "k", 0, large[:10]), ("SET", "e", b"")]
-    packed = redis.Connection().pack_commands(commands)
-    assert b"".join(redis_protocol.pack_commands(commands)) == b"".join(packed)
-
-
 # --- what others see --------------------------------------------------------------------------------------------------
 
 
@@ -207,7 +159,7 @@ def test_another_process_sees_what_was_written_and_no_old_form(where: dict[str, 
     store["new", "deep"] = torch.ones(3)
     assert set(other.keys(True, True)) == {"a", "b", ("new", "deep")} and other["new", "deep"].sum() == 3
     store["a"] = torch.ones(3, 5)
-    # `other` remembers an array of 3 x 2.
+    # What `other` knows is an array of 3 x 2.
     assert other["a"].shape == (3, 5) and other[1]["a"].shape == (5,)
     store["a"] = torch.ones(3, 4)
     with pytest.raises(OSError, match=r"'a'.*another shape or dtype.*nothing was written"):
@@ -241,13 +193,13 @@ def test_what_is_replaced_right_behind_the_check_is_checked_again(
     store = TensorDict(a=torch.zeros(4, 2), batch_size=4).to_store(**where)
     meta, sent, real = base(store) + "m:a", [], redis_wire.Wire.send
 
-    def interrupted(self: Any, commands: Any, key: Any = ()) -> Any:
+    def interrupted(self: Any, commands: Any, *args: Any) -> Any:
         if commands[0][0] != "WATCH":
-            return real(self, commands, key)
+            return real(self, commands, *args)
         sent.append(commands)
         # As another client: the first time the same is written, then another dtype.
         told = ["torch.float32", "torch.int32", "torch.int32"][len(sent) - 1]
-        (*answers, done) = real(self, [*commands[:2], ("HSET", meta, "dtype", told), *commands[2:]], key)
+        (*answers, done) = real(self, [*commands[:2], ("HSET", meta, "dtype", told), *commands[2:]], *args)
         return [answers[0], answers[1], *answers[3:], done]
 
     monkeypatch.setattr(redis_wire.Wire, "send", interrupted)
@@ -314,7 +266,7 @@ def test_tensorclasses(where: dict[str, Any], raw: redis.Redis) -> None:
     assert type(store) is type(found) is Sample and found[1].label == "l"
     plain = TensorDict(x=torch.ones(3), label="l").to_store(**where)
     assert type(again(plain, tensorclass_cls=Sample)) is Sample
-    # Content of a server never causes an import.
+    # Nothing is imported because of what is on a server.
     raw.set(base(found) + "__tensorclass__", "antigravity.Item")
     with pytest.raises(NotImplementedError, match="antigravity.Item"):
         TensorDictStore.from_store(td_id=store.td_id, **where)
@@ -535,7 +487,7 @@ def test_a_restart_within_a_second_is_not_even_seen(server: RedisServer) -> None
 def test_a_server_killed_in_mid_transfer_has_all_or_nothing(
     server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in (redis_wire, redis_layout, redis_items, store_module):
+    for module in (redis_wire, redis_items, store_module):
         monkeypatch.setattr(module, "LIMIT", 1 << 16)
     td = TensorDict(a=torch.zeros(1 << 18), b=torch.zeros(1 << 18), batch_size=[])
     store = td.to_store(unix_socket_path=server.socket)

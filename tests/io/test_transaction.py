@@ -42,6 +42,7 @@ KILLED = {
     "new path": 25,
     **dict.fromkeys(("over", "no exchange", "durable"), 40),
     "adding": 6,
+    "appending": 30,
     **dict.fromkeys(FILES, 18),
     "archive, new only": 10,
 }

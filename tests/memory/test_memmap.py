@@ -382,3 +382,16 @@ def test_numbers_in_mapped_tensors_are_formatted_as_in_others(tmp_path):
     assert type(loss) is MemoryMappedTensor and f"{loss:.3f}" == "0.123" and f"{loss}" == str(loss)
     with pytest.raises(TypeError):
         f"{loss.expand(2):.3f}"
+
+
+@pytest.mark.parametrize("shape", [(4, 3), (), (0, 2)])
+def test_parent_shape_is_that_of_the_memory(shape: tuple[int, ...], tmp_path: pathlib.Path) -> None:
+    value = torch.zeros(shape)
+    for made in (
+        MemoryMappedTensor.from_tensor(value),
+        MemoryMappedTensor.zeros(shape),
+        MemoryMappedTensor.from_tensor(value, filename=tmp_path / "x"),
+    ):
+        assert made.parent_shape == shape
+        if shape == (4, 3):
+            assert made[0].parent_shape == made[:2].parent_shape == shape

@@ -31,7 +31,9 @@ from tensordict.nn import (
     TruncatedNormal,
     WrapModule,
     as_tensordict_module,
+    composite_lp_aggregate,
     dispatch,
+    interaction_type,
     set_composite_lp_aggregate,
     set_interaction_type,
     set_skip_existing,
@@ -398,12 +400,37 @@ def test_set_composite_lp_aggregate_around():
             results.append(fast(params))
     assert [type(result) for result in results] == [TensorDict, torch.Tensor] * 2
     assert graphs() == 2
-    # A block concerns its own thread, in compiled code too.
-    with set_composite_lp_aggregate(True):
-        thread = threading.Thread(target=lambda: results.append(fast(params)))
-        thread.start()
-        thread.join()
-    assert type(results[-1]) is TensorDict
+    # A block of a thread concerns no other one, in compiled code too.
+    for thread_local in (True, False):
+        with set_composite_lp_aggregate(True, thread_local=thread_local):
+            thread = threading.Thread(target=lambda: results.append(fast(params)))
+            thread.start()
+            thread.join()
+    assert [type(result) for result in results[-2:]] == [TensorDict, torch.Tensor]
+
+
+@pytest.mark.parametrize("thread_local", [False, True])
+def test_settings_inside(thread_local):
+    def scored(params):
+        with set_composite_lp_aggregate(True, thread_local=thread_local):
+            dist = CompositeDistribution(params, {"a": D.Normal})
+            with set_interaction_type("mean", thread_local=thread_local):
+                return dist.log_prob(dist.mode), interaction_type() is InteractionType.MEAN
+
+    params = TensorDict(a={"loc": torch.zeros(3, 2), "scale": torch.ones(3, 2)}, batch_size=[3])
+    for _ in range(2):
+        total, chosen = compiled(scored)(params)
+        assert total.shape == (3,) and chosen
+    assert not composite_lp_aggregate() and interaction_type() is None
+
+
+def test_sample_and_log_prob():
+    def drawn(params):
+        return CompositeDistribution(params, {"a": D.Normal}).sample_and_log_prob((2,))
+
+    params = TensorDict(a={"loc": torch.zeros(3, 2), "scale": torch.ones(3, 2)}, batch_size=[3])
+    for result, expected in zip(seeded(compiled(drawn), params), seeded(drawn, params)):
+        assert_same(result, expected)
 
 
 # --- distributions ----------------------------------------------------------------------------------------------------

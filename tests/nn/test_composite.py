@@ -19,9 +19,11 @@ from tensordict.core.settings import from_environment
 from tensordict.nn import (
     CompositeDistribution,
     OneHotCategorical,
+    ProbabilisticTensorDictModule,
     TruncatedNormal,
     composite_lp_aggregate,
     set_composite_lp_aggregate,
+    set_interaction_type,
 )
 from tensordict.nn.distributions import Delta
 from tensordict.nn.distributions.composite import _add_suffix
@@ -608,3 +610,82 @@ def test_log_prob_of_an_existing_composite_compiles_for_both_settings():
     with set_composite_lp_aggregate(True):
         torch.testing.assert_close(compiled(sample), dist.log_prob(sample))
     assert isinstance(compiled(sample), TensorDict)
+
+
+# --- values with their log-probabilities ------------------------------------------------------------------------------
+
+
+class Scored(D.Normal):
+    """A distribution that computes the log-probability together with the value; 100 tells who computed it."""
+
+    def sample_and_log_prob(self, shape):
+        value = self.sample(shape)
+        return value, self.log_prob(value) + 100
+
+    def rsample_and_log_prob(self, shape):
+        value = self.rsample(shape)
+        return value, self.log_prob(value) + 200
+
+
+def normals(requires_grad=False, **classes):
+    given = {key: {"loc": torch.zeros(3, 4, requires_grad=requires_grad), "scale": torch.ones(3, 4)} for key in classes}
+    return CompositeDistribution(TensorDict(given, [3]), classes)
+
+
+@pytest.mark.parametrize("shape", [None, (), (2,), torch.Size([2, 1])])
+def test_a_sample_with_its_log_probability(shape):
+    dist = composite()
+    for aggregate in (False, True):
+        with set_composite_lp_aggregate(aggregate):
+            torch.manual_seed(0)
+            sample, log_prob = dist.sample_and_log_prob(shape)
+            torch.manual_seed(0)
+            expected = dist.sample(shape)
+            assert sample.batch_size == (*(shape or ()), 3)
+            assert (sample == expected).all() and (log_prob == dist.log_prob(expected)).all()
+            assert isinstance(log_prob, torch.Tensor) is aggregate
+    with pytest.raises(NotImplementedError, match=r"entry \('say', 'word'\): Categorical has no rsample"):
+        dist.rsample_and_log_prob()
+    sample, log_prob = normals(requires_grad=True, a=D.Normal).rsample_and_log_prob(shape)
+    assert sample["a"].requires_grad and log_prob["a_log_prob"].shape == sample["a"].shape
+
+
+def test_a_part_scores_its_own_values():
+    dist = normals(a=Scored, b=D.Normal)
+    for method, added in (("sample_and_log_prob", 100), ("rsample_and_log_prob", 200)):
+        sample, log_prob = getattr(dist, method)()
+        torch.testing.assert_close(log_prob["a_log_prob"], dist["a"].log_prob(sample["a"]) + added)
+        torch.testing.assert_close(log_prob["b_log_prob"], dist["b"].log_prob(sample["b"]))
+
+
+@pytest.mark.parametrize("aggregate", [False, True])
+def test_a_module_lets_the_distribution_score_its_values(aggregate):
+    with set_composite_lp_aggregate(aggregate):
+        params = normals(a=Scored, b=D.Normal)
+        given = {"distribution_map": {"a": Scored, "b": D.Normal}}
+        draw = ProbabilisticTensorDictModule(
+            ["params"],
+            ["a", "b"],
+            distribution_class=CompositeDistribution,
+            distribution_kwargs=given,
+            return_log_prob=True,
+            default_interaction_type="random",
+            generator=3,
+        )
+        inner = {key: {"loc": torch.zeros(3, 4), "scale": torch.ones(3, 4)} for key in "ab"}
+        result = draw(TensorDict(params=inner, batch_size=[3]))
+    scores = params["a"].log_prob(result["a"]) + 200
+    torch.testing.assert_close(result["a_log_prob"], scores)
+    if aggregate:
+        expected = scores.sum(-1) + params["b"].log_prob(result["b"]).sum(-1)
+        torch.testing.assert_close(result["sample_log_prob"], expected)
+    alone = ProbabilisticTensorDictModule(
+        ["loc", "scale"], ["x"], distribution_class=Scored, return_log_prob=True, num_samples=2
+    )
+    td = TensorDict(loc=torch.zeros(3), scale=torch.ones(3), batch_size=[3])
+    if not aggregate:
+        with set_interaction_type("random"):
+            result = alone(td.copy())
+        torch.testing.assert_close(result["x_log_prob"], D.Normal(0.0, 1.0).log_prob(result["x"]) + 200)
+        # Other ways to take a value do not draw one.
+        assert (alone(td.copy())["x_log_prob"] < 100).all()

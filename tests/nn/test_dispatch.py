@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import threading
 
 import pytest
 import torch
@@ -253,12 +252,14 @@ def test_methods_with_a_mode_of_their_own():
     assert calls == [True] and not skip_existing()
 
 
-def test_the_mode_holds_for_all_threads_and_blocks_need_one():
-    seen = []
-    with set_skip_existing(True):
-        thread = threading.Thread(target=lambda: seen.append(skip_existing()))
-        thread.start()
-        thread.join()
-    assert seen == [True]
+def test_a_block_needs_a_mode():
     with pytest.raises(RuntimeError, match="decorates methods"), set_skip_existing(None):
         raise AssertionError("not reached")
+
+
+def test_get_source():
+    class Module:
+        my_keys = ("a", ("b", "c"))
+
+    assert dispatch(source="my_keys").get_source(None, Module()) == ("a", ("b", "c"))
+    assert dispatch(source=["a", ("b", ("c",))]).get_source(None, None) == ["a", ("b", "c")]

@@ -217,7 +217,7 @@ def test_conventions_of_the_truncated_normal():
         ((0.0, 1.0, 2.0, 1.0), "a must be less than the upper bound b, got a=2.0 and b=1.0"),
         ((0.0, 1.0, 1.0, 1.0), "a must be less"),
         ((0.0, 1.0, float("nan"), 1.0), "a must be less"),
-        ((0.0, -1.0, 0.0, 1.0), "parameter scale"),
+        ((0.0, -1.0, 0.0, 1.0), "scale must not be negative"),
         ((float("nan"), 1.0, 0.0, 1.0), "parameter loc"),
     ],
 )
@@ -493,3 +493,23 @@ def test_distributions_on_a_gpu():
     assert OneHotCategorical(logits=loc).sample().is_cuda and rand_one_hot(loc).is_cuda
     assert AddStateIndependentNormalScale(4, device="cuda")(loc)[1].is_cuda
     assert TensorDict(x=Delta(loc).sample())["x"].is_cuda
+
+
+def test_the_smallest_scale_of_a_truncated_normal():
+    assert TruncatedNormal.eps == 1e-6
+    bounds = -torch.ones(2), torch.ones(2)
+    dist = TruncatedNormal(torch.zeros(2), torch.tensor([0.0, 1e-9]), *bounds)
+    assert (dist.scale == 1e-6).all() and (dist.sample((100,)).abs() < 1e-5).all()
+    assert dist.log_prob(torch.zeros(2)).isfinite().all()
+    for wrong in (-1.0, torch.nan):
+        with pytest.raises(ValueError, match="scale"):
+            TruncatedNormal(torch.zeros(2), torch.tensor([1.0, wrong]), *bounds)
+
+
+def test_a_delta_over_a_number():
+    assert Delta(torch.tensor(1.0)).sample() == 1 and Delta(torch.tensor(1.0)).rsample((2,)).shape == (2,)
+
+
+def test_a_scale_that_is_not_trained_is_a_buffer():
+    scale = AddStateIndependentNormalScale(3, make_param=False)
+    assert isinstance(scale.state_independent_scale, torch.nn.Buffer) and list(scale.state_dict())

@@ -1,4 +1,4 @@
-"""The removed functions of stateless modules, and containers as leaves of pytrees."""
+"""Functions of older levels for stateless modules, and containers as leaves of pytrees."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from tensordict import TensorClass, TensorDict, TensorDictParams, lazy_stack
 from tensordict.nn import functional_modules
-from tensordict.nn.functional_modules import _exclude_td_from_pytree
+from tensordict.nn.functional_modules import _exclude_td_from_pytree, set_tensor, set_tensor_dict
 
 
 class Point(TensorClass):
@@ -28,6 +28,23 @@ def test_what_is_removed_says_what_to_use(name):
     arguments = (net, TensorDict.from_module(net)) if name == "repopulate_module" else (net,)
     with pytest.raises(RuntimeError, match=f"{name} has been removed.*from_module.*to_module"):
         getattr(functional_modules, name)(*arguments)
+
+
+def test_set_tensor_in_each_place_of_a_module():
+    ones = torch.ones(2)
+    for put in (set_tensor, lambda net, name, value: set_tensor_dict(net.__dict__, net, name, value)):
+        net = nn.BatchNorm1d(2)
+        put(net, "weight", ones)
+        put(net, "running_mean", ones)
+        put(net, "other", ones)
+        assert net.weight is net.running_mean is net.other is ones
+        assert [name for name, _ in net.named_parameters()] == ["bias"]
+        assert [name for name, _ in net.named_buffers()] == ["running_mean", "running_var", "num_batches_tracked"]
+        parameter = nn.Parameter(ones)
+        put(net, "weight", parameter)
+        assert dict(net.named_parameters())["weight"] is parameter and "weight" not in net.__dict__
+        put(net, "weight", None)
+        assert net.weight is None
 
 
 @pytest.mark.parametrize(

@@ -285,12 +285,8 @@ def test_a_locked_container_is_refused():
     assert plus_one(inplace=False)(td)["y"].tolist() == [2, 2, 2]
 
 
-@pytest.mark.parametrize("inplace", ["full", 3, None])
+@pytest.mark.parametrize("inplace", ["full", 3])
 def test_unknown_inplace(inplace):
-    if inplace is None:
-        td = TensorDict(x=1)
-        assert plus_one(inplace=None)(td) is td
-        return
     with pytest.raises(ValueError, match="inplace must be True, False or 'empty'"):
         plus_one(inplace=inplace)
 
@@ -559,3 +555,25 @@ def test_a_module_takes_the_place_of_a_function():
     assert module(TensorDict(x=torch.ones(2)))["y"].sum() == 2
     again = pickle.loads(pickle.dumps(module))
     assert isinstance(again.module, nn.Identity)
+
+
+# --- options that other tests leave out -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("inplace", [False, None])
+def test_without_inplace_a_new_container_without_batch_size(inplace):
+    td = TensorDict(a=torch.ones(2, 1), batch_size=[2])
+    result = TensorDictModule(lambda x: x + 1, ["a"], ["b"], inplace=inplace)(td)
+    assert result.batch_size == () and list(result.keys()) == ["b"] and list(td.keys()) == ["a"]
+
+
+def test_a_direction_without_a_mapping_warns():
+    with pytest.warns(UserWarning, match="out_to_in_map=True has no effect, because in_keys is not a mapping"):
+        TensorDictModule(lambda x: x, ["a"], ["b"], out_to_in_map=True)
+
+
+def test_a_selection_leaves_no_empty_containers():
+    module = TensorDictModule(lambda x: (x, x, x), ["a"], ["b", ("n", "m", "c"), ("k", "d")])
+    module.select_out_keys("b")
+    result = module(TensorDict(a=torch.ones(1), k={"own": torch.ones(1)}))
+    assert set(result.keys(True)) == {"a", "b", "k", ("k", "own")}

@@ -234,17 +234,22 @@ def test_to_module_and_swapping_it():
 def test_get_hooks():
     seen = []
 
-    def hook(key, value):
-        seen.append(key)
+    def hook(given, value):
+        seen.append(given)
         return value.detach() + 1
 
     params = make()
     params.register_get_post_hook(hook)
     assert (params["a"] == 1).all() and (params["b", "c"] == 1).all() and (params.get("a") == 1).all()
-    assert seen == ["a", ("b", "c"), "a"]
+    assert len(seen) == 3 and all(given is params for given in seen)
     assert type(params["b"]) is TensorDict
-    assert type(params[()]) is TensorDict and seen == ["a", ("b", "c"), "a"]
+    assert type(params[()]) is TensorDict and len(seen) == 3
     assert (next(iter(params.parameters())) == 0).all()
+    assert [bool((value == 1).all()) for value in params.values(True, True)][:2] == [True, True]
+    assert (dict(params.items())["a"] == 1).all() and type(dict(params.items())["b"]) is TensorDict
+    watched = make()
+    watched.register_get_post_hook(lambda given, value: None)
+    assert type(watched["a"]) is nn.Parameter
 
 
 def test_vmap_and_pytree():
@@ -419,13 +424,105 @@ def test_arithmetic_in_place_is_autograds_business():
     assert (params["a"] == 1).all()
 
 
+# --- buffers ---------------------------------------------------------------------------------------------------------
+
+
+def kinds(container):
+    names = {nn.Parameter: "parameter", nn.Buffer: "buffer"}
+    return {
+        ".".join(path): next((name for kind, name in names.items() if isinstance(leaf, kind)), "tensor")
+        for path, leaf in container._walk()
+    }
+
+
+def given():
+    return TensorDict(w=torch.ones(2), i=torch.arange(2), b=nn.Buffer(torch.ones(2)), n={"b": nn.Buffer(torch.ones(1))})
+
+
+KINDS = {"w": "parameter", "i": "buffer", "b": "buffer", "n.b": "buffer"}
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        TensorDictParams,
+        lambda td: TensorDictParams(td.to_dict()),
+        lambda td: TensorDictParams(**td.to_dict()),
+        lambda td: TensorDictParams(TensorDictParams(td)),
+        lambda td: TensorDictParams(td.lock_()),
+        lambda td: TensorDictParams(td).clone(),
+        lambda td: TensorDictParams(td).to(torch.float64),
+        lambda td: TensorDictParams().update(td),
+        lambda td: TensorDictParams(td).copy(),
+        lambda td: copy.deepcopy(TensorDictParams(td)),
+        lambda td: nn.ModuleDict({"p": TensorDictParams(td)}).to(torch.float64)["p"],
+    ],
+)
+def test_buffers_stay_buffers(make):
+    td = given()
+    params = make(td)
+    expected = dict(KINDS)
+    assert kinds(params) == expected
+    assert sorted(name for name, _ in params.named_buffers()) == ["b", "i", "n.b"]
+    params["late"] = torch.arange(3)
+    assert isinstance(params["late"], nn.Buffer)
+
+
+def test_buffers_share_the_memory_of_the_tensors():
+    step = torch.zeros((), dtype=torch.int64)
+    params = TensorDictParams(TensorDict(step=step, same=step))
+    assert params["step"] is params["same"]
+    step.add_(1)
+    assert params["step"] == 1
+    norm = nn.BatchNorm1d(2)
+    held = TensorDict.from_module(norm, as_module=True)
+    norm(torch.randn(3, 2))
+    assert held["num_batches_tracked"] == 1 and isinstance(held["running_mean"], nn.Buffer)
+    stack = TensorDict.from_modules(norm, nn.BatchNorm1d(2))
+    assert kinds(TensorDictParams(stack)) == {
+        "weight": "parameter",
+        "bias": "parameter",
+        "running_mean": "buffer",
+        "running_var": "buffer",
+        "num_batches_tracked": "buffer",
+    }
+
+
+@pytest.mark.parametrize(("value", "kind"), [(None, "parameter"), (0, "parameter"), (1, "buffer"), (True, "buffer")])
+def test_no_convert_by_its_truth(value, kind):
+    assert kinds(TensorDictParams(TensorDict(w=torch.ones(2)), no_convert=value)) == {"w": kind}
+
+
+def test_attributes_are_entries():
+    params = TensorDictParams(TensorDict(w=torch.ones(2)))
+    params.v = nn.Parameter(torch.ones(1))
+    params.b = nn.Buffer(torch.ones(1))
+    params.register_buffer("c", torch.ones(1))
+    params.inner = nn.Linear(1, 1)
+    assert kinds(params) == {"w": "parameter", "v": "parameter", "b": "buffer", "c": "buffer"}
+    names = ["w", "v", "inner.weight", "inner.bias"]
+    assert [name for name, _ in params.named_parameters()] == names and len(list(params.parameters())) == 4
+    assert list(params.state_dict()) == ["w", "v", "b", "c", "inner.weight", "inner.bias"]
+
+
+def test_the_end_of_a_block_copies_into_the_parameters():
+    for kind in (torch.float64, "cpu"):
+        params = TensorDictParams(given())
+        before = params["w"]
+        with params.to(kind) as moved, torch.no_grad():
+            moved["w"].add_(1)
+            moved["new"] = torch.ones(3)
+        assert params["w"] is before and (before == 2).all() and before.dtype == torch.float32
+        assert kinds(params) == {**KINDS, "new": "parameter"}
+
+
 # --- hooks ------------------------------------------------------------------------------------------------------------
 
 
 def test_several_get_hooks_and_copies_of_them():
     params = make()
-    params.register_get_post_hook(lambda key, value: value + 1)
-    params.register_get_post_hook(lambda key, value: value * 2)
+    params.register_get_post_hook(lambda given, value: value + 1)
+    params.register_get_post_hook(lambda given, value: value * 2)
     assert (params["a"] == 2).all() and (params.clone()["a"] == 2).all()
     assert params.get("absent", None) is None
     assert params.get("b") is params["b"]

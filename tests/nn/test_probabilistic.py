@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import pickle
-import threading
 
 import pytest
 import torch
@@ -170,12 +169,8 @@ def test_the_type_that_a_block_asks_for():
         return interaction_type()
 
     assert decorated() is InteractionType.MODE and interaction_type() is None
-    seen = []
     with set_interaction_type():
-        thread = threading.Thread(target=lambda: seen.append(interaction_type()))
-        thread.start()
-        thread.join()
-    assert seen == [InteractionType.DETERMINISTIC]
+        assert interaction_type() is InteractionType.DETERMINISTIC
     for wrong in (set_interaction_type, InteractionType.from_str):
         with pytest.raises(ValueError, match="bogus"):
             wrong("bogus")
@@ -633,3 +628,20 @@ def test_parameters_without_batch_dims_of_their_own():
     td = TensorDict({"loc": UnbatchedTensor(torch.zeros(2)), "scale": UnbatchedTensor(torch.ones(2))}, [4])
     out = normal(default_interaction_type="mean", return_log_prob=True)(td)
     assert out["a"].tolist() == [0, 0] and out["a_log_prob"].shape == (2,)
+
+
+def test_one_key_for_several_log_probabilities_is_refused():
+    with pytest.raises(RuntimeError, match="log_prob_key names one log-probability"):
+        ProbabilisticTensorDictModule(["loc", "scale"], ["a", "b"], log_prob_key="lp", return_log_prob=True)
+
+
+def test_further_arguments_of_a_sequence():
+    net = ProbabilisticTensorDictSequential(
+        ProbabilisticTensorDictModule(["loc", "scale"], ["a"], distribution_class=D.Normal)
+    )
+    td = TensorDict(loc=torch.zeros(3), scale=torch.ones(3), batch_size=[3])
+    out = TensorDict(batch_size=[3])
+    assert net(td.copy(), out) is out and net(td.copy(), tensordict_out=out) is out
+    assert (net(td.copy(), _requires_sample=None)["a"] == 0).all()
+    with pytest.raises(TypeError, match="takes a container and `tensordict_out`"):
+        net(td.copy(), out, True)

@@ -187,3 +187,15 @@ def test_compiled():
 def test_names():
     assert tensordict.TensorClassModuleBase is TensorClassModuleBase
     assert tensordict.TensorClassModuleWrapper is TensorClassModuleWrapper
+
+
+def test_further_arguments_of_the_wrapper():
+    module = Add().as_td_module()
+    expected = module(pair())
+    out = TensorDict(old=torch.zeros(3), batch_size=[3])
+    assert module(pair(), tensordict_out=out) is out
+    assert sorted(out.keys()) == ["old", "total"] and (out["total"] == expected["total"]).all()
+    assert (module(pair(), None)["total"] == expected["total"]).all()
+    for args, kwargs in (((1,), {}), ((), {"odd": 1})):
+        with pytest.warns(FutureWarning, match="Add takes one container"):
+            assert (module(pair(), *args, **kwargs)["total"] == expected["total"]).all()

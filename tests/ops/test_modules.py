@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import tensordict
-from tensordict import LazyStackedTensorDict, TensorDict, TensorDictParams
+from tensordict import LazyStackedTensorDict, TensorDict, TensorDictBase, TensorDictParams
 
 
 class Tied(nn.Module):
@@ -179,6 +179,20 @@ def test_entries_that_are_none_or_not_persistent():
     assert set(TensorDict.from_module(net, use_state_dict=True).keys()) == {"weight", "calls"}
     with pytest.raises(KeyError, match=r"unexpected keys \['bias'\]"):
         TensorDict(bias=torch.ones(2)).to_module(net)
+
+
+def test_buffers_stay_buffers_and_parameters_parameters():
+    net = nn.BatchNorm1d(2)
+    held = nn.ModuleDict({"net": net, "params": TensorDictParams(TensorDict(w=torch.ones(2)))})
+    names = [sorted(name for name, _ in every()) for every in (held.named_parameters, held.named_buffers)]
+    swapped = TensorDict.from_module(held).data.clone()
+    swapped["net", "running_mean"] = nn.Parameter(torch.full((2,), 3.0))
+    with swapped.to_module(held):
+        assert [sorted(name for name, _ in every()) for every in (held.named_parameters, held.named_buffers)] == names
+        assert (net.running_mean == 3).all() and not isinstance(net.running_mean, nn.Parameter)
+    with TensorDict(running_mean=nn.Parameter(torch.ones(2))).to_module(net, preserve_module_state=False):
+        assert "running_mean" in dict(net.named_parameters()) and "running_mean" not in dict(net.named_buffers())
+    assert [sorted(name for name, _ in every()) for every in (held.named_parameters, held.named_buffers)] == names
 
 
 def test_inplace_copies():
@@ -527,8 +541,23 @@ def test_expanded_ensembles_of_modules_that_share():
     assert {name for name, _ in held.named_buffers()} == {"0.weight", "0.bias"}
 
 
-def test_free_function_locks():
-    assert tensordict.from_module(nn.Linear(2, 2)).is_locked
-    assert not TensorDict.from_module(nn.Linear(2, 2)).is_locked
+def test_what_locks_the_result():
+    net = nn.Linear(2, 2)
+    assert tensordict.from_module(net).is_locked
+    assert not TensorDict.from_module(net).is_locked
+    for kind in (TensorDictBase, LazyStackedTensorDict, TensorDictParams):
+        assert type(kind.from_module(net)) is TensorDict and kind.from_module(net).is_locked
+        assert kind.from_module(net, as_module=True).is_locked
+        assert not kind.from_module(net, lock=False).is_locked
+        assert kind.from_modules(net, net).is_locked and not kind.from_modules(net, net, lock=False).is_locked
+
+
+@pytest.mark.parametrize("use_state_dict", [False, True])
+def test_modules_without_parameters_are_kept_if_asked(use_state_dict):
+    net = nn.Sequential(nn.Linear(2, 2), nn.Sequential(nn.ReLU()))
+    for make in (tensordict.from_module, TensorDict.from_module):
+        params = make(net, use_state_dict=use_state_dict, filter_empty=False)
+        assert set(params.keys(True)) == {"0", ("0", "weight"), ("0", "bias"), "1", ("1", "0")}
+        assert list(make(net, use_state_dict=use_state_dict).keys()) == ["0"]
     with pytest.raises(RuntimeError, match="excludes"):
         tensordict.from_modules(nn.Linear(2, 2), lazy_stack=True, as_module=True)

@@ -116,6 +116,12 @@ def test_cut_along_a_dim_out_of_range(cut: Callable[[Any], Any]) -> None:
         cut(make())
 
 
+def test_split_by_0_of_no_elements_is_one_piece() -> None:
+    empty = TensorDict({"a": torch.zeros(0, 2)}, batch_size=[0])
+    (piece,) = empty.split(0)
+    assert piece.batch_size == (0,) and piece["a"].shape == torch.zeros(0, 2).split(0)[0].shape
+
+
 @pytest.mark.parametrize(
     "cut", [lambda x: x.split(0), lambda x: x.split([1, 1]), lambda x: x.split([7, -2]), lambda x: x.chunk(0)]
 )

@@ -6,11 +6,15 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar, overload
 
 from tensordict.containers.dense import TensorDict
+from tensordict.convert.columns import Nulls
+from tensordict.core.keys import Key
+from tensordict.io.formats.appending import append_rows
 from tensordict.memory.mapped import PathLike
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
+    from pyarrow import Table  # type: ignore[import-untyped]
     from typing_extensions import TypedDict, Unpack
 
     from tensordict.containers.tensor_class import TensorClass
@@ -50,7 +54,6 @@ else:
 
 
 from_any = TensorDict.from_any
-from_arrow = TensorDict.from_arrow
 from_csv = TensorDict.from_csv
 from_json = TensorDict.from_json
 from_namedtuple = TensorDict.from_namedtuple
@@ -279,6 +282,88 @@ def save(
     )
 
 
+def append_memmap(
+    prefix: PathLike, rows: TensorCollection, *, allow_pickle: bool | None = None, durable: bool = False
+) -> None:
+    """Append rows to a save in a folder, along its first batch dim.
+
+    Example:
+        >>> import tempfile
+        >>> import torch
+        >>> from tensordict import TensorDict, append_memmap, load_memmap
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     saved = TensorDict(a=torch.zeros(3), batch_size=[3]).memmap(folder)
+        ...     append_memmap(folder, TensorDict(a=torch.ones(2), batch_size=[2]))
+        ...     load_memmap(folder)["a"], saved["a"]
+        (MemoryMappedTensor([0., 0., 0., 1., 1.]), MemoryMappedTensor([0., 0., 0.]))
+
+    The new rows are written behind the old ones, in the same files, and become visible in one step. If the call fails,
+    or its process is killed, the folder has the old save. Containers that were loaded before keep their rows, and share
+    them with the save. A file with further hard links, such as a backup, is copied first.
+
+    For rows that come in over time, use :class:`~tensordict.DatasetWriter`: each call of this function reads the
+    description of the whole save.
+
+    Args:
+        prefix: the folder, which :func:`memmap` or :func:`save` wrote, here or in the reference.
+        rows: a container with the keys, classes, dtypes and trailing shapes of the save. Its batch size may differ in
+            the first dim. A value that all rows of the save share must be equal in `rows`. A `NonTensorStack` along the
+            first dim grows.
+        allow_pickle: load pickled values, to compare them. A pickle may run any code, so use this only for saves that
+            you trust. Without it, a pickled value raises an error.
+        durable: return when everything has reached the disk.
+
+    Raises:
+        SaveError: `prefix` is not a folder with a save; the save has no batch dims; an entry of `rows` does not fit;
+            the save has a lazy stack or a ragged tensor, which cannot grow; or another process is saving there. Nothing
+            has changed.
+        OSError: a file cannot be written, or the disk is full. The save is unchanged.
+    """
+    append_rows(prefix, rows, allow_pickle=bool(allow_pickle), durable=durable)
+
+
+def from_arrow(
+    table: Any,
+    *,
+    copy: bool | None = None,
+    nulls: Nulls = "raise",
+    mask_key: Key | None = None,
+    device: object = None,
+    **options: Any,
+) -> TensorDict:
+    """Convert an Arrow table to a `TensorDict`; see :meth:`TensorDict.from_arrow`, which has further options.
+
+    Example:
+        >>> import pyarrow
+        >>> from tensordict import from_arrow
+        >>> td = from_arrow(pyarrow.table({"x": [1.0, None]}), nulls="mask")
+        >>> td["x"], td["_mask", "x"]
+        (tensor([1., nan], dtype=torch.float64), tensor([ True, False]))
+
+    Args:
+        table, copy, nulls, device, **options: as in the method.
+        mask_key: the key of the container of the masks; `"_mask"` by default. The method puts each mask beside its
+            column instead, as `<name>_mask`.
+    """
+    if nulls == "mask" and mask_key is None:
+        mask_key = "_mask"
+    return TensorDict.from_arrow(table, copy=copy, nulls=nulls, mask_key=mask_key, device=device, **options)
+
+
+def to_arrow(td: TensorCollection) -> Table:
+    """Convert a container to a `pyarrow.Table` with one row for each element of the first batch dim.
+
+    See :meth:`TensorDict.to_arrow`, which takes options.
+
+    Example:
+        >>> import torch
+        >>> from tensordict import TensorDict, to_arrow
+        >>> to_arrow(TensorDict(a=torch.arange(2), batch_size=[2])).to_pydict()
+        {'a': [0, 1]}
+    """
+    return td.to_arrow()
+
+
 def to_safetensors(
     data: Any,
     path: PathLike,
@@ -327,6 +412,7 @@ def from_h5(
     device: object = None,
     batch_size: object = None,
     mode: str = "r",
+    non_tensor_as_stack: bool = False,
     storage_options: StorageOptions | None = None,
     cache_dir: CacheDir | None = None,
 ) -> TensorCollection:
@@ -344,7 +430,8 @@ def from_h5(
 
     Args:
         h5_file: the path of the file or its URL, or an open `h5py.File` or `h5py.Group`.
-        auto_batch_size, batch_dims, device, batch_size, mode, storage_options, cache_dir: as in the method.
+        auto_batch_size, batch_dims, device, batch_size, mode, non_tensor_as_stack, storage_options, cache_dir: as in
+            the method.
     """
     return TensorDict.from_h5(
         h5_file,
@@ -353,6 +440,7 @@ def from_h5(
         batch_dims=batch_dims,
         batch_size=batch_size,
         device=device,
+        non_tensor_as_stack=non_tensor_as_stack,
         storage_options=storage_options,
         cache_dir=cache_dir,
     )
@@ -362,6 +450,8 @@ def from_zarr(
     zarr_file: object,
     *,
     mode: str = "r",
+    non_tensor_as_stack: bool = False,
+    allow_pickle: bool | None = None,
     auto_batch_size: bool = False,
     batch_dims: int | None = None,
     batch_size: object = None,
@@ -390,5 +480,7 @@ def from_zarr(
         batch_dims=batch_dims,
         batch_size=batch_size,
         device=device,
+        non_tensor_as_stack=non_tensor_as_stack,
+        allow_pickle=allow_pickle,
         storage_options=storage_options,
     )

@@ -106,6 +106,13 @@ class TensorDict(TensorDictBase):
         if lock:
             self.lock_()
 
+    if not TYPE_CHECKING:
+
+        @classmethod
+        def from_module(cls, module, as_module=False, lock=False, use_state_dict=False, filter_empty=True):
+            """Call :meth:`TensorDictBase.from_module`, without locking the result by default."""
+            return super().from_module(module, as_module, lock, use_state_dict, filter_empty)
+
     @classmethod
     def _make(
         cls, entries: dict[str, Any], batch_size: torch.Size, device: torch.device | None, names: Names | None

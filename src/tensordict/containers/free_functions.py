@@ -542,14 +542,30 @@ def _are_tensors(input: object) -> bool:
 
 @overload
 def from_module(
-    module: nn.Module, as_module: Literal[False] = ..., lock: bool = ..., use_state_dict: bool = ...
+    module: nn.Module,
+    as_module: Literal[False] = ...,
+    lock: bool = ...,
+    use_state_dict: bool = ...,
+    filter_empty: bool = ...,
 ) -> TensorDict: ...
 @overload
 def from_module(
-    module: nn.Module, as_module: Literal[True], lock: bool = ..., use_state_dict: bool = ...
+    module: nn.Module,
+    as_module: Literal[True],
+    lock: bool = ...,
+    use_state_dict: bool = ...,
+    filter_empty: bool = ...,
 ) -> TensorDictParams: ...
-def from_module(module: object, as_module: bool = False, lock: bool = True, use_state_dict: bool = False) -> Any:
+def from_module(
+    module: object,
+    as_module: bool = False,
+    lock: bool = True,
+    use_state_dict: bool = False,
+    filter_empty: bool = True,
+) -> Any:
     """Collect the parameters and buffers of a module in a container; see :meth:`TensorDict.from_module`.
+
+    This function locks the result by default.
 
     Example:
         >>> from torch import nn
@@ -558,7 +574,7 @@ def from_module(module: object, as_module: bool = False, lock: bool = True, use_
         ['bias', 'weight']
     """
     make: Any = TensorDict.from_module
-    return make(module, as_module, lock, use_state_dict)
+    return make(module, as_module, lock, use_state_dict, filter_empty)
 
 
 @overload

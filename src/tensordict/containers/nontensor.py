@@ -94,11 +94,25 @@ class _HolderBase(SavedHolder, ValueOperators, TensorCollection):
             else part.tolist(as_linked_list=as_linked_list)
             for part in self.unbind(0)
         ]
-        return LinkedList(items, self) if as_linked_list else items
+        return LinkedList(items, td=self) if as_linked_list else items
 
-    def to_dict(self, *, retain_none: bool = True, convert_tensors: object = False, tolist_first: bool = False) -> Any:
-        """Return the value, or the list of the values of a stack, as `to_dict` of a container puts it into its dict."""
-        return self.tolist() if isinstance(self, NonTensorStack) else self._unwrap_value()
+    def to_dict(
+        self,
+        *,
+        retain_none: bool = True,
+        convert_tensors: object = False,
+        tolist_first: bool = False,
+        as_linked_list: bool = False,
+    ) -> Any:
+        """Return the value, or the list of the values of a stack, as `to_dict` of a container puts it into its dict.
+
+        Args:
+            retain_none, convert_tensors, tolist_first: accepted for compatibility with other containers, and ignored.
+            as_linked_list: as for :meth:`tolist`.
+        """
+        if isinstance(self, NonTensorStack):
+            return self.tolist(as_linked_list=as_linked_list)
+        return self._unwrap_value()
 
     def update(self, input_dict_or_td: object = None, *args: object, **kwargs: object) -> Self:
         """Replace the value by the value of another holder, or by any object. A stack also takes lists and stacks.

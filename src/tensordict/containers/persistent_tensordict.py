@@ -19,12 +19,12 @@ from tensordict.core.devices import as_device
 from tensordict.core.exceptions import SaveError, ShapeError
 from tensordict.core.keys import Path, joined
 from tensordict.core.replacing import is_replacing
-from tensordict.core.shapes import as_size
+from tensordict.core.shapes import as_size, refuse_two_sizes
 from tensordict.io.formats import pickled_containers
 from tensordict.io.remote.urls import Remote, is_url
 from tensordict.io.specification import find_class, to_container
 from tensordict.io.stores import entries as stored_entries
-from tensordict.io.stores.array_store import ArrayItem, Group, Item, Pick, Store, UnreadableItem
+from tensordict.io.stores.array_store import ArrayItem, ForeignArray, Group, Item, Pick, Store, UnreadableItem
 from tensordict.io.stores.backends import backend_of
 from tensordict.io.stores.entries import read_state
 from tensordict.memory.stored_tensors import StoredTensor
@@ -72,6 +72,7 @@ class PersistentTensorDict(StoredContainer):
         backend: `"h5"` or `"zarr"`.
         device: tensors are moved there when they are read.
         validate_batch_size: check the batch size against the shapes in the file.
+        non_tensor_as_stack, allow_pickle: as in :meth:`TensorDict.from_zarr`. HDF5 files hold no pickles.
         storage_options: for a URL, as in :meth:`TensorDict.load_memmap`.
         **kwargs: passed to `h5py.Group.create_dataset` for entries that are written: `compression="gzip"`,
             `chunks=...` (an int is the number of rows of a chunk). For a Zarr group, the options of
@@ -117,6 +118,8 @@ class PersistentTensorDict(StoredContainer):
         backend: str = "h5",
         device: object = None,
         validate_batch_size: bool = True,
+        non_tensor_as_stack: bool = False,
+        allow_pickle: bool | None = None,
         storage_options: StorageOptions | None = None,
         **kwargs: object,
     ) -> None:
@@ -126,6 +129,7 @@ class PersistentTensorDict(StoredContainer):
                 "the path of a group in the file"
             )
         with self._opening(backend_of(backend), filename, group, mode, device, storage_options, kwargs):
+            self._store.reads_stacks, self._store.allow_pickle = non_tensor_as_stack, bool(allow_pickle)
             self._adopt_size(None if batch_size is None else as_size(batch_size), validate_batch_size)
 
     @contextmanager
@@ -220,6 +224,8 @@ class PersistentTensorDict(StoredContainer):
         batch_dims: int | None = None,
         batch_size: object = None,
         device: object = None,
+        non_tensor_as_stack: bool = False,
+        allow_pickle: bool = False,
         storage_options: StorageOptions | None = None,
         options: Mapping[str, Any] | None = None,
         is_new: bool = False,
@@ -228,11 +234,14 @@ class PersistentTensorDict(StoredContainer):
 
         `is_new` tells that the store has just been written, so that its shapes need no check.
         """
+        if auto_batch_size:
+            refuse_two_sizes(auto_batch_size, batch_size)
         kind = backend_of(backend)
         is_handle = kind.is_handle(source)
         self = object.__new__(cls)
         filename, group = (None, source) if is_handle else (source, None)
         with self._opening(kind, filename, group, mode, device, storage_options, options or {}):
+            self._store.reads_stacks, self._store.allow_pickle = non_tensor_as_stack, allow_pickle
             noted = self._adopt_size(None if batch_size is None else as_size(batch_size), False)
             if is_new:
                 return self._as_saved_class()
@@ -261,6 +270,7 @@ class PersistentTensorDict(StoredContainer):
         filename: Any,
         *,
         auto_batch_size: bool = False,
+        batch_dims: int | None = None,
         batch_size: object = None,
         device: object = None,
         backend: str = "h5",
@@ -280,7 +290,8 @@ class PersistentTensorDict(StoredContainer):
             input_dict: a container, or any input of :meth:`TensorDict.from_dict`.
             filename: the file or folder. A container saved there is replaced, as by :meth:`to_h5` and :meth:`to_zarr`.
             auto_batch_size: without a `batch_size`, give every level the longest batch size that its entries share.
-            batch_size: the batch size; by default the one of a container, and no batch dims for a dict.
+            batch_dims: the maximum number of batch dims to find.
+            batch_size: the batch size; by default the one of a container, and for a dict as with `auto_batch_size`.
             device: tensors are moved there when they are read.
             backend: `"h5"` or `"zarr"`.
             **kwargs: arguments of :meth:`to_h5` or :meth:`to_zarr`.
@@ -292,9 +303,14 @@ class PersistentTensorDict(StoredContainer):
             ValueError: for another backend.
             OSError: the file cannot be written.
         """
-        if batch_size is None and isinstance(input_dict, Contract) and not auto_batch_size:
-            batch_size = input_dict._batch_size
-        source = TensorDict.from_dict(input_dict, auto_batch_size=auto_batch_size, batch_size=batch_size)
+        if batch_size is None and not auto_batch_size:
+            if isinstance(input_dict, Contract):
+                batch_size = input_dict._batch_size
+            else:
+                auto_batch_size = True
+        source = TensorDict.from_dict(
+            input_dict, auto_batch_size=auto_batch_size, batch_dims=batch_dims, batch_size=batch_size
+        )
         target = None if device is None else as_device(device)
         result: PersistentTensorDict = source._to_store(backend, filename, **kwargs)
         result._device = target
@@ -369,6 +385,7 @@ class PersistentTensorDict(StoredContainer):
             "names": self._dim_names,
             "device": self._device,
             "locked": self._locked,
+            "values": (self._store.reads_stacks, self._store.allow_pickle),
         }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -382,6 +399,7 @@ class PersistentTensorDict(StoredContainer):
         try:
             self._open(store.group_at(state["group"], state["path"]), (), state["options"], state["device"])
             self._size, self._dim_names = state["size"], state["names"]
+            self._store.reads_stacks, self._store.allow_pickle = state.get("values", (False, False))
             if foreign:
                 self._check_shapes()
         except BaseException:
@@ -402,6 +420,26 @@ class PersistentTensorDict(StoredContainer):
         moved._open(self._group, (), self._options, device)
         moved._lineage, moved._size, moved._dim_names = self._lineage, self._size, self._dim_names
         return moved
+
+    @property
+    def filename(self) -> Any:
+        """The path, URL or store that the container was opened from."""
+        return self._store.source
+
+    @property
+    def mode(self) -> str:
+        """`"r"`, or `"r+"` if the store is open for writing."""
+        return self._store.mode
+
+    @property
+    def file(self) -> Any:
+        """The open `h5py.File` or `zarr.Group`; for a nested container, its group."""
+        return self._group.handle
+
+    @property
+    def kwargs(self) -> dict[str, Any]:
+        """The options for arrays that are written."""
+        return dict(self._options)
 
     # --- the state ----------------------------------------------------------------------------------------------------
 
@@ -472,6 +510,8 @@ class PersistentTensorDict(StoredContainer):
             return holder
         if isinstance(item, Group):
             return self._node_over(name, item)
+        if isinstance(item, ForeignArray):
+            return to_container(stored_entries.foreign_value(item, self._size, self._device, self._dim_names), item.key)
         assert isinstance(item, UnreadableItem)
         raise item.refusal()
 

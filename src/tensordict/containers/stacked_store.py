@@ -28,13 +28,13 @@ from tensordict.io.stores.redis_wire import Address
 
 __all__ = ["LazyStackedTensorDictStore"]
 
-# The server stores the name of the stack dim under this key.
+# Attribute with the name of the stack dim.
 _NAME = "_stack_name"
 
 
 @pytree.register
 class StackElement(PersistentTensorDict):
-    """An element of a lazy stack on a server, which is written through."""
+    """A member of a lazy stack on a server. Writes go to the server at once."""
 
     _group: ElementGroup
     _store: StackServer
@@ -68,21 +68,21 @@ def _over(group: ElementGroup, device: Any) -> StackElement:
 
 
 class Elements(Members):
-    """The elements of a lazy stack on a server, or of a container nested in it, or some of them."""
+    """The members of a lazy stack on a server, or of a container nested in it; all of them or a selection."""
 
     __slots__ = ("group",)
     group: ElementGroup
 
     @classmethod
     def of(cls, group: ElementGroup, device: Any) -> Elements:
-        """All of them."""
+        """Wrap all members of the stack, or of a container nested in it."""
         server = group.store
         containers: list[Any] = [
             _over(server.element(at, group.place, group.key), device) for at in range(server.count)
         ]
         if group.place:
             containers = [container._as_saved_class() for container in containers]
-        return cls.over(group, containers, server.dim, server.read_note("").get(_NAME))
+        return cls.over(group, containers, server.dim, server.attributes_at("").get(_NAME))
 
     @classmethod
     def over(cls, group: ElementGroup, containers: list[Any], dim: int, name: str | None, path: Any = ()) -> Elements:
@@ -91,7 +91,7 @@ class Elements(Members):
         return made
 
     def __reduce__(self) -> Any:
-        # Some of the elements are pickled one by one.
+        # Pickle a selection of members one by one.
         return Members, (self.containers, self.dim, None, None, self.template, self.name, self.path)
 
     @property
@@ -105,7 +105,7 @@ class Elements(Members):
         return server.together() if fn is None else server.together(self.groups(), _all_of)
 
     def groups(self) -> list[ElementGroup]:
-        """Those of the elements."""
+        """Return the groups of the members."""
         if len(self.containers) == self.server.count:
             return [self.group]
         inner = [container._wrapped_container() for container in self.containers]
@@ -120,7 +120,7 @@ class Elements(Members):
                 except KeyError:  # not compiled: a server is asked
                     return None
                 except StaleError:
-                    # The stack remembered it, and another process has replaced it since.
+                    # Cached metadata was stale: another process replaced the entry.
                     if last:
                         raise
             if column is not None:
@@ -132,11 +132,11 @@ class Elements(Members):
     def reading(self, name: str) -> Iterator[None]:
         with self.server.together():
             group, server = self.group, self.server
-            server.read_ahead([server.element(found.at, group._below(name)) for found in self.groups()])
+            server.prefetch([server.element(found.at, group._below(name)) for found in self.groups()])
             yield
 
     def _column(self, name: str) -> Tensor | None:
-        """A leaf of all elements, when they have the same shape."""
+        """Read a leaf of all members as one tensor; `None` if their shapes differ."""
         group = self.group
         array = self.server.column(group._below(name), (*group.key, name))
         if array is None:
@@ -153,19 +153,10 @@ class Elements(Members):
         )
 
     def names(self) -> list[str]:
-        self.server.check()
-        scope = self.server.scope
-        if len(self.containers) == self.server.count and (scope is None or not scope.given):
-            return self.group.names()
-        with self.server.together():
-            return super().names()
+        return self.group.names()
 
     def __contains__(self, name: object) -> bool:
-        with self.server.together():
-            return super().__contains__(name)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.names())
+        return isinstance(name, str) and self.group.has(name)
 
     def write(self, name: str, pieces: Sequence[Any]) -> None:
         with self.server.together():
@@ -186,27 +177,25 @@ class Elements(Members):
 
 @registry.register
 class LazyStackedTensorDictStore(LazyStackedTensorDict):
-    """A lazy stack whose elements are on a Redis server, or another one of its protocol, which many processes share.
+    """Keep a lazy stack on a Redis server, or one of the same protocol, and share it between processes.
 
-    What :meth:`~tensordict.TensorDictBase.to_store` makes of a lazy stack. It is one in all respects: its elements may
-    differ in the shapes of their entries and in which they have.
+    :meth:`~tensordict.TensorDictBase.to_store` of a lazy stack returns this class. Its members may differ in the shapes
+    of their entries.
 
-    - Reading an entry fetches that of all elements, and stacks them in memory, in one request. An index of an element
-      gives the element, which is not fetched yet: `store[3]["a"]` reads, and `store[3]["a"] = tensor` writes, one
-      element of one entry. Any other index fetches the elements that it takes, in one request, and gives a lazy stack
-      in memory, as the results of operations are.
-    - Writing an entry, `update` and all that writes in place send what is written in one request, which the server
-      carries out whole or not at all. An element may be given an entry of another shape than before; other
-      elements keep theirs, and processes that write other elements lose nothing. Of two processes that change
-      shapes, or values, in one entry at the same time, the one that comes second gets an error and has written nothing.
-    - An entry is tensors of one dtype in all elements that have it, or containers, or values. Lazy stacks nested in
-      elements are stored as the dense containers that they stand for.
-    - The number of elements is fixed. :meth:`select` and :meth:`exclude` ask element by element: that of
-      `store.to_local()` is faster.
+    - Reading an entry fetches it from all members in one request, and stacks it in memory. An integer index returns a
+      member without fetching it: `store[3]["a"]` reads, and `store[3]["a"] = tensor` writes, one entry of one member.
+      Any other index fetches the selected members in one request, as a lazy stack in memory.
+    - Writing an entry, `update` and in-place operations send one request, which the server executes completely or not
+      at all. A member may get an entry of another shape; the other members keep theirs. Processes that write different
+      members do not disturb each other. If two processes change shapes in one entry at the same time, the second gets
+      an error, and its call has no effect.
+    - An entry is in all members, as tensors of one dtype or as containers. A value, or an entry that some members lack,
+      raises an error that names it. Lazy stacks nested in members are stored as dense containers.
+    - The number of members is fixed. :meth:`select` and :meth:`exclude` query each member; on `store.to_local()` they
+      are faster.
 
-    The elements of an entry lie one behind the other in one value on the server, as the reference keeps them, which can
-    read what is written here, and the other way round. What it has no form for is kept beside that and hidden from
-    it: values that are no tensors (as JSON), entries that only some elements have, names of dims, unequal batch sizes.
+    The layout on the server is the layout of the reference, in both directions. The reference does not see the names of
+    dims and unequal batch sizes.
 
     Args:
         backend, host, port, db, unix_socket_path, prefix, device, client, cache_metadata, ttl, **redis_kwargs: as of
@@ -218,7 +207,7 @@ class LazyStackedTensorDictStore(LazyStackedTensorDict):
 
     Raises:
         ConnectionError: the server does not answer.
-        ValueError: the server has another kind of container under this identifier.
+        ValueError: the server has another container under this identifier.
         ModuleNotFoundError: the package redis is not installed.
 
     Example:
@@ -236,7 +225,7 @@ class LazyStackedTensorDictStore(LazyStackedTensorDict):
     """
 
     _entries: Elements
-    # Saving it elsewhere saves what was read.
+    # Saving it elsewhere stores a lazy stack in memory.
     _stored_as = "LazyStackedTensorDict"
     _is_in_file = True
 
@@ -285,7 +274,7 @@ class LazyStackedTensorDictStore(LazyStackedTensorDict):
 
     @classmethod
     def _at(cls, members: Elements, count: int) -> Any:
-        """The stack of these elements of a whole stack of `count` elements."""
+        """Wrap members; a selection of the members of the server becomes a plain lazy stack."""
         if count < members.server.count:
             return LazyStackedTensorDict._over(members)
         self = object.__new__(cls)
@@ -294,7 +283,7 @@ class LazyStackedTensorDictStore(LazyStackedTensorDict):
 
     @classmethod
     def _over(cls, members: Members) -> Any:
-        # The results of operations are in memory, or some of the elements.
+        # Results of operations are in memory, or are a selection of the members.
         first = members.containers[0]._wrapped_container() if members.containers else None
         if type(first) is StackElement and not isinstance(members, Elements):
             store, place = first._store, first._group.place
@@ -306,7 +295,7 @@ class LazyStackedTensorDictStore(LazyStackedTensorDict):
 
     @property
     def _unread(self) -> Any:
-        # Its elements are what is not read.
+        # The members read their entries when they are used.
         return self
 
     def _index(self, index: object) -> Any:
@@ -346,7 +335,7 @@ class LazyStackedTensorDictStore(LazyStackedTensorDict):
 
     @property
     def _td_id(self) -> str:
-        # As programs that were written for the reference ask for it.
+        # The name that programs for the reference use.
         return self.td_id
 
     @classmethod
@@ -375,7 +364,7 @@ class LazyStackedTensorDictStore(LazyStackedTensorDict):
             a :class:`LazyStackedTensorDictStore`, or the tensorclass over one.
 
         Raises:
-            TypeError: it is not a lazy stack, or it lacks members.
+            TypeError: `lazy_td` is not a lazy stack, or has no members.
             UnsupportedEntryError: an entry cannot be stored; it is named, and nothing was written.
             ConnectionError: the server does not answer.
         """
@@ -392,7 +381,7 @@ class LazyStackedTensorDictStore(LazyStackedTensorDict):
             if is_stored_as_class(lazy_td):
                 store.set_header("__tensorclass__", class_name(lazy_td).encode())
             if stack.stack_dim_name is not None:
-                store.note("", {**store.read_note(""), _NAME: stack.stack_dim_name})
+                store.note("", {**store.attributes_at(""), _NAME: stack.stack_dim_name})
             for at, member in enumerate(members):
                 stored_entries.write_container(store.element(at), member, {})
         return cls._open_store(store, target)
@@ -418,36 +407,36 @@ class LazyStackedTensorDictStore(LazyStackedTensorDict):
         device: object = None,
         **kwargs: Any,
     ) -> Any:
-        """The lazy stack of an identifier that is on a server, whichever process wrote it.
+        """Open a lazy stack on a server by its identifier.
 
         Args:
             backend, host, port, db, unix_socket_path, prefix, **kwargs: as of the class.
-            td_id: its identifier there; see :attr:`td_id`.
+            td_id: the identifier; see :attr:`td_id`.
             device: tensors are moved there when they are fetched; `None` for the device that is stored.
 
         Returns:
             a :class:`LazyStackedTensorDictStore`, or the tensorclass over one.
 
         Raises:
-            KeyError: the server lacks the container.
-            ValueError: it is not a lazy stack.
-            UnsupportedEntryError: its tensorclass is not known to this program.
+            KeyError: the server has no container of this identifier.
+            ValueError: the container is not a lazy stack.
+            UnsupportedEntryError: this program does not know its tensorclass.
             ConnectionError: the server does not answer.
         """
         store = StackServer(Address.of(backend, host, port, db, unix_socket_path, prefix, td_id, **kwargs))
         return cls._open_store(store, None if device is None else as_device(device))
 
     def to_local(self) -> Any:
-        """A copy in memory: a :class:`LazyStackedTensorDict`, fetched in one request for each 32 MiB."""
+        """Fetch a copy into memory, a :class:`LazyStackedTensorDict`, in one request per 32 MiB."""
         return self._map(identity)
 
     def clear_redis(self) -> None:
-        """Delete all that the server has of this stack; it is without entries then, and can be written to again."""
+        """Delete the stack on the server. It has no entries then, and can be written to again."""
         self._refuse_if_locked("clear it")
         self._entries.server.clear()
 
     def close(self) -> None:
-        """Have this stack, and its elements, be used no more; what is on the server stays."""
+        """Close this stack and its members. The data on the server stays."""
         self._entries.server.close()
 
 

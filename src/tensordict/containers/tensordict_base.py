@@ -51,6 +51,7 @@ class TensorDictBase(TensorCollection):
             batch_dims: int | None = None,
             batch_size: object = None,
             device: object = None,
+            non_tensor_as_stack: bool = False,
             storage_options: StorageOptions | None = None,
             cache_dir: CacheDir | None = None,
         ) -> PersistentTensorDict: ...
@@ -58,6 +59,7 @@ class TensorDictBase(TensorCollection):
             self,
             filename: object,
             *,
+            allow_pickle: bool | None = None,
             durable: bool = False,
             progress: bool | None = None,
             overwrite: bool = False,
@@ -74,6 +76,8 @@ class TensorDictBase(TensorCollection):
             batch_dims: int | None = None,
             batch_size: object = None,
             device: object = None,
+            non_tensor_as_stack: bool = False,
+            allow_pickle: bool | None = None,
             storage_options: StorageOptions | None = None,
         ) -> PersistentTensorDict: ...
 
@@ -168,7 +172,9 @@ if TYPE_CHECKING:
         def consolidate(self, filename: object = ..., **options: object) -> Any: ...
         def select(self, *keys: object, **options: object) -> TensorDictBase: ...  # type: ignore[override]
         def exclude(self, *keys: object, **options: object) -> TensorDictBase: ...  # type: ignore[override]
-        def expand(self, *args: object, size: object = None, shape: object = None) -> TensorDict: ...  # type: ignore[override]
+        def expand(  # type: ignore[override]
+            self, *args: object, size: object = None, shape: object = None, inplace: bool = ...
+        ) -> TensorDict: ...
         def flatten_keys(  # type: ignore[override]
             self, separator: str = ..., inplace: bool = ..., is_leaf: object = ...
         ) -> TensorDict: ...

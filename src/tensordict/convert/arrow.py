@@ -93,17 +93,14 @@ def container_of_table(table: Any, reading: TableOptions) -> Any:
 
     Raises:
         TypeError: the object is none of these.
-        ValueError: it has no columns, or a column has nulls and the options do not allow them.
+        ValueError: a column has nulls and the options do not allow them.
     """
     pa = pyarrow()
     if not isinstance(table, (pa.RecordBatch, pa.Table)):
         if not hasattr(table, "__arrow_c_stream__") and not hasattr(table, "__arrow_c_array__"):
             raise TypeError(f"from_arrow reads a table or a record batch of Arrow, got {type(table).__name__}")
         table = pa.table(table)
-    schema = table.schema
-    structure = _structure_of(schema)
-    if not len(schema) and structure is None:
-        raise ValueError("the table has no columns, so there is nothing to make entries of")
+    structure = _structure_of(table.schema)
     return container_of(_read_columns(table, structure, reading), table.num_rows, structure, reading)
 
 
@@ -200,12 +197,14 @@ class ColumnReader:
         """Return the numbers of an array without nulls as a tensor over its memory; a copy if that is read-only."""
         buffer = array.buffers()[1]
         if buffer.is_mutable:
-            return torch.frombuffer(buffer, dtype=dtype, count=len(array), offset=array.offset * dtype.itemsize)
+            shared = torch.frombuffer(buffer, dtype=dtype, count=len(array), offset=array.offset * dtype.itemsize)
+            return shared.clone() if self.reading.copy else shared
         if self._read_only is None:
             self._read_only = kernel.ReadOnly()
         # Writing to a read-only file mapping would crash the process (SIGSEGV), so lift the protection or copy.
         tensor = from_dlpack(array)
-        return tensor if self._read_only.lift(buffer.address, buffer.size) else tensor.clone()
+        shares = not self.reading.copy and self._read_only.lift(buffer.address, buffer.size)
+        return tensor if shares else tensor.clone()
 
     def _read_array(self, path: Path, place: Path, array: Any, note: dict[str, Any]) -> None:
         pa = pyarrow()
@@ -274,7 +273,10 @@ class ColumnReader:
                     f"column {_format_place(place)!r}: a value is not the JSON that was written: {error}"
                 ) from None
         batch = checks.ints(note.get("batch", []), f"the batch size of column {_format_place(place)!r}")
-        self.found.append(TableColumn(path, values, batch=batch))
+        column = TableColumn(path, values, batch=batch)
+        if self.reading.mask_key and array.null_count:
+            column.valid = self._find_valid(array, place)
+        self.found.append(column)
 
     # --- lists --------------------------------------------------------------------------------------------------------
 
@@ -371,7 +373,7 @@ class ColumnReader:
         if not array.null_count:
             return None
         reading = self.reading
-        if reading.nulls is None and reading.fill_of(_format_place(place)) is None:
+        if not reading.fills and reading.fill_of(_format_place(place)) is None:
             raise ValueError(
                 f"column {_format_place(place)!r} lacks {array.null_count} of {len(array)} values: fill=0 replaces "
                 "them by a number, nulls='mask' adds a leaf that is true where there are values"
@@ -384,7 +386,8 @@ class ColumnReader:
             return column
         fill = self.reading.fill_of(_format_place(place))
         if fill is None:
-            fill = -1 if column.categories is not None else 0
+            is_number = column.values.dtype.is_floating_point and column.type is None
+            fill = -1 if column.categories is not None else self.reading.default_fill if is_number else 0
         dtype = column.values.dtype
         try:
             value = torch.tensor(fill, dtype=dtype)

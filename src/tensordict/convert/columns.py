@@ -8,6 +8,7 @@ lazy stacks, tensorclasses) are in a `TableStructure`, which tables keep as JSON
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -54,38 +55,70 @@ _TYPES = {
 ORDERED, TENSOR = "ordered", "fixed_shape_tensor"
 _VERSION = 1
 
-Nulls = Literal["mask"] | None
+Nulls = Literal["raise", "fill", "mask"] | None
 Fill = float | Mapping[str, Any] | None
 
 
 @dataclass(frozen=True, slots=True)
 class TableOptions:
-    """Options for reading columns.
+    """Options for reading tables, in the order of the parameters of `from_arrow`.
 
+    auto_batch_size, batch_dims, device, batch_size: the sizes and the device of the container of all columns.
     separator: split the names of columns at this string into nested keys.
     dtype: cast numbers and bools to this dtype. Times and codes are not cast.
-    nulls: `"mask"` adds a leaf `<name>_mask`, true where there is a value. `None` refuses columns with nulls.
+    nulls: `"mask"` adds a leaf `<name>_mask`, true where there is a value. `"fill"` fills without a mask. `None` and
+        `"raise"` refuse columns with nulls.
     fill: the number that replaces nulls; or a mapping from column names to numbers.
     metadata: add entries `<name>_arrow_type` and `<name>_categories`.
+    mask_key: put the masks into the container at this key, under the keys of their columns, instead of `<name>_mask`.
+    copy: copy columns whose memory could be shared.
     masks: the nested keys of columns that always get a mask, because other parts of the same table have nulls. The
         value is true for a mask of elements, and false for a mask of rows.
+    columns: the columns to read from a file; `None` for all.
+    arguments: further arguments for the library that reads the file.
     """
 
+    auto_batch_size: bool = False
+    batch_dims: int | None = None
+    device: object = None
+    batch_size: object = None
     separator: str | None = None
     dtype: torch.dtype | None = None
     nulls: Nulls = None
     fill: Fill = None
     metadata: bool = True
+    mask_key: Path = ()
+    copy: bool = False
     masks: Mapping[Path, bool] = field(default_factory=dict)
+    columns: Sequence[str] | None = None
+    arguments: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        check_nulls(self.nulls, "which refuses columns that lack values")
+        if self.nulls not in (None, "raise", "fill", "mask"):
+            raise ValueError(f"nulls is 'raise' or None, 'fill' or 'mask', got {self.nulls!r}")
+        if self.mask_key and self.nulls != "mask":
+            raise ValueError(f"mask_key= is for nulls='mask', and nulls is {self.nulls!r}")
         if self.separator == "":
             raise ValueError("the separator of nested keys has at least one character")
+
+    @property
+    def may_lack_values(self) -> bool:
+        """True if missing numbers are allowed."""
+        return self.nulls is not None or self.fill is not None
 
     def fill_of(self, name: str) -> Any:
         """Return the fill value of a column; `None` if there is none."""
         return self.fill.get(name) if isinstance(self.fill, Mapping) else self.fill
+
+    @property
+    def fills(self) -> bool:
+        """True if nulls are filled, with or without a mask."""
+        return self.nulls in ("fill", "mask")
+
+    @property
+    def default_fill(self) -> float:
+        """The number that fills nulls of floating point columns, unless `fill` says another one."""
+        return 0.0 if self.nulls == "mask" and not self.mask_key else math.nan
 
 
 def check_nulls(nulls: object, otherwise: str) -> None:
@@ -446,7 +479,8 @@ def container_of(
             values = Specification(VALUE_STACK, torch.Size((rows, *column.batch)), stack_dim=0, value=values)
         _insert(tree, column.path, values)
         if column.valid is not None:
-            _insert(tree, _sibling(column.path, MASK), column.valid)
+            place = (*reading.mask_key, *column.path) if reading.mask_key else _sibling(column.path, MASK)
+            _insert(tree, place, column.valid)
         if not reading.metadata:
             continue
         if column.type is not None:

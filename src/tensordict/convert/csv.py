@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import bisect
 import contextlib
+import csv
+import io
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -25,6 +27,10 @@ _MISSING = ("", "NA", "N/A", "n/a", "NULL", "null", "None", "<NA>", "#N/A", "#NA
 _TRUE, _FALSE = ("true", "True", "TRUE"), ("false", "False", "FALSE")
 # The kinds of columns, from the narrowest to the widest, with the description of their cells in errors.
 _KIND_NAMES = {"int": "a number", "float": "a number", "bool": "true or false", "text": "text"}
+# Rows that are looked at before a whole column is.
+_FEW = 1000
+# Larger whole numbers are written with an exponent.
+_EXACT = 1e15
 # The kind for each Arrow type. Time types are missing, because cells that look like times stay text.
 _KINDS = {"int64": "int", "uint64": "int", "double": "float", "bool": "bool", "string": "text", "null": ""}
 _ENCODING = ": pass the encoding of the file, such as encoding='latin-1'"
@@ -93,20 +99,41 @@ def write_csv(file: Any, tables: Iterable[Any]) -> None:
     Raises:
         ValueError: a column is compound, see `refuse_compound`; or the only column has nulls.
     """
-    csv = require("pyarrow.csv", "tabular")
-    writer = None
+    arrow = require("pyarrow.csv", "tabular")
+    is_first = True
     for table in tables:
-        if writer is None:
+        if is_first:
             refuse_compound(table.schema)
-            writer = csv.CSVWriter(file, table.schema)
+            header = io.StringIO()
+            csv.writer(header, lineterminator="\n").writerow(table.schema.names)
+            file.write(header.getvalue().encode())
+            is_first = False
         if table.num_columns == 1 and table.column(0).null_count:
             raise ValueError(
                 f"column {table.schema.names[0]!r} lacks values and is the only one: its missing cells would be an "
                 "empty line, which readers of CSV skip. Use to_json or to_parquet, or write another column with it"
             )
-        writer.write(table)
-    if writer is not None:
-        writer.close()
+        arrow.write_csv(_mark_floats(table), file, arrow.WriteOptions(include_header=False))
+
+
+def _mark_floats(table: Any) -> Any:
+    """Convert floating point columns of whole numbers to decimals, which are written as `1.0`.
+
+    Arrow writes floating point numbers as `1`, and a column of these would be read as integers.
+    """
+    pa, pc = require("pyarrow", "tabular"), require("pyarrow.compute", "tabular")
+    for at, kind in enumerate(table.schema.types):
+        if not pa.types.is_floating(kind):
+            continue
+        column = table.column(at)
+        for part in (column[:_FEW], column):
+            values = part.cast(pa.float64())
+            is_whole = pc.and_(pc.equal(pc.floor(values), values), pc.less(pc.abs(values), _EXACT))
+            if not pc.all(is_whole, min_count=0).as_py():
+                break
+        else:
+            table = table.set_column(at, table.schema.names[at], values.cast(pa.decimal128(38, 1)))
+    return table
 
 
 def refuse_compound(schema: Any) -> None:

@@ -7,6 +7,7 @@ import dataclasses
 from typing import Any
 
 from tensordict.core import registry
+from tensordict.core.shapes import refuse_two_sizes
 
 
 def from_dataclass(
@@ -48,8 +49,10 @@ def from_dataclass(
         device: move the tensors of the instance to this device.
 
     Raises:
-        TypeError: `obj` is neither a dataclass nor an instance of one.
+        TypeError: `obj` is neither a dataclass nor an instance of one; or `batch_size` and `auto_batch_size` are both
+            given.
     """
+    refuse_two_sizes(auto_batch_size, batch_size)
     if not dataclasses.is_dataclass(obj):
         raise TypeError(f"from_dataclass reads a dataclass or an instance of one, got {type(obj).__name__}")
     source = obj if isinstance(obj, type) else type(obj)

@@ -31,14 +31,12 @@ def container_of_frame(frame: Any, reading: TableOptions) -> Any:
 
     Raises:
         TypeError: the object is not a data frame.
-        ValueError: it has no columns, or a column has missing values and the options do not allow them.
+        ValueError: a column has missing values and the options do not allow them.
     """
     pandas = require("pandas", "tabular")
     if not isinstance(frame, pandas.DataFrame):
         raise TypeError(f"from_pandas reads a data frame of pandas, got {type(frame).__name__}")
     names = list(frame.columns)
-    if not names:
-        raise ValueError("the data frame has no columns, so there is nothing to make entries of")
     reader = arrow.ColumnReader(reading, {}, len(frame))
     for position, (name, path) in enumerate(zip(names, paths_of(names, reading.separator))):
         series = frame.iloc[:, position]

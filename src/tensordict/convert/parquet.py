@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, BinaryIO
 
@@ -23,9 +23,7 @@ from tensordict.memory.mapped import PathLike
 _MOST_LEVELS = 100
 
 
-def container_of_files(
-    path: PathLike, access: Access, columns: Sequence[str] | None, reading: TableOptions, options: dict[str, Any]
-) -> Any:
+def container_of_files(path: PathLike, access: Access, options: TableOptions) -> Any:
     """Read all rows of one or more files into a container.
 
     Raises:
@@ -39,16 +37,16 @@ def container_of_files(
         for file in files:
             with file.local() as local, _name_file_in_errors(file):
                 if os.path.isdir(local):
-                    tables.append(parquet.read_table(local, columns=_to_list(columns), **options))
+                    tables.append(parquet.read_table(local, columns=_to_list(options.columns), **options.arguments))
                 else:
-                    tables.append(_read_file(local, columns, options))
+                    tables.append(_read_file(local, options.columns, options.arguments))
                 if len(tables) > 1:
                     _check_same(tables[0].schema, tables[-1].schema, files[0])
             if shown is not None:
                 shown.add(1)
     with _name_file_in_errors(files[-1]):
         table = tables[0] if len(tables) == 1 else pa.concat_tables(tables)
-        return arrow.container_of_table(table, reading)
+        return arrow.container_of_table(table, options)
 
 
 def _check_same(first: Any, schema: Any, file: SourceFile) -> None:
@@ -68,7 +66,7 @@ def _format_schema(schema: Any) -> str:
     return ", ".join(f"{field.name}: {field.type}" for field in schema)
 
 
-def _read_file(path: str, columns: Sequence[str] | None, options: dict[str, Any]) -> Any:
+def _read_file(path: str, columns: Sequence[str] | None, options: Mapping[str, Any]) -> Any:
     """Read the table in one file."""
     parquet, _ = _import_parquet()
     with parquet.ParquetFile(path) as file:
@@ -85,14 +83,7 @@ def _read_file(path: str, columns: Sequence[str] | None, options: dict[str, Any]
     return parquet.read_table(path, columns=_to_list(columns), **{"partitioning": None, **options})
 
 
-def batches_of_files(
-    path: PathLike,
-    access: Access,
-    columns: Sequence[str] | None,
-    reading: TableOptions,
-    rows: int,
-    options: dict[str, Any],
-) -> Iterator[Any]:
+def batches_of_files(path: PathLike, access: Access, rows: int, options: TableOptions) -> Iterator[Any]:
     """Yield containers with `rows` rows each, one in memory at a time. The last one of a file may be shorter.
 
     Raises:
@@ -100,32 +91,21 @@ def batches_of_files(
     """
     if type(rows) is not int or rows < 1:
         raise ValueError(f"batch_size_rows is a number of rows, at least 1, got {rows!r}")
-    files = files_of(path, access)
-    return _iterate_containers(files, columns, reading, rows, options)
+    return _iterate_containers(files_of(path, access), rows, options)
 
 
-def _iterate_containers(
-    files: Sequence[SourceFile],
-    columns: Sequence[str] | None,
-    reading: TableOptions,
-    rows: int,
-    options: dict[str, Any],
-) -> Iterator[Any]:
-    if reading.nulls:
-        batches = (batch for _, batch in _iterate_batches(files, columns, rows, options, nullable_only=True))
-        reading = replace(reading, masks=arrow.masks_of(batches, reading))
-    for file, batch in _iterate_batches(files, columns, rows, options):
+def _iterate_containers(files: Sequence[SourceFile], rows: int, options: TableOptions) -> Iterator[Any]:
+    if options.nulls:
+        batches = (batch for _, batch in _iterate_batches(files, rows, options, nullable_only=True))
+        options = replace(options, masks=arrow.masks_of(batches, options))
+    for file, batch in _iterate_batches(files, rows, options):
         with _name_file_in_errors(file):
-            container = arrow.container_of_table(batch, reading)
+            container = arrow.container_of_table(batch, options)
         yield container
 
 
 def _iterate_batches(
-    files: Sequence[SourceFile],
-    columns: Sequence[str] | None,
-    rows: int,
-    options: dict[str, Any],
-    nullable_only: bool = False,
+    files: Sequence[SourceFile], rows: int, options: TableOptions, nullable_only: bool = False
 ) -> Iterator[tuple[SourceFile, Any]]:
     """Yield record batches of `rows` rows. With `nullable_only`, read only the columns that may have nulls."""
     parquet, _ = _import_parquet()
@@ -134,10 +114,9 @@ def _iterate_batches(
             with _name_file_in_errors(file):
                 # With `pre_buffer`, Arrow would keep the whole file in memory.
                 opened = held.enter_context(parquet.ParquetFile(local, pre_buffer=False))
-                _check_columns(opened.schema_arrow, columns)
-                batches = opened.iter_batches(
-                    rows, columns=_find_nullable(opened, columns) if nullable_only else _to_list(columns), **options
-                )
+                _check_columns(opened.schema_arrow, options.columns)
+                columns = _find_nullable(opened, options.columns) if nullable_only else _to_list(options.columns)
+                batches = opened.iter_batches(rows, columns=columns, **options.arguments)
             while True:
                 with _name_file_in_errors(file):
                     batch = next(batches, None)

@@ -57,14 +57,21 @@ class TextTables:
         self._nulls = nulls
 
     def read_table(self) -> Any:
-        """Return one table of all rows. The files are read once, and kept in memory meanwhile."""
+        """Return one table of all rows. The files are read once, and kept in memory meanwhile.
+
+        Raises:
+            ValueError: the rows have no columns.
+        """
         kept: list[tuple[str, int, Any]] = []
         with progress_bar(None, "reading", None, "row") as shown:
             for file, row, piece in self._read_batches(at_once=True):
                 kept.append((file, row, self._reader.infer(piece)))
                 if shown is not None:
                     shown.add(len(piece))
-        return arrow.pyarrow().Table.from_batches(self._convert(kept))
+        table = arrow.pyarrow().Table.from_batches(self._convert(kept))
+        if not table.num_columns:
+            raise ValueError("the rows have no columns, so there is nothing to make entries of")
+        return table
 
     def iterate_containers(self, reading: TableOptions) -> Iterator[Any]:
         """Yield containers with the same entries, one in memory at a time. This reads the files twice.

@@ -129,9 +129,10 @@ def cast(value: object, hint: object, where: str) -> Any:
                 return value if isinstance(value, Contract) else kind(value)
             if isinstance(value, Mapping):
                 return kind.from_dict(value)
-            if is_node(value) and hasattr(kind, "from_tensordict"):
-                return kind.from_tensordict(value)
-            return value
+            if not hasattr(kind, "from_tensordict"):
+                return value
+            is_filled = isinstance(value, Contract) and is_node(value) and not value._is_non_tensor
+            return kind.from_tensordict(value) if is_filled else kind(value)
         return value if isinstance(value, Contract) or origin is not None else kind(value)
     except (TypeError, ValueError, RuntimeError) as error:
         raise TypeError(

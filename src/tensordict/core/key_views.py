@@ -55,15 +55,20 @@ def is_leaf_nontensor(cls: type) -> bool:
     return not issubclass(cls, Contract) or issubclass(cls, Tensor) or cls._is_non_tensor
 
 
-def is_non_tensor(data: object) -> bool:
+def is_non_tensor(data: object = None, *, obj: object = None) -> bool:
     """Return whether an object holds a non-tensor value: a `NonTensorData`, a `NonTensorStack` or a `MetaData`.
 
     Example:
         >>> from tensordict import NonTensorData, is_non_tensor
         >>> is_non_tensor(NonTensorData("a")), is_non_tensor("a")
         (True, False)
+
+    Args:
+        data: the object.
+        obj: another name of `data`.
     """
-    return isinstance(data, Contract) and data._is_non_tensor
+    value = data if obj is None else obj
+    return isinstance(value, Contract) and value._is_non_tensor
 
 
 class MembersApart:

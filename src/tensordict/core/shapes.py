@@ -55,6 +55,16 @@ class PerNdim(dict[int, tuple[int, ...]]):
         return made
 
 
+def refuse_two_sizes(auto_batch_size: bool, batch_size: object) -> None:
+    """Raise an error if a batch size is given, and is to be found too.
+
+    Raises:
+        TypeError: both arguments are given.
+    """
+    if auto_batch_size and batch_size is not None:
+        raise TypeError("batch_size and auto_batch_size=True exclude each other: pass one of them")
+
+
 def as_dim(dim: Any, ndim: int) -> int:
     """Convert a dim of a container with `ndim` batch dims to a non-negative dim.
 
@@ -221,7 +231,7 @@ def split_lengths(length: int, split_size: object) -> list[int]:
     if isinstance(split_size, torch.Tensor) and split_size.dim() < 2 and split_size.dtype is not torch.bool:
         split_size = split_size.tolist()
     if isinstance(split_size, int):
-        if split_size <= 0:
+        if split_size < 0 or (split_size == 0 and length):  # a dim without elements is one piece, as in torch
             raise ShapeError(f"split_size must be positive, got {split_size}")
         # Counted in a loop: `[split_size] * count` would fix the sizes of a compiled graph, and Dynamo lacks `divmod`.
         lengths = []

@@ -39,7 +39,7 @@ from tensordict.io.formats.detect import detect_format
 from tensordict.io.formats.loading import LoadOptions, load_directory
 from tensordict.io.formats.opening import ARCHIVE, DIRECTORY, SUFFIXES, map_save, open_file
 from tensordict.io.remote.remote_rows import open_rows
-from tensordict.io.remote.remote_saves import Access
+from tensordict.io.remote.remote_saves import Access, RemoteSave
 from tensordict.io.remote.urls import IN_FLIGHT, Remote, is_url
 from tensordict.io.saving import commit
 from tensordict.io.saving.source import SaveFolder
@@ -156,15 +156,8 @@ class Location:
             OSError: the file cannot be written.
         """
         os.makedirs(self.root, exist_ok=True)
-        staged = files.temporary_name(self.root)
         with files.naming("write the file", self.path(name)):
-            try:
-                files.write_new(staged, content, durable)
-                os.link(staged, self.path(name))
-            finally:
-                commit.try_to(os.unlink, staged)
-            if durable:
-                files.sync_folder(self.root)
+            files.write_file(self.path(name), content, durable=durable, new=True)
 
     def new_log(self, name: str, head: Head, durable: bool) -> Log:
         """Make a log: a file of records that grows. Readers see a record whole or not at all."""
@@ -468,17 +461,12 @@ class RemoteLocation(Location):
 
     @contextlib.contextmanager
     def local_files(self, name: str) -> Iterator[str]:
-        with tempfile.TemporaryDirectory(prefix="tensordict-shard-") as folder:
-            path = f"{folder}/{os.path.basename(name)}"
-            found = [file for file in self._remote.files(name) if file.name != name]
-            if not found:
-                _write_file(path, self._remote.read(name))
-            for file in found:
-                inner = file.name[len(name) + 1 :]
-                if not {"", ".", ".."}.isdisjoint(inner.split("/")):
-                    raise SaveError(f"{self.path(file.name)!r} is no file of a shard: its name leads out of it")
-                _write_file(f"{path}/{inner}", self._remote.read(file.name))
-            yield path
+        save = RemoteSave(self.path(name), self.access)
+        try:
+            with tempfile.TemporaryDirectory(prefix="tensordict-shard-") as folder:
+                yield save.mirror(folder)
+        finally:
+            save.close()
 
     def upload(self, name: str, path: str) -> None:
         """Upload the files of a shard; the file that completes it goes last. A second try uploads the same files."""
@@ -558,12 +546,6 @@ def is_zarr(name: str) -> bool:
 def format_of(name: str) -> str:
     """Return the format of a shard by its name."""
     return SUFFIXES.get(os.path.splitext(name)[1], DIRECTORY)
-
-
-def _write_file(path: str, content: bytes) -> None:
-    os.makedirs(os.path.dirname(path), exist_ok=True)
-    with open(path, "wb") as file:
-        file.write(content)
 
 
 def _head_of(name: str) -> str:

@@ -15,8 +15,7 @@ import numpy as np
 from tensordict.core.extras import require
 from tensordict.core.keys import Path
 from tensordict.io.formats.opening import describe_save
-from tensordict.io.remote.remote_saves import remote_bytes
-from tensordict.io.remote.urls import is_url
+from tensordict.io.remote.urls import Remote, is_url
 from tensordict.io.saving.comparing import Difference, Tolerance, find_differences
 from tensordict.io.saving.progress import Progress, ShowBar, count_bytes, count_disk_usage, hide_bars, progress_bar
 from tensordict.io.specification import BrokenValue, DeferredValue, LeafSpec, Specification, replace_broken, walk
@@ -223,7 +222,7 @@ def _save_letter(saves: Sequence[_ReportedSave], number: int) -> list[str]:
 def _headline_html(saves: Sequence[_ReportedSave], number: int) -> str:
     save = saves[number]
     values = sum(map(len, save.values.values()))
-    on_disk = remote_bytes(save.path) if is_url(save.path) else count_bytes(without_scheme(save.path))
+    on_disk = Remote(save.path).nbytes() if is_url(save.path) else count_bytes(without_scheme(save.path))
     facts = [
         save.format,
         f"{save.root.kind} of batch size {list(save.root.batch_size)}",

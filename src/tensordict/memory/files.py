@@ -249,7 +249,9 @@ def write_new(path: str, content: bytes, durable: bool = False) -> None:
         raise named_os_error(error, "write the file", path) from error
 
 
-def write_file(path: str, content: bytes, modified: int | None = None, durable: bool = False) -> None:
+def write_file(
+    path: str, content: bytes, modified: int | None = None, durable: bool = False, new: bool = False
+) -> None:
     """Put `content` at `path` in one step: a reader sees the old file or the new one.
 
     Args:
@@ -257,6 +259,7 @@ def write_file(path: str, content: bytes, modified: int | None = None, durable: 
         content: its new content.
         modified: the time of modification in ns; `None` for the current time.
         durable: sync the file and its folder to the disk.
+        new: raise a `FileExistsError` if the file exists.
     """
     folder = os.path.dirname(path)
     temporary = temporary_name(folder)
@@ -264,11 +267,11 @@ def write_file(path: str, content: bytes, modified: int | None = None, durable: 
         write_new(temporary, content, durable)
         if modified is not None:
             os.utime(temporary, ns=(modified, modified))
-        os.replace(temporary, path)
-    except BaseException:
-        with contextlib.suppress(FileNotFoundError):
+        (os.link if new else os.replace)(temporary, path)
+    finally:
+        # Nothing is there after `os.replace`.
+        with contextlib.suppress(OSError):
             os.unlink(temporary)
-        raise
     if durable:
         sync_folder(folder)
 

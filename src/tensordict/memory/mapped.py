@@ -47,10 +47,11 @@ class SharedBlock:
         fd: a descriptor of existing memory, which the block takes over; by default new memory, filled with zeros.
     """
 
-    __slots__ = ("__weakref__", "buffer", "fd", "nbytes")
+    __slots__ = ("__weakref__", "buffer", "fd", "nbytes", "shape")
 
     def __init__(self, nbytes: int, fd: int | None = None) -> None:
         self.nbytes = nbytes
+        self.shape: tuple[int, ...] | None = None  # of the tensor that it was made for, if that is known
         if fd is None:
             fd = system.new_memory(nbytes)
         self.fd = fd
@@ -142,7 +143,7 @@ class MemoryMappedTensor(Tensor):
 
     @property
     def parent_shape(self) -> torch.Size | None:
-        """The shape of the tensor in the file, of which this tensor is a view; `None` for anonymous memory.
+        """The shape of the tensor that was made in this memory, of which this one may be a view; `None` if not known.
 
         Example:
             >>> import tempfile
@@ -153,7 +154,7 @@ class MemoryMappedTensor(Tensor):
             >>> x[1].shape, x[1].parent_shape
             (torch.Size([2]), torch.Size([3, 2]))
         """
-        shape = self._source.shape if isinstance(self._source, FileSource) else None
+        shape = self.shape if self._source is None else self._source.shape
         return None if shape is None else torch.Size(shape)
 
     @property
@@ -603,6 +604,7 @@ def _make(
         result = _wrap(torch.empty(size, dtype=dtype, device="cpu"), None)
     else:
         block = SharedBlock(nbytes)
+        block.shape = None if isinstance(shape, Tensor) else size
         if content is not None:
             files.write_tensor(block.fd, content)
         result = block.tensor(dtype, size)

@@ -99,10 +99,19 @@ class _Dispatch:
         call.__signature__ = _make_optional(signature)  # type: ignore[attr-defined]
         return call
 
+    def get_source(self, func: Callable[..., Any], self_func: object) -> list[Key]:
+        """Return the in-keys: those of `source`, or the attribute of `self_func` that it names.
+
+        Args:
+            func: the decorated method; ignored.
+            self_func: the object whose method is called.
+        """
+        return getattr(self_func, self.source) if isinstance(self.source, str) else self.source
+
     def _call_with_entries(
         self, func: Callable[..., Any], module: object, args: Sequence[object], kwargs: dict[str, object]
     ) -> Any:
-        in_keys = getattr(module, self.source) if isinstance(self.source, str) else self.source
+        in_keys = self.get_source(func, module)
         entries: dict[Key, object] = dict(zip(in_keys, args))
         if kwargs:
             for key in in_keys:

@@ -1,16 +1,24 @@
-"""Removed functions for stateless modules, which raise errors, and a switch that makes containers pytree leaves."""
+"""Functions of older levels for stateless modules, and a switch that makes containers pytree leaves."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from typing import Any, NoReturn
 
-from torch import nn
+from torch import Tensor, nn
 
 from tensordict.core import torch_internals as internals
 from tensordict.core.contract import Contract
 
-__all__ = ["extract_weights_and_buffers", "get_functional", "is_functional", "make_functional", "repopulate_module"]
+__all__ = [
+    "extract_weights_and_buffers",
+    "get_functional",
+    "is_functional",
+    "make_functional",
+    "repopulate_module",
+    "set_tensor",
+    "set_tensor_dict",
+]
 
 _INSTEAD = (
     "take the parameters out with TensorDict.from_module(module), and run the module on others within "
@@ -66,6 +74,38 @@ def extract_weights_and_buffers(model: nn.Module, *args: object, **kwargs: objec
         RuntimeError: always. :meth:`TensorDict.from_module` returns the parameters and buffers.
     """
     raise _removal_error("extract_weights_and_buffers")
+
+
+def set_tensor(module: nn.Module, name: str, tensor: Tensor | None) -> None:
+    """Set an entry of a module without the checks of `setattr`.
+
+    Args:
+        module: the module.
+        name: the name of the entry. It is no longer a parameter, unless `tensor` is one; a buffer stays a buffer.
+        tensor: the entry.
+
+    Example:
+        >>> import torch
+        >>> from torch import nn
+        >>> from tensordict.nn.functional_modules import set_tensor
+        >>> net = nn.Linear(2, 1)
+        >>> set_tensor(net, "weight", torch.ones(1, 2))
+        >>> net.weight, [name for name, _ in net.named_parameters()]
+        (tensor([[1., 1.]]), ['bias'])
+    """
+    set_tensor_dict(module.__dict__, module, name, tensor)
+
+
+def set_tensor_dict(module_dict: dict[str, Any], module: nn.Module, name: str, tensor: Tensor | None) -> None:
+    """Call :func:`set_tensor`; `module_dict` is `module.__dict__`, which `module` provides otherwise."""
+    module_dict["_parameters"].pop(name, None)
+    if isinstance(tensor, nn.Parameter):
+        module_dict.pop(name, None)
+        module_dict["_parameters"][name] = tensor
+    elif name in module_dict["_buffers"]:
+        module_dict["_buffers"][name] = tensor
+    else:
+        module_dict[name] = tensor
 
 
 def _removal_error(name: str) -> RuntimeError:

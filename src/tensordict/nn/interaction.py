@@ -11,7 +11,7 @@ from torch import Tensor
 from torch import distributions as D
 from torch.distributions import constraints
 
-from tensordict.core import torch_internals as internals
+from tensordict.nn.choices import Choice, Setting
 from tensordict.ops.collection import TensorCollection
 
 
@@ -40,64 +40,62 @@ class InteractionType(str, enum.Enum):
         return self.value
 
     @classmethod
-    def _missing_(cls, value: object) -> None:
+    def _missing_(cls, value: object) -> InteractionType:
+        if isinstance(value, str) and (name := value.lower()) != value:
+            return cls(name)
         raise ValueError(f"{value!r} is not a valid InteractionType; choose one of {[kind.value for kind in cls]}")
 
     @classmethod
     def from_str(cls, type_str: str) -> InteractionType:
         """Return the member with this name, in any case; raises a `ValueError` for other names."""
-        return cls(type_str.lower())
+        return cls(type_str)
 
 
 # A value of a distribution: a tensor, a container (composite distributions) or a tuple of tensors.
 Sample: TypeAlias = "Tensor | TensorCollection | tuple[Tensor, ...]"
 
-_current: InteractionType | None = None
+_choice: Choice[InteractionType | None] = Choice(None)
 
 _ONE = torch.Size()
 _RANDOM = InteractionType.RANDOM
 
 
-class set_interaction_type(internals.Decorator):  # a function to its callers, as in the public API
+class set_interaction_type(Setting):  # a function to its callers, as in the public API
     """Choose how all probabilistic modules take their values, for a `with` block or a decorated function.
 
-    The choice affects all threads.
-
     Args:
-        type: the type or its name; `None` leaves the choice to each module's `default_interaction_type`.
+        type: the type or its name, in any case; `None` leaves the choice to each module's `default_interaction_type`.
+        thread_local: `True` affects only the calling thread, and keeps the blocks of other threads out of it. Threads
+            started inside the block do not see the choice. Blocks inside this one stay in the thread, too. `False`
+            affects all threads.
 
     Raises:
         ValueError: the type is unknown.
 
     Example:
-        >>> from tensordict.nn import InteractionType, set_interaction_type
-        >>> from tensordict.nn.probabilistic import interaction_type
+        >>> from tensordict.nn import InteractionType, interaction_type, set_interaction_type
         >>> with set_interaction_type("mean"):
         ...     interaction_type()
         <InteractionType.MEAN: 'mean'>
     """
 
-    def __init__(self, type: InteractionType | str | None = InteractionType.DETERMINISTIC) -> None:
-        super().__init__()
+    _choice = _choice
+
+    def __init__(
+        self, type: InteractionType | str | None = InteractionType.DETERMINISTIC, *, thread_local: bool = False
+    ) -> None:
         # Members are strings, too, but torch.compile cannot call string methods on them, so test for members first.
-        self.type = type if type is None or isinstance(type, InteractionType) else InteractionType.from_str(type)
+        kind = type if type is None or isinstance(type, InteractionType) else InteractionType.from_str(type)
+        super().__init__(kind, thread_local)
+        self.type = kind
 
     def clone(self) -> set_interaction_type:
-        return self.__class__(self.type)
-
-    def __enter__(self) -> None:
-        global _current
-        self._before = _current
-        _current = self.type
-
-    def __exit__(self, exc_type: object, exc: object, traceback: object) -> None:
-        global _current
-        _current = self._before
+        return self.__class__(self.type, thread_local=self._thread_local)
 
 
 def interaction_type() -> InteractionType | None:
     """Return the type that the surrounding :class:`set_interaction_type` chooses; `None` without one."""
-    return _current
+    return _choice.get() if _choice.in_threads else _choice.shared
 
 
 def take_value(dist: D.Distribution, kind: InteractionType, sample_shape: torch.Size | None, samples: int) -> Sample:

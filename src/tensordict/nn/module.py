@@ -288,8 +288,11 @@ def _drop_unselected(module: TensorDictModuleBase, args: object, output: object)
     if isinstance(output, TensorCollection):
         kept = (*module.out_keys, *module.in_keys)
         for key in module._out_keys_unselected or module.out_keys_source:
-            if key not in kept and output._has(path_of(key)):
+            if key not in kept and output._has(path := path_of(key)):
                 output.del_(key)
+                # Do not leave containers that held nothing else.
+                while (path := path[:-1]) and output.get(path).is_empty():
+                    output.del_(path)
 
 
 class TensorDictModule(TensorDictModuleBase):
@@ -305,8 +308,8 @@ class TensorDictModule(TensorDictModuleBase):
         out_keys: the key, or the list of keys, for the results. Results for `"_"` are discarded. If the call returns a
             dict or container that has all out-keys, these entries are the results.
         out_to_in_map: `False` reads a mapping in `in_keys` in the other direction, from keys to argument names.
-        inplace: `True` writes into the given container, `False` into a new one without batch size, `"empty"` into an
-            empty one of its kind. `forward(..., tensordict_out=)` takes precedence.
+        inplace: `True` writes into the given container, `False` or `None` into a new one without batch size, `"empty"`
+            into an empty one of its kind. `forward(..., tensordict_out=)` takes precedence.
         method: the method to call, instead of the object itself.
         method_kwargs: keyword arguments for it.
         strict: raise an error for a missing entry, instead of passing `None`.
@@ -355,6 +358,10 @@ class TensorDictModule(TensorDictModuleBase):
             names, keys = (in_keys.values(), in_keys) if out_to_in_map is False else (in_keys, in_keys.values())
             self._kwargs = [str(name) for name in names]
             in_keys = list(keys)
+        elif out_to_in_map is not None:
+            warnings.warn(
+                f"out_to_in_map={out_to_in_map} has no effect, because in_keys is not a mapping", stacklevel=2
+            )
         if inplace is not None and inplace not in _INPLACE:
             raise ValueError(f"inplace must be True, False or 'empty', got {inplace!r}")
         if method is None and not callable(module):
@@ -424,7 +431,7 @@ class TensorDictModule(TensorDictModuleBase):
             raise
         if tensordict_out is None:
             inplace = self.inplace
-            tensordict_out = tensordict if inplace is True else output_of(tensordict, inplace)
+            tensordict_out = tensordict if inplace is True else output_of(tensordict, inplace or False)
         keys = self._out_keys
         if type(results) is Tensor and len(keys) == 1:
             # A single tensor result is the usual case. This takes a third of `_write_to_tensordict`, 1 us less.

@@ -180,7 +180,7 @@ class TensorDictSequential(TensorDictModule):
         tensordict: Any = None,
         *args: Any,
         tensordict_out: Any = None,
-        _requires_sample: bool = True,
+        _requires_sample: bool | None = None,
         **kwargs: Any,
     ) -> Any:
         """Run the modules on a container.
@@ -199,6 +199,8 @@ class TensorDictSequential(TensorDictModule):
         if must_skip(self, tensordict):
             return tensordict
         if args:
+            if len(args) > 1 or tensordict_out is not None:
+                raise TypeError(f"{type(self).__name__} takes a container and `tensordict_out`, got more values")
             (tensordict_out,) = args
         if kwargs:
             raise RuntimeError(
@@ -215,7 +217,7 @@ class TensorDictSequential(TensorDictModule):
             tensordict_out = output_of(tensordict, inplace)
         return tensordict_out.update(result.select(*self.out_keys, strict=False))
 
-    def _through(self, tensordict: C, modules: Sequence[Callable[[C], C]], _requires_sample: bool = True) -> C:
+    def _through(self, tensordict: C, modules: Sequence[Callable[[C], C]], _requires_sample: bool | None = None) -> C:
         """Run modules one after the other, and return the result of the last one."""
         if self.partial_tolerant:
             for module in modules:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from abc import ABC, abstractmethod
 from typing import Any, Generic, TypeVar, get_args, get_origin
 
@@ -126,16 +127,22 @@ class TensorClassModuleWrapper(TensorDictModuleBase):
         self.tc_module = module
 
     @dispatch(auto_batch_size=False)
-    def forward(self, tensordict: Any) -> Any:
+    def forward(self, tensordict: Any, *args: object, tensordict_out: Any = None, **kwargs: object) -> Any:
         """Run the module.
 
         Args:
             tensordict: a container with the in-keys, or an instance of `input_type`; or (by :class:`dispatch`) the
                 entries at the in-keys. It is not changed.
+            *args, **kwargs: ignored with a `FutureWarning`.
+            tensordict_out: a container to write the results into, and to return.
 
         Returns:
-            A new container that has only the out-keys.
+            A new container that has only the out-keys, or `tensordict_out`.
         """
+        if kwargs or any(arg is not None for arg in args):
+            warnings.warn(
+                f"{type(self.tc_module).__name__} takes one container; further arguments are ignored", FutureWarning, 2
+            )
         module = self.tc_module
         kind = module.input_type
         x = tensordict if type(tensordict) is kind else self._instance(kind, tensordict, ())
@@ -145,7 +152,8 @@ class TensorClassModuleWrapper(TensorDictModuleBase):
                 f"{type(module).__name__} returned a {type(result).__name__}, but its output_type is "
                 f"{module.output_type.__name__}"
             )
-        return _unwrap_copy(result)
+        copy = _unwrap_copy(result)
+        return copy if tensordict_out is None else tensordict_out.update(copy)
 
     def _instance(self, kind: Any, container: TensorCollection, path: tuple[str, ...]) -> Any:
         """Make an instance of a tensorclass over a shallow copy of the entries that are fields."""

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from tensordict.core.context import remember
-from tensordict.core.contract import Contract, LeafFn, identity
+from tensordict.core.context import remember, remember_state
+from tensordict.core.contract import ContainerT, Contract, LeafFn, identity
 from tensordict.core.devices import as_device, place_of, put_on, wait_for
 from tensordict.core.shapes import as_size
 from tensordict.ops.refusals import name_entry
@@ -112,7 +112,7 @@ class Casting(Leaves):
             TypeError: the arguments match none of these forms.
         """
         if not kwargs and len(args) == 1 and type(args[0]) is torch.dtype:
-            return remember(self._cast(args[0]), self, _make_undo(self))
+            return self._remember_move(self._cast(args[0]))
         if len(args) == 1 and isinstance(args[0], Contract) and is_description(args[0]):
             if more := sorted(kwargs.keys() - {"cast_filter"}):
                 raise TypeError(f"to() takes no other arguments with a description of the leaves, got {more}")
@@ -120,18 +120,23 @@ class Casting(Leaves):
         request = _parse_arguments(args, kwargs)
         if request.plain and (request.device is None or request.device == self._device):
             result = self
+            if self._undo is None and not torch.compiler.is_compiling():
+                # The end of a block `with td.to("cpu"):` has nothing to undo then.
+                remember_state(self, _undo_nothing)
         else:
             result = self._move(request) if request.cast_filter is None else self._cast_and_move(request)
-            if request.inplace:
-                result = self._replace_leaves(result)
-            else:
-                result = remember(self._same_lock(result), self, _make_undo(self))
+            result = self._replace_leaves(result) if request.inplace else self._remember_move(self._same_lock(result))
         if request.batch_size is not None and result is self:
             self.batch_size = request.batch_size
         elif request.batch_size is not None:
             # `_rebatch` also works on a frozen tensorclass. The result is new, so this changes no other container.
             result._rebatch(request.batch_size)  # type: ignore[attr-defined]
         return result
+
+    def _remember_move(self, result: ContainerT) -> ContainerT:
+        """Store on the result of `to` that the end of a block copies changes back. Returns the result."""
+        source = self if torch.compiler.is_compiling() else weakref.ref(self)
+        return remember(result, self, partial(_restore, source, self._holds_parameters))
 
     def cpu(self, **kwargs: object) -> Self:
         """Move the entries to the CPU. Keyword arguments as for :meth:`to`."""
@@ -573,21 +578,24 @@ _casts = _Casts(
 )
 
 
-def _make_undo(source: object) -> Callable[[Any], Any]:
-    """Return the function that undoes `to` at the end of a block."""
-    return partial(_restore, source if torch.compiler.is_compiling() else weakref.ref(source))
+def _undo_nothing(result: object) -> object:
+    return result
 
 
-def _restore(source: object, result: object) -> Any:
+def _restore(source: object, bypasses_autograd: bool, result: object) -> Any:
+    """Undo `to` at the end of a block.
+
+    With `bypasses_autograd`, it copies into parameters, too. Otherwise new tensors replace these.
+    """
     if isinstance(source, weakref.ref):
         source = source()
-    return result if source is None else _copy_back(result, source)
+    return result if source is None else _copy_back(result, source, bypasses_autograd)
 
 
-def _copy_back(result: Any, source: Any) -> Any:
+def _copy_back(result: Any, source: Any, bypasses_autograd: bool) -> Any:
     """Move and cast the entries of `result` back, and copy them into the leaves of `source` where it has them."""
     if result._batch_size == source._batch_size and (pairs := source._pair_members(result)) is not None:
-        return source._restack([_copy_back(piece, own) for own, piece in pairs])
+        return source._restack([_copy_back(piece, own, bypasses_autograd) for own, piece in pairs])
     current = source._entries
     device = source._device
     entries: dict[str, Any] = {}
@@ -595,24 +603,27 @@ def _copy_back(result: Any, source: Any) -> Any:
         old = current.get(name)
         if isinstance(value, Contract):
             if isinstance(old, Contract):
-                value = _copy_back(value, old)
+                value = _copy_back(value, old, bypasses_autograd)
             elif device is not None:
                 value = value._place_on(partial(put_on, device=device), device)
         elif isinstance(old, Tensor):
-            value = _copy_leaf_back(value, old)
+            value = _copy_leaf_back(value, old, bypasses_autograd)
         elif device is not None:
             value = put_on(value, device)
         entries[name] = value
     return result._build(entries, result._batch_size, device, result._names)
 
 
-def _copy_leaf_back(value: Tensor, old: Tensor) -> Tensor:
+def _copy_leaf_back(value: Tensor, old: Tensor, bypasses_autograd: bool) -> Tensor:
     """Copy `value` into the old leaf and return this leaf; a new tensor if autograd or a new shape forbids that."""
     if value is old:
         return old
     # Unmodified entries keep their original tensor, because casting back can lose precision.
     if value.dtype != old.dtype and value.shape == old.shape and torch.equal(value, old.to(value.device, value.dtype)):
         return old
+    if value.shape == old.shape and bypasses_autograd:
+        with torch.no_grad():
+            return old.copy_(value)
     if value.shape != old.shape or value.requires_grad or old.requires_grad:
         return value.to(old.device, old.dtype)
     return old.copy_(value)

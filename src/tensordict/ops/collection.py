@@ -14,6 +14,7 @@ from tensordict.ops.communicating import Communicating
 from tensordict.ops.dims.gathering import Gathering
 from tensordict.ops.dims.indexing import Indexing
 from tensordict.ops.dims.naming import Naming
+from tensordict.ops.dims.packing import Packing
 from tensordict.ops.dims.padding import Padding
 from tensordict.ops.dims.shape import Shape
 from tensordict.ops.dims.stacking import Stacking
@@ -66,6 +67,7 @@ class TensorCollection(
     Applying,
     Stacking,
     Padding,
+    Packing,
     Shape,
     Factories,
     Schemas,
@@ -129,18 +131,18 @@ class TensorCollection(
         ) -> _Container: ...
         @classmethod
         def lazy_stack(cls, input: Iterable[Any], dim: int = 0, *, out: Any = None, **kwargs: Any) -> Any: ...
-        @overload
+        @overload  # type: ignore[override]
         @classmethod
         def maybe_dense_stack(
-            cls, input: Iterable[TensorDictBase], dim: int = ..., *, out: Any = ..., **kwargs: Any
+            cls, input: Iterable[TensorDictBase], dim: int = ..., out: Any = ..., **kwargs: Any
         ) -> TensorDictBase: ...
         @overload
         @classmethod
         def maybe_dense_stack(
-            cls, input: Iterable[_Container], dim: int = ..., *, out: Any = ..., **kwargs: Any
+            cls, input: Iterable[_Container], dim: int = ..., out: Any = ..., **kwargs: Any
         ) -> _Container: ...
         @classmethod
-        def maybe_dense_stack(cls, input: Iterable[Any], dim: int = 0, *, out: Any = None, **kwargs: Any) -> Any: ...
+        def maybe_dense_stack(cls, input: Iterable[Any], dim: int = 0, out: Any = None, **kwargs: Any) -> Any: ...
         @overload  # type: ignore[override]
         @classmethod
         def from_module(

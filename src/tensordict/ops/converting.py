@@ -161,7 +161,7 @@ class Converting(Contract):
             )
             for item in self.unbind(0)
         ]
-        return LinkedList(items, self) if as_linked_list else items
+        return LinkedList(items, td=self) if as_linked_list else items
 
     @classmethod
     def from_dict(
@@ -339,11 +339,15 @@ class LinkedList(list[Any]):
     """A list of the items of a container along its first batch dim. Assigning to an item writes to the container.
 
     Methods that move items, such as `append` and `sort`, change the list only, and end the link to the container.
+
+    Args:
+        items: the items.
+        td: the container that assignments write to; `None` for none.
     """
 
-    def __init__(self, items: Iterable[object], container: Any) -> None:
+    def __init__(self, items: Iterable[object] = (), *, td: Any = None) -> None:
         super().__init__(items)
-        self._container = container
+        self._container = td
 
     def __setitem__(self, index: SupportsIndex | slice, value: Any) -> None:
         if self._container is None:

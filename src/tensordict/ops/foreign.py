@@ -15,7 +15,7 @@ from tensordict.convert.python_structures import is_h5, is_zarr, open_structure
 from tensordict.core.contract import Contract
 from tensordict.core.exceptions import ShapeError
 from tensordict.core.keys import joined, path_of
-from tensordict.core.shapes import as_size
+from tensordict.core.shapes import as_size, refuse_two_sizes
 from tensordict.ops.converting import Converting
 from tensordict.ops.entries.numbers import make_entry
 
@@ -133,6 +133,7 @@ class Foreign(Converting):
         if not isinstance(obj, (tuple, list)):
             raise TypeError(f"from_tuple reads a tuple or a list, got {type(obj).__name__}: from_any reads anything")
         entries = {str(position): value for position, value in enumerate(obj)}
+        refuse_two_sizes(auto_batch_size, batch_size)
         return cls.from_dict(
             entries, auto_batch_size=auto_batch_size, batch_dims=batch_dims, device=device, batch_size=batch_size
         )
@@ -168,6 +169,7 @@ class Foreign(Converting):
             what = type(named_tuple).__name__
             raise TypeError(f"from_namedtuple reads a named tuple, got {what}: from_any reads anything")
         entries = dict(zip(named_tuple._fields, named_tuple, strict=True))
+        refuse_two_sizes(auto_batch_size, batch_size)
         return cls.from_dict(
             entries, auto_batch_size=auto_batch_size, batch_dims=batch_dims, device=device, batch_size=batch_size
         )
@@ -316,6 +318,7 @@ class Foreign(Converting):
         entries, shape = arrays.entries_of(struct_array)
         if batch_size is None and batch_dims is None and not auto_batch_size:
             batch_size = shape
+        refuse_two_sizes(auto_batch_size, batch_size)
         return cls.from_dict(
             entries, auto_batch_size=auto_batch_size, batch_dims=batch_dims, device=device, batch_size=batch_size
         )

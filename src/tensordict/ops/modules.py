@@ -46,7 +46,7 @@ class Modules(Contract):
         cls,
         module: nn.Module,
         as_module: bool = False,
-        lock: bool = False,
+        lock: bool = True,
         use_state_dict: bool = False,
         filter_empty: bool = True,
     ) -> Any:
@@ -63,7 +63,7 @@ class Modules(Contract):
         Args:
             module: the module.
             as_module: return a :class:`~tensordict.TensorDictParams`, which can be part of another module.
-            lock: lock the result.
+            lock: lock the result. The default is `False` for `TensorDict.from_module`.
             use_state_dict: collect the result of `module.state_dict()` and its hooks instead. It contains detached
                 tensors on the same memory, and lacks non-persistent buffers.
             filter_empty: skip submodules that have neither parameters nor buffers.
@@ -75,6 +75,10 @@ class Modules(Contract):
         make = makers.dense
         if use_state_dict:
             result = make({}, _NO_BATCH, None, None)
+            if not filter_empty:
+                for name, _ in module.named_modules():
+                    if name:
+                        result.set(tuple(name.split(".")), make({}, _NO_BATCH, None, None))
             for key, value in module.state_dict().items():
                 result.set(tuple(key.split(".")), value)
         else:
@@ -140,7 +144,7 @@ class Modules(Contract):
             raise ValueError("from_modules needs at least one module")
         if lazy_stack and as_module:
             raise OptionError("lazy_stack=True keeps the modules' own parameters and excludes as_module=True")
-        members = [cls.from_module(module, use_state_dict=use_state_dict) for module in modules]
+        members = [cls.from_module(module, lock=False, use_state_dict=use_state_dict) for module in modules]
         if lazy_stack:
             stack = makers.lazy_stack(*members)
             return stack.lock_() if lock else stack
@@ -239,6 +243,24 @@ def is_parameter(value: object) -> bool:
     return kind is nn.Parameter or (kind is not Tensor and isinstance(value, nn.Parameter))
 
 
+def as_buffer(value: Tensor) -> Tensor:
+    """Mark a plain tensor as a buffer, for `isinstance(value, nn.Buffer)`. Returns a new tensor on the same memory.
+
+    A marked tensor stays a buffer in a container of parameters. Tensors that require gradients, or belong to compiled
+    code or to a transform of `torch.func`, are returned as they are, because `nn.Buffer` detaches them.
+    """
+    if type(value) is not Tensor or value.requires_grad or is_buffer(value):
+        return value
+    if torch.compiler.is_compiling() or internals.is_transformed(value):
+        return value
+    return nn.Buffer(value)
+
+
+def is_buffer(value: object) -> bool:
+    """Return whether a tensor is marked as a buffer."""
+    return getattr(value, "_is_buffer", False)
+
+
 # --- taking out -------------------------------------------------------------------------------------------------------
 
 
@@ -288,7 +310,7 @@ def _stack_leaves(leaves: list[Any], expand_identical: bool) -> Any:
         stack = torch.stack(leaves)
     if is_parameter(first):
         return nn.Parameter(stack, requires_grad=first.requires_grad)
-    return stack.requires_grad_(first.requires_grad)
+    return as_buffer(stack.requires_grad_(first.requires_grad))
 
 
 # --- putting in -------------------------------------------------------------------------------------------------------
@@ -336,7 +358,7 @@ def _plan(
     if done is not None:
         return done
     if isinstance(module, Contract):
-        return _plan_container(container, module, slots, memo)
+        return _plan_container(container, module, slots, memo, preserve, lasting)
     state = module.__dict__
     parameters, buffers, modules = state["_parameters"], state["_buffers"], state["_modules"]
     kept: dict[str, Any] = {}
@@ -351,7 +373,10 @@ def _plan(
             new = value if is_parameter(value) else _as_parameter(value, old, lasting)
             slots.append(_Slot(parameters, name, old, new, entries, kept))
         elif (old := buffers.get(name)) is not None:
-            slots.append(_Slot(buffers, name, old, value, entries, kept))
+            if not preserve and is_parameter(value):
+                slots.append(_Slot(buffers, name, old, value, entries, kept, parameters))
+                continue
+            slots.append(_Slot(buffers, name, old, _without_parameter(value), entries, kept))
         elif (child := modules.get(name)) is not None and isinstance(value, Contract):
             kept[name] = _plan(value._wrapped_container(), child, slots, firsts, memo, preserve, lasting)
         elif isinstance(old := state.get(name), Tensor) and not isinstance(value, Contract):
@@ -365,7 +390,9 @@ def _plan(
     return result
 
 
-def _plan_container(container: Any, module: Any, slots: list[_Slot], memo: dict[int, Any]) -> Any:
+def _plan_container(
+    container: Any, module: Any, slots: list[_Slot], memo: dict[int, Any], preserve: bool, lasting: bool
+) -> Any:
     """Run `_plan` for a module that is a container, whose entries are replaced."""
     kept: dict[str, Any] = {}
     result = memo[id(module)] = makers.dense(kept, module._batch_size, None, None)
@@ -375,8 +402,10 @@ def _plan_container(container: Any, module: Any, slots: list[_Slot], memo: dict[
         if old is None or isinstance(old, Contract) is not isinstance(value, Contract):
             raise _unfit_error(container, module, name)
         if isinstance(old, Contract):
-            kept[name] = _plan_container(value._wrapped_container(), old, slots, memo)
+            kept[name] = _plan_container(value._wrapped_container(), old, slots, memo, preserve, lasting)
         else:
+            if preserve and is_parameter(old) and not is_parameter(value):
+                value = _as_parameter(value, old, lasting)
             slots.append(_Slot(theirs, name, old, value, entries, kept))
     return result
 
@@ -407,6 +436,13 @@ def _as_parameter(value: Tensor, old: nn.Parameter, lasting: bool) -> Tensor:
     elif internals.is_transformed(value):
         return value
     return nn.Parameter(value, requires_grad=old.requires_grad)
+
+
+def _without_parameter(value: Any) -> Any:
+    """Return a buffer on the memory of a parameter that replaces a buffer; any other value unchanged."""
+    if not is_parameter(value) or is_lazy(value) or torch.compiler.is_compiling() or internals.is_transformed(value):
+        return value
+    return nn.Buffer(value)
 
 
 def _put_in(

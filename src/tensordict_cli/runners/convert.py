@@ -21,8 +21,8 @@ from tensordict.io.formats.opening import (
     open_save,
     write_save,
 )
-from tensordict.io.remote.remote_saves import is_saved_at, remote_bytes
-from tensordict.io.remote.urls import is_url
+from tensordict.io.remote.remote_saves import is_saved_at
+from tensordict.io.remote.urls import Remote, is_url
 from tensordict.io.saving.progress import Progress, count_bytes
 from tensordict.io.specification import LeafSpec, PickledValue, Specification, walk
 from tensordict.io.stores.backends import BACKENDS, backend_at, backend_of
@@ -63,7 +63,7 @@ def run(args: argparse.Namespace) -> int:
         )
         if to in BACKENDS:
             saved.close()
-    nbytes = size_text(remote_bytes(target) or 0) if is_url(target) else f"{size_text(count_bytes(target))} on disk"
+    nbytes = size_text(Remote(target).nbytes() or 0) if is_url(target) else f"{size_text(count_bytes(target))} on disk"
     show([[(f"{printable(target)}: {to}, {nbytes}", GOOD)]])
     return 0
 

@@ -19,8 +19,7 @@ from tensordict.core.exceptions import SaveError
 from tensordict.core.keys import Path, entry_of
 from tensordict.io.formats.opening import describe_save
 from tensordict.io.formats.stack_columns import split_ragged
-from tensordict.io.remote.remote_saves import remote_bytes
-from tensordict.io.remote.urls import is_url
+from tensordict.io.remote.urls import Remote, is_url
 from tensordict.io.saving.comparing import OPAQUE, cut_pieces, open_source, read_piece
 from tensordict.io.saving.progress import Progress, count_bytes, count_disk_usage, progress_bar
 from tensordict.io.specification import BrokenValue, LeafSpec, PickledValue, Specification, replace_broken, walk
@@ -69,7 +68,7 @@ def run(args: argparse.Namespace) -> int:
         "path": os.fspath(args.path),
         "format": name,
         "nbytes": sum(leaf.nbytes for leaf in leaves),
-        "bytes_on_disk": remote_bytes(path) if is_url(path) else count_bytes(path),
+        "bytes_on_disk": Remote(path).nbytes() if is_url(path) else count_bytes(path),
         "bytes_allocated": None if is_url(path) else count_disk_usage(path),
         "tensors": len(leaves),
         "values": len(values),

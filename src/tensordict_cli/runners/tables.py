@@ -49,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
     if nulls and not kind_of(source) and not with_metadata:
         raise SaveError(f"--nulls is for tables, and neither {source!r} nor {target!r} is one")
     if kind_of(source):
-        parts = _read_table(source, TableOptions(_SEPARATOR, None, nulls, fill, with_metadata))
+        parts = _read_table(source, TableOptions(separator=_SEPARATOR, nulls=nulls, fill=fill, metadata=with_metadata))
     else:
         parts = _read_save(source, args.allow_pickle, shown)
     if not with_metadata and (args.to not in (None, "dataset") or os.path.splitext(target.rstrip("/"))[1]):
@@ -92,13 +92,13 @@ def _read_table(path: str, reading: TableOptions) -> Iterator[Any]:
     kind, access = kind_of(path), Access.of(None)
     if kind == PARQUET:
         is_empty = True
-        for part in batches_of_files(path, access, None, reading, _ROWS, {}):
+        for part in batches_of_files(path, access, _ROWS, reading):
             yield part
             is_empty = False
         if is_empty:
             raise SaveError(f"{path!r}: the table has no rows, so there is nothing to write")
         return
-    found, may_lack = files_of(path, access), reading.nulls is not None or reading.fill is not None
+    found, may_lack = files_of(path, access), reading.may_lack_values
     tables = (
         csv_tables(found, CsvOptions(), may_lack) if kind == CSV else json_tables(found, kind == JSON_LINES, may_lack)
     )

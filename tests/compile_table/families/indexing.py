@@ -107,6 +107,7 @@ FORMS = [
     Form("narrow", lambda td: td.narrow(0, 1, 2), MOST),
     Form("narrow: second dim", lambda td: td.narrow(1, 0, 1), MAIN),
     Form("masked_select", lambda td, mask: td.masked_select(mask), MAIN, a_mask),
+    Form("masked_select: in place", lambda td, mask: td.masked_select(mask, inplace=True), ("nested",), a_mask),
     Form("masked_fill", lambda td, mask: td.masked_fill(mask, 0.0), MOST, a_mask),
     Form("masked_fill_", lambda td, mask: td.masked_fill_(mask, 0.0), (*MAIN, "view"), a_mask),
     Form("where", lambda td, mask: td.where(mask, td * 2), MOST, a_mask, quick="nested"),

@@ -17,6 +17,11 @@ def two_deep(kind: str, count: int) -> tuple[Any]:
     return (torch.stack([KINDS[kind](count)] * 2),)
 
 
+def unpack_double(td: Any) -> Any:
+    flat, layout = td.pack(0)
+    return layout.unpack(flat * 2)
+
+
 FORMS = [
     Form("reshape", lambda td: td.reshape(-1), EVERY, quick="lazy"),
     Form("reshape: split", lambda td: td.reshape(2, -1, 2), MOST),
@@ -93,6 +98,8 @@ FORMS = [
     Form("pad", lambda td: td.pad([0, 1, 2, 0]), MAIN),
     Form("pad: function", lambda td: pad(td, [1, 2, 0, 0], value=3.0), MAIN),
     Form("pad_sequence", lambda td: pad_sequence([td, td[1:]]), MAIN),
+    Form("pack", lambda td: td.double().pack()[0], MAIN),
+    Form("pack: back", lambda td: unpack_double(td.double()), MAIN),
     Form("pad_sequence: left", lambda td: pad_sequence([td, td[1:]], padding_side="left"), MAIN),
     Form("collate", lambda td: collate([(td, td), (td, td)])[0], MAIN),
     Form("pad_sequence: mask", lambda td: pad_sequence([td, td[1:]], return_mask=True), MAIN),

@@ -32,6 +32,11 @@ FORMS = [
     Form("rename_key_: nested", lambda td: td.rename_key_(("b", "c"), ("b", "d")), ("nested", "lazy")),
     Form("rename_key_: field", lambda td: td.rename_key_("a", "z"), ("tensorclass",)),
     Form("rename_keys", lambda td: td.rename_keys({"a": "new"}), ("nested", "lazy")),
+    Form(
+        "rename_keys: strict",
+        lambda td: td.rename_keys({("b", "c"): "new", "no": "one"}, strict=False),
+        ("nested", "lazy"),
+    ),
     Form("replace", lambda td: td.replace({"a": td.get("a") + 1}), MOST),
     Form("replace: keyword", lambda td: td.replace(a=td.get("a") + 1), MAIN),
     Form("create_nested", lambda td: td.create_nested("new"), ("nested", "lazy", "named")),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, overload
 
 import torch
@@ -121,6 +121,51 @@ class LazyStackedTensorDict(LazyWrites):
             self.names = names
         if stack_dim_name is not None:
             self._entries.name = stack_dim_name
+
+    @classmethod
+    def from_dict(
+        cls,
+        input_dict: Any,
+        *others: object,
+        auto_batch_size: bool | None = None,
+        batch_size: object = None,
+        device: object = None,
+        batch_dims: int | None = None,
+        stack_dim_name: str | None = None,
+        stack_dim: int = 0,
+        names: Any = None,
+    ) -> Any:
+        """Make a lazy stack of containers from a list of (nested) dicts.
+
+        Example:
+            >>> import torch
+            >>> from tensordict import LazyStackedTensorDict
+            >>> LazyStackedTensorDict.from_dict([{"a": torch.zeros(2)}, {"a": torch.zeros(3)}]).batch_size
+            torch.Size([2])
+
+        Args:
+            input_dict: the dicts of the members; or a mapping that has them under `"0"`, `"1"` and so on. Any other
+                mapping becomes one container, as by :meth:`TensorDict.from_dict`.
+            *others: the dicts of further members. `input_dict` is then the first one.
+            auto_batch_size, batch_size, device, batch_dims: for each member, as for :meth:`TensorDict.from_dict`.
+            stack_dim_name: the name of the stack dim.
+            stack_dim: the dim of the result along which the members are stacked.
+            names: one name per batch dim of the result.
+
+        Raises:
+            IndexError: `stack_dim` is out of range.
+            ValueError: the list has no dicts.
+        """
+        options: Any = {
+            "auto_batch_size": auto_batch_size, "batch_size": batch_size, "device": device, "batch_dims": batch_dims
+        }  # fmt: skip
+        inputs = _list_inputs(input_dict, others)
+        if inputs is None:
+            return super().from_dict(input_dict, **options, names=names)
+        if not inputs:
+            raise ValueError("from_dict of a lazy stack needs the dict of one member at least")
+        members = [super(LazyStackedTensorDict, cls).from_dict(item, **options) for item in inputs]
+        return makers.lazy_stack(*members, stack_dim=stack_dim, stack_dim_name=stack_dim_name, names=names)
 
     # --- the members ------------------------------------------------------------------------------------------------
 
@@ -354,3 +399,17 @@ registry.speak_for(LazyStackedTensorDict, (LazyWrites, LazyDims, LazyCore))
 
 
 makers.lazy_stack = LazyStackedTensorDict
+
+
+def _list_inputs(input_dict: Any, others: tuple[object, ...]) -> list[Any] | None:
+    """Return the inputs of the members; `None` if the input is one container."""
+    if others:
+        return [input_dict, *others]
+    if isinstance(input_dict, (list, tuple)):
+        return list(input_dict)
+    if isinstance(input_dict, Contract) or not input_dict:
+        return None
+    numbers = [str(number) for number in range(len(input_dict))]
+    if set(input_dict) != set(numbers) or not all(isinstance(input_dict[key], (Mapping, Contract)) for key in numbers):
+        return None
+    return [input_dict[key] for key in numbers]

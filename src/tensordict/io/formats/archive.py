@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import math
 import os
 import pathlib
 import shutil
@@ -12,26 +13,29 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+import torch
+
 from tensordict.core.contract import Contract
 from tensordict.core.exceptions import SaveError, UnsupportedEntryError
 from tensordict.core.json_text import parse_json
+from tensordict.core.keys import Path
 from tensordict.io.formats import zipping
 from tensordict.io.formats.archive_reader import Archive
-from tensordict.io.formats.archive_writer import Part, make_part, write_compressed_archive, write_plain_archive
+from tensordict.io.formats.archive_writer import make_part, write_compressed_archive, write_plain_archive
 from tensordict.io.formats.detect import refuse_other
 from tensordict.io.formats.directory import FolderOptions, FolderPlan, build_meta, plan_files
 from tensordict.io.formats.loading import LoadOptions, load_directory, read_directory
 from tensordict.io.formats.meta import encode_meta, is_meta
 from tensordict.io.formats.value_files import skip_unpickling, unpickle
-from tensordict.io.formats.zipping import STORED, Entry
+from tensordict.io.formats.zipping import STORED, Entry, Part
 from tensordict.io.saving import reopening
 from tensordict.io.saving.commit import JOURNAL
 from tensordict.io.saving.progress import Progress, progress_bar
 from tensordict.io.saving.transaction import FileTransaction, FolderTransaction, check_target
-from tensordict.io.specification import Specification
+from tensordict.io.specification import LeafSpec, Specification
 from tensordict.memory import files
 from tensordict.memory.mapped import PathLike
-from tensordict.memory.names import LEAF_SUFFIX, META, local_path
+from tensordict.memory.names import LEAF_SUFFIX, META, TABLE_SUFFIX, local_path
 
 SUFFIX = ".tdz"
 
@@ -213,6 +217,23 @@ def check_top(archive: Archive) -> None:
     """Raise an error for a zip file that is not a save."""
     if META not in archive.entries:
         raise SaveError(f"{archive.path!r} is a zip file but no archive of tensors: it has no {META!r} at its top")
+
+
+class CompressedSource:
+    """An archive as a source that does not decompress tensors, except ragged ones."""
+
+    def __init__(self, archive: Archive) -> None:
+        self._archive = archive
+        self.read, self.exists, self.is_folder = archive.read, archive.exists, archive.is_folder
+
+    def map(self, path: str, dtype: torch.dtype, shape: tuple[int, ...], key: Path) -> Any:
+        """Map a tensor; for a compressed one, return a `LeafSpec` that decompresses it on demand."""
+        entry = self._archive.entries.get(path[len(self._archive.path) + 1 :])
+        is_ragged = path.endswith(TABLE_SUFFIX) or self.exists(path.removesuffix(LEAF_SUFFIX) + TABLE_SUFFIX)
+        nbytes = math.prod(shape) * dtype.itemsize
+        if entry is None or entry.method == STORED or entry.size < nbytes or is_ragged:
+            return self._archive.map(path, dtype, shape, key)
+        return LeafSpec(dtype, shape, nbytes, False, partial(self._archive.map, path, dtype, shape, key))
 
 
 # --- archives as files ------------------------------------------------------------------------------------------------
@@ -458,7 +479,7 @@ def find_archive_problems(
     """
     absolute = local_path(path)
     try:
-        archive = Archive(absolute, skip_compressed=True)
+        archive = Archive(absolute)
     except SaveError as error:
         return [("", str(error))], None
     problems: list[tuple[str, str]] = []
@@ -470,6 +491,6 @@ def find_archive_problems(
         except SaveError as error:
             problems.append((entry.name, str(error)))
     try:
-        return problems, read_directory(path, LoadOptions(source=archive, unpickle=skip_unpickling))
+        return problems, read_directory(path, LoadOptions(source=CompressedSource(archive), unpickle=skip_unpickling))
     except OSError as error:
         return [*problems, ("", str(error))], None

@@ -12,7 +12,7 @@ import threading
 import zlib
 from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,7 +22,6 @@ from tensordict.core.keys import Path, joined
 from tensordict.io.formats import zipping
 from tensordict.io.formats.zipping import BZIP2, DEFLATE, LZMA, METHODS, STORED, Entry
 from tensordict.memory import file_maps, system
-from tensordict.memory.names import TABLE_SUFFIX
 
 # The bytes that are decompressed in one step.
 _STEP = 1 << 20
@@ -44,7 +43,6 @@ class Archive:
         num_threads: the number of threads that decompress ahead, if it is more than one.
         fd: a descriptor of the file, which stays open.
         entries: the index of the file, if it is known already.
-        skip_compressed: return tensors without content for compressed entries.
 
     Raises:
         FileNotFoundError: the file is missing.
@@ -58,7 +56,6 @@ class Archive:
         num_threads: int = 0,
         fd: int | None = None,
         entries: dict[str, Entry] | None = None,
-        skip_compressed: bool = False,
     ) -> None:
         self.path = path
         self.writable = mode == "r+"
@@ -73,7 +70,6 @@ class Archive:
         self._ahead: dict[str, Future[bytearray]] = {}
         self._pool: ThreadPoolExecutor | None = None
         self._num_threads = num_threads
-        self._skip_compressed = skip_compressed
 
     # --- as a source ----------------------------------------------------------------------------------------------
 
@@ -113,9 +109,6 @@ class Archive:
         elif entry.method == STORED:
             # Other zip tools do not align entries, so the content is copied.
             flat = torch.frombuffer(bytearray(self.data[entry.start : entry.start + nbytes]), dtype=dtype)
-        elif self._skip_compressed and not path.endswith(TABLE_SUFFIX):
-            self._check_ratio(entry)
-            flat = torch.empty(numel, dtype=dtype, device="cpu")
         else:
             flat = torch.frombuffer(self.inflate(entry), dtype=dtype, count=numel)
         return flat if len(shape) == 1 else flat.view(shape)
@@ -210,9 +203,8 @@ class Archive:
 
     def _decompress(self, entry: Entry) -> Iterable[bytes]:
         packed = memoryview(self.data)[entry.start : entry.start + entry.stored]
-        start = 0
         try:
-            decompressor = self._make_decompressor(entry, packed)
+            decompressor, start = self._make_decompressor(entry, packed)
             while not decompressor.eof:
                 content = packed[start : start + _STEP] if decompressor.needs_input else b""
                 if decompressor.needs_input and not content:
@@ -228,15 +220,20 @@ class Archive:
         if decompressor.unused_data or start < len(packed):
             raise self._error("there is more behind its compressed content", entry)
 
-    def _make_decompressor(self, entry: Entry, packed: memoryview) -> _Decompressor:
+    def _make_decompressor(self, entry: Entry, packed: memoryview) -> tuple[Any, int]:
+        """Return the decompressor of an entry, and the place in its bytes from which on it reads."""
         if entry.method == DEFLATE:
-            return _DeflateDecompressor()
+            return _DeflateDecompressor(), 0
         if entry.method == BZIP2:
-            return bz2.BZ2Decompressor()
+            return bz2.BZ2Decompressor(), 0
         if entry.method == LZMA:
             if len(packed) < 9 or bytes(packed[2:4]) != b"\x05\x00":
                 raise self._error("its LZMA properties are broken", entry)
-            return _LzmaDecompressor(packed)
+            # `lzma` can limit the memory for the .lzma format only, whose head has the properties and the length, here
+            # unknown.
+            decompressor = lzma.LZMADecompressor(lzma.FORMAT_ALONE, memlimit=_LZMA_MEMORY)
+            decompressor.decompress(bytes(packed[4:9]) + b"\xff" * 8)
+            return decompressor, 9
         raise self._error(f"it is compressed by the unknown method {entry.method}", entry)
 
     def _check_ratio(self, entry: Entry) -> None:
@@ -266,31 +263,8 @@ class Archive:
         return SaveError(f"entry {entry.name!r}: the archive {self.path!r} is broken: {what}")
 
 
-class _Decompressor(Protocol):
-    """The interface of `bz2.BZ2Decompressor`, which keeps unused input."""
-
-    @property
-    def eof(self) -> bool:
-        """True once the end of the stream was reached."""
-        ...
-
-    @property
-    def needs_input(self) -> bool:
-        """True if `decompress` needs more input to return more output."""
-        ...
-
-    @property
-    def unused_data(self) -> bytes:
-        """The input after the end of the stream."""
-        ...
-
-    def decompress(self, data: Any, max_length: int, /) -> bytes:
-        """Add input, which is empty unless `needs_input`, and return at most `max_length` bytes of output."""
-        ...
-
-
 class _DeflateDecompressor:
-    """The decompressor of one deflated entry."""
+    """The decompressor of one deflated entry, with the interface of `bz2.BZ2Decompressor`, which keeps unused input."""
 
     def __init__(self) -> None:
         self._inner = zlib.decompressobj(-zlib.MAX_WBITS)
@@ -310,36 +284,6 @@ class _DeflateDecompressor:
         # shorter than `max_length`.
         self.needs_input = len(piece) < max_length
         return piece
-
-
-class _LzmaDecompressor:
-    """The decompressor of one LZMA entry.
-
-    It converts the entry to the .lzma format, for which `lzma` can limit the memory. The head of that format has the
-    properties and the length, here unknown.
-    """
-
-    def __init__(self, packed: memoryview) -> None:
-        self._inner = lzma.LZMADecompressor(lzma.FORMAT_ALONE, memlimit=_LZMA_MEMORY)
-        self._skip = 4 + 5
-        self._inner.decompress(bytes(packed[4:9]) + b"\xff" * 8)
-
-    @property
-    def eof(self) -> bool:
-        return self._inner.eof
-
-    @property
-    def needs_input(self) -> bool:
-        return self._inner.needs_input
-
-    @property
-    def unused_data(self) -> bytes:
-        return self._inner.unused_data
-
-    def decompress(self, content: Any, max_length: int) -> bytes:
-        skip = min(self._skip, len(content))
-        self._skip -= skip
-        return self._inner.decompress(content[skip:], max_length)
 
 
 def _map_file(path: str, writable: bool, fd: int | None) -> file_maps.Map:

@@ -10,7 +10,6 @@ import zlib
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -19,7 +18,7 @@ from torch import Tensor
 from tensordict.core.exceptions import SaveError
 from tensordict.core.keys import Path
 from tensordict.io.formats import zipping
-from tensordict.io.formats.zipping import BZIP2, DEFLATE, STORED, Stamp
+from tensordict.io.formats.zipping import BZIP2, DEFLATE, STORED, Part, Stamp
 from tensordict.io.saving.checksums import Crc32
 from tensordict.io.saving.leaf_writer import make_watch
 from tensordict.io.saving.progress import Progress
@@ -36,36 +35,6 @@ _WINDOW = 32 << 10
 _ZIP64 = (1 << 32) - (64 << 20)
 _MAX_NAME = 0xFFFF
 _BATCH = 1 << 20
-
-
-@dataclass(slots=True)
-class Part:
-    """A file that will be written to an archive.
-
-    source: a tensor, the content itself, or the path of a file to copy.
-    zero: reserve room without writing; it reads as zeros.
-    """
-
-    name: bytes
-    key: Path
-    size: int
-    source: Tensor | bytes | str
-    zero: bool = False
-    align: bool = True
-    # True if zip64 records describe it.
-    large: bool = False
-    # The first byte of its header, and the padding of the header, which `_lay_out` sets.
-    header: int = 0
-    padding: int = 0
-    # The compression method, the stored size and the checksum, which writing sets.
-    method: int = STORED
-    stored: int = 0
-    crc: int = 0
-
-    @property
-    def start(self) -> int:
-        """The first byte of its content."""
-        return self.header + zipping.header_size(self.name, self.large) + self.padding
 
 
 def make_part(
@@ -280,7 +249,7 @@ def _write_compressed_part(
         item.crc, item.stored = zlib.crc32(content), item.size
         _advance(progress, item.size)
         return
-    stream = _make_compressor(item.method, level, pool)
+    stream, head = _make_compressor(item.method, level, pool)
 
     def add(view: Any) -> None:
         item.crc = zlib.crc32(view, item.crc)
@@ -291,6 +260,7 @@ def _write_compressed_part(
         files.write_bytes(fd, content, item.start + item.stored)
         item.stored += len(content)
 
+    append(head)
     source = item.source
     if isinstance(source, Tensor):
         files.show_content(source, add)
@@ -302,12 +272,16 @@ def _write_compressed_part(
     append(stream.flush())
 
 
-def _make_compressor(
-    method: int, level: int | None, pool: ThreadPoolExecutor | None
-) -> _DeflateCompressor | bz2.BZ2Compressor | _LzmaCompressor:
+def _make_compressor(method: int, level: int | None, pool: ThreadPoolExecutor | None) -> tuple[Any, bytes]:
+    """Return a compressor, and the bytes before its output."""
     if method == DEFLATE:
-        return _DeflateCompressor(level, pool)
-    return bz2.BZ2Compressor(9 if level is None else level) if method == BZIP2 else _LzmaCompressor(level)
+        return _DeflateCompressor(level, pool), b""
+    if method == BZIP2:
+        return bz2.BZ2Compressor(9 if level is None else level), b""
+    properties = lzma.compress(b"", lzma.FORMAT_ALONE, preset=level)[:5]
+    filters = [{"id": lzma.FILTER_LZMA1, "preset": lzma.PRESET_DEFAULT if level is None else level}]
+    # The head of a zip entry has the version, the length of the properties, and the properties.
+    return lzma.LZMACompressor(lzma.FORMAT_RAW, filters=filters), b"\x09\x04\x05\x00" + properties
 
 
 class _DeflateCompressor:
@@ -347,33 +321,3 @@ def _deflate(content: bytes, window: bytes, level: int, last: bool) -> bytes:
     else:  # zlib refuses an empty dictionary.
         deflater = zlib.compressobj(level, zlib.DEFLATED, -zlib.MAX_WBITS)
     return deflater.compress(content) + deflater.flush(zlib.Z_FINISH if last else zlib.Z_SYNC_FLUSH)
-
-
-class _LzmaCompressor:
-    """A compressor to the .lzma format that replaces its head by the head of a zip entry.
-
-    The head of a zip entry has the version, the length of the properties, and the properties.
-    """
-
-    def __init__(self, level: int | None) -> None:
-        self._stream = lzma.LZMACompressor(lzma.FORMAT_ALONE, preset=level)
-        self._head = b""
-
-    def compress(self, content: bytes) -> bytes:
-        return self._replace_head(self._stream.compress(content))
-
-    def flush(self) -> bytes:
-        return self._replace_head(self._stream.flush())
-
-    def _replace_head(self, content: bytes) -> bytes:
-        if len(self._head) == _LZMA_HEAD:
-            return content
-        self._head += content
-        if len(self._head) < _LZMA_HEAD:
-            return b""
-        self._head, rest = self._head[:_LZMA_HEAD], self._head[_LZMA_HEAD:]
-        return b"\x09\x04\x05\x00" + self._head[:5] + rest
-
-
-# The head of an .lzma file: five bytes of properties, and eight bytes for the length, which is unknown.
-_LZMA_HEAD = 13

@@ -190,7 +190,7 @@ def plan_save(container: Contract, prefix: PathLike | None, options: FolderOptio
     return partial(_save_directory, plan.root, pathlib.Path(os.fspath(prefix or "")), plan.leaves, plan.nodes, options)
 
 
-def plan_files(container: Contract, folder: str, options: FolderOptions) -> FolderPlan:
+def plan_files(container: Contract | Specification, folder: str, options: FolderOptions) -> FolderPlan:
     """Plan the folders and files of a save at the absolute path `folder`, without writing.
 
     Raises:
@@ -198,7 +198,7 @@ def plan_files(container: Contract, folder: str, options: FolderOptions) -> Fold
     """
     leaves: list[_PlannedLeaf] = []
     nodes: list[_PlannedNode] = []
-    if folder:
+    if folder and isinstance(container, Contract):
         check_levels(container)
     root = _plan_node(container, (), folder, options, leaves, nodes)
     # The reference refuses unknown keys in the meta.json of a tensorclass, so the wrapped container gets the label.
@@ -230,7 +230,8 @@ def _plan_node(
         raise _exists_error(folder, options)
     if form.is_value:
         if folder or options.share_values:
-            node.value = plan_value_files(form, outer, key, options.allow_pickle, options.share_values)
+            shared = options.share_values or getattr(form, "shared", False)
+            node.value = plan_value_files(form, outer, key, options.allow_pickle, shared)
             if options.share_values:
                 node.value.meta_without_tensors(key)
             for at, tensor in enumerate(node.value.tensors):
@@ -441,14 +442,14 @@ def _save_directory(
         for node in nodes:
             save.make_folder(node.folder, node.key)
         for leaf in leaves:
-            if leaf.result is not None and not _link_file(leaf, leaf.result, save.at(leaf.path)):
+            if leaf.result is not None and not link_file(leaf, leaf.result, save.at(leaf.path)):
                 leaf.result = None
-        for leaf in _write_and_commit(save, root, leaves, nodes, options):
+        for leaf in write_and_commit(save, root, leaves, nodes, options):
             _set_path(leaf.result, leaf.path)
     return _finish(root, prefix, options)
 
 
-def _write_and_commit(
+def write_and_commit(
     save: Transaction,
     root: _PlannedNode,
     leaves: list[_PlannedLeaf],
@@ -548,7 +549,7 @@ class GrowingFolder:
         """
         plan = plan_files(container, self._folder, self._options)
         with self._save.attempt():
-            _write_and_commit(self._save, plan.root, plan.leaves, plan.nodes, self._options)
+            write_and_commit(self._save, plan.root, plan.leaves, plan.nodes, self._options)
 
     def close(self) -> None:
         """Close all files. Without a commit, remove them."""
@@ -671,7 +672,7 @@ def _check_old_save(root: str, leaves: list[_PlannedLeaf], nodes: list[_PlannedN
             raise files.named_os_error(error, "replace the file", leaf.path, leaf.key)
 
 
-def _link_file(leaf: _PlannedLeaf, tensor: MemoryMappedTensor, staged: str) -> bool:
+def link_file(leaf: _PlannedLeaf, tensor: MemoryMappedTensor, staged: str) -> bool:
     """Link the file of a leaf that stays into the new save. Returns `False` if it must be copied instead."""
     try:
         os.link(leaf.path, staged, follow_symlinks=False)

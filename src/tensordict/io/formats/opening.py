@@ -3,36 +3,31 @@
 from __future__ import annotations
 
 import glob
-import math
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import torch
-
 from tensordict.core import makers, registry
 from tensordict.core.exceptions import SaveError, UnsupportedEntryError
-from tensordict.core.keys import Path
 from tensordict.io.formats import consolidated, safetensors
-from tensordict.io.formats.archive import load_archive
+from tensordict.io.formats.archive import CompressedSource, load_archive
 from tensordict.io.formats.archive_reader import Archive
 from tensordict.io.formats.detect import TORCH_SUFFIXES, detect_format, is_known
 from tensordict.io.formats.loading import LoadOptions, load_directory, read_directory
 from tensordict.io.formats.structure import Complain
 from tensordict.io.formats.value_files import refuse_pickle, skip_unpickling, unpickle
-from tensordict.io.formats.zipping import STORED
 from tensordict.io.remote.credentials import as_url
 from tensordict.io.remote.remote_rows import describe_rows
 from tensordict.io.remote.remote_saves import Access, CacheDir, RemoteSave, read_remote
 from tensordict.io.remote.urls import Remote, StorageOptions, is_url
 from tensordict.io.saving.progress import count_bytes, hide_bars, progress_bar
-from tensordict.io.specification import DICT, LeafSpec, Specification
+from tensordict.io.specification import DICT, Specification
 from tensordict.io.stores.backends import BACKENDS, backend_at, backend_of
 from tensordict.io.stores.entries import specification_in
 from tensordict.memory.mapped import PathLike, check_mode
-from tensordict.memory.names import LEAF_SUFFIX, META, SCHEMA, TABLE_SUFFIX, local_path, without_scheme
+from tensordict.memory.names import META, SCHEMA, local_path, without_scheme
 
 if TYPE_CHECKING:
     from tensordict.io.saving.progress import Progress
@@ -203,7 +198,8 @@ def load(path: PathLike, options: LoadOptions, access: Access, format: str | Non
 
 def map_save(path: PathLike | RemoteSave, options: LoadOptions, access: Access, format: str = "") -> Any:
     """Load a folder or an archive from a path or URL; see `TensorDict.load_memmap`."""
-    check_mode(options.mode)
+    if options.mode is not None:
+        check_mode(options.mode)
     nbytes = None if isinstance(path, RemoteSave) or is_url(path) else partial(count_bytes, path)
     with progress_bar(options.shows, "loading", nbytes) as options.progress:
         if isinstance(path, RemoteSave):
@@ -286,7 +282,7 @@ def describe_save(
         return format, safetensors.read(path, LoadOptions(complain=complain))
     options = LoadOptions(unpickle=skip_unpickling, complain=complain)
     if format == ARCHIVE:
-        options.source = _CompressedSource(Archive(local_path(path)))
+        options.source = CompressedSource(Archive(local_path(path)))
     return format, read_directory(path, options)
 
 
@@ -296,23 +292,6 @@ def _describe_remote(complain: Complain | None, save: RemoteSave) -> tuple[str, 
     if save.in_place is not None:
         return save.format, specification_in(backend_of(save.format).open(save.in_place, "r").root, complain)
     return describe_save(save.local(), complain)
-
-
-class _CompressedSource:
-    """An archive as a source that does not decompress tensors, except ragged ones."""
-
-    def __init__(self, archive: Archive) -> None:
-        self._archive = archive
-        self.read, self.exists, self.is_folder = archive.read, archive.exists, archive.is_folder
-
-    def map(self, path: str, dtype: torch.dtype, shape: tuple[int, ...], key: Path) -> Any:
-        """Map a tensor; for a compressed one, return a `LeafSpec` that decompresses it on demand."""
-        entry = self._archive.entries.get(path[len(self._archive.path) + 1 :])
-        is_ragged = path.endswith(TABLE_SUFFIX) or self.exists(path.removesuffix(LEAF_SUFFIX) + TABLE_SUFFIX)
-        nbytes = math.prod(shape) * dtype.itemsize
-        if entry is None or entry.method == STORED or entry.size < nbytes or is_ragged:
-            return self._archive.map(path, dtype, shape, key)
-        return LeafSpec(dtype, shape, nbytes, False, partial(self._archive.map, path, dtype, shape, key))
 
 
 def write_save(container: Any, path: PathLike, format: str, *, overwrite: bool = False, **options: Any) -> Any:

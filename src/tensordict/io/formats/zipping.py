@@ -9,10 +9,14 @@ import stat
 import struct
 import time
 from collections.abc import Iterable
+from dataclasses import dataclass
 from mmap import mmap
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
+
+from torch import Tensor
 
 from tensordict.core.exceptions import SaveError
+from tensordict.core.keys import Path
 from tensordict.io.saving.checksums import Crc32
 
 STORED, DEFLATE, BZIP2, LZMA = 0, 8, 12, 14
@@ -289,16 +293,35 @@ class Stamp:
         self.time = hour << 11 | minute << 5 | second // 2
 
 
-class EntryHeader(Protocol):
-    """The fields of an entry that its two descriptions contain; `large` for contents of 4 GiB and more."""
+@dataclass(slots=True)
+class Part:
+    """A file that will be written to an archive.
+
+    size: the number of bytes of its content.
+    source: a tensor, the content itself, or the path of a file to copy.
+    zero: reserve room without writing; it reads as zeros.
+    """
 
     name: bytes
-    method: int
+    key: Path
     size: int
-    stored: int
-    crc: int
-    header: int
-    large: bool
+    source: Tensor | bytes | str
+    zero: bool = False
+    align: bool = True
+    # True if zip64 records describe it.
+    large: bool = False
+    # The first byte of its header, and the padding of the header, which `_lay_out` sets.
+    header: int = 0
+    padding: int = 0
+    # The compression method, the stored size and the checksum, which writing sets.
+    method: int = STORED
+    stored: int = 0
+    crc: int = 0
+
+    @property
+    def start(self) -> int:
+        """The first byte of its content."""
+        return self.header + header_size(self.name, self.large) + self.padding
 
 
 def header_size(name: bytes, large: bool) -> int:
@@ -313,7 +336,7 @@ def padding_to(position: int) -> int:
     return missing if missing == 0 or missing >= 4 else missing + ALIGN
 
 
-def local_header(entry: EntryHeader, stamp: Stamp, padding: int = 0) -> bytes:
+def local_header(entry: Part, stamp: Stamp, padding: int = 0) -> bytes:
     """Return the header before the content of an entry."""
     name, method, size, stored = entry.name, entry.method, entry.size, entry.stored
     version, extra = _VERSION[method], b""
@@ -336,7 +359,7 @@ def _flags(name: bytes, method: int) -> int:
     return (0 if name.isascii() else _UTF8) | (_LZMA_END if method == LZMA else 0)
 
 
-def directory(entries: Iterable[EntryHeader], stamp: Stamp, position: int) -> bytes:
+def directory(entries: Iterable[Part], stamp: Stamp, position: int) -> bytes:
     """Return the directory for the end of an archive, at byte `position`."""
     records: list[bytes] = []
     when, day = stamp.time, stamp.date

@@ -115,14 +115,6 @@ def is_saved_at(url: PathLike) -> bool:
     return any(remote.find(name) is not None for name in ("", META, SCHEMA, *_GROUPS))
 
 
-def remote_bytes(url: PathLike) -> int | None:
-    """Return the total length of the files at a URL; `None` if the server cannot list them."""
-    remote = Remote(url)
-    if (file := remote.find()) is not None:
-        return file.size
-    return None if remote.is_http else sum(file.size for file in remote.files())
-
-
 class RemoteSave:
     """An open save at a URL.
 
@@ -159,14 +151,10 @@ class RemoteSave:
             self._file.ensure([(0, min(size, 4)), (max(0, size - _TAIL), size)])
             is_zip = self._file.read(0, min(size, 4)) in zipping.SIGNATURES
             # Other formats are zip files, too.
-            is_archive = is_zip and self._is_archive(RemoteArchive(self._file))
-            self._format = "archive" if is_archive else detect_format(self.local())
+            if is_zip and META in (archive := RemoteArchive(self._file)).entries:
+                self._source = archive
+            self._format = "archive" if self._source is not None else detect_format(self.local())
         return self._format
-
-    def _is_archive(self, archive: RemoteArchive) -> bool:
-        if META in archive.entries:
-            self._source = archive
-        return META in archive.entries
 
     def local(self) -> str:
         """Fetch the whole file; returns the path of the copy."""
@@ -218,20 +206,11 @@ class RemoteSave:
         with source.inflating(options.num_threads):
             return load_directory(self.path, replace(options, source=source))
 
-    def nbytes(self) -> int | None:
-        """Return the total length of the files; `None` if the server cannot list them."""
-        if self._file is not None:
-            return self._file.file.size
-        return None if self.remote.is_http else sum(file.size for file in self.remote.files())
-
     def keep_for(self, container: T) -> T:
         """Keep the local copy as long as `container`, which reads it when it is used; returns the container."""
-        self._keep_copy_for(container)
-        return container
-
-    def _keep_copy_for(self, owner: Any) -> None:
         self._leaves_place = True
-        weakref.finalize(owner, self._place.close)
+        weakref.finalize(container, self._place.close)
+        return container
 
     def is_stale(self) -> bool:
         """Return True if a file of the save that was read has changed since."""

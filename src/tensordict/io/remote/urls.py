@@ -284,12 +284,13 @@ class Remote:
 
     def _wait_for(self, call: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine in the thread of fsspec."""
+        return extras.require("fsspec.asyn", "remote").sync(self._fs.loop, lambda: call)  # type: ignore[no-any-return]
 
-        async def run() -> T:
-            return await call
-
-        found: T = extras.require("fsspec.asyn", "remote").sync(self._fs.loop, run)
-        return found
+    def nbytes(self) -> int | None:
+        """Return the total length of the file at the URL, or of all files below; `None` if these cannot be listed."""
+        if (file := self.find()) is not None:
+            return file.size
+        return None if self.is_http else sum(file.size for file in self.files())
 
     def folders(self, name: str = "") -> list[str]:
         """List the names of the folders in a folder, sorted; empty if the folder is missing.
@@ -468,20 +469,15 @@ class Tries:
 
 def _put_locally(path: str, content: Content, new: bool) -> None:
     """Write a local file atomically, creating its folder."""
-    folder = os.path.dirname(path)
-    os.makedirs(folder, exist_ok=True)
-    staged = files.temporary_name(folder)
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    if isinstance(content, bytes):
+        files.write_file(path, content, new=new)
+        return
+    staged = files.temporary_name(os.path.dirname(path))
     try:
-        with files.closing(files.create(staged)) as fd:
-            if isinstance(content, bytes):
-                files.write_bytes(fd, content)
-            else:
-                with files.closing(files.open_file(content)) as source:
-                    files.copy_file(source, fd, os.fstat(source).st_size)
-        if new:
-            os.link(staged, path)
-        else:
-            os.replace(staged, path)
+        with files.closing(files.create(staged)) as fd, files.closing(files.open_file(content)) as source:
+            files.copy_file(source, fd, os.fstat(source).st_size)
+        (os.link if new else os.replace)(staged, path)
     finally:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(staged)

@@ -55,6 +55,7 @@ class Transaction(ABC):
 
     Attributes:
         staged: the path that stands for `path` until the commit.
+        published: True once readers may have seen the new files.
     """
 
     def __init__(self, path: str, durable: bool) -> None:
@@ -67,6 +68,7 @@ class Transaction(ABC):
         self._folders: list[str] = []
         self._locks = contextlib.ExitStack()
         self._committed = False
+        self.published = False
 
     # --- begin --------------------------------------------------------------------------------------------------------
 
@@ -538,6 +540,7 @@ class FolderTransaction(Transaction):
         current = commit.current_folder_in(real, beside)
         with files.naming("replace the folder", self.path):
             commit.swap(beside, real)
+        self.published = True
         try:
             commit.move_foreign_files(beside, real)
         except BaseException:

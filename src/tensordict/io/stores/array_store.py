@@ -112,6 +112,15 @@ class Item(ABC):
 class Text(Item):
     """A text in a store, which holds a value."""
 
+    @property
+    def is_pickled(self) -> bool:
+        """True for a pickled value, which `pickled` reads."""
+        return False
+
+    def pickled(self) -> bytes:
+        """Read a pickled value."""
+        raise NotImplementedError
+
     @abstractmethod
     def content(self) -> str:
         """Read the text."""
@@ -184,6 +193,14 @@ class UnreadableItem(Item):
         )
 
 
+class ForeignArray(UnreadableItem):
+    """An array of another program that torch has no dtype for, such as one of texts or dates. It is read as a value."""
+
+    @abstractmethod
+    def elements(self) -> Any:
+        """Read the array, as a NumPy array."""
+
+
 class Group(Item):
     """A group of named items.
 
@@ -237,6 +254,15 @@ class Group(Item):
     def new_text(self, key: Path, content: str) -> Text:
         """Create a text without a name; raises `UnicodeEncodeError` if it cannot be encoded as UTF-8."""
 
+    def new_pickle(self, key: Path, content: bytes) -> Text:
+        """Create a pickled value without a name, in a store that `holds_pickles`."""
+        raise NotImplementedError
+
+    @property
+    def handle(self) -> Any:
+        """The object of the library of the store: an open file or group."""
+        raise NotImplementedError
+
     @abstractmethod
     def attach(self, name: str, item: Item) -> None:
         """Name an item, replacing the item that has this name."""
@@ -262,8 +288,11 @@ class Store(ABC):
         texts_are_json: True if string values are stored as JSON, like other values.
         opens_urls: True if `open` and `create` accept a `Remote`.
         holds_ragged: True if the store can hold ragged tensors.
+        holds_pickles: True if the store can hold pickled values.
         notes: True if the batch sizes and names of containers are written to the store.
         progress: progress bar that counts the bytes written; `None` for none.
+        allow_pickle: values that JSON cannot hold are pickled and unpickled, if the store can hold pickles.
+        reads_stacks: a `ForeignArray` whose leading dims are the batch dims is read as one value for each element.
     """
 
     backend: ClassVar[str]
@@ -275,6 +304,9 @@ class Store(ABC):
     texts_are_json: ClassVar[bool] = False
     opens_urls: ClassVar[bool] = False
     holds_ragged: ClassVar[bool] = False
+    holds_pickles: ClassVar[bool] = False
+    allow_pickle = False
+    reads_stacks = False
 
     def __init__(self, name: str, mode: str) -> None:
         self.name = name

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import pickle
 from collections.abc import Mapping
 from itertools import takewhile
 from typing import Any, TypeGuard
@@ -32,6 +33,7 @@ from tensordict.io.specification import (
     VALUE_STACK,
     VALUES,
     WRAPPED,
+    PickledValue,
     Specification,
     UnreadableValue,
     check,
@@ -41,7 +43,7 @@ from tensordict.io.specification import (
     specification_of,
     tensorclass_over,
 )
-from tensordict.io.stores.array_store import SIZE, ArrayItem, Group, Item, Store, Text, UnreadableItem
+from tensordict.io.stores.array_store import SIZE, ArrayItem, ForeignArray, Group, Item, Store, Text, UnreadableItem
 from tensordict.io.values import EncodedValue, NotJson, decode, encode
 from tensordict.memory.files import is_direct
 from tensordict.memory.storable import check_storable
@@ -105,6 +107,8 @@ def value_of(
                 parts[str(at)] = part if unread else part.read()
         if not isinstance(content, Text):
             raise ValueError("is a value in parts, and its form in JSON is missing")
+        if content.is_pickled:
+            return _unpickle_value(content, size, device, names, unread)
         text = content.content()
         noted = item.text(KIND)
         kind = VALUES[0] if noted is None else noted
@@ -121,6 +125,37 @@ def value_of(
         form = Specification(kind, size if own is None else own, device, own_names or names)
         form.stack_dim, form.value, form.form, form.entries = dims[0] if dims else None, value, told, parts
     return form
+
+
+def _unpickle_value(
+    item: Text, size: torch.Size, device: torch.device | None, names: Names | None, unread: bool
+) -> Specification:
+    """Read a pickled value. Describing a store does not unpickle it.
+
+    Raises:
+        ValueError: the store was opened without `allow_pickle`.
+    """
+    kind = item.text(KIND) or VALUES[0]
+    own = item.numbers(SIZE)
+    form = Specification(kind, size if own is None else torch.Size(own), device, names)
+    form.stack_dim = 0 if kind == VALUE_STACK else None
+    if unread:
+        form.value = PickledValue(item.pickled())
+    elif not item.store.allow_pickle:
+        raise ValueError("its value is pickled; a pickle may run any code: allow_pickle=True loads it, if you trust it")
+    else:
+        form.value = pickle.loads(item.pickled())
+    return form
+
+
+def foreign_value(
+    item: ForeignArray, size: torch.Size, device: torch.device | None, names: Names | None
+) -> Specification:
+    """Read an array of another program as a value: as a whole, or as one value for each element of the batch."""
+    found = item.elements()
+    if item.store.reads_stacks and size and found.shape[: len(size)] == tuple(size):
+        return Specification(VALUE_STACK, size, device, names, stack_dim=0, value=found.tolist())
+    return Specification(VALUES[0], size, device, names, value=found)
 
 
 def specification_in(
@@ -361,7 +396,9 @@ def _write_node(
     return node
 
 
-def check_container(store: type[Store], target: object, container: Contract, key: Path = ()) -> None:
+def check_container(
+    store: type[Store], target: object, container: Contract, key: Path = (), allow_pickle: bool = False
+) -> None:
     """Check that a container can be saved in a store whose content is deleted first.
 
     Args:
@@ -369,6 +406,7 @@ def check_container(store: type[Store], target: object, container: Contract, key
         target: the store's path or address, as for `Store.open`.
         container: the container to save.
         key: the key for errors.
+        allow_pickle: values may be pickled.
 
     Raises:
         UnsupportedEntryError: an entry cannot be stored; it is named.
@@ -381,8 +419,10 @@ def check_container(store: type[Store], target: object, container: Contract, key
     if form.kind == LAZY:
         _check_even(container, key)
         for member in container._members() or ():
-            check_container(store, target, member, key)
+            check_container(store, target, member, key, allow_pickle)
     elif form.is_value:
+        if allow_pickle and store.holds_pickles and not _is_encodable(form.value):
+            return
         for at, tensor in enumerate(_encode_value(store, form.value, key).tensors):
             check_leaf(store, tensor, (*key, str(at)))
     elif form.kind != DICT:
@@ -390,7 +430,7 @@ def check_container(store: type[Store], target: object, container: Contract, key
     else:
         for name, value in form.entries.items():
             if isinstance(value, Contract):
-                check_container(store, target, value, (*key, name))
+                check_container(store, target, value, (*key, name), allow_pickle)
             else:
                 check_leaf(store, value, (*key, name))
                 _check_elsewhere(target, value, (*key, name))
@@ -458,13 +498,16 @@ def write_container(
         group.attach(name, write_item(group, form.entries[name], options, (*key, name), above))
 
 
-def write_store(store: Store, container: Contract, options: Mapping[str, Any], progress: bool | None) -> None:
+def write_store(
+    store: Store, container: Contract, options: Mapping[str, Any], progress: bool | None, allow_pickle: bool = False
+) -> None:
     """Write a container as the root group of an empty store, and close the store.
 
     Raises:
         UnsupportedEntryError: an entry cannot be stored; it is named.
         OSError: the store cannot be written.
     """
+    store.allow_pickle = allow_pickle
     with contextlib.closing(store):
         form = specification_of(container, unread=True)
         if form.is_value:
@@ -511,8 +554,31 @@ def _uneven(stack: Any, key: Path) -> Path | None:
     return None
 
 
+def _is_encodable(value: object) -> bool:
+    try:
+        encode(value)
+    except NotJson:
+        return False
+    return True
+
+
+def _write_pickle(group: Group, form: Specification, key: Path) -> Item:
+    """Write a pickled value, in the form of the reference."""
+    try:
+        content = pickle.dumps(form.value)
+    except Exception as error:  # Pickling runs code of the value, which may raise any error.
+        raise _unsupported_value(group.store, error, key) from error
+    item = group.new_pickle(key, content)
+    with group.store.errors(key):
+        item.set_attributes({KIND: form.kind, STACK_DIM: form.stack_dim})
+        note(item, form.batch_size, form.names)
+    return item
+
+
 def _write_value(group: Group, form: Specification, options: Mapping[str, Any], key: Path) -> Item:
     value = form.value
+    if group.store.holds_pickles and group.store.allow_pickle and not _is_encodable(value):
+        return _write_pickle(group, form, key)
     is_text = not group.store.texts_are_json and type(value) is str and "\0" not in value
     content, tensors = EncodedValue(value, []) if is_text else _encode_value(group.store, value, key)
     text = content if is_text else json.dumps(content)

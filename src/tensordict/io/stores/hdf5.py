@@ -26,6 +26,7 @@ from tensordict.io.stores.array_store import (
     ENCODED,
     SIZE,
     ArrayItem,
+    ForeignArray,
     Group,
     Item,
     Store,
@@ -225,6 +226,18 @@ class _Text(_Object, Text):
         return text.decode() if isinstance(text, bytes) else str(text)
 
 
+class _TextArray(ForeignArray):
+    """An array of texts, which is read as bytes."""
+
+    def __init__(self, store: File, key: Path, address: int, dataset: Any) -> None:
+        super().__init__(store, key, address, f"an array of strings of shape {list(dataset.shape)}")
+        self._dataset = dataset
+
+    def elements(self) -> Any:
+        with self.store.errors(self.key):
+            return self._dataset[...]
+
+
 class _Array(_Object, ArrayItem):
     def __init__(self, store: File, key: Path, object: Any, dtype: torch.dtype, address: int | None = None) -> None:
         super().__init__(store, key, object, address)
@@ -249,6 +262,10 @@ class _Array(_Object, ArrayItem):
 
 
 class _Group(_Object, Group):
+    @property
+    def handle(self) -> Any:
+        return self.object if self.key else self.object.file
+
     @property
     def path(self) -> str:
         if self.object.name is None:
@@ -346,7 +363,7 @@ def _wrap_dataset(file: File, key: Path, address: int, dataset: Any) -> Item:
     elif (dtype := _find_dtype(file, key, dataset)) is not None:
         return _Array(file, key, dataset, dtype, address)
     elif is_text:
-        why = f"an array of strings of shape {list(dataset.shape)}"
+        return _TextArray(file, key, address, dataset)
     else:
         why = f"a dataset of {dataset.dtype}"
     return UnreadableItem(file, key, address, why)

@@ -1,8 +1,8 @@
-"""Containers on a Redis server, or another one of its protocol, as stores; the layout is in `redis_wire.py`.
+"""Containers on Redis servers as array stores, for `TensorDictStore`; `redis_wire.py` describes the layout.
 
-What is known of the leaves (paths, shapes, dtypes) is kept. Each request for elements asks whether that is still so,
-and those of whole containers whether the names are: a seal stands for all of it. All that one call writes goes in one
-request, which the server carries out whole or not at all; what is larger than a request goes ahead under another name.
+The paths, shapes and dtypes of leaves are cached. Each read or write of elements compares them on the server, and
+requests for whole containers list the names again. Each call sends its writes in one request, which the server executes
+completely or not at all. Data that is larger than a request is uploaded first, under a temporary name.
 """
 
 from __future__ import annotations
@@ -11,59 +11,152 @@ import contextlib
 import functools
 import itertools
 import json
+import struct
 import threading
 import time
+import uuid
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 from urllib.parse import unquote
 
+import numpy as np
 import torch
 
 from tensordict.core.exceptions import SaveError
+from tensordict.core.json_text import parse_json
 from tensordict.core.keys import Path, entry_of, joined
 from tensordict.core.locks import Lock
-from tensordict.io.stores.array_store import Item, Pick, StaleError, Store
-from tensordict.io.stores.redis_items import WireArray, WireGroup, WireText, addresses
-from tensordict.io.stores.redis_layout import (
-    Ahead,
-    Meta,
-    Scope,
-    decoded,
-    is_one,
-    notes_of,
-    portions,
-    raw_of,
-    request_of,
+from tensordict.io import checks
+from tensordict.io.stores.array_store import SIZE, Item, Pick, StaleError, Store, decode_name
+from tensordict.io.stores.entries import CLASS
+from tensordict.io.stores.redis_items import PIECES, Meta, WireArray, WireGroup, addresses, parse_notes
+from tensordict.io.stores.redis_wire import (
+    FORGOTTEN,
+    LIMIT,
+    Address,
+    Check,
+    Command,
+    Listing,
+    Request,
+    Wire,
+    Word,
+    is_freeing,
 )
-from tensordict.io.stores.redis_wire import LIMIT, Address, Request, State, Wire, only_frees
-from tensordict.memory.stored_tensors import Selection
+
+
+class Scope:
+    """The requests of one block of `Server.together`: prefetched reads and pending writes.
+
+    Attributes:
+        has_names: True once the names were read.
+        wanted: requests that will be read, in order.
+        ready: answers to prefetched requests.
+        checks, commands: the arguments of `Wire.write`; `checks` also has the path and key of each.
+        size: the length of `commands` in bytes.
+        written: the range of bytes that `commands` write, by path of the leaf.
+        adds: True if `commands` add or delete leaves.
+        token: identifies a write that is not idempotent; empty if all are.
+        touched: the paths of written entries, in order, for errors.
+        uploads: the temporary names of uploads.
+        undos: the functions passed to `Store.undo_on_failure`.
+        given: items that elements of a lazy stack were given, by path and number of the element.
+        noted: attributes that elements of a lazy stack were given, in the same way.
+    """
+
+    def __init__(self) -> None:
+        self.has_names = False
+        self.wanted: dict[Request, None] = {}
+        self.ready: dict[Request, Any] = {}
+        self.given: dict[str, dict[int, Any]] = {}
+        self.noted: dict[str, dict[int, dict[str, Any]]] = {}
+        self.uploads: list[str] = []
+        self.undos: list[Callable[[], None]] = []
+        self.begin()
+
+    def begin(self) -> None:
+        self.checks: dict[str, tuple[Check, str, Path]] = {}
+        self.commands: list[Command] = []
+        self.written: dict[str, tuple[int, int]] = {}
+        self.touched: dict[str, None] = {}
+        self.size = 0
+        self.adds, self.token = False, ""
+
+    def command(self, *words: Word) -> None:
+        self.commands.append(words)
+
+    def check(self, path: str, key: Path, check: Check) -> None:
+        """Make all writes of the block depend on a check. Only the first check of a leaf counts."""
+        self.touch(path)
+        self.checks.setdefault(check[0], (check, path, key))
+
+    def touch(self, path: str) -> None:
+        """Record that the block writes at a path; the empty path stands for the container itself."""
+        if path:
+            self.touched[path] = None
+
+    def note_written(self, request: Request) -> None:
+        """Record that the block writes the bytes of a request."""
+        start, stop = _span(request)
+        first, last = self.written.get(request.path, (start, stop))
+        self.written[request.path] = min(first, start), max(last, stop)
+
+    def writes(self, request: Request) -> bool:
+        """Return True if a pending write may change the answer to a request."""
+        if self.adds or not request.run:
+            path = request.path
+            while path and path not in self.touched:
+                path = path.rpartition(".")[0]
+            return bool(path)
+        first, last = self.written.get(request.path, (0, 0))
+        start, stop = _span(request)
+        return start < last and first < stop
+
+    def portion(self, first: Request | None = None) -> list[Request]:
+        """Take the next requests from `wanted`, beginning with `first`, up to the size of one answer."""
+        found: list[Request] = []
+        size = 0
+        for request in [*filter(None, [first]), *(request for request in self.wanted if request != first)]:
+            size += request.nbytes
+            if size > LIMIT and found:
+                break
+            found.append(request)
+        for request in found:
+            del self.wanted[request]
+        return found
+
+
+def _span(request: Request) -> tuple[int, int]:
+    """Return the range of bytes that a request covers."""
+    offsets = np.frombuffer(request.offsets, "<u8")
+    return int(offsets.min()), int(offsets.max()) + request.run
 
 
 class Server(Store):
-    """A container on a server."""
+    """An open container on a server."""
 
     backend = "redis"
     kind = "container"
     a_kind = "a container on a Redis server"
     rewrites = False
-    _wire = Wire
+    # Key of the batch size, and whether a prefetched answer is used only once.
+    size_name = "__batch_size__"
+    gives_once = True
 
     def __init__(self, address: Address) -> None:
         super().__init__(str(address), "r+")
         self.address = address
-        self.wire: Wire = self._wire(address)
+        self.wire = Wire(address)
         self.header: dict[str, bytes] = {}
-        # As it was noted here, for the case that the server has forgotten it.
-        self._own_header: dict[str, bytes] = {}
         self._open = True
         self._metas: dict[str, Meta] = {}
         self._notes: dict[str, dict[str, Any]] = {}
-        # The last answers of the server to requests for the same leaves, until something changes.
-        self._states: dict[tuple[str, ...], State] = {}
-        self._last = 0  # the number of the entry that was made last
-        # Threads share what is known: each change of it is one step, and counted.
+        # The listing that the caches were built from; `None` after a change.
+        self._listing: Listing | None = None
+        self._last = 0  # highest `_order` of an entry
+        # Cache of `tree`.
+        self._tree: dict[str, dict[str, None]] | None = None
+        # Threads share the caches: each change happens under this lock, and is counted.
         self._knowing, self._changes = Lock(), 0
-        self._look()
         self._root = WireGroup(self, (), "", next(addresses))
         self._local = threading.local()
         self._renewed = 0.0
@@ -108,7 +201,7 @@ class Server(Store):
 
     @property
     def device(self) -> torch.device | None:
-        """The device that is noted."""
+        """The device that is stored with the container."""
         raw = self.header.get("__device__")
         with self.errors(()):
             return torch.device(raw.decode()) if raw else None
@@ -118,14 +211,13 @@ class Server(Store):
             super().check()
 
     def clear(self) -> None:
-        """Delete all of the container."""
+        """Delete the container on the server."""
         self.check_writable()
         self.wire.clear()
         self.forget()
-        self.header = {}
 
     def flush(self) -> None:
-        """Nothing: what was written is on the server."""
+        """Do nothing, because writes are on the server already."""
 
     def close(self) -> None:
         self._open = False
@@ -146,150 +238,144 @@ class Server(Store):
     @staticmethod
     def key_of(path: str) -> Path:
         """Return the nested key of the entry at a path."""
-        return tuple(map(decoded, path.split(".")))
+        return tuple(map(decode_name, path.split(".")))
 
-    # --- what is known ------------------------------------------------------------------------------------------------
+    # --- cached metadata ----------------------------------------------------------------------------------------------
 
     @property
     def exists(self) -> bool:
-        """Return whether the container existed at the last request."""
+        """True if the server had the container at the last listing."""
         return bool(self.header or self._metas or self._notes)
 
     @property
     def is_stack(self) -> bool:
-        """Return whether the container is a lazy stack."""
+        """True for a lazy stack."""
         return self.header.get("__type__") == b"lazy_stack"
 
-    def sync(self, requests: Sequence[Request] = ()) -> tuple[set[str], list[Any]]:
-        """Return the paths of the current leaves, and the answers to requests. The known metadata is updated."""
+    def sync(self, requests: Sequence[Request] = ()) -> list[Any]:
+        """Refresh the caches from the server, and return the answers to requests of the same moment."""
         self.check()
-        asked = tuple([request.path for request in requests])
         while True:
+            changes = self._changes
+            listing, answers = self.wire.state(requests)
+            header, paths, groups = listing
+            stale = {request.path for request, answer in zip(requests, answers, strict=True) if answer is None}
             with self._knowing.held:
-                changes = self._changes
-                last = self._states.get(asked) if self.address.cached else None
-            state, answers = self.wire.state(requests, last)
-            if state is last:
-                return state.paths, answers
-            known = self._metas.copy() if self.address.cached else {}
-            changed = {path for path, answer in zip(asked, answers, strict=True) if answer is None}
-            metas = {path: meta for path, meta in known.items() if path in state.paths and path not in changed}
-            new = [path for path in state.paths if path not in metas]
-            # One that is deleted meanwhile has no fields.
-            found = [(path, Meta(fields)) for path, fields in zip(new, self.wire.metas(new) if new else ()) if fields]
-            metas.update(found)
+                if listing == self._listing and not stale and self.address.cached:
+                    return answers
+                kept = paths - stale if self.address.cached else set()
+                metas = {path: meta for path, meta in self._metas.items() if path in kept}
+            # A leaf that was deleted meanwhile has no fields.
+            new = list(paths - metas.keys())
+            metas.update(
+                (path, Meta(fields)) for path, fields in zip(new, self.wire.metas(new) if new else ()) if fields
+            )
             with self._knowing.held:
-                # Another thread may have learned something newer meanwhile.
+                # Another thread may have stored newer metadata meanwhile.
                 if self._changes != changes:
                     continue
-                self._changes += 1
-                self.header = dict(state.header)
-                self._own_header.update(state.header)
-                notes = {path: notes_of(raw) for path, raw in state.groups.items()}
-                is_new = bool(new) or metas.keys() != self._metas.keys() or notes.keys() != self._notes.keys()
-                self._metas, self._notes = metas, notes
-                if is_new:
-                    self._look()
-                    self._states.clear()
-                if not changed and len(found) == len(new):
-                    self._states[asked] = state
-            return state.paths, answers
+                self._mark_changed()
+                # Keep the header if the server lost its data, to write it again.
+                self.header, self._metas = header or self.header, metas
+                self._notes = {path: parse_notes(raw) for path, raw in groups.items()}
+                # Never decrease: a deleted entry may come back with its old number.
+                self._last = max(self._last, *(self.order(path) or 0 for path in (*metas, *groups)), 0)
+                self._listing = listing if len(metas) == len(paths) else None
+            return answers
 
-    def _look(self) -> None:
-        """Have what is known of the paths say which nodes there are."""
-        # The parts below each node; the parts of requested nodes are in order.
-        self._sorted: dict[str, list[str]] = {}
-        self._children: dict[str, set[str]] = {"": set()}
-        # Never less than before: an entry that was dropped may come back under its number.
-        self._last = max([self._last, *filter(None, map(self.order, itertools.chain(self._metas, self._notes)))])
-        for path in self._metas:
-            self._link(path)
-        for path in filter(None, self._notes):
-            self._look_at(path)
-
-    def _look_at(self, path: str) -> None:
-        """Have a nested container be known, though there may be nothing in it."""
-        if path not in self._children:
-            self._link(path)
-            self._children[path] = set()
-        self._sorted.clear()
-
-    def _link(self, path: str) -> None:
-        parent, _, part = path.rpartition(".")
-        if parent not in self._children:
-            self._link(parent)
-            self._children[parent] = set()
-        self._children[parent].add(part)
-        self._sorted.clear()
+    def _mark_changed(self) -> None:
+        """Count a change of the caches, and drop what was derived from them."""
+        self._changes += 1
+        self._listing = self._tree = None
 
     def forget(self) -> None:
-        """Ask anew for all that is known, as a write may have come through or not."""
+        """Drop the caches, because a failed write may or may not have reached the server."""
         with self._knowing.held:
-            self._changes += 1
-            self._metas, self._notes, self._children = {}, {}, {"": set()}
-            self._states.clear()
-            self._sorted.clear()
+            self._mark_changed()
+            self._metas, self._notes = {}, {}
 
-    def find_meta(self, path: str) -> Meta | None:
-        """Return the metadata of a leaf; `None` for a nested container; raises a `KeyError` if the path is absent."""
+    def find_leaf(self, path: str) -> Meta | None:
+        """Return the metadata of a leaf; `None` for a nested container. Raises `KeyError` if the path is missing."""
         scope = self.scope
-        if not self.address.cached and (scope is None or not (scope.is_listed or scope.adds)):
-            self._list_level()
+        if not self.address.cached and (scope is None or not (scope.has_names or scope.adds)):
+            self._refresh_names()
         for asked in (False, True):
             with self._knowing.held:
                 if path in self._metas:
                     return self._metas[path]
-                if path in self._children:
+                if self.is_node(path):
                     return None
-            if asked or (scope is not None and scope.is_listed):
+            if asked or (scope is not None and scope.has_names):
                 break
-            self._list_level()
-        raise KeyError(decoded(path.rpartition(".")[2]))
+            self._refresh_names()
+        raise KeyError(decode_name(path.rpartition(".")[2]))
 
-    def _list_level(self) -> None:
-        """Ask which leaves there are, in a scope only once."""
+    def is_node(self, path: str) -> bool:
+        """Return True if a path is a nested container in the cache."""
+        return path in self._notes or path in self.tree
+
+    def _refresh_names(self) -> None:
+        """List the leaves on the server; within a block only once."""
         scope = self.scope
         if scope is not None and scope.adds:
             self.send(scope)
         if scope is None:
             self.sync()
-        elif not scope.is_listed:
+        elif not scope.has_names:
             self._read_portion(scope)
 
     def children(self, path: str) -> list[str]:
-        """The parts of the paths below a node, as the server has them now."""
-        self._list_level()
+        """List the entries of a nested container on the server, as parts of paths."""
+        self._refresh_names()
         with self._knowing.held:
-            found = self._sorted.get(path)
-            if found is None:
-                start = f"{path}." if path else ""
-                found = sorted(self._children.get(path, ()), key=lambda part: self._rank(start + part))
-                self._sorted[path] = found
-            return found
+            return list(self.tree.get(path, ()))
+
+    @property
+    def tree(self) -> dict[str, dict[str, None]]:
+        """The cached entries of each nested container, as ordered parts of paths."""
+        if self._tree is None:
+            self._tree = {}
+            for other in sorted({*self._metas, *self._notes}, key=self._rank):
+                while other:
+                    outer, _, part = other.rpartition(".")
+                    self._tree.setdefault(outer, {})[part] = None
+                    other = outer
+        return self._tree
+
+    def under(self, path: str) -> Iterator[str]:
+        """Yield the cached paths below a path."""
+        for part in self.tree.get(path, ()):
+            yield (other := f"{path}.{part}")
+            yield from self.under(other)
 
     def _rank(self, path: str) -> tuple[bool, int, str]:
-        """Return the sort key of the entries of one level: our entries by creation, then others by name."""
+        """Sort key of an entry: the order of creation. Entries of other programs come last, by name."""
         order = self.order(path)
         return order is None, order or 0, path
 
     def order(self, path: str) -> int | None:
-        """The number of an entry among all that were made; `None` for one of another program."""
+        """Return the position of an entry in the order of creation; `None` if another program wrote it."""
         meta = self._metas.get(path)
         if meta is not None:
             return meta.order
         found = self._notes.get(path, {}).get("_order")
         return found if type(found) is int else None
 
-    def _next(self) -> int:
+    def _take_number(self) -> int:
         self._last += 1
         return self._last
 
-    def read_note(self, path: str) -> dict[str, Any]:
-        """Return the notes of a nested container."""
-        return self._notes.get(path, {})
+    def attributes_at(self, path: str) -> dict[str, Any]:
+        """Return the attributes of a nested container, or of the root."""
+        notes = self._notes.get(path, {})
+        if path:
+            return notes
+        size, name = self.header.get(self.size_name), self.header.get("__tensorclass__")
+        sizes = None if size is None else list(checks.sizes(parse_json(size), "its batch size"))
+        return {**notes, SIZE: sizes, CLASS: None if name is None else name.decode()}
 
     def below(self, path: str) -> list[str]:
-        """The paths of the leaves at and below a path, in order."""
+        """Return the cached paths of leaves at and below a path, sorted."""
         start = path + "." if path else ""
         return sorted(other for other in self._metas.copy() if other == path or other.startswith(start))
 
@@ -308,10 +394,11 @@ class Server(Store):
         if self.scope is not None or not self.is_open:
             yield
             return
-        scope = self._local.scope = Scope()
+        scope, is_lost = Scope(), False
+        self._local.scope = scope
         try:
             if pick is not None:
-                self._read_ahead(scope, items, pick)
+                self._prefetch(scope, items, pick)
             yield
             if scope.commands:
                 self.send(scope)
@@ -320,88 +407,73 @@ class Server(Store):
                 self.forget()
             for undo in reversed(scope.undos):
                 undo()
-            if scope.uploads and not isinstance(error, ConnectionError):
-                self.wire.discard([*scope.uploads])
+            is_lost = isinstance(error, ConnectionError)
             raise
         finally:
             self._local.scope = None
+            # The uploads of a lost connection expire.
+            if scope.uploads and not is_lost:
+                self.wire.send([("DEL", *scope.uploads)])
 
-    def _read_ahead(self, scope: Scope, items: Iterable[Item], pick: Pick) -> None:
-        """Read the names and the first leaves ahead. If only values are wanted, the first access reads them."""
+    def _prefetch(self, scope: Scope, items: Iterable[Item], pick: Pick) -> None:
+        """Read the names and the first requests. If only values are wanted, they are read when the first is used."""
         if not self.address.cached or not self._metas:
-            self._list_level()
+            self._refresh_names()
+        scope.wanted = dict.fromkeys(self._requests(items, pick))
+        if any(request.run for request in scope.wanted):
+            self._read_portion(scope)
+
+    def _requests(self, items: Iterable[Item], pick: Pick) -> Iterator[Request]:
+        """Yield the requests for the selection `pick` of the leaves below items. Broken leaves are skipped here."""
         paths = [path for item in items if isinstance(item, (WireGroup, WireArray)) for path in self.below(item.place)]
         for path in paths:
             meta = self._metas.get(path)
-            if meta is None:
-                continue
-            if meta.is_value:
-                scope.wanted[path] = Ahead(meta, (), Request(path), ())
-                continue
-            with contextlib.suppress(ValueError, IndexError, SaveError):  # told by those who come to that leaf
-                selection = pick(meta.parse_meta().shape or ())
-                if selection is not None:
-                    request, shape = request_of(path, meta, selection)
-                    if request.run and is_one(request):
-                        scope.wanted[path] = Ahead(meta, selection, request, shape)
-        if any(ahead.request.run for ahead in scope.wanted.values()):
-            self._read_portion(scope)
+            if meta is not None and meta.is_value:
+                yield Request(path)
+            elif meta is not None:
+                with contextlib.suppress(ValueError, IndexError, SaveError):
+                    selection = pick(meta.parse().shape or ())
+                    if selection is not None:
+                        yield from WireArray(self, (), path, meta).requests(selection)[1]
 
-    def _read_portion(self, scope: Scope, path: str | None = None, key: Path = ()) -> None:
-        """Read what is wanted, of a leaf first, as much as one answer should carry; and the names, when it is time."""
-        aheads = scope.portion(path)
-        requests = [ahead.request for ahead in aheads]
-        if scope.is_listed:
+    def _read_portion(self, scope: Scope, first: Request | None = None, key: Path = ()) -> None:
+        """Read the next requests, beginning with `first`; also the names, unless the block has read them."""
+        requests = scope.portion(first)
+        if scope.has_names:
             answers = self.wire.read(requests, key)
         else:
-            scope.is_listed = True
-            answers = self.sync(requests)[1]
-        for ahead, answer in zip(aheads, answers, strict=True):
-            ahead.answer = answer
-            scope.ready[ahead.request.path] = ahead
-
-    def ahead(self, path: str, meta: Meta | None, selection: Selection, key: Path) -> Ahead | None:
-        """Take the content of a leaf that was read ahead, if it is exactly this selection."""
-        scope = self.scope
-        found = None if scope is None else scope.ready.get(path) or scope.wanted.get(path)
-        if scope is None or found is None or scope.writes(found.request):
-            return None
-        if not (found.is_of(meta, selection) if meta is not None else not found.request.run):
-            return None
-        self.check()
-        if path in scope.wanted:
-            self._read_portion(scope, path, key)
-        del scope.ready[path]
-        return found
+            scope.has_names = True
+            answers = self.sync(requests)
+        scope.ready.update(zip(requests, answers, strict=True))
 
     def fetch(self, request: Request, key: Path) -> Any:
-        """The answer to a request.
+        """Return the answer to a request, which may have been prefetched.
 
         Raises:
-            StaleError: the leaf was removed, or its shape or dtype changed.
+            StaleError: the leaf was deleted, or has another shape or dtype.
         """
         self.check()
         scope = self.scope
         if scope is not None and scope.writes(request):
             self.send(scope)
-        (answer,) = self.wire.read([request], key)
-        return self.take_answer(request, answer, key)
-
-    def take_answer(self, request: Request, answer: Any, key: Path) -> Any:
-        """An answer; a `StaleError` when there is none."""
+        elif scope is not None and request in scope.wanted:
+            self._read_portion(scope, request, key)
+        if scope is not None and request in scope.ready:
+            answer = scope.ready.pop(request) if self.gives_once else scope.ready[request]
+        else:
+            (answer,) = self.wire.read([request], key)
         if answer is None:
             raise self._stale(request.path, key)
         return answer
 
     def _stale(self, path: str, key: Path) -> StaleError:
         with self._knowing.held:
-            self._changes += 1
+            self._mark_changed()
             self._metas.pop(path, None)
-            self._states.clear()
-        paths, _ = self.sync()
+        self.sync()
         what = (
             "has another shape or dtype by now"
-            if path in paths
+            if path in self._metas
             else ("is no longer there: it was deleted, it expired, or the server was started anew without what it held")
         )
         return StaleError(f"entry {joined(key)!r} of the {self.kind} {self.name!r} {what}; nothing was written to it")
@@ -409,31 +481,31 @@ class Server(Store):
     # --- writing ------------------------------------------------------------------------------------------------------
 
     def send(self, scope: Scope) -> None:
-        """Send what was written so far."""
-        checks, commands, checked_, adds = list(scope.checks.values()), scope.commands, scope.checked, scope.adds
+        """Send the pending writes of a block."""
+        checks, commands, adds, token = list(scope.checks.values()), scope.commands, scope.adds, scope.token
         keys = list(map(self.key_of, scope.touched))
         scope.begin()
         scope.ready.clear()
         if adds:
-            scope.is_listed = False
-            if not only_frees(commands):
-                commands += [("SETNX", self.wire.base + name, value) for name, value in self._own_header.items()]
+            scope.has_names = False
+            if not is_freeing(commands):
+                commands += [("SETNX", self.wire.base + name, value) for name, value in self.header.items()]
         try:
-            failed = self.wire.write(checks, commands, keys)
+            failed = self.wire.write([check for check, _, _ in checks], commands, keys, token)
         except BaseException:
             self.forget()
             raise
         if not failed:
-            if scope.uploads:
-                self.wire.discard([*scope.uploads])
-                scope.uploads.clear()
             self._renew(adds)
             return
         self.forget()
-        path, key = checked_[failed - 1]
-        if checks[failed - 1][2]:
+        check, path, key = checks[failed - 1]
+        if check[2]:
             raise self._stale(path, key)
-        raise self.wire.lost_upload(key)
+        raise SaveError(
+            f"{entry_of(key)}of the {self.kind} {self.name!r}: the server has lost what was uploaded, as when it is "
+            "started anew; nothing was written: the same call works again"
+        )
 
     def _renew(self, always: bool) -> None:
         ttl = self.address.ttl
@@ -444,87 +516,74 @@ class Server(Store):
             self.wire.renew()
             self._renewed = now
 
-    def upload(self, name: str, offset: int, data: memoryview, key: Path) -> str:
-        """Upload bytes ahead, under this name or, without one, under a new one, which is returned.
-
-        They are deleted when the scope fails.
-        """
-        scope, name = self.scope, name or self.wire.ahead()
+    def upload(self, path: str, data: memoryview, key: Path) -> str:
+        """Upload bytes of a leaf under a temporary name, which is returned. A block that fails deletes it."""
+        scope, name = self.scope, f"{self.wire.base}t:{uuid.uuid4()}"
         assert scope is not None
-        held = scope.uploads.setdefault(name, 0)
-        self.wire.upload(name, offset, data, key, held)
-        scope.uploads[name] = max(held, offset + len(data))
+        scope.uploads.append(name)
+        self.wire.upload(name, data, key)
+        # Keep the upload until the write is answered, so that the write can be repeated.
+        scope.check(path, key, (name, self.wire.data(path), b"", b"", 0))
         return name
 
     def write_pieces(self, array: WireArray, run: int, offsets: bytes, data: memoryview) -> None:
-        """Write pieces of an array, each of `run` bytes; what is more than one request carries is uploaded ahead."""
-        path, meta, wire = array.place, array.meta, self.wire
-        name = wire.data(path)
-        check = (wire.meta(path), name, meta.shape_text, meta.dtype_text, meta.nbytes)
+        """Write pieces of an array, each of `run` bytes. Data beyond the size of a request is uploaded first."""
+        path, meta = array.place, array.meta
+        name = self.wire.data(path)
         with self.together():
             scope = self.scope
             assert scope is not None
-            if scope.adds and path in scope.touched:
-                # The check is made before anything of the transaction is carried out.
-                self.send(scope)
-            scope.check(path, array.key, check)
-            at = 0
-            for part in portions(Request(path, run=run, offsets=offsets)):
-                piece = data[at : at + part.nbytes]
-                at += part.nbytes
-                if scope.size + len(piece) > LIMIT:
-                    ahead = self.upload("", 0, piece, array.key)
-                    # It stays until the answer has come, so that the write may be sent again.
-                    scope.check(path, array.key, (ahead, name, b"", b"", 0))
-                    scope.commands.append(wire.place(ahead, name, part.run, part.offsets))
-                else:
-                    scope.commands.append(wire.put(name, part.run, part.offsets, piece))
-                    scope.size += len(piece)
-                scope.note_written(part)
+            if not (scope.adds and path in scope.touched):
+                check = (self.wire.meta(path), name, meta.shape_text, meta.dtype_text, meta.nbytes)
+                scope.check(path, array.key, check)
+            scope.note_written(Request(path, run=run, offsets=offsets))
+            if scope.size + len(data) > LIMIT or len(offsets) > 8 * PIECES:
+                scope.command("PLACE", self.upload(path, data, array.key), name, run, offsets)
+                return
+            scope.size += len(data)
+            for at, (start,) in enumerate(struct.iter_unpack("<Q", offsets)):
+                scope.command("SETRANGE", name, start, data[at * run : (at + 1) * run])
 
     def set_header(self, name: str, value: bytes | None) -> None:
-        """Note something of the container as a whole; `None` takes it away."""
+        """Set a header field of the container; `None` deletes it."""
         if self.header.get(name) == value:
             return
-        with self._knowing.held:
-            self._changes += 1
-            self._states.clear()
         with self.together():
             assert self.scope is not None
-            self.undo_on_failure(functools.partial(self._restore_header, self.header.copy(), self._own_header.copy()))
-            if value is None:
+            self.undo_on_failure(functools.partial(setattr, self, "header", self.header.copy()))
+            with self._knowing.held:
+                self._mark_changed()
                 self.header.pop(name, None)
-                self._own_header.pop(name, None)
-                self.scope.command("DEL", self.wire.base + name)
-            else:
-                self.header[name] = self._own_header[name] = value
-                self.scope.command("SET", self.wire.base + name, value)
-
-    def _restore_header(self, header: dict[str, bytes], own: dict[str, bytes]) -> None:
-        """Restore the header that is known, and the one for a server that has lost its own."""
-        self.header, self._own_header = header, own
+                if value is not None:
+                    self.header[name] = value
+            name = self.wire.base + name
+            self.scope.commands.append(("DEL", name) if value is None else ("SET", name, value))
 
     def undo_on_failure(self, undo: Callable[[], None]) -> None:
         if self.scope is not None:
             self.scope.undos.append(undo)
 
     def note(self, path: str, notes: Mapping[str, Any]) -> None:
-        """Have the server keep what is noted of a nested container."""
+        """Write the attributes of a nested container, or of the root."""
         kept = {name: value for name, value in notes.items() if value is not None}
-        if path:
-            kept.setdefault("_order", self._next())
-        with self._knowing.held:
-            self._changes += 1
-            self._notes[path] = kept
-            self._states.clear()
-            self._look_at(path)
         with self.together():
             assert self.scope is not None
+            if path:
+                kept.setdefault("_order", self._take_number())
+            else:
+                size, name = kept.pop(SIZE, None), kept.pop(CLASS, None)
+                self.set_header(self.size_name, None if size is None else json.dumps(size).encode())
+                self.set_header("__tensorclass__", None if name is None else name.encode())
+                if kept == self._notes.get(path, {}):
+                    return
+            with self._knowing.held:
+                self._mark_changed()
+                self._notes[path] = kept
             self.scope.touch(path)
             self.scope.command("HSET", self.wire.base + "__groups__", path, json.dumps(kept))
 
     def drop(self, path: str) -> None:
-        """Delete what is at and below a path."""
+        """Delete the entry at a path and everything below it."""
         wire = self.wire
         with self.together():
             scope = self.scope
@@ -532,33 +591,42 @@ class Server(Store):
             scope.adds = True
             scope.touch(path)
             with self._knowing.held:
-                self._changes += 1
-                self._states.clear()
+                self._mark_changed()
                 for leaf in self.below(path):
+                    scope.command("DEL", wire.meta(leaf), wire.data(leaf), wire.data(leaf) + ":idx")
                     scope.command("SREM", wire.base + "__keys__", leaf)
-                    for name in (wire.meta(leaf), wire.data(leaf), wire.data(leaf) + ":idx"):
-                        scope.command("DEL", name)
                     del self._metas[leaf]
                 for node in [node for node in self._notes if node == path or node.startswith(path + ".")]:
                     scope.command("HDEL", wire.base + "__groups__", node)
                     del self._notes[node]
-                self._look()
 
-    def add(self, path: str, fields: Mapping[str, Any], item: WireArray | WireText, order: int | None = None) -> None:
-        """Add a leaf: its hash, and its data, which are uploaded ahead where they are large; `order` as before."""
-        wire = self.wire
-        scope = self.scope
+    def add(self, path: str, fields: Mapping[str, Any], data: Any, order: int | None = None) -> None:
+        """Add a leaf.
+
+        Args:
+            path: its path.
+            fields: its hash.
+            data: its bytes; `None` for zeros.
+            order: its position in the order of creation; a new one by default.
+        """
+        wire, scope, name = self.wire, self.scope, self.wire.data(path)
         assert scope is not None
         scope.adds = True
         scope.touch(path)
-        fields = {**fields, "_order": self._next() if order is None else order}
-        data = wire.data(path)
-        item.store_data(scope, path, data)
+        fields = {**fields, "_order": self._take_number() if order is None else order}
+        meta = Meta.of_texts(fields)
+        if data is None:
+            size = meta.parse().nbytes
+            scope.command("DEL", name)
+            scope.commands.append(("SETRANGE", name, size - 1, b"\0") if size else ("SET", name, b""))
+        elif scope.size + len(data) <= LIMIT:
+            scope.command("SET", name, data)
+            scope.size += len(data)
+        else:
+            scope.command("TAKE", self.upload(path, data, self.key_of(path)), name, FORGOTTEN)
         scope.command("DEL", wire.meta(path))
         scope.command("HSET", wire.meta(path), *itertools.chain.from_iterable(fields.items()))
-        scope.command("SADD", wire.base + "__keys__", path)
         with self._knowing.held:
-            self._changes += 1
-            self._states.clear()
-            self._metas[path] = Meta({name.encode(): raw_of(value) for name, value in fields.items()})
-            self._link(path)
+            self._mark_changed()
+            self._metas[path] = meta
+        scope.command("SADD", wire.base + "__keys__", path)

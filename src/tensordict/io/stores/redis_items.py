@@ -1,12 +1,15 @@
-"""The entries of a container on a Redis server as items of a store: tensors, values, nested containers."""
+"""The items of containers on Redis servers, and the encoding of names, shapes and selections; for `redis.py`."""
 
 from __future__ import annotations
 
+import functools
+import hashlib
 import itertools
 import json
+import math
 import struct
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
@@ -18,32 +21,203 @@ from tensordict.core.json_text import parse_json
 from tensordict.core.keys import Path, entry_of, joined
 from tensordict.io import checks
 from tensordict.io.specification import VALUES
-from tensordict.io.stores.array_store import SIZE, ArrayItem, Group, Item, Text, UnreadableItem, decode_names
-from tensordict.io.stores.entries import CLASS, KIND, TEXT
-from tensordict.io.stores.redis_layout import (
-    Meta,
-    Scope,
-    bytes_of,
-    decoded,
-    encode_part,
-    is_one,
-    noted_in,
-    notes_of,
-    pieces,
-    portions,
-    request_for,
+from tensordict.io.stores.array_store import (
+    ENCODED,
+    SIZE,
+    ArrayItem,
+    Group,
+    Item,
+    Text,
+    UnreadableItem,
+    decode_name,
+    decode_names,
+    encode_name,
 )
+from tensordict.io.stores.entries import KIND, TEXT
 from tensordict.io.stores.redis_wire import LIMIT, Request
-from tensordict.memory.stored_tensors import Selection, Values
+from tensordict.memory.stored_tensors import Selection, Values, as_array, stored_dtype
 
 if TYPE_CHECKING:
     from tensordict.io.stores.redis import Server
+
+# Most pieces of an array in one request, so that the server can answer other clients in between.
+PIECES = 1 << 14
+_DTYPES = {str(found): found for found in vars(torch).values() if isinstance(found, torch.dtype)}
+
+
+@functools.lru_cache(1 << 12)
+def encode_part(name: str) -> str:
+    """Encode a name as a part of a path."""
+    try:
+        name.encode()
+    except UnicodeEncodeError as error:
+        raise SaveError(f"entry {name!r}: this name has no UTF-8 form and cannot be held by a server") from error
+    if not name or "." in name or name.startswith(ENCODED) or name.endswith(":idx"):
+        return encode_name(name).replace(".", "%2E")
+    return name
+
+
+class Meta:
+    """The hash of a leaf on the server, parsed when it is needed.
+
+    If the elements of a leaf of a lazy stack differ in shape, `shapes` lists the shape of each element, `starts` has
+    their byte offsets and the end, and `shape_text` is the digest of the text of all shapes.
+    """
+
+    __slots__ = ("dtype", "dtype_text", "fields", "is_value", "order", "shape", "shape_text", "shapes", "starts")
+
+    def __init__(self, fields: Mapping[bytes, bytes]) -> None:
+        self.fields = fields
+        self.shape_text = fields.get(b"shape", b"")
+        self.shapes: list[tuple[int, ...]] | None = None
+        self.starts: list[int] = []
+        if b"shapes" in fields:
+            self.shape_text = hashlib.sha1(fields[b"shapes"], usedforsecurity=False).hexdigest().encode()
+        self.dtype_text = fields.get(b"dtype", b"")
+        order = fields.get(b"_order", b"")
+        self.order = int(order) if order.isdigit() and len(order) < 20 else None
+        self.is_value = b"is_non_tensor" in fields
+        self.shape: tuple[int, ...] | None = None
+        self.dtype: torch.dtype | None = None
+
+    @classmethod
+    def of(cls, shape: Sequence[int], dtype: torch.dtype) -> Meta:
+        return cls.of_texts({"shape": json.dumps(list(shape)), "dtype": dtype}).parse()
+
+    @classmethod
+    def of_texts(cls, fields: Mapping[str, Any]) -> Meta:
+        return cls({name.encode(): str(value).encode() for name, value in fields.items()})
+
+    def parse(self) -> Meta:
+        """Parse the shape and dtype, and return self; raises `ValueError` for invalid texts."""
+        if self.shape is None:
+            dtype = _DTYPES.get(self.dtype_text.decode())
+            if dtype is None:
+                raise ValueError(f"{self.dtype_text!r:.80} is no dtype")
+            stored_dtype(dtype)
+            if b"shapes" in self.fields:
+                self._parse_shapes(dtype)
+            self.shape, self.dtype = checks.shape(parse_json(self.fields.get(b"shape", b""))), dtype
+        return self
+
+    def _parse_shapes(self, dtype: torch.dtype) -> None:
+        shapes = parse_json(self.fields[b"shapes"])
+        if type(shapes) is not list:
+            raise ValueError(f"its shapes {shapes!r:.80} are no list of shapes")
+        self.shapes = list(map(checks.shape, shapes))
+        self.starts = [0, *itertools.accumulate(math.prod(shape) * dtype.itemsize for shape in self.shapes)]
+
+    def shape_at(self, at: int) -> tuple[int, ...]:
+        """Return the shape of an element of a lazy stack."""
+        assert self.shape is not None
+        return self.shape[1:] if self.shapes is None else self.shapes[at]
+
+    def part(self, at: int) -> tuple[int, int]:
+        """Return the range of bytes of an element of a lazy stack."""
+        assert self.shape is not None and self.dtype is not None
+        if self.shapes is not None:
+            return self.starts[at], self.starts[at + 1]
+        size = math.prod(self.shape[1:]) * self.dtype.itemsize
+        return at * size, (at + 1) * size
+
+    @property
+    def nbytes(self) -> int:
+        assert self.shape is not None and self.dtype is not None
+        return math.prod(self.shape) * self.dtype.itemsize if self.shapes is None else self.starts[-1]
+
+
+def parse_notes(raw: bytes) -> dict[str, Any]:
+    try:
+        found = parse_json(raw)
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+# --- selections -------------------------------------------------------------------------------------------------------
+
+
+def pieces(shape: Sequence[int], itemsize: int, selection: Selection) -> tuple[tuple[int, ...], int, bytes]:
+    """Return the shape of a selection of a C-ordered array, the length of its pieces in bytes, and their offsets.
+
+    Example: the rows 2 and 4 of 3 floats each give `((2, 3), 12, ...)`, with the offsets 24 and 48 as 64-bit integers.
+    """
+    picks = complete_selection(selection, len(shape))
+    while picks and type(pick := picks[-1]) is slice and pick.indices(size := shape[len(picks) - 1]) == (0, size, 1):
+        # Trailing dims that are selected whole are part of each piece.
+        picks.pop()
+    count = len(picks)
+    rest = tuple(shape[count:])
+    run = math.prod(rest) * itemsize
+    if count == 1 and isinstance(picks[0], slice):
+        # Adjacent rows are one piece. This is the common case, and the general code would take 20 us.
+        start, stop, step = picks[0].indices(shape[0])
+        if step == 1 and start < stop:
+            return (stop - start, *rest), (stop - start) * run, (start * run).to_bytes(8, "little")
+    elif count == 1 and type(picks[0]) is int:
+        return rest, run, (picks[0] * run).to_bytes(8, "little")
+    taken = [
+        np.arange(*pick.indices(size)) if type(pick) is slice else np.asarray(pick) for pick, size in zip(picks, shape)
+    ]
+    picked = (*[len(pick) for pick in taken if pick.ndim], *rest)
+    strides = [run * math.prod(shape[at + 1 : count]) for at in range(count)]
+    if taken and type(picks[-1]) is slice and picks[-1].step in (None, 1):
+        run *= len(taken[-1])
+        taken[-1] = taken[-1][:1]
+    offsets = np.zeros(1, dtype=np.int64)
+    for pick, stride in zip(taken, strides):
+        offsets = np.add.outer(offsets, pick * stride).reshape(-1)
+    return picked, run, offsets.astype("<u8").tobytes()
+
+
+def bytes_of(values: Values) -> memoryview:
+    """Return the bytes of a contiguous array, without a copy."""
+    flat: Any = values.reshape(-1).view(np.uint8)
+    return memoryview(flat)
+
+
+def complete_selection(selection: Selection, ndim: int) -> list[Any]:
+    """Complete a selection to one pick for each dim."""
+    picks = list(selection)
+    at = next((at for at, pick in enumerate(picks) if pick is Ellipsis), len(picks))
+    missing = ndim - len(picks) + (at < len(picks))
+    return [*picks[:at], *[slice(None)] * missing, *picks[at + 1 :]]
+
+
+def read_note(notes: Mapping[str, Any], name: str, default: Any = None) -> Any:
+    """Return an attribute, a text or a list of integers; raises `ValueError` for other types."""
+    value = notes.get(name, default)
+    if type(value) is int:
+        return [value]
+    if value is None or type(value) is str or (type(value) is list and all(type(item) is int for item in value)):
+        return value
+    raise ValueError(f"what is noted as {name!r} is no text and no row of integers")
+
+
+def portions(request: Request) -> Iterator[Request]:
+    """Split a request so that no answer is too large, and none occupies the server for long."""
+    run, offsets = request.run, request.offsets
+    if run > LIMIT:
+        for (offset,) in struct.iter_unpack("<Q", offsets):
+            for at in range(0, run, LIMIT):
+                yield request._replace(run=min(LIMIT, run - at), offsets=(offset + at).to_bytes(8, "little"))
+    elif run:
+        step = 8 * min(PIECES, LIMIT // run)
+        if len(offsets) <= step:
+            yield request
+            return
+        for start in range(0, len(offsets), step):
+            yield request._replace(offsets=offsets[start : start + step])
+
+
+# --- items ------------------------------------------------------------------------------------------------------------
+
 
 addresses = itertools.count()
 
 
 class WireText(Text):
-    """A non-tensor value. Its class is stored with it, unless another program has replaced it since."""
+    """A value. Its attributes are stored with it, and are ignored if another program has replaced the value."""
 
     store: Server
 
@@ -55,15 +229,9 @@ class WireText(Text):
 
     def content(self) -> str:
         if self.place:
-            request = Request(self.place)
-            ahead = self.store.ahead(self.place, None, (), self.key)
-            raw, form = (
-                self.store.fetch(request, self.key)
-                if ahead is None
-                else self.store.take_answer(request, ahead.answer, self.key)
-            )
+            raw, form = self.store.fetch(Request(self.place), self.key)
             self._content = raw.decode()
-            noted = notes_of(form) if form else {}
+            noted = parse_notes(form) if form else {}
             self._noted = noted if noted.get("crc") == zlib.crc32(raw) else {}
         assert self._content is not None
         return self._content
@@ -72,7 +240,7 @@ class WireText(Text):
         if self._noted is None:
             self.content()
         assert self._noted is not None
-        return noted_in(self._noted, name, VALUES[0] if name == KIND else None)
+        return read_note(self._noted, name, VALUES[0] if name == KIND else None)
 
     def set_attribute(self, name: str, value: str | int | Sequence[int] | None) -> None:
         if self.place:
@@ -88,9 +256,9 @@ class WireText(Text):
         form = json.dumps({**noted, "crc": zlib.crc32(self._content.encode())})
         return {"is_non_tensor": "1", "encoding": "json", "_form": form}
 
-    def store_data(self, scope: Scope, path: str, name: str) -> None:
+    def data(self) -> bytes:
         assert self._content is not None
-        scope.command("SET", name, self._content)
+        return self._content.encode()
 
 
 class WireArray(ArrayItem):
@@ -104,9 +272,7 @@ class WireArray(ArrayItem):
         self.meta = meta
         self.dtype = meta.dtype
         self.shape = torch.Size(meta.shape)
-        # Before it has a name: what was written to it, or the name that it was uploaded under.
         self._content: Values | None = None
-        self._ahead = ""
 
     def attribute(self, name: str) -> None:
         return None
@@ -115,39 +281,30 @@ class WireArray(ArrayItem):
         raise SaveError(f"{entry_of(self.key)}nothing is noted of an array on a server")
 
     def pieces(self, selection: Selection) -> tuple[tuple[int, ...], int, bytes]:
-        """Return the shape of the selection, the length of its pieces in bytes, and their offsets."""
+        """Return the shape of a selection, the length of its pieces in bytes, and their offsets."""
         return pieces(self.shape, self.dtype.itemsize, selection)
 
-    def read(self, selection: Selection, dtype: Any) -> Values:
-        store = self.store
-        ahead = store.ahead(self.place, self.meta, selection, self.key)
-        if ahead is not None:
-            request, shape = ahead.request, ahead.shape
-            raw: Values = self._check_form(request, store.take_answer(request, ahead.answer, self.key))
-        else:
-            shape, run, offsets = self.pieces(selection)
-            request = request_for(self.place, self.meta, run, offsets)
-            if not request.run:
-                return np.empty(shape, dtype)
-            if is_one(request):
-                raw = self._check_form(request, store.fetch(request, self.key))
-            else:
-                raw, at = np.empty(request.nbytes, np.uint8), 0
-                for part in portions(request):
-                    raw[at : at + part.nbytes] = self._check_form(part, store.fetch(part, self.key))
-                    at += part.nbytes
-        # Any byte may have been sent; a tensor of booleans holds 0 and 1.
-        found: Values = raw != 0 if self.dtype is torch.bool else raw.view(dtype)
-        return found.reshape(shape)
+    def requests(self, selection: Selection) -> tuple[tuple[int, ...], list[Request]]:
+        """Return the shape of a selection, and the requests for it."""
+        shape, run, offsets = self.pieces(selection)
+        return shape, list(portions(Request(self.place, self.meta.shape_text, self.meta.dtype_text, run, offsets)))
 
-    def _check_form(self, request: Request, raw: Any) -> Values:
-        """An answer as an array of bytes that can be written to; a `SaveError` when it is too short."""
-        if len(raw) != request.nbytes:
+    def read(self, selection: Selection, dtype: Any) -> Values:
+        if not self.place:
+            return np.array(self.content[selection])
+        shape, requests = self.requests(selection)
+        raw = bytearray().join(
+            itertools.chain.from_iterable(self.store.fetch(request, self.key) for request in requests)
+        )
+        if len(raw) != sum(request.nbytes for request in requests):
             raise SaveError(
                 f"entry {joined(self.key)!r} of the {self.store.kind} {self.store.name!r} has fewer bytes than its "
                 f"shape {list(self.shape)} and dtype {self.dtype} say"
             )
-        return raw if isinstance(raw, np.ndarray) else np.frombuffer(bytearray(raw), np.uint8)
+        elements = np.frombuffer(raw, np.uint8)
+        # Servers are untrusted, and a boolean tensor may only hold the bytes 0 and 1.
+        found: Values = elements != 0 if self.dtype is torch.bool else elements.view(dtype)
+        return found.reshape(shape)
 
     def write(self, selection: Selection, values: Any) -> None:
         self.store.check_writable()
@@ -156,44 +313,34 @@ class WireArray(ArrayItem):
         shape, run, offsets = self.pieces(selection)
         if values.shape != shape:
             values = np.broadcast_to(values, shape)
-        values = np.ascontiguousarray(values)
-        data = bytes_of(values)
+        values = np.ascontiguousarray(values).reshape(shape)
         if self.place:
-            self.store.write_pieces(self, run, offsets, data)
-        elif self.meta.nbytes <= LIMIT:
-            if run == self.meta.nbytes:
-                self._content = values
-                return
-            if self._content is None:
-                self._content = np.zeros(self.shape, values.dtype)
-            self._content[selection] = values
+            self.store.write_pieces(self, run, offsets, bytes_of(values))
+        elif run == self.meta.nbytes:
+            self._content = values.view()
+            # The array may share the memory of a tensor, so later writes must copy it.
+            self._content.flags.writeable = False
         else:
-            for at, (offset,) in enumerate(struct.iter_unpack("<Q", offsets)):
-                self._ahead = self.store.upload(self._ahead, offset, data[at * run : (at + 1) * run], self.key)
+            if not self.content.flags.writeable:
+                self._content = self.content.copy()
+            self.content[selection] = values
 
     def fields(self) -> dict[str, Any]:
-        return {"shape": self.meta.shape_text, "dtype": self.meta.dtype_text}
+        return {"shape": self.meta.shape_text.decode(), "dtype": self.meta.dtype_text.decode()}
 
-    def store_data(self, scope: Scope, path: str, name: str) -> None:
-        size, wire = self.meta.nbytes, self.store.wire
-        if not self._ahead and self._content is not None:
-            data = bytes_of(self._content)
-            if scope.size + size <= LIMIT:
-                scope.command("SET", name, data)
-                scope.size += size
-                return
-            self._ahead = self.store.upload("", 0, data, self.key)
-        if self._ahead:
-            # Elements that were not written are zero.
-            scope.check(path, self.key, (self._ahead, name, b"", b"", 0))
-            scope.commands.append(wire.take(self._ahead, name))
-            return
-        scope.command("DEL", name)
-        scope.command("SETRANGE", name, size - 1, b"\0") if size else scope.command("SET", name, b"")
+    def data(self) -> memoryview | None:
+        return None if self._content is None else bytes_of(self._content)
+
+    @property
+    def content(self) -> Values:
+        """The elements of an array without a name; zeros if nothing was written."""
+        if self._content is None:
+            self._content = as_array(torch.zeros(self.shape, dtype=self.dtype), self.dtype)
+        return self._content
 
 
 class WireGroup(Group):
-    """A container or nested container: its path, empty for the outermost; or items that have no place yet."""
+    """A container: at a path on the server, empty for the root; or, without a name yet, its items in memory."""
 
     store: Server
 
@@ -210,60 +357,55 @@ class WireGroup(Group):
 
     @property
     def path(self) -> str:
-        return "/".join(quote(decoded(part), safe="") for part in self.place.split("."))
+        return "/".join(quote(decode_name(part), safe="") for part in self.place.split("."))
 
     def _below(self, name: str) -> str:
         return f"{self.place}.{encode_part(name)}" if self.place else encode_part(name)
 
     def attribute(self, name: str) -> Any:
-        if self._place is None:
-            return self._noted.get(name)
-        header = {SIZE: "__batch_size__", CLASS: "__tensorclass__"}.get(name) if not self.place else None
-        if header is None:
-            return noted_in(self.store.read_note(self.place), name)
-        raw = self.store.header.get(header)
-        if raw is None:
-            return None
-        return raw.decode() if name == CLASS else list(checks.sizes(parse_json(raw), "its batch size"))
+        return read_note(self._noted if self._place is None else self.store.attributes_at(self.place), name)
 
     def set_attribute(self, name: str, value: str | int | Sequence[int] | None) -> None:
         if self._place is None:
             self._noted[name] = value
-            return
-        header = {SIZE: "__batch_size__", CLASS: "__tensorclass__"}.get(name) if not self.place else None
-        if header is not None:
-            text = value if isinstance(value, str) or value is None else json.dumps(value)
-            self.store.set_header(header, None if text is None else text.encode())
-            return
-        notes = self.store.read_note(self.place)
-        if notes.get(name) != value:
+        elif (notes := self.store.attributes_at(self.place)).get(name) != value:
             self.store.note(self.place, {**notes, name: value})
 
     def names(self) -> list[str]:
         with self.store.errors(self.key):
-            return decode_names(self.store.children(self.place), decoded)
+            return decode_names(self._parts())
+
+    def _parts(self) -> list[str]:
+        return self.store.children(self.place)
 
     def has(self, name: str) -> bool:
-        self.store._list_level()
+        self.store._refresh_names()
         return super().has(name)
 
     def find(self, name: str, known: Item | None = None) -> Item:
-        store, place, key = self.store, self._below(name), (*self.key, name)
+        store, key = self.store, (*self.key, name)
         store.check()
-        meta = store.find_meta(place)
+        place = self._below(name)
+        meta = store.find_leaf(place)
         if meta is None:
-            if isinstance(known, WireGroup) and known._place == place:
-                return known
-            return WireGroup(store, key, place, next(addresses))
-        if meta.is_value:
-            encoding = meta.fields.get(b"encoding", b"json")
-            if encoding != b"json":
-                return UnreadableItem(store, key, -1, f"a value in the encoding {encoding!r:.40}, which is not read")
-            return known if isinstance(known, WireText) else WireText(store, key, place)
-        if isinstance(known, WireArray) and known.meta is meta:
+            return known if isinstance(known, WireGroup) and known._place == place else self._group_at(place, key)
+        if isinstance(known, WireArray) and known.meta is meta and known.place == place:
+            return known
+        if isinstance(known, WireText) and meta.is_value and known.place == place:
             return known
         with store.errors(key):
-            return WireArray(store, key, place, meta.parse_meta())
+            return self._leaf_at(place, key, meta)
+
+    def _group_at(self, place: str, key: Path) -> WireGroup:
+        return WireGroup(self.store, key, place, next(addresses))
+
+    def _leaf_at(self, place: str, key: Path, meta: Meta) -> Item:
+        if not meta.is_value:
+            return WireArray(self.store, key, place, meta.parse())
+        encoding = meta.fields.get(b"encoding", b"json")
+        if encoding == b"json":
+            return WireText(self.store, key, place)
+        return UnreadableItem(self.store, key, -1, f"a value in the encoding {encoding!r:.40}, which is not read")
 
     def check_name(self, name: str) -> None:
         encode_part(name)
@@ -272,7 +414,7 @@ class WireGroup(Group):
         return WireGroup(self.store, key, None, -1)
 
     def child(self, name: str, size: torch.Size) -> WireGroup:
-        """The nested container of this name, which is made with this batch size where there is none."""
+        """Return the nested container of this name. A missing one is created with this batch size."""
         if not self.has(name):
             made = self.new_group((*self.key, name))
             made.set_attribute(SIZE, list(size))
@@ -311,7 +453,7 @@ class WireGroup(Group):
             item._made = {}
             return
         assert isinstance(item, (WireArray, WireText))
-        self.store.add(place, item.fields(), item, order)
+        self.store.add(place, item.fields(), item.data(), order)
 
     def delete(self, name: str) -> None:
         self.store.check_writable()

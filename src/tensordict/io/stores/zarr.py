@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import itertools
 import json
 import math
 import os
@@ -24,7 +23,7 @@ import torch
 
 from tensordict.core import extras
 from tensordict.core.exceptions import SaveError
-from tensordict.core.keys import Path, joined, path_of
+from tensordict.core.keys import Path, joined
 from tensordict.io import checks
 from tensordict.io.remote.claims import Claim
 from tensordict.io.remote.urls import Remote, is_url
@@ -33,6 +32,7 @@ from tensordict.io.stores.array_store import (
     ENCODED,
     SIZE,
     ArrayItem,
+    ForeignArray,
     Group,
     Item,
     Pick,
@@ -44,7 +44,7 @@ from tensordict.io.stores.array_store import (
     encode_name,
 )
 from tensordict.io.stores.entries import KIND, NAMES, STACK_DIM
-from tensordict.io.stores.zarr_chunks import find_damaged_chunks
+from tensordict.io.stores.zarr_chunks import find_damaged_chunks, make_layout
 from tensordict.io.stores.zarr_raw import RawChunks
 from tensordict.memory.names import local_path
 from tensordict.memory.stored_tensors import SPREAD, Selection, stored_dtype, tensor_dtype
@@ -53,6 +53,8 @@ if TYPE_CHECKING:
     from tensordict.io.stores.zarr_nodes import Document, Nodes
 
 _NOTES, _VALUE = "__tensordict__", "__tensordict_non_tensor__"
+# Attribute with the batch size of a stack of values that the reference wrote.
+_STACK = "__tensordict_stack__"
 # Key of the state of a group that lists the parts of paths of its nodes, in the order of creation.
 _ORDER = "keys"
 _DOCUMENTS = ("zarr.json", ".zgroup")
@@ -64,8 +66,6 @@ _OPTIONS = ("chunks", "shards", "compressors", "filters", "serializer", "fill_va
 # Attribute of an array: the shape that a save wrote in full. Every chunk of that shape must exist.
 WRITTEN = "_written"
 _CODECS = {"gzip": "GzipCodec", "zstd": "ZstdCodec", "blosc": "BloscCodec"}
-# The size of a chunk with `chunks="rows"`, in bytes.
-_ROWS = 1 << 20
 # Read at most this many bytes to pick rows from them.
 _BETWEEN = 64 << 20
 # From this number of nodes on, the document of the root also holds the documents of all nodes.
@@ -92,6 +92,7 @@ class ZarrStore(Store):
     texts_are_json = True
     opens_urls = True
     holds_ragged = True
+    holds_pickles = True
     is_open = False
 
     def __init__(self, nodes: Nodes, source: Any, name: str, mode: str, root: Document) -> None:
@@ -269,14 +270,17 @@ def _open_nodes(name: Any, mode: str) -> tuple[Nodes, Any, str]:
     """
     library = zarr()
     from tensordict.io.stores.zarr_nodes import Nodes
-    from tensordict.io.stores.zarr_remote import RemoteStore
 
     if isinstance(name, library.abc.store.Store):
         inner = name.with_read_only(True) if mode == "r" and not name.read_only else name
         if mode != "r" and inner.read_only:
             raise SaveError(f"{str(name)!r} is read only: it cannot be opened with mode={mode!r}")
-        return Nodes(inner, is_given=True), name, str(name)
+        # Closing a zip file completes it. A save leaves it open for the container that is returned.
+        is_closed = bool(mode) and isinstance(inner, library.storage.ZipStore)
+        return Nodes(inner, is_given=not is_closed), name, str(name)
     if isinstance(name, Remote) or is_url(name):
+        from tensordict.io.stores.zarr_remote import RemoteStore  # needs aiohttp
+
         remote = name if isinstance(name, Remote) else Remote(name)
         return Nodes(RemoteStore(remote, mode == "r")), remote, remote.url
     if not isinstance(name, str | bytes | os.PathLike):
@@ -408,18 +412,37 @@ class _ZarrText(_ZarrNode, Text):
 
     def attribute(self, name: str) -> str | list[int] | None:
         found = super().attribute(name)
-        return "NonTensorData" if found is None and name == KIND else found
+        if found is not None or name not in (KIND, SIZE, STACK_DIM):
+            return found
+        stack = self.document["attributes"].get(_STACK)
+        if not isinstance(stack, list):
+            return "NonTensorData" if name == KIND else None
+        if name == KIND:
+            return "NonTensorStack"
+        return list(checks.ints(stack, f"the attribute {_STACK!r}")) if name == SIZE else [0]
+
+    @property
+    def _encoding(self) -> object:
+        attributes = self.document["attributes"][_VALUE]
+        return attributes.get("encoding") if isinstance(attributes, dict) else None
+
+    @property
+    def is_pickled(self) -> bool:
+        return self._encoding == "pickle"
+
+    def pickled(self) -> bytes:
+        return bytes(self._elements())
 
     def content(self) -> str:
-        attributes = self.document["attributes"][_VALUE]
-        encoding = attributes.get("encoding") if isinstance(attributes, dict) else None
-        if encoding != "json":
-            raise ValueError(f"a value is kept as JSON, and not as {encoding!r:.40}, which is not read")
+        if self._encoding != "json":
+            raise ValueError(f"a value is kept as JSON, and not as {self._encoding!r:.40}, which is not read")
         return bytes(self._elements()).decode()
 
 
 class _Strings(_ZarrText):
-    """A string or a list of strings that another program wrote, as a value."""
+    """A text or a list of texts of another program, or a stack of texts of the reference."""
+
+    is_pickled = False
 
     def attribute(self, name: str) -> str | list[int] | None:
         shape = list(self.document["shape"])
@@ -427,8 +450,19 @@ class _Strings(_ZarrText):
         return known.get(name)
 
     def content(self) -> str:
-        found = self._elements()
-        return json.dumps([str(text) for text in found] if found.ndim else str(found[()]))
+        return json.dumps(self._elements().astype(object).tolist())
+
+
+class _ForeignArray(ForeignArray):
+    """An array of a dtype that torch lacks."""
+
+    def __init__(self, store: ZarrStore, key: Path, address: int, array: Any) -> None:
+        super().__init__(store, key, address, f"an array of {array.dtype} of shape {list(array.shape)}")
+        self._array = array
+
+    def elements(self) -> Any:
+        with self.store.errors(self.key):
+            return np.asarray(self._array[...])
 
 
 class _ZarrArray(_ZarrNode, ArrayItem):
@@ -540,6 +574,11 @@ T = TypeVar("T", bound=_ZarrNode)
 
 class _ZarrGroup(_ZarrNode, Group):
     @property
+    def handle(self) -> Any:
+        self.store.flush()
+        return zarr().open_group(self.store.nodes.store, path=self.at, mode=self.store.mode)
+
+    @property
     def path(self) -> str:
         return f"/{self.at}"
 
@@ -620,15 +659,21 @@ class _ZarrGroup(_ZarrNode, Group):
         plain, name = stored_dtype(dtype)
         notes = {} if name is None else {DTYPE[1:]: name}
         with self.store.errors(key):
-            layout = _layout(options, key, tuple(shape), plain.itemsize)
+            layout = make_layout(options, key, tuple(shape), plain.itemsize)
             where, array = self._create(key, shape, plain, {_NOTES: {"version": 1, **notes}}, layout)
             return _delete_with(_ZarrArray(*where, array, dtype))
 
     def new_text(self, key: Path, content: str) -> Text:
-        raw = np.frombuffer(content.encode(), dtype=np.uint8)
+        return self._new_bytes(key, content.encode(), "json")
+
+    def new_pickle(self, key: Path, content: bytes) -> Text:
+        return self._new_bytes(key, content, "pickle")
+
+    def _new_bytes(self, key: Path, content: bytes, encoding: str) -> Text:
+        raw = np.frombuffer(content, dtype=np.uint8)
         with self.store.errors(key):
             layout = {"chunks": (max(raw.size, 1),), "compressors": None}
-            attributes = {_NOTES: {"version": 1}, _VALUE: {"encoding": "json"}}
+            attributes = {_NOTES: {"version": 1}, _VALUE: {"encoding": encoding}}
             where, array = self._create(key, raw.shape, raw.dtype, attributes, layout)
             if raw.size:
                 array[...] = raw
@@ -729,11 +774,12 @@ def _make_item(store: ZarrStore, key: Path, path: str, document: Document, addre
         if dtype != np.uint8 or array.ndim != 1:
             raise ValueError(f"a value is kept as bytes, and not as {dtype} of shape {list(array.shape)}")
         return _ZarrText(*where)
-    if _holds_strings(dtype, document) and array.ndim <= 1:
+    is_stack = _STACK in (document.get("attributes") or {})
+    if _holds_strings(dtype, document) and (array.ndim <= 1 or is_stack):
         return _Strings(*where)
     kind = tensor_dtype(dtype, _ZarrNode(*where).text(DTYPE)) if dtype.kind in "biufc" else None
     if kind is None:
-        return UnreadableItem(store, key, address, f"an array of {dtype} of shape {list(array.shape)}")
+        return _ForeignArray(store, key, address, array)
     return _ZarrArray(*where, array, kind)
 
 
@@ -749,49 +795,3 @@ def _check_codecs(document: Document) -> None:
         name = codec.get("id") or codec.get("name") if isinstance(codec, dict) else codec
         if name is not None and "pickle" in str(name).lower():
             raise ValueError(f"its elements are pickled (codec {name!r:.40}), which is not read")
-
-
-# --- how an array is cut ----------------------------------------------------------------------------------------------
-
-
-def _layout(options: Mapping[str, Any], key: Path, shape: tuple[int, ...], itemsize: int) -> dict[str, Any]:
-    """Return the arguments of `zarr.create_array` for an entry; by default one uncompressed chunk."""
-    whole = tuple(map(max, shape, itertools.repeat(1)))
-    if not options:
-        return {"chunks": whole, "compressors": None}
-    found = {name: _pick_option(value, key) for name, value in options.items()}
-    found = {name: value for name, value in found.items() if value is not None}
-    chunks, shards = found.pop("chunks", whole), found.pop("shards", None)
-    if chunks == "rows":
-        chunks = max(_ROWS // max(math.prod(whole[1:]) * itemsize, 1), 1)
-    found["chunks"] = _fit_sizes(chunks, whole, key, "chunks")
-    if shards is not None and shape:
-        # A shard of Zarr consists of whole chunks.
-        sizes = zip(_fit_sizes(shards, whole, key, "shards"), found["chunks"], strict=True)
-        found["shards"] = tuple([-(-size // chunk) * chunk for size, chunk in sizes])
-    found.setdefault("compressors", None)
-    return found
-
-
-def _pick_option(value: Any, key: Path) -> Any:
-    """Return the option for an entry. A dict has options by key; the key of a container applies to its entries."""
-    if not isinstance(value, dict) or "name" in value:
-        return value
-    paths = {path_of(name): option for name, option in value.items()}
-    return next((paths[key[:length]] for length in range(len(key), 0, -1) if key[:length] in paths), None)
-
-
-def _fit_sizes(given: Any, shape: tuple[int, ...], key: Path, what: str) -> tuple[int, ...]:
-    """Complete the sizes of chunks or shards, given for the leading dims or as a number of rows, by whole dims."""
-    try:
-        sizes = (given,) if type(given) is int else tuple(given)
-        fits = all(type(n) is int and n >= 1 for n in sizes) and not isinstance(given, str)
-    except TypeError:
-        fits = False
-    if not fits:
-        raise ValueError(
-            f"entry {joined(key)!r}: {what}={given!r} is no size of {what}: give an int, the number of rows, a row of "
-            f"sizes, one for each leading dim, {'the word rows, ' if what == 'chunks' else ''}or a dict of these by key"
-        )
-    sizes = (*sizes, *shape[len(sizes) :])
-    return tuple([min(n, size) for n, size in zip(sizes, shape)])

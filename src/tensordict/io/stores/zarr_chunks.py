@@ -1,4 +1,4 @@
-"""Finds missing and broken chunks of Zarr arrays, for `Store.find_damage`.
+"""How Zarr arrays are cut into chunks, and the search for missing and broken chunks, for `Store.find_damage`.
 
 Zarr reads a missing chunk as the fill value, which may be intended. An attribute of the array records the shape that a
 save wrote. Its chunks must exist.
@@ -14,6 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from tensordict.core.exceptions import SaveError
+from tensordict.core.keys import Path, joined, path_of
 from tensordict.io.stores.zarr_raw import is_plain
 from tensordict.memory import files
 
@@ -28,6 +29,8 @@ _COMPRESSORS = ("gzip", "zstd", "blosc", "zlib", "lz4", "bz2", "lzma", "shuffle"
 _HEAD = 64 << 10
 # The number of chunks that a problem names.
 _SHOWN = 3
+# The size of a chunk with `chunks="rows"`, in bytes.
+_ROWS = 1 << 20
 
 
 def find_damaged_chunks(
@@ -157,3 +160,49 @@ def _find_present(nodes: Nodes, at: str, array: Any, grid: Sequence[int]) -> dic
 def _shorten(names: Collection[str], count: int) -> str:
     more = f", and {count - len(names):,} more" if count > len(names) else ""
     return ", ".join(names) + more
+
+
+# --- how an array is cut ----------------------------------------------------------------------------------------------
+
+
+def make_layout(options: Mapping[str, Any], key: Path, shape: tuple[int, ...], itemsize: int) -> dict[str, Any]:
+    """Return the arguments of `zarr.create_array` for an entry; by default one uncompressed chunk."""
+    whole = tuple(map(max, shape, itertools.repeat(1)))
+    if not options:
+        return {"chunks": whole, "compressors": None}
+    found = {name: _pick_option(value, key) for name, value in options.items()}
+    found = {name: value for name, value in found.items() if value is not None}
+    chunks, shards = found.pop("chunks", whole), found.pop("shards", None)
+    if chunks == "rows":
+        chunks = max(_ROWS // max(math.prod(whole[1:]) * itemsize, 1), 1)
+    found["chunks"] = _fit_sizes(chunks, whole, key, "chunks")
+    if shards is not None and shape:
+        # A shard of Zarr consists of whole chunks.
+        sizes = zip(_fit_sizes(shards, whole, key, "shards"), found["chunks"], strict=True)
+        found["shards"] = tuple([-(-size // chunk) * chunk for size, chunk in sizes])
+    found.setdefault("compressors", None)
+    return found
+
+
+def _pick_option(value: Any, key: Path) -> Any:
+    """Return the option for an entry. A dict has options by key; the key of a container applies to its entries."""
+    if not isinstance(value, dict) or "name" in value:
+        return value
+    paths = {path_of(name): option for name, option in value.items()}
+    return next((paths[key[:length]] for length in range(len(key), 0, -1) if key[:length] in paths), None)
+
+
+def _fit_sizes(given: Any, shape: tuple[int, ...], key: Path, what: str) -> tuple[int, ...]:
+    """Complete the sizes of chunks or shards, given for the leading dims or as a number of rows, by whole dims."""
+    try:
+        sizes = (given,) if type(given) is int else tuple(given)
+        fits = all(type(n) is int and n >= 1 for n in sizes) and not isinstance(given, str)
+    except TypeError:
+        fits = False
+    if not fits:
+        raise ValueError(
+            f"entry {joined(key)!r}: {what}={given!r} is no size of {what}: give an int, the number of rows, a row of "
+            f"sizes, one for each leading dim, {'the word rows, ' if what == 'chunks' else ''}or a dict of these by key"
+        )
+    sizes = (*sizes, *shape[len(sizes) :])
+    return tuple([min(n, size) for n, size in zip(sizes, shape)])

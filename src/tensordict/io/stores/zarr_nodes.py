@@ -326,7 +326,13 @@ class Nodes:
 
     def _list(self, path: str) -> Iterable[str]:
         if self.is_zip and not self.store.read_only:
-            return _names_in(self._pending.copy(), path)
+            # A zip file that the caller opened may have been written to before.
+            there = [
+                name
+                for name in self.content.list_names(path)
+                if self.content.read(join(path, f"{name}/{DOCUMENT}")) is not None
+            ]
+            return {*_names_in(self._pending.copy(), path), *there}
         if isinstance(self.content, Folder) and not self.is_old:
             return self.content.find_nodes(path)
         names = [name for name in self.content.list_names(path) if name not in _OWN_FILES]
@@ -438,7 +444,7 @@ class Nodes:
 
     def close(self) -> None:
         """Write pending documents and close the store."""
-        if self.is_zip and not self.store.read_only:
+        if self._pending:
             self._write(self._pending)
             self._pending = {}
         if not self._is_given:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, Literal, TypeVar, overload
 
@@ -14,7 +15,8 @@ from tensordict.containers.dense import TensorDict
 from tensordict.core.contract import Contract, is_node, named_error
 from tensordict.core.exceptions import ContainerExpected, DuplicateKeyError
 from tensordict.core.keys import Key, joined, path_of, unravel_key
-from tensordict.core.settings import _Modes, _Switch, from_environment
+from tensordict.core.settings import from_environment
+from tensordict.nn.choices import Choice, Setting
 from tensordict.nn.interaction import InteractionType, take_value
 from tensordict.ops.collection import TensorCollection
 from tensordict.ops.entries.atomic_updates import set_all
@@ -26,17 +28,22 @@ V = TypeVar("V")
 _ESTIMATED_FROM = 1000
 
 
-class set_composite_lp_aggregate(_Switch):  # a function to its callers, as in torch
+_choice: Choice[bool] = Choice(bool(from_environment("COMPOSITE_LP_AGGREGATE")))
+
+
+class set_composite_lp_aggregate(Setting):  # a function to its callers, as in torch
     """Choose whether composite distributions sum their log-probabilities and entropies to one tensor.
 
     Works as a `with` block, a decorator or, with `set()`, for the rest of the program. Initially they are not summed,
-    unless the environment variable `COMPOSITE_LP_AGGREGATE` is `1`. A block affects its own thread only.
+    unless the environment variable `COMPOSITE_LP_AGGREGATE` is `1`.
 
     Args:
-        mode: `True` gives one tensor, `False` a container with one tensor per distribution.
+        mode: `True` gives one tensor, `False` or `None` a container with one tensor per distribution.
+        thread_local: `True` affects only the calling thread, and keeps the blocks of other threads out of it; see
+            :class:`set_interaction_type`. `False` affects all threads.
 
     Raises:
-        TypeError: `mode` is not a bool.
+        TypeError: `mode` is neither a bool nor `None`.
 
     Example:
         >>> import torch
@@ -51,17 +58,22 @@ class set_composite_lp_aggregate(_Switch):  # a function to its callers, as in t
         torch.Size([3, 2])
     """
 
-    _blocks = _Modes()
-    _chosen = from_environment("COMPOSITE_LP_AGGREGATE")
+    _choice = _choice
 
-    def __init__(self, mode: bool = True) -> None:
-        super().__init__(mode)
-        self._before: list[bool | None] = []
+    def __init__(self, mode: bool | None = True, *, thread_local: bool = False) -> None:
+        if mode is not None and not isinstance(mode, int):
+            raise TypeError(
+                f"set_composite_lp_aggregate takes True or False, got {mode!r} of type {type(mode).__name__}"
+            )
+        super().__init__(bool(mode), thread_local)
+
+    def clone(self) -> set_composite_lp_aggregate:
+        """Return a copy with the same choice; a decorated function uses a new one for every call."""
+        return type(self)(self._value, thread_local=self._thread_local)
 
     def set(self) -> None:
         """Apply the choice to the rest of the program, or until `unset()`; inside a block, to its rest."""
-        self._before.append(self._current())
-        super().set()
+        self._choose()
 
     def unset(self) -> None:
         """Return to the choice before the last `set()` of this object.
@@ -69,13 +81,9 @@ class set_composite_lp_aggregate(_Switch):  # a function to its callers, as in t
         Raises:
             RuntimeError: `set()` was not called before.
         """
-        if not self._before:
+        if not self._replaced:
             raise RuntimeError("unset() undoes a set() of the same object, which has not been called")
-        before = self._before.pop()
-        if self._blocks.stack:
-            self._blocks.stack[-1] = bool(before)
-        else:
-            type(self)._chosen = before
+        self._undo()
 
 
 def composite_lp_aggregate(nowarn: bool = False) -> bool:
@@ -90,7 +98,7 @@ def composite_lp_aggregate(nowarn: bool = False) -> bool:
         ...     composite_lp_aggregate()
         True
     """
-    return bool(set_composite_lp_aggregate._current())
+    return _choice.get() if _choice.in_threads else _choice.shared
 
 
 def _add_suffix(key: Key, suffix: str) -> Key:
@@ -327,6 +335,47 @@ class CompositeDistribution(D.Distribution, Mapping[Key, D.Distribution]):  # gu
         size = Size(shape or ())
         return TensorDict(self._each("rsample", lambda key, dist: dist.rsample(size)), size + self._batch_shape)
 
+    def sample_and_log_prob(self, shape: Sequence[int] | None = None) -> tuple[TensorDict, Tensor | TensorDict]:
+        """Draw values without gradients, and return their log-probabilities with them.
+
+        A distribution that has a `sample_and_log_prob` computes both at once. The others run `sample`, then `log_prob`.
+
+        Args:
+            shape: the leading dims of the samples; one sample by default.
+
+        Returns:
+            The results of :meth:`sample` and of :meth:`log_prob`.
+
+        Example:
+            >>> import torch
+            >>> from tensordict import TensorDict
+            >>> from tensordict.nn import CompositeDistribution
+            >>> params = TensorDict(x={"logits": torch.zeros(3, 4)}, batch_size=[3])
+            >>> dist = CompositeDistribution(params, {"x": torch.distributions.Categorical})
+            >>> value, log_prob = dist.sample_and_log_prob()
+            >>> value["x"].shape, log_prob["x_log_prob"]
+            (torch.Size([3]), tensor([-1.3863, -1.3863, -1.3863]))
+        """
+        sample, log_probs = self._draw("sample", Size(shape or ()))
+        return sample, self._join_log_probs(log_probs, sample)
+
+    def rsample_and_log_prob(self, shape: Sequence[int] | None = None) -> tuple[TensorDict, Tensor | TensorDict]:
+        """Draw values that are differentiable in the parameters, with their log-probabilities.
+
+        See :meth:`sample_and_log_prob`. A distribution that has an `rsample_and_log_prob` computes both at once.
+
+        Raises:
+            NotImplementedError: a distribution has no `rsample`. The message names it.
+        """
+        sample, log_probs = self._draw("rsample", Size(shape or ()))
+        return sample, self._join_log_probs(log_probs, sample)
+
+    def _draw(self, method: str, shape: Size) -> tuple[TensorDict, list[Tensor]]:
+        """Draw a sample with `sample` or `rsample`, and return it with the log-probabilities of its values."""
+        pairs = self._each(method, lambda key, dist: _draw_with_log_prob(dist, method, shape))
+        sample = TensorDict({key: value for key, (value, _) in pairs.items()}, shape + self._batch_shape)
+        return sample, [log_prob for _, log_prob in pairs.values()]
+
     @property
     def mode(self) -> TensorDict:  # type: ignore[override]
         """The modes, in a new container of the batch shape."""
@@ -385,7 +434,10 @@ class CompositeDistribution(D.Distribution, Mapping[Key, D.Distribution]):  # gu
         Raises:
             KeyError: a value is missing.
         """
-        log_probs = self._log_probs(sample)
+        return self._join_log_probs(self._log_probs(sample), sample)
+
+    def _join_log_probs(self, log_probs: list[Tensor], sample: TensorCollection) -> Tensor | TensorDict:
+        """Return the log-probabilities of a sample in a container, or their sum."""
         if composite_lp_aggregate(nowarn=True):
             return self._sum_of_log_probs(log_probs, sample)
         return TensorDict(self._add_suffixes(log_probs, "_log_prob"), sample.batch_size)
@@ -506,6 +558,30 @@ class CompositeDistribution(D.Distribution, Mapping[Key, D.Distribution]):  # gu
     def _transform(self, sample: C, method: str, read: Callable[[object, Key], Tensor]) -> C:
         results = self._each(method, lambda key, dist: getattr(dist, method)(read(sample, key)))
         return _write_results(sample, {_add_suffix(key, f"_{method}"): value for key, value in results.items()})
+
+
+def find_joint_draw(dist: Any) -> Callable[[Size], tuple[Any, Any]] | None:
+    """Return a function that draws a value of a shape with its log-probability, if the distribution has one.
+
+    For a composite distribution, one of its parts must have one. The function returns its log-probabilities as a list.
+    """
+    method = "rsample" if dist.has_rsample else "sample"
+    if isinstance(dist, CompositeDistribution):
+        found = any(_joint_method(part, method) is not None for part in dist.dists.values())
+        return functools.partial(dist._draw, method) if found else None
+    return _joint_method(dist, method)
+
+
+def _joint_method(dist: object, method: str) -> Callable[[Size], tuple[Any, Any]] | None:
+    return getattr(dist, f"{method}_and_log_prob", None)
+
+
+def _draw_with_log_prob(dist: Any, method: str, shape: Size) -> tuple[Any, Any]:
+    both = _joint_method(dist, method)
+    if both is not None:
+        return both(shape)
+    value = getattr(dist, method)(shape)
+    return value, dist.log_prob(value)
 
 
 def _check_keys(what: str, given: Mapping[Key, V], keys: Collection[Key]) -> dict[Key, V]:

@@ -103,7 +103,7 @@ class AddStateIndependentNormalScale(nn.Module):
         if make_param:
             self.state_independent_scale = nn.Parameter(scale)
         else:
-            self.register_buffer("state_independent_scale", scale)
+            self.state_independent_scale = nn.Buffer(scale)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # type: ignore[no-untyped-call]
@@ -206,7 +206,7 @@ class Delta(D.Distribution):
 
     def rsample(self, sample_shape: Sequence[int] | None = None) -> Tensor:
         """Return the point, expanded to `(*sample_shape, *batch_shape, *event_shape)`, as a view."""
-        return self.param.expand(*(sample_shape or ()), *self.param.shape)
+        return self.param.expand((*(sample_shape or ()), *self.param.shape))
 
     sample = rsample
 

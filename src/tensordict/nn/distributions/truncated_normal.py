@@ -101,13 +101,13 @@ class TruncatedNormal(D.Distribution):
 
     Args:
         loc: the mean of the normal distribution. All parameters are numbers or floating-point tensors, and broadcast.
-        scale: its standard deviation.
+        scale: its standard deviation. Values from 0 to `eps`, 1e-6, count as `eps`.
         a: the lower bound; may be `-inf`.
         b: the upper bound; may be `inf`.
         validate_args: check parameters and values, as torch's distributions do.
 
     Raises:
-        ValueError: with `validate_args`: `a` is not less than `b`, `scale` is not positive, or a parameter is NaN.
+        ValueError: with `validate_args`: `a` is not less than `b`, `scale` is negative, or a parameter is NaN.
 
     Example:
         >>> import torch
@@ -125,6 +125,8 @@ class TruncatedNormal(D.Distribution):
         "b": constraints.dependent(is_discrete=False, event_dim=0),
     }
     has_rsample = True
+    # The smallest `scale`.
+    eps: float = 1e-6
 
     def __init__(
         self,
@@ -134,10 +136,13 @@ class TruncatedNormal(D.Distribution):
         b: Tensor | float,
         validate_args: bool | None = None,
     ) -> None:
-        self.loc, self.scale, self.a, self.b = broadcast_all(loc, scale, a, b)
+        self.loc, scale, self.a, self.b = broadcast_all(loc, scale, a, b)
+        self.scale = scale.clamp_min(self.eps)
         super().__init__(self.loc.shape, validate_args=validate_args)
         if self._validate_args and not internals.is_all_true(self.a < self.b):
             raise ValueError(f"the lower bound a must be less than the upper bound b, got a={self.a} and b={self.b}")
+        if self._validate_args and not internals.is_all_true(scale >= 0):
+            raise ValueError(f"the scale must not be negative, got {scale}")
         self._seen = _measure_interval(*self._as(torch.promote_types(self.loc.dtype, torch.float32)))
 
     def _as(self, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor, Tensor]:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from tensordict.core import foreach, ragged
-from tensordict.core.contract import ByNdim, Contract, LeafFn, identity, named_error
+from tensordict.core.contract import ByNdim, Contract, LeafFn, Names, identity, named_error
 from tensordict.core.exceptions import KeyMismatchError, ShapeError
+from tensordict.core.indices import checked_size, index_for_names, leaf_index, rename_dims
 from tensordict.core.keys import Path, joined
 from tensordict.core.shapes import as_dim, broadcasts_to, expand_size
 from tensordict.ops.dims.sizing import replace_leaves
@@ -73,7 +75,7 @@ class Gathering(Contract):
 
     # --- masks ------------------------------------------------------------------------------------------------------
 
-    def masked_select(self, mask: Tensor) -> Self:
+    def masked_select(self, mask: Tensor, *, inplace: bool = False) -> Self:
         """Copy the elements where the mask is true. The same as `td[mask]`.
 
         Example:
@@ -85,8 +87,22 @@ class Gathering(Contract):
 
         Args:
             mask: a boolean tensor of the shape of the batch, or of its first dims.
+            inplace: replace the entries of this container, leaf by leaf, instead of making a new one.
+
+        Raises:
+            IndexError: the mask does not fit the batch.
+            RuntimeError: with `inplace`, the container is locked, or is or holds a lazy stack (NotImplementedError).
         """
-        return self._index(_as_mask(mask))
+        if not inplace:
+            return self._index(_as_mask(mask))
+        size = self._batch_size
+        at = leaf_index(_as_mask(mask), size)
+        new_size, named = checked_size(at, size), index_for_names(mask, at)
+
+        def rename(names: Names) -> Names:
+            return rename_dims(names, named, len(new_size))
+
+        return replace_leaves(self, itemgetter(at), new_size, len(size), rename)
 
     def masked_fill(self, mask: Tensor, value: float | int | bool | Tensor) -> Self:
         """Copy this container with `value` where the mask is true.

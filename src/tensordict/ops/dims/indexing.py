@@ -20,6 +20,7 @@ from tensordict.memory import rows
 from tensordict.memory.file_source import FileSource
 from tensordict.memory.sparse_files import make_room
 from tensordict.ops.entries.assigning import Assign, AssignWithin, make_assignable
+from tensordict.ops.entries.reading import NO_DEFAULT, choose_given
 from tensordict.ops.entries.update_sources import select_from_source, walk_leaf_items
 from tensordict.ops.entries.write_plans import WritePlan
 from tensordict.ops.entries.writing import Writing
@@ -192,7 +193,15 @@ class Indexing(Writing):
 
     # --- assigning to a part of entries -------------------------------------------------------------------------------
 
-    def set_at_(self, key: object, value: Any, index: Any, *, non_blocking: bool = False) -> Self:
+    def set_at_(
+        self,
+        key: object,
+        value: Any,
+        index: Any = NO_DEFAULT,
+        non_blocking: bool = False,
+        *,
+        idx: Any = NO_DEFAULT,
+    ) -> Self:
         """Copy `value` into `td.get(key)[index]`. Also works on a locked container.
 
         Example:
@@ -209,10 +218,13 @@ class Indexing(Writing):
             index: indexes all dims of a tensor, feature dims included. For a nested container or a non-tensor value,
                 it indexes the batch dims.
             non_blocking: passed to the device transfer, if one is needed.
+            idx: another name of `index`.
 
         Raises:
             KeyError: the container lacks the entry.
         """
+        if index is NO_DEFAULT or idx is not NO_DEFAULT:
+            index = choose_given("set_at_", index=index, idx=idx)
         if self._holds_parameters and torch.is_grad_enabled():
             with torch.no_grad():
                 return self.set_at_(key, value, index, non_blocking=non_blocking)
@@ -246,11 +258,12 @@ class Indexing(Writing):
     def update_at_(
         self,
         input_dict_or_td: object,
-        idx: object,
+        idx: object = NO_DEFAULT,
         clone: bool = False,
         *,
         non_blocking: bool = False,
         keys_to_update: Iterable[object] | None = None,
+        index: object = NO_DEFAULT,
     ) -> Self:
         """Copy the values of a mapping or container into a part of the entries. Also works on a locked container.
 
@@ -263,9 +276,19 @@ class Indexing(Writing):
             >>> td.update_at_({"a": 1.0}, 2)["a"]
             tensor([0., 0., 1.])
 
+        Args:
+            input_dict_or_td: the mapping or container.
+            idx: the index.
+            clone: accepted for compatibility. Values are always copied.
+            non_blocking: accepted for compatibility.
+            keys_to_update: write only these keys, and everything below them.
+            index: another name of `idx`.
+
         Raises:
             KeyError: `self` lacks one of the entries.
         """
+        if idx is NO_DEFAULT or index is not NO_DEFAULT:
+            idx = choose_given("update_at_", idx=idx, index=index)
         source = input_dict_or_td if keys_to_update is None else select_from_source(input_dict_or_td, keys_to_update)
         if not isinstance(source, (Contract, Mapping)):
             raise TypeError(f"update_at_ reads from a container or a mapping, got {type(source).__name__}")

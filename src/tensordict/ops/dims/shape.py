@@ -80,10 +80,16 @@ class Shape(Sizing):
     def _on_batch_in_place(self, op: BatchOp) -> Self:
         """Apply `op` to this container in place, leaf by leaf."""
         if self._members() is not None:
-            raise ShapeError(
-                f"{op.name} cannot change a lazy stack in place, because its members determine its batch size; "
-                "use inplace=False"
-            )
+            self._refuse_if_locked(f"{op.name} it in place")
+            stack, result = self._wrapped_container(), self._on_batch(op)._wrapped_container()
+            if type(result) is not type(stack):
+                raise ShapeError(
+                    f"{op.name} cannot change a lazy stack in place, because its members determine its batch size; "
+                    "use inplace=False"
+                )
+            # The batch size is cached.
+            stack._entries, stack._size = result._entries, None
+            return self
         return replace_leaves(self, op.leaf, op.size, len(op.old), op.rename)
 
     def _return_self(self) -> Self:
@@ -346,7 +352,7 @@ class Shape(Sizing):
         old = self._batch_size
         return self._on_batch(batch_ops.Unsqueeze(old, as_new_dim(dim, len(old))), True)
 
-    def expand(self, *args: object, size: object = None, shape: object = None) -> Self:
+    def expand(self, *args: object, size: object = None, shape: object = None, inplace: bool = False) -> Self:
         """Expand batch dims of size 1 and add leading dims, without copying (as `Tensor.expand`).
 
         Example:
@@ -359,12 +365,14 @@ class Shape(Sizing):
             *args: the new batch size as ints or as one sequence; -1 keeps a dim.
             size: the new batch size, instead of `args`.
             shape: the same as `size`.
+            inplace: change this container, leaf by leaf, instead of making a new one. A lazy stack gets new members.
 
         Raises:
-            RuntimeError: a dim that is not of size 1 would change.
+            RuntimeError: a dim that is not of size 1 would change; or, with `inplace`, the container is locked.
         """
         old = self._batch_size
-        return self._on_batch(batch_ops.Expand(old, expand_size(as_ints(args, shape if size is None else size), old)))
+        op = batch_ops.Expand(old, expand_size(as_ints(args, shape if size is None else size), old))
+        return self._on_batch_in_place(op) if inplace else self._on_batch(op)
 
     def expand_as(self, other: object) -> Self:
         """Expand the batch to the shape of a tensor, or each entry to its shape in another container.

@@ -142,6 +142,7 @@ def replace_leaves(
 
     Raises:
         RuntimeError: a container of the tree is locked. Nothing changes then.
+        NotImplementedError: a container of the tree is a lazy stack whose batch size would change. Likewise.
     """
     found: list[Any] = []
     _collect_nodes(root, found)
@@ -149,6 +150,11 @@ def replace_leaves(
     for node in nodes:
         if isinstance(node, Locking) and node._locked:
             raise_locked("replace its entries in place")
+        if node._members() is not None and size != root._batch_size[:batch_dims]:
+            raise NotImplementedError(
+                "the batch size of a lazy stack cannot change in place, because its members determine it: use "
+                "inplace=False, or to_tensordict() first"
+            )
     with root._at_once(), replacing():
         for node in nodes:
             for name in list(node._entries):

@@ -22,6 +22,7 @@ from tensordict.ops.dims.batch_ops import Cut
 from tensordict.ops.dims.gathering import check_out, write_into
 from tensordict.ops.dims.naming import check_agreement
 from tensordict.ops.entries.locking import Locking, lock_like, raise_locked
+from tensordict.ops.entries.reading import NO_DEFAULT, choose_given
 from tensordict.ops.entries.writing import Writing
 from tensordict.ops.refusals import has_ragged_leaves, retry_ragged_walk
 
@@ -211,7 +212,16 @@ class Stacking(Writing):
         return lazy_stack_containers(input, dim, out, **kwargs)
 
     @classmethod
-    def maybe_dense_stack(cls, input: Iterable[Any], dim: int = 0, *, out: object = None, **kwargs: object) -> Any:
+    def maybe_dense_stack(
+        cls,
+        input: Iterable[Any] = NO_DEFAULT,
+        dim: int = 0,
+        out: object = None,
+        strict: bool = False,
+        *,
+        items: Iterable[Any] = NO_DEFAULT,
+        **kwargs: object,
+    ) -> Any:
         """Stack containers with :meth:`stack` if their keys and shapes agree, and with :meth:`lazy_stack` otherwise.
 
         Example:
@@ -220,8 +230,18 @@ class Stacking(Writing):
             >>> tds = [TensorDict(a=torch.zeros(n)) for n in (2, 2, 3)]
             >>> [type(TensorDict.maybe_dense_stack(part)).__name__ for part in (tds[:2], tds)]
             ['TensorDict', 'LazyStackedTensorDict']
+
+        Args:
+            input: the containers.
+            dim: the new dim.
+            out: a container to write the result into.
+            strict: accepted for compatibility.
+            items: another name of `input`.
+            **kwargs: as for :meth:`lazy_stack`.
         """
-        return maybe_dense_stack_containers(input, dim, out, **kwargs)
+        return maybe_dense_stack_containers(
+            choose_given("maybe_dense_stack", input=input, items=items), dim, out, **kwargs
+        )
 
     def to_lazystack(self, dim: int = 0) -> Self:
         """Convert this container to a lazy stack of its elements along a batch dim. The elements are views.

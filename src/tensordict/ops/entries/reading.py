@@ -261,7 +261,9 @@ class Reading(Contract):
             return None
         return node._wrapped_container()
 
-    def get_at(self, key: object, index: object = AS_SET, default: object = AS_SET, *, idx: object = AS_SET) -> Any:
+    def get_at(
+        self, key: object, index: object = NO_DEFAULT, default: object = AS_SET, *, idx: object = NO_DEFAULT
+    ) -> Any:
         """Return a part of the entry at a nested key: `td.get(key)[index]`.
 
         Example:
@@ -282,9 +284,8 @@ class Reading(Contract):
         Raises:
             TypeError: no index is given, or both of its names are.
         """
-        if (index is AS_SET) == (idx is AS_SET):
-            raise TypeError("get_at takes one index: index= or idx=")
-        index = idx if index is AS_SET else index
+        if index is NO_DEFAULT or idx is not NO_DEFAULT:
+            index = choose_given("get_at", index=index, idx=idx)
         if type(self._entries) is not dict and self._wrapped_container()._is_in_file:
             stored = self._peek_unread(path_of(key))
             if type(stored) is StoredTensor:
@@ -390,3 +391,15 @@ class Reading(Contract):
 def _make_below_tensor_error(path: Path, count: int) -> KeyError:
     """Make the error for a nested key whose first `count` names lead to a tensor."""
     return KeyError(f"there is no entry {joined(path)!r}: {joined(path[:count])!r} is a tensor and holds no entries")
+
+
+def choose_given(call: str, **arguments: object) -> Any:
+    """Return the value of an argument that has several names. Exactly one of them must be given.
+
+    Raises:
+        TypeError: none of the names, or more than one, is given.
+    """
+    given = {name: value for name, value in arguments.items() if value is not NO_DEFAULT}
+    if len(given) != 1:
+        raise TypeError(f"{call}() takes one of the arguments {', '.join(arguments)}, got {', '.join(given) or 'none'}")
+    return given.popitem()[1]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -171,7 +171,7 @@ class Structure(Writing):
         *,
         batch_size: Any = None,
         device: Any = NO_DEFAULT,
-        names: Any = None,
+        names: Any = NO_DEFAULT,
     ) -> Self:
         """Make a container without entries, with the same batch size, device and names.
 
@@ -186,7 +186,7 @@ class Structure(Writing):
             recurse: keep the nested containers, without their entries.
             batch_size: another batch size.
             device: another device, or `None` for no device.
-            names: other dim names.
+            names: other dim names, or `None` for no names.
 
         Returns:
             a new container. For a lazy stack, a lazy stack of empty members, or a `TensorDict` if another batch size is
@@ -196,7 +196,7 @@ class Structure(Writing):
             type(self._entries) is dict
             and batch_size is None
             and device is NO_DEFAULT
-            and names is None
+            and names is NO_DEFAULT
             and not recurse
         ):
             return self._build({}, self._batch_size, self._device, self._names)
@@ -205,11 +205,13 @@ class Structure(Writing):
             stack = self._restack([member.empty(recurse, device=device) for member in members])
             if size is not None and size != self._batch_size:
                 return stack._dense().empty(recurse, batch_size=size, device=device, names=names)
-            if names is not None:
+            if names is not NO_DEFAULT:
                 stack.names = names  # type: ignore[attr-defined]
             return stack
         target = self._device if device is NO_DEFAULT else (None if device is None else torch.device(device))
-        own_names = names if names is not None or batch_size is not None else self._names
+        own_names = names
+        if names is NO_DEFAULT:
+            own_names = self._names if batch_size is None else None
         entries: dict[str, Any] = {}
         if recurse:
             for name, value in self._entries.items():
@@ -375,31 +377,44 @@ class Structure(Writing):
         for name, value in entries.items():
             self._entries[name] = value
 
-    def rename_keys(self, mapping: Mapping[Any, Any], *, safe: bool = False) -> Self:
+    def rename_keys(self, mapping: Mapping[Any, Any], *, strict: bool = True) -> Self:
         """Make a shallow copy in which entries have other nested keys.
 
         Example:
             >>> import torch
             >>> from tensordict import TensorDict
-            >>> list(TensorDict(a=torch.zeros(1)).rename_keys({"a": ("b", "c")}).keys(True, True))
-            [('b', 'c')]
+            >>> td = TensorDict(a=torch.zeros(1), n=TensorDict(x=torch.ones(1)))
+            >>> list(td.rename_keys({"a": ("b", "c"), ("n", "x"): "a"}).keys(True))
+            [('b', 'c'), 'b', 'a']
 
         Args:
-            mapping: the new nested key for each old one. All entries move at once, so keys can be swapped.
-            safe: raise an error if a new key exists, instead of replacing its entry.
+            mapping: the new nested key for each old one. All entries move at once, so keys can be swapped. A nested
+                container moves with its entries. A nested container that loses its last entry goes, unless it is a
+                tensorclass.
+            strict: raise an error for a missing old key, instead of ignoring it.
+
+        Returns:
+            a new container over the same tensors, not locked. In a lazy stack, the entries of each member move.
 
         Raises:
-            KeyError: an old key is missing; or a new one exists, with `safe`.
+            KeyError: an old key is missing, with `strict`.
+            ValueError: an entry exists at a new key and does not move, or lies above it; or the result would depend on
+                the order of the keys, because two keys are the same, or one is inside another.
+            AttributeError: a new key is no field of this tensorclass.
         """
-        if (members := self._members(or_template=True)) is not None:
-            return self._restack([member.rename_keys(mapping, safe=safe) for member in members])
-        out = self.copy()
-        moved = {path_of(new): out.pop(old) for old, new in mapping.items()}
-        for path, value in moved.items():
-            if safe and out._peek(path) is not None:
-                raise KeyError(f"cannot rename to {joined(path)!r}: this entry exists already (safe=True)")
-            out._write(path, value)
-        return out
+        moves = _parse_moves(mapping)
+        for target in moves.values():
+            self._check_field(target[0])
+        parts = _copy_parts(self)
+        found = [_take_entries(part, moves, strict) for part in parts]
+        for path in _find_emptied(parts, moves, {source for entries in found for source in entries}):
+            for part in parts:
+                if part._has(path):
+                    part.del_(path)
+        for part, entries in zip(parts, found, strict=True):
+            for source, value in entries.items():
+                _put_entry(part, moves[source], value)
+        return _join_parts(self, iter(parts))  # type: ignore[no-any-return]
 
     def split_keys(
         self,
@@ -496,8 +511,9 @@ class Structure(Writing):
         """
         self._refuse_if_locked("filter empty containers")
         if (members := self._members(or_template=True)) is not None:
-            for member in members:
-                member.filter_empty_()
+            with self._at_once():
+                for member in members:
+                    member.filter_empty_()
             return self
         deletions: list[tuple[Any, str]] = []
         self._list_empty(deletions)
@@ -649,3 +665,82 @@ def _want(wanted: dict[str, Any], path: Path) -> None:
             return
         wanted = wanted.setdefault(name, {})
     wanted[path[-1]] = None
+
+
+# --- renaming ---------------------------------------------------------------------------------------------------------
+
+
+def _parse_moves(mapping: Mapping[Any, Any]) -> dict[Path, Path]:
+    """Return the new path for each old one.
+
+    Raises:
+        ValueError: the result would depend on the order of the keys.
+    """
+    moves: dict[Path, Path] = {}
+    for old, new in mapping.items():
+        source = path_of(old)
+        if source in moves:
+            raise ValueError(f"rename_keys: the old key {joined(source)!r} is given twice")
+        moves[source] = path_of(new)
+    for side, paths in (("old", list(moves)), ("new", list(moves.values()))):
+        known = set(paths)
+        if len(known) < len(paths):
+            twice = next(path for path in paths if paths.count(path) > 1)
+            raise ValueError(f"rename_keys: the {side} key {joined(twice)!r} is given twice")
+        for path in paths:
+            if above := [path[:depth] for depth in range(1, len(path)) if path[:depth] in known]:
+                raise ValueError(f"rename_keys: the {side} key {joined(path)!r} is inside of {joined(above[0])!r}")
+    return moves
+
+
+def _copy_parts(node: Any) -> list[Any]:
+    """Return shallow copies of the members of a lazy stack, and of their members; of another container one copy."""
+    members = node._members(or_template=True)
+    return [node.exclude().copy()] if members is None else [part for member in members for part in _copy_parts(member)]
+
+
+def _join_parts(node: Any, parts: Iterator[Any]) -> Any:
+    """Stack the results of `_copy_parts` as they were stacked in `node`."""
+    members = node._members(or_template=True)
+    return next(parts) if members is None else node._restack([_join_parts(member, parts) for member in members])
+
+
+def _take_entries(part: Any, moves: dict[Path, Path], strict: bool) -> dict[Path, Any]:
+    """Remove the entries at the old paths, and return them."""
+    found = {source: part._peek(source) for source in moves if strict or part._has(source)}
+    for source, value in found.items():
+        if value is None:
+            raise part._make_missing_error(joined(source))
+        part.del_(source)
+    return found
+
+
+def _find_emptied(parts: list[Any], moves: dict[Path, Path], found: set[Path]) -> list[Path]:
+    """Return the paths of nested containers that have lost all entries in all parts, the deepest first."""
+    above = {source[:depth] for source in found for depth in range(1, len(source))}
+    filled = {target[:depth] for target in moves.values() for depth in range(1, len(target))}
+    emptied: list[Path] = []
+    for path in sorted(above - filled, key=len, reverse=True):
+        if all(node is None or _has_only(node, path, emptied) for node in (part._peek(path) for part in parts)):
+            emptied.append(path)
+    return emptied
+
+
+def _has_only(node: Any, path: Path, emptied: list[Path]) -> bool:
+    """Return whether a container has no entries but emptied containers, and declares no fields."""
+    if (members := node._members(or_template=True)) is not None:
+        return all(_has_only(member, path, emptied) for member in members)
+    return not hasattr(node, "__expected_keys__") and all((*path, name) in emptied for name in node._structure())
+
+
+def _put_entry(part: Any, target: Path, value: object) -> None:
+    if part._has_anywhere(target):
+        raise ValueError(f"rename_keys: the entry {joined(target)!r} exists and keeps its key")
+    for depth in range(1, len(target)):
+        entry = part._peek(target[:depth])
+        if entry is not None and not is_node(entry):
+            raise ValueError(
+                f"rename_keys: the new key {joined(target)!r} leads through {joined(target[:depth])!r}, which is no "
+                "container"
+            )
+    part._write(target, value)

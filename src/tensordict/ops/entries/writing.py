@@ -21,7 +21,7 @@ from tensordict.memory.sparse_files import make_room
 from tensordict.ops.dims.naming import as_names, take_names
 from tensordict.ops.entries.locking import Locking, raise_locked
 from tensordict.ops.entries.numbers import make_entry
-from tensordict.ops.entries.reading import NO_DEFAULT, Reading
+from tensordict.ops.entries.reading import NO_DEFAULT, Reading, choose_given
 from tensordict.ops.entries.update_sources import merge_sources, select_from_source
 from tensordict.ops.entries.write_plans import (
     Copy,
@@ -52,8 +52,8 @@ class Writing(Reading, Locking):
         key: object,
         item: object,
         inplace: bool = False,
-        *,
         non_blocking: bool = False,
+        *,
         overwrite: bool = False,
         **kwargs: object,
     ) -> Self:
@@ -495,9 +495,15 @@ class Writing(Reading, Locking):
             self._wait_for_transfers(non_blocking)
         return self
 
-    def copy_(self, tensordict: object, non_blocking: bool = False) -> Self:
-        """Copy the values of another container into the entries of this one, as :meth:`update_` does."""
-        return self.update_(tensordict, non_blocking=non_blocking)
+    def copy_(self, tensordict: object = NO_DEFAULT, non_blocking: bool = False, *, src: object = NO_DEFAULT) -> Self:
+        """Copy the values of another container into the entries of this one, as :meth:`update_` does.
+
+        Args:
+            tensordict: the other container.
+            non_blocking: passed to device transfers.
+            src: another name of `tensordict`.
+        """
+        return self.update_(choose_given("copy_", tensordict=tensordict, src=src), non_blocking=non_blocking)
 
     # --- removal and renaming ----------------------------------------------------------------------------------------
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from tensordict.core import torch_internals as internals
-from tensordict.core.contract import Contract
+from tensordict.core.contract import Contract, identity
 from tensordict.core.devices import as_device, put_on, wait_for
 from tensordict.core.exceptions import UnsupportedEntryError
 from tensordict.io.formats import consolidated
@@ -21,6 +21,7 @@ from tensordict.io.remote.uploads import write_file
 from tensordict.io.saving import checksums
 from tensordict.io.saving.leaf_writer import SaveOptions
 from tensordict.io.saving.progress import hide_bars
+from tensordict.looking.shown_entries import has_stored_leaves
 from tensordict.memory import flat_buffers, system
 from tensordict.memory.flat_buffers import Block, CopyPlan
 from tensordict.memory.mapped import PathLike
@@ -107,7 +108,7 @@ class Consolidating(Leaves):
             non_blocking: do not wait for copies to or from an accelerator.
             inplace: replace the leaves of this container, and return this container.
             return_early: with at least two threads, return a `concurrent.futures.Future` of the result. The tensors
-                must not change until it is done.
+                must not change until it is done. Not with `use_buffer` or `non_blocking`.
             use_buffer: with a file, collect the leaves in memory and write the file in one piece. The result keeps the
                 leaves in memory, and writing to them does not change the file.
             share_memory: put the storage in shared memory.
@@ -156,7 +157,7 @@ class Consolidating(Leaves):
             write = partial(type(self).consolidate, filename=filename, **given)
             load = partial(self.from_consolidated, filename or "", storage_options=storage_options)
             return save_whole(self, filename, return_early, write, load)  # type: ignore[no-any-return]
-        in_file = self._wrapped_container()._is_in_file
+        in_file = has_stored_leaves(self)
         if in_file and inplace:
             raise UnsupportedEntryError(
                 "a container over a file, or over other containers, cannot be consolidated in place; inplace=False can"
@@ -170,9 +171,11 @@ class Consolidating(Leaves):
             raise ValueError(f"a file is mapped on the CPU: pass filename or device={str(device)!r}, not both")
         if filename is None and (checksum or progress):
             raise ValueError("checksum and progress are for a file: pass filename too")
-        if return_early and (use_buffer or non_blocking):
-            raise ValueError("return_early cannot be combined with use_buffer or non_blocking")
-        source = self._dense() if in_file and filename is None else self
+        if return_early and num_threads > 1 and (use_buffer or non_blocking):
+            raise UnsupportedEntryError("return_early cannot be combined with use_buffer or non_blocking")
+        source = self
+        if in_file and filename is None:
+            source = self._dense() if self._members() is None else self._map(identity)
         run: Callable[[], tuple[list[Tensor], Tensor]]
         if filename is None:
             copies = CopyPlan(source, content=target.type != "meta")

@@ -43,6 +43,7 @@ class Persisting(Contract):
         batch_dims: int | None = None,
         batch_size: object = None,
         device: object = None,
+        non_tensor_as_stack: bool = False,
         storage_options: StorageOptions | None = None,
         cache_dir: CacheDir | None = None,
     ) -> Self:
@@ -66,6 +67,9 @@ class Persisting(Contract):
             batch_dims: the maximum number of batch dims to use in this case, also in nested containers.
             batch_size: the batch size of the container.
             device: move tensors to this device when they are read.
+            non_tensor_as_stack: read arrays that torch has no dtype for, such as texts of another program, as one value
+                for each element of the batch, if their leading dims are the batch dims. Without it, such an array is
+                one value, a NumPy array, for the whole batch.
             storage_options, cache_dir: for a URL, as in :meth:`load_memmap`.
 
         Returns:
@@ -75,6 +79,7 @@ class Persisting(Contract):
         Raises:
             FileNotFoundError: the file does not exist.
             ValueError: the file is not an HDF5 file, or a shape does not begin with the batch size.
+            TypeError: `batch_size` and `auto_batch_size` are both given.
             ModuleNotFoundError: h5py is not installed.
         """
         if is_url(filename) and mode != "r":
@@ -88,6 +93,7 @@ class Persisting(Contract):
             batch_dims=batch_dims,
             batch_size=batch_size,
             device=device,
+            non_tensor_as_stack=non_tensor_as_stack,
         )
         return read_file(filename, storage_options, cache_dir, open_file)  # type: ignore[no-any-return]
 
@@ -205,6 +211,8 @@ class Persisting(Contract):
         batch_dims: int | None = None,
         batch_size: object = None,
         device: object = None,
+        non_tensor_as_stack: bool = False,
+        allow_pickle: bool | None = None,
         storage_options: StorageOptions | None = None,
     ) -> Self:
         """Open a Zarr group as a container. Its tensors are read when they are used, chunk by chunk.
@@ -231,16 +239,20 @@ class Persisting(Contract):
             batch_dims: the maximum number of batch dims to use in this case, also in nested containers.
             batch_size: the batch size of the container.
             device: move tensors to this device when they are read.
+            non_tensor_as_stack: as in :meth:`from_h5`. One-dim arrays of texts are always read as one value for each
+                text.
+            allow_pickle: load pickled values, and pickle new ones that JSON cannot hold. A pickle may run any code, so
+                use this only for groups that you trust. Without it, reading a pickled value raises an error.
             storage_options: for a URL, as in :meth:`load_memmap`.
 
         Returns:
             a :class:`~tensordict.PersistentTensorDict`; if a tensorclass was saved, this tensorclass over one. Nested
-            groups are nested containers. Strings, and one-dim arrays of strings, are values. Arrays that torch has no
-            dtype for are listed among the keys, and reading them raises an error.
+            groups are nested containers. Texts, and arrays that torch has no dtype for, are values.
 
         Raises:
             FileNotFoundError: the group does not exist.
             ValueError: it is not a Zarr group, or a shape does not begin with the batch size.
+            TypeError: `batch_size` and `auto_batch_size` are both given.
             ModuleNotFoundError: zarr is not installed.
         """
         return makers.open_store(  # type: ignore[no-any-return]
@@ -251,6 +263,8 @@ class Persisting(Contract):
             batch_dims=batch_dims,
             batch_size=batch_size,
             device=device,
+            non_tensor_as_stack=non_tensor_as_stack,
+            allow_pickle=bool(allow_pickle),
             storage_options=storage_options,
         )
 
@@ -258,6 +272,7 @@ class Persisting(Contract):
         self,
         filename: object,
         *,
+        allow_pickle: bool | None = None,
         durable: bool = False,
         progress: bool | None = None,
         overwrite: bool = False,
@@ -282,6 +297,8 @@ class Persisting(Contract):
         Args:
             filename: the path of a folder, or of a zip file, if it ends with `.zip`; a URL; or a
                 `zarr.abc.store.Store`.
+            allow_pickle: pickle values that JSON cannot hold, in the form of the reference. Without it they raise an
+                error. Loading such a group needs `allow_pickle=True` too.
             durable: wait until the files have reached the disk, so that they survive a loss of power; without effect
                 for stores and URLs.
             progress: show a progress bar (needs tqdm); by default on terminals and in notebooks, after a second.
@@ -310,6 +327,7 @@ class Persisting(Contract):
         same time. If two processes write to the same chunk, the last write wins.
         """
         options: dict[str, Any] = {"durable": durable, "progress": progress, "overwrite": overwrite, **kwargs}
+        options["allow_pickle"] = bool(allow_pickle)
         with hide_bars(progress):
             saved: Self = self._to_store("zarr", without_scheme(filename), storage_options=storage_options, **options)
         return saved
@@ -323,6 +341,7 @@ class Persisting(Contract):
         progress: bool | None = None,
         overwrite: bool = False,
         storage_options: StorageOptions | None = None,
+        allow_pickle: bool = False,
         **kwargs: object,
     ) -> Any:
         """Write this container to a store of the given backend, by path or as an object; see `to_h5` and `to_zarr`."""
@@ -330,12 +349,12 @@ class Persisting(Contract):
         refuse_sharded(self)
         kind = backend_of(backend)
         options = kind.check_options(kwargs)
-        reopen = partial(makers.open_store, backend=backend, options=kwargs, is_new=True)
+        reopen = partial(makers.open_store, backend=backend, options=kwargs, is_new=True, allow_pickle=allow_pickle)
         if kind.opens_urls and is_url(filename):
             filename = Remote(filename, storage_options)
         if not isinstance(filename, (str, bytes, os.PathLike)):
-            check_container(kind, filename, self)
-            write_store(kind.create(filename, overwrite), self, options, progress)
+            check_container(kind, filename, self, allow_pickle=allow_pickle)
+            write_store(kind.create(filename, overwrite), self, options, progress, allow_pickle)
             return reopen(filename, mode="r+")
 
         def check(path: str) -> None:
@@ -346,7 +365,7 @@ class Persisting(Contract):
         with transaction(path, durable=durable, check=None if overwrite else check) as save:
             with save.new_file(save.path):
                 try:
-                    write_store(kind.create(save.staged), self, options, progress)
+                    write_store(kind.create(save.staged), self, options, progress, allow_pickle)
                 except OSError as error:
                     if error.filename != save.staged:
                         raise

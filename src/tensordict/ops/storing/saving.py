@@ -191,7 +191,8 @@ class Saving(Contract):
         this package: `allow_secrets=True` allows secrets in pickles, and `redirect_hosts` lists other hosts that an
         HTTP server may redirect to.
         """
-        _check_atomic(self, prefix, atomic)
+        if atomic:
+            _check_atomic(self, prefix)
         options = FolderOptions(
             num_threads, durable, checksums.algorithm(checksum), progress, overwrite, storage_options, copy_existing,
             existsok, robust_key is not False, allow_pickle=bool(allow_pickle), share_values=share_non_tensor,
@@ -255,7 +256,8 @@ class Saving(Contract):
             UnsupportedEntryError: the entries are in a file; use :meth:`memmap`, which returns a copy.
             RuntimeError: the entries are parameters; use :meth:`memmap`, which returns a copy.
         """
-        _check_atomic(self, prefix, atomic)
+        if atomic:
+            _check_atomic(self, prefix)
         if self._holds_parameters:
             raise SaveError("parameters stay in memory, as optimizers hold them: memmap() returns a memory-mapped copy")
         container = underlying(self)
@@ -443,7 +445,8 @@ class Saving(Contract):
             SaveError: the path exists and is not a save of this format, without `overwrite`.
             OSError: the file or folder cannot be written.
         """
-        _check_atomic(self, prefix, atomic)
+        if atomic:
+            _check_atomic(self, prefix)
         format = None if prefix is None or archive is not None else formats.format_of_name(prefix)
         options: dict[str, Any] = {
             "num_threads": num_threads, "share_non_tensor": share_non_tensor, "compression": compression,
@@ -716,13 +719,13 @@ class Saving(Contract):
         return self
 
 
-def _check_atomic(container: Contract, prefix: PathLike | None, atomic: bool) -> None:
-    """Raise an error if an atomic save is requested and there is no path to save to.
+def _check_atomic(container: Contract, prefix: PathLike | None) -> None:
+    """Raise an error for an atomic save if there is no path to save to.
 
     Raises:
         ValueError: there is neither a prefix nor a folder that the container is mapped from.
     """
-    if atomic and prefix is None and not (container._is_memmap and container._memmap_prefix is not None):
+    if prefix is None and not (container._is_memmap and container._memmap_prefix is not None):
         raise ValueError("atomic=True needs a path: pass prefix")
 
 

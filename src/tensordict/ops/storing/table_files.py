@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, overload
 
 import torch
 
-from tensordict.convert import mds, parquet
+from tensordict.convert import arrow, mds, pandas, parquet
 from tensordict.convert.columns import Fill, Nulls, TableOptions
 from tensordict.convert.csv import CsvOptions, csv_tables, refuse_compound, write_csv
 from tensordict.convert.input_files import SourceFile, files_of
@@ -91,13 +91,12 @@ class TableFiles(Tables):
         With `batch_size_rows` and `nulls="mask"`, all parts have the same entries. So columns are read once in advance,
         unless the file states that they have no missing values.
         """
-        reading, access = TableOptions(separator, dtype, nulls, fill, metadata), Access.of(storage_options, cache_dir)
-        finish = partial(finish_table, cls)
-        sizes = (auto_batch_size, batch_dims, device, batch_size)
+        options = TableOptions(auto_batch_size, batch_dims, device, batch_size, separator, dtype, nulls, fill, metadata)
+        options, access = replace(options, columns=columns, arguments=kwargs), Access.of(storage_options, cache_dir)
         if batch_size_rows is None:
-            return finish(parquet.container_of_files(path, access, columns, reading, kwargs), *sizes)  # type: ignore[no-any-return]
-        parts = parquet.batches_of_files(path, access, columns, reading, batch_size_rows, kwargs)
-        return (finish(part, *sizes) for part in parts)
+            return finish_table(cls, parquet.container_of_files(path, access, options), options)  # type: ignore[no-any-return]
+        parts = parquet.batches_of_files(path, access, batch_size_rows, options)
+        return (finish_table(cls, part, options) for part in parts)
 
     def to_parquet(
         self,
@@ -202,15 +201,13 @@ class TableFiles(Tables):
         `NA` and `null` are missing numbers; `nan` is a number.
         """
         files = files_of(path, Access.of(storage_options, cache_dir))
-        options = CsvOptions.of(kwargs, dtype)
-        whole: dict[str, Any] = {"auto_batch_size": auto_batch_size, "batch_dims": batch_dims, "device": device}
-        reading: dict[str, Any] = {"separator": separator, "dtype": dtype, "nulls": nulls, "fill": fill}
+        options = TableOptions(auto_batch_size, batch_dims, device, batch_size, separator, dtype, nulls, fill)
+        form = CsvOptions.of(kwargs, dtype)
         with _name_file_in_errors(path, files):
-            if options is None:
-                frame = _read_by_pandas(files, "read_csv", kwargs)
-                return cls.from_pandas(frame, batch_size=batch_size, **whole, **reading)
-            table = csv_tables(files, options, nulls is not None or fill is not None).read_table()
-            return cls.from_arrow(table, batch_size=batch_size, **whole, **reading)
+            if form is None:
+                return _read_by_pandas(cls, files, "read_csv", kwargs, options)  # type: ignore[no-any-return]
+            table = csv_tables(files, form, options.may_lack_values).read_table()
+            return finish_table(cls, arrow.container_of_table(table, options), options)  # type: ignore[no-any-return]
 
     def to_csv(
         self,
@@ -314,14 +311,12 @@ class TableFiles(Tables):
                 file, the column and the row.
         """
         files = files_of(path, Access.of(storage_options, cache_dir))
-        whole: dict[str, Any] = {"auto_batch_size": auto_batch_size, "batch_dims": batch_dims, "device": device}
-        reading: dict[str, Any] = {"separator": separator, "dtype": dtype, "nulls": nulls, "fill": fill}
+        options = TableOptions(auto_batch_size, batch_dims, device, batch_size, separator, dtype, nulls, fill)
         with _name_file_in_errors(path, files):
             if kwargs:
-                frame = _read_by_pandas(files, "read_json", {"lines": lines, **kwargs})
-                return cls.from_pandas(frame, batch_size=batch_size, **whole, **reading)
-            table = json_tables(files, lines, nulls is not None or fill is not None).read_table()
-            return cls.from_arrow(table, batch_size=batch_size, **whole, **reading)
+                return _read_by_pandas(cls, files, "read_json", {"lines": lines, **kwargs}, options)  # type: ignore[no-any-return]
+            table = json_tables(files, lines, options.may_lack_values).read_table()
+            return finish_table(cls, arrow.container_of_table(table, options), options)  # type: ignore[no-any-return]
 
     def to_json(
         self,
@@ -485,11 +480,14 @@ def _name_file_in_errors(path: PathLike, files: Sequence[SourceFile]) -> Iterato
         raise type(error)(f"{path}: {error}") from error
 
 
-def _read_by_pandas(files: Sequence[SourceFile], how: str, kwargs: Mapping[str, Any]) -> Any:
-    """Read files with a function of pandas, and return their rows as one data frame."""
-    pandas = require("pandas", "tabular")
+def _read_by_pandas(
+    cls: Any, files: Sequence[SourceFile], how: str, kwargs: Mapping[str, Any], options: TableOptions
+) -> Any:
+    """Read files with a function of pandas, one after the other."""
+    pd = require("pandas", "tabular")
     frames = []
     for file in files:
         with file.local() as local:
-            frames.append(getattr(pandas, how)(local, **kwargs))
-    return frames[0] if len(frames) == 1 else pandas.concat(frames, ignore_index=True)
+            frames.append(getattr(pd, how)(local, **kwargs))
+    frame = frames[0] if len(frames) == 1 else pd.concat(frames, ignore_index=True)
+    return finish_table(cls, pandas.container_of_frame(frame, options), options)

@@ -8,6 +8,8 @@ import torch
 
 from tensordict.convert import arrow, huggingface, pandas, polars
 from tensordict.convert.columns import Fill, Nulls, TableOptions
+from tensordict.core.keys import Key, path_of
+from tensordict.core.shapes import refuse_two_sizes
 from tensordict.ops.converting import Converting
 from tensordict.ops.foreign import apply_options
 
@@ -37,6 +39,8 @@ class Tables(Converting):
         nulls: Nulls = None,
         fill: Fill = None,
         metadata: bool = True,
+        copy: bool | None = None,
+        mask_key: Key | None = None,
     ) -> Self:
         """Convert an Arrow table to a container with a batch dim over its rows.
 
@@ -60,11 +64,16 @@ class Tables(Converting):
             batch_size: the batch size; by default the number of rows.
             separator: splits column names into nested keys: with `"."`, the column `"a.b"` becomes `("a", "b")`.
             dtype: the dtype for numbers and truth values.
-            nulls: with `None`, missing numbers raise an error. `"mask"` adds a bool leaf `<name>_mask`, which is false
-                for missing numbers. It has one element per row, or one per number if numbers inside lists are missing.
-            fill: the element for missing numbers, or a dict with one for each column. With a mask, 0 by default, and -1
-                for codes.
+            nulls: with `None` or `"raise"`, missing numbers raise an error. `"mask"` adds a bool leaf `<name>_mask`,
+                which is false for missing numbers. It has one element per row, or one per number if numbers inside
+                lists are missing. `"fill"` replaces missing numbers and adds no mask.
+            fill: the element for missing numbers, or a dict with one for each column. By default 0, and -1 for codes;
+                NaN for floating point numbers with `nulls="fill"` or `mask_key`.
             metadata: `False` leaves out the entries `<name>_categories` and `<name>_arrow_type`.
+            copy: `True` copies the columns. Otherwise they share memory where that is safe.
+            mask_key: with `nulls="mask"`, put the masks into the container at this key: the mask of `("obs", "pixel")`
+                is at `(mask_key, "obs", "pixel")`. Text with missing values gets a mask, too. The function
+                :func:`from_arrow` does so by default, with the key `"_mask"`.
 
         Returns:
             a container with an entry for each column:
@@ -86,11 +95,14 @@ class Tables(Converting):
         Raises:
             ModuleNotFoundError: pyarrow is missing; the error names the extra.
             TypeError: `table` is not a table.
-            ValueError: numbers are missing, without `nulls` and `fill`; two columns give the same entry; or the table
-                has no columns.
+            ValueError: numbers are missing, without `nulls` and `fill`; two columns give the same entry; or `mask_key`
+                is given without `nulls="mask"`.
+            TypeError: `batch_size` and `auto_batch_size` are both given.
         """
-        container = arrow.container_of_table(table, TableOptions(separator, dtype, nulls, fill, metadata))
-        return finish_table(cls, container, auto_batch_size, batch_dims, device, batch_size)  # type: ignore[no-any-return]
+        place = () if mask_key is None else path_of(mask_key)
+        sizes = auto_batch_size, batch_dims, device, batch_size
+        options = TableOptions(*sizes, separator, dtype, nulls, fill, metadata, place, bool(copy))
+        return finish_table(cls, arrow.container_of_table(table, options), options)  # type: ignore[no-any-return]
 
     def to_arrow(self, *, separator: str | None = None, nulls: Nulls = None) -> Table:
         """Convert to a `pyarrow.Table` with one row for each element of the first batch dim.
@@ -166,8 +178,8 @@ class Tables(Converting):
         Other dtypes of pandas are converted as in :meth:`from_arrow`: dates and times to integers in their own unit,
         categories to codes (-1 for missing ones, with `nulls` or `fill`), nullable integers to leaves.
         """
-        container = pandas.container_of_frame(dataframe, TableOptions(separator, dtype, nulls, fill, metadata))
-        return finish_table(cls, container, auto_batch_size, batch_dims, device, batch_size)  # type: ignore[no-any-return]
+        options = TableOptions(auto_batch_size, batch_dims, device, batch_size, separator, dtype, nulls, fill, metadata)
+        return finish_table(cls, pandas.container_of_frame(dataframe, options), options)  # type: ignore[no-any-return]
 
     def to_pandas(self, *, separator: str | None = None, nulls: Nulls = None) -> DataFrame:
         """Convert to a `pandas.DataFrame` with one row for each element of the first batch dim.
@@ -236,8 +248,8 @@ class Tables(Converting):
             TypeError: `dataframe` is not a data frame. Collect a lazy frame first.
             ValueError: for the same reasons as :meth:`from_arrow`.
         """
-        container = polars.container_of_frame(dataframe, TableOptions(separator, dtype, nulls, fill, metadata))
-        return finish_table(cls, container, auto_batch_size, batch_dims, device, batch_size)  # type: ignore[no-any-return]
+        options = TableOptions(auto_batch_size, batch_dims, device, batch_size, separator, dtype, nulls, fill, metadata)
+        return finish_table(cls, polars.container_of_frame(dataframe, options), options)  # type: ignore[no-any-return]
 
     def to_polars(self, *, separator: str | None = None, nulls: Nulls = None) -> PolarsFrame:
         """Convert to a `polars.DataFrame` with one row for each element of the first batch dim.
@@ -297,12 +309,15 @@ class Tables(Converting):
         A `ClassLabel` becomes codes, and its names become the entry `<name>_categories`. Arrays (`Array2D`, ...) and
         lists of a fixed length become leaves with more dims. Other columns are converted as in :meth:`from_arrow`.
         """
-        options: dict[str, Any] = {"auto_batch_size": auto_batch_size, "batch_dims": batch_dims, "device": device}
-        options |= {"batch_size": batch_size, "separator": separator, "dtype": dtype}
-        options |= {"nulls": nulls, "fill": fill, "metadata": metadata}
-        if isinstance(dataset, dict):
-            return cls.from_dict({name: cls.from_hf(split, **options) for name, split in dataset.items()})
-        return cls.from_arrow(huggingface.table_of_dataset(dataset), **options)
+        options = TableOptions(auto_batch_size, batch_dims, device, batch_size, separator, dtype, nulls, fill, metadata)
+
+        def read(dataset: Any) -> Any:
+            if isinstance(dataset, dict):
+                return cls.from_dict({name: read(split) for name, split in dataset.items()})
+            container = arrow.container_of_table(huggingface.table_of_dataset(dataset), options)
+            return finish_table(cls, container, options)
+
+        return read(dataset)  # type: ignore[no-any-return]
 
     def to_hf(self, *, separator: str | None = None, nulls: Nulls = None) -> Dataset:
         """Convert to a `datasets.Dataset` with a row for each element of the first batch dim.
@@ -326,10 +341,9 @@ class Tables(Converting):
         return huggingface.make_dataset(self.to_arrow(separator=separator, nulls=nulls))
 
 
-def finish_table(
-    cls: Any, container: Any, auto_batch_size: bool, batch_dims: int | None, device: object, batch_size: object
-) -> Any:
+def finish_table(cls: Any, container: Any, options: TableOptions) -> Any:
     """Convert a container of columns to the class `cls`, and apply the batch size and the device of the caller."""
+    refuse_two_sizes(options.auto_batch_size, options.batch_size)
     if not isinstance(container, cls) and hasattr(cls, "from_tensordict"):
         container = cls.from_tensordict(container)
-    return apply_options(container, auto_batch_size, batch_dims, device, batch_size)
+    return apply_options(container, options.auto_batch_size, options.batch_dims, options.device, options.batch_size)
