@@ -580,3 +580,18 @@ def test_torch_save() -> None:
     torch.save(ragged, buffer)
     buffer.seek(0)
     assert torch.load(buffer, weights_only=False)["rows"].values().tolist() == jagged().values().tolist()
+
+
+@pytest.mark.parametrize("uneven", [False, True])
+def test_a_lazy_stack_over_files_is_read(tmp_path: pathlib.Path, uneven: bool) -> None:
+    pytest.importorskip("h5py")
+    members = [TensorDict(a=torch.full((1 + at * uneven,), float(at)), n={"b": torch.tensor(at)}) for at in range(2)]
+    files = [member.to_h5(tmp_path / f"{at}.h5") for at, member in enumerate(members)]
+    found = lazy_stack(files).consolidate(inplace=False)
+    for file in files:
+        file.close()
+    assert found.is_consolidated()
+    for ours, theirs in zip(found.unbind(0), members, strict=True):
+        assert torch.equal(ours["a"], theirs["a"]) and torch.equal(ours["n", "b"], theirs["n", "b"])
+    with pytest.raises(UnsupportedEntryError, match="cannot be consolidated in place"):
+        lazy_stack([TensorDict.from_h5(tmp_path / "0.h5")]).consolidate(inplace=True)

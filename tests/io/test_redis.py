@@ -492,16 +492,16 @@ def test_a_server_killed_in_mid_transfer_has_all_or_nothing(
     td = TensorDict(a=torch.zeros(1 << 18), b=torch.zeros(1 << 18), batch_size=[])
     store = td.to_store(unix_socket_path=server.socket)
     new = TensorDict(a=torch.ones(1 << 19), b=torch.ones(1 << 19))
-    real, sent = redis_wire.Wire.upload, []
+    real, sent = store_module.Server.upload, []
 
-    def upload(self: Any, *args: Any) -> None:
+    def upload(self: Any, *args: Any) -> Any:
         sent.append(args)
         if len(sent) == 2:
             server.kill()
-        real(self, *args)
+        return real(self, *args)
 
     with monkeypatch.context() as patched:
-        patched.setattr(redis_wire.Wire, "upload", upload)
+        patched.setattr(store_module.Server, "upload", upload)
         with pytest.raises(ConnectionError):
             store.update(new)
     assert len(sent) == 2

@@ -18,6 +18,7 @@ from io_helpers_redis import base, requests
 from redis_server import RedisServer, shared_socket
 from reference import Reference
 from tensordict import LazyStackedTensorDict, NonTensorData, TensorClass, TensorDict, lazy_stack
+from tensordict.io.stores import redis as store_module
 from tensordict.io.stores import redis_wire
 from tensordict.io.stores.array_store import StaleError
 from tensordict.store import LazyStackedTensorDictStore, TensorDictStore
@@ -364,28 +365,49 @@ def test_of_two_that_change_an_entry_at_once_the_second_is_told(
     assert_same(again(store), stack)
 
 
+def test_entries_go_from_all_elements_at_once(where: dict[str, Any]) -> None:
+    stack = lazy_stack(
+        [
+            TensorDict(a=torch.ones(at), hollow=TensorDict(), n={"b": torch.ones(2), "c": TensorDict()})
+            for at in range(3)
+        ]
+    )
+    store = stack.to_store(**where)
+    for change in [
+        lambda td: td.filter_empty_(),
+        lambda td: td["n"].rename_key_("b", "d"),
+        lambda td: td.exclude("a", inplace=True),
+        lambda td: td.set("n", lazy_stack([TensorDict(e=torch.ones(at)) for at in range(3)])),
+        lambda td: td.select(inplace=True),
+    ]:
+        change(stack)
+        change(store)
+        for found in (store, again(store)):
+            assert_same(found, stack)
+
+
 def test_a_server_killed_in_mid_transfer_has_all_or_nothing(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server = RedisServer(tmp_path, keeps=True)
     try:
-        for module in ("redis", "redis_items", "redis_wire", "redis_stacks"):
+        for module in ("redis", "redis_items", "redis_wire"):
             monkeypatch.setattr(f"tensordict.io.stores.{module}.LIMIT", 1 << 14)
         stack = runs()
         store = lazy_stack([member.update({"big": torch.ones(1 << 14)}) for member in stack]).to_store(
             unix_socket_path=server.socket
         )
-        real, sent = redis_wire.Wire.upload, []
+        real, sent = store_module.Server.upload, []
 
-        def upload(self: Any, *args: Any) -> None:
+        def upload(self: Any, *args: Any) -> Any:
             sent.append(args)
             server.kill()
-            real(self, *args)
+            return real(self, *args)
 
         new = stack.clone()
         new["big"] = torch.zeros(4, 1 << 14)
         with monkeypatch.context() as patched:
-            patched.setattr(redis_wire.Wire, "upload", upload)
+            patched.setattr(store_module.Server, "upload", upload)
             with pytest.raises(ConnectionError, match="same call works again"):
                 store.update(new)
         assert sent

@@ -311,6 +311,17 @@ class NonTensorDataBase(_HolderBase):
             raise ValueError(f"a {cls.__name__} has no entries, got {sorted(tensordict.keys())}")
         return cls._of(unwrap(non_tensordict["data"]), tensordict._batch_size, tensordict._device, tensordict._names)
 
+    def __replace__(self, /, **changes: Any) -> Self:
+        """Make a holder of another value, or with another `batch_size`, `device` or `names`; for `copy.replace`.
+
+        Example:
+            >>> from tensordict import NonTensorData
+            >>> NonTensorData("a", batch_size=[2]).__replace__(data="b")
+            NonTensorData(data=b, batch_size=torch.Size([2]), device=None)
+        """
+        state = {"batch_size": self._batch_size, "device": self._device, "names": self._names}
+        return type(self)(**{"data": self._value, **state, **changes})
+
     def extend(self, *args: object, **kwargs: object) -> NoReturn:
         """Raise an error, because a holder has one value for its whole batch.
 

@@ -262,8 +262,9 @@ class LazyStackedTensorDictStore(LazyStackedTensorDict):
             )
         target = None if device is None else as_device(device)
         if store.is_new:
-            with store.together():
-                store.begin(target)
+            with store.together() as scope:
+                scope.adds = True
+                store.set_header("__device__", b"" if target is None else str(target).encode())
         elif target is not None:
             store.set_header("__device__", str(target).encode())
         self._adopt(store, target)
@@ -376,8 +377,9 @@ class LazyStackedTensorDictStore(LazyStackedTensorDict):
         target = stack._device if device is None else as_device(device)
         address = Address.of(backend, host, port, db, unix_socket_path, prefix, **kwargs)
         store = StackServer(address, (len(members), stack.stack_dim, members[0]._batch_size))
-        with store.together():
-            store.begin(target)
+        with store.together() as scope:
+            scope.adds = True
+            store.set_header("__device__", b"" if target is None else str(target).encode())
             if is_stored_as_class(lazy_td):
                 store.set_header("__tensorclass__", class_name(lazy_td).encode())
             if stack.stack_dim_name is not None:

@@ -17,6 +17,7 @@ from tensordict.core.devices import as_device
 from tensordict.core.shapes import as_size
 from tensordict.io.specification import check_levels, find_class
 from tensordict.io.stores import entries as stored_entries
+from tensordict.io.stores.array_store import SIZE, Group
 from tensordict.io.stores.redis import Server
 from tensordict.io.stores.redis_stacks import StackServer
 from tensordict.io.stores.redis_wire import Address
@@ -274,12 +275,15 @@ class TensorDictStore(PersistentTensorDict):
         store = Server(Address.of(**kwargs))
         with store.together():
             self._adopt(store, size, device)
+            groups: dict[Any, Group] = {(): store.root}
             for path, (shape, dtype) in entries.items():
-                *outer, name = path
-                group = store.root
-                for part in outer:
-                    group = group.child(part, size)
-                key = tuple(path)
+                key, name = tuple(path), path[-1]
+                for outer in (key[:depth] for depth in range(1, len(key))):
+                    if outer not in groups:
+                        groups[outer] = groups[outer[:-1]].new_group(outer)
+                        groups[outer].set_attribute(SIZE, list(size))
+                        groups[outer[:-1]].attach(outer[-1], groups[outer])
+                group = groups[key[:-1]]
                 stored_entries.check_leaf(store, torch.empty((), dtype=dtype), key)
                 group.attach(name, group.new_array(key, (*size, *shape), dtype, {}))
         return self

@@ -325,9 +325,9 @@ class Store(ABC):
         """
 
     @classmethod
-    @abstractmethod
     def over(cls, handle: object) -> tuple[Self, Group]:
         """Wrap a group that the library of the store has opened; returns the store and the group."""
+        raise TypeError(f"{cls.a_kind} is not opened by an object of a library, got {type(handle).__name__}")
 
     @classmethod
     def create(cls, target: object, overwrite: bool = False) -> Self:
@@ -354,18 +354,18 @@ class Store(ABC):
         return not isinstance(value, (str, bytes, os.PathLike))
 
     @staticmethod
-    @abstractmethod
     def is_at(path: str) -> bool:
         """Return True if the file or folder at this path begins like such a store. Its content is not checked."""
+        return False
 
     @staticmethod
-    @abstractmethod
     def strangers(path: str, container: Any) -> Collection[str]:
         """List names in the store at this path that saving `container` cannot have written, here or by the reference.
 
         Raises:
             SaveError: the store cannot be read.
         """
+        return ()
 
     @staticmethod
     @abstractmethod
@@ -404,7 +404,7 @@ class Store(ABC):
             if key and repr(joined(key)) not in str(error):
                 raise SaveError(f"entry {joined(key)!r}: {error}") from error
             raise
-        except IndexError:
+        except (IndexError, ConnectionError):
             raise
         except Exception as error:
             # Codecs raise exceptions of any type.
@@ -460,7 +460,7 @@ class Store(ABC):
     def is_together(self) -> bool:
         return True
 
-    def together(self, items: Iterable[Item] = (), pick: Pick | None = None) -> contextlib.AbstractContextManager[None]:
+    def together(self, items: Iterable[Item] = (), pick: Pick | None = None) -> contextlib.AbstractContextManager[Any]:
         """Combine the requests of a block into one, for stores on servers.
 
         The writes of the block become visible together at its end, or not at all if the block fails.

@@ -8,16 +8,14 @@ completely or not at all. Data that is larger than a request is uploaded first, 
 from __future__ import annotations
 
 import contextlib
-import functools
 import itertools
 import json
-import struct
+import sys
 import threading
 import time
 import uuid
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Any, NoReturn
-from urllib.parse import unquote
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -29,19 +27,8 @@ from tensordict.core.locks import Lock
 from tensordict.io import checks
 from tensordict.io.stores.array_store import SIZE, Item, Pick, StaleError, Store, decode_name
 from tensordict.io.stores.entries import CLASS
-from tensordict.io.stores.redis_items import PIECES, Meta, WireArray, WireGroup, addresses, parse_notes
-from tensordict.io.stores.redis_wire import (
-    FORGOTTEN,
-    LIMIT,
-    Address,
-    Check,
-    Command,
-    Listing,
-    Request,
-    Wire,
-    Word,
-    is_freeing,
-)
+from tensordict.io.stores.redis_items import Meta, WireArray, WireGroup, addresses, parse_notes
+from tensordict.io.stores.redis_wire import FORGOTTEN, LIMIT, Address, Check, Command, Request, Wire, is_freeing
 
 
 class Scope:
@@ -53,10 +40,9 @@ class Scope:
         ready: answers to prefetched requests.
         checks, commands: the arguments of `Wire.write`; `checks` also has the path and key of each.
         size: the length of `commands` in bytes.
-        written: the range of bytes that `commands` write, by path of the leaf.
         adds: True if `commands` add or delete leaves.
         token: identifies a write that is not idempotent; empty if all are.
-        touched: the paths of written entries, in order, for errors.
+        touched: the range of bytes that `commands` write, by path of the entry, in order.
         uploads: the temporary names of uploads.
         undos: the functions passed to `Store.undo_on_failure`.
         given: items that elements of a lazy stack were given, by path and number of the element.
@@ -76,40 +62,32 @@ class Scope:
     def begin(self) -> None:
         self.checks: dict[str, tuple[Check, str, Path]] = {}
         self.commands: list[Command] = []
-        self.written: dict[str, tuple[int, int]] = {}
-        self.touched: dict[str, None] = {}
+        self.touched: dict[str, tuple[int, int]] = {}
         self.size = 0
         self.adds, self.token = False, ""
 
-    def command(self, *words: Word) -> None:
+    def command(self, *words: Any) -> None:
         self.commands.append(words)
 
     def check(self, path: str, key: Path, check: Check) -> None:
         """Make all writes of the block depend on a check. Only the first check of a leaf counts."""
-        self.touch(path)
         self.checks.setdefault(check[0], (check, path, key))
 
-    def touch(self, path: str) -> None:
-        """Record that the block writes at a path; the empty path stands for the container itself."""
+    def touch(self, path: str, start: int = 0, stop: int = sys.maxsize) -> None:
+        """Record that the block writes at a path, by default all of it. The empty path stands for the container."""
         if path:
-            self.touched[path] = None
-
-    def note_written(self, request: Request) -> None:
-        """Record that the block writes the bytes of a request."""
-        start, stop = _span(request)
-        first, last = self.written.get(request.path, (start, stop))
-        self.written[request.path] = min(first, start), max(last, stop)
+            first, last = self.touched.get(path, (start, stop))
+            self.touched[path] = min(first, start), max(last, stop)
 
     def writes(self, request: Request) -> bool:
         """Return True if a pending write may change the answer to a request."""
-        if self.adds or not request.run:
-            path = request.path
-            while path and path not in self.touched:
-                path = path.rpartition(".")[0]
-            return bool(path)
-        first, last = self.written.get(request.path, (0, 0))
-        start, stop = _span(request)
-        return start < last and first < stop
+        path, (start, stop) = request.path, _span(request)
+        while path:
+            first, last = self.touched.get(path, (0, 0))
+            if start < last and first < stop:
+                return True
+            path = path.rpartition(".")[0]
+        return False
 
     def portion(self, first: Request | None = None) -> list[Request]:
         """Take the next requests from `wanted`, beginning with `first`, up to the size of one answer."""
@@ -126,9 +104,9 @@ class Scope:
 
 
 def _span(request: Request) -> tuple[int, int]:
-    """Return the range of bytes that a request covers."""
-    offsets = np.frombuffer(request.offsets, "<u8")
-    return int(offsets.min()), int(offsets.max()) + request.run
+    """Return the range of bytes that a request covers; for a value the first byte, which stands for all of it."""
+    offsets = np.frombuffer(request.offsets, "<u8") if request.run else np.zeros(1, "<u8")
+    return int(offsets.min()), int(offsets.max()) + (request.run or 1)
 
 
 class Server(Store):
@@ -151,7 +129,7 @@ class Server(Store):
         self._metas: dict[str, Meta] = {}
         self._notes: dict[str, dict[str, Any]] = {}
         # The listing that the caches were built from; `None` after a change.
-        self._listing: Listing | None = None
+        self._listing: tuple[Any, ...] | None = None
         self._last = 0  # highest `_order` of an entry
         # Cache of `tree`.
         self._tree: dict[str, dict[str, None]] | None = None
@@ -163,22 +141,8 @@ class Server(Store):
         self.sync()
 
     @classmethod
-    def open(cls, name: object, mode: str, *, locking: object = None) -> Server:
-        if not isinstance(name, Address):
-            raise TypeError(f"a container on a server is opened by its address, got {type(name).__name__}")
+    def open(cls, name: Any, mode: str, *, locking: object = None) -> Server:
         return cls(name)
-
-    @classmethod
-    def over(cls, handle: object) -> NoReturn:
-        raise TypeError("a container on a server is opened by its td_id; see TensorDictStore.from_store")
-
-    @staticmethod
-    def is_at(path: str) -> bool:
-        return False
-
-    @staticmethod
-    def strangers(path: str, container: Any) -> Collection[str]:
-        return ()
 
     @staticmethod
     def check_options(options: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -206,14 +170,10 @@ class Server(Store):
         with self.errors(()):
             return torch.device(raw.decode()) if raw else None
 
-    def check(self) -> None:
-        if not self._open:
-            super().check()
-
     def clear(self) -> None:
         """Delete the container on the server."""
         self.check_writable()
-        self.wire.clear()
+        self.wire.send([("DEL", *self.wire.list_keys())])
         self.forget()
 
     def flush(self) -> None:
@@ -222,23 +182,10 @@ class Server(Store):
     def close(self) -> None:
         self._open = False
 
-    @contextlib.contextmanager
-    def errors(self, key: Path) -> Iterator[None]:
-        try:
-            yield
-        except (SaveError, ConnectionError, IndexError):
-            raise
-        except (ValueError, TypeError, RuntimeError, KeyError) as error:
-            raise SaveError(f"{entry_of(key)}of the {self.kind} {self.name!r}: {error}") from error
-
-    @staticmethod
-    def decode_part(part: str) -> str:
-        return unquote(part)
-
     @staticmethod
     def key_of(path: str) -> Path:
-        """Return the nested key of the entry at a path."""
-        return tuple(map(decode_name, path.split(".")))
+        """Return the nested key of the entry at a path; the path of the root is empty."""
+        return tuple(map(decode_name, filter(None, path.split("."))))
 
     # --- cached metadata ----------------------------------------------------------------------------------------------
 
@@ -267,9 +214,8 @@ class Server(Store):
                 metas = {path: meta for path, meta in self._metas.items() if path in kept}
             # A leaf that was deleted meanwhile has no fields.
             new = list(paths - metas.keys())
-            metas.update(
-                (path, Meta(fields)) for path, fields in zip(new, self.wire.metas(new) if new else ()) if fields
-            )
+            fields = self.wire.metas(new) if new else []
+            metas.update((path, Meta(found)) for path, found in zip(new, fields) if found)
             with self._knowing.held:
                 # Another thread may have stored newer metadata meanwhile.
                 if self._changes != changes:
@@ -297,17 +243,16 @@ class Server(Store):
     def find_leaf(self, path: str) -> Meta | None:
         """Return the metadata of a leaf; `None` for a nested container. Raises `KeyError` if the path is missing."""
         scope = self.scope
-        if not self.address.cached and (scope is None or not (scope.has_names or scope.adds)):
+        if not self.address.cached and (scope is None or not scope.adds):
             self._refresh_names()
-        for asked in (False, True):
+        for is_fresh in (False, True):
             with self._knowing.held:
                 if path in self._metas:
                     return self._metas[path]
                 if self.is_node(path):
                     return None
-            if asked or (scope is not None and scope.has_names):
-                break
-            self._refresh_names()
+            if not is_fresh:
+                self._refresh_names()
         raise KeyError(decode_name(path.rpartition(".")[2]))
 
     def is_node(self, path: str) -> bool:
@@ -317,11 +262,11 @@ class Server(Store):
     def _refresh_names(self) -> None:
         """List the leaves on the server; within a block only once."""
         scope = self.scope
-        if scope is not None and scope.adds:
-            self.send(scope)
         if scope is None:
             self.sync()
         elif not scope.has_names:
+            if scope.adds:
+                self.send(scope)
             self._read_portion(scope)
 
     def children(self, path: str) -> list[str]:
@@ -341,12 +286,6 @@ class Server(Store):
                     self._tree.setdefault(outer, {})[part] = None
                     other = outer
         return self._tree
-
-    def under(self, path: str) -> Iterator[str]:
-        """Yield the cached paths below a path."""
-        for part in self.tree.get(path, ()):
-            yield (other := f"{path}.{part}")
-            yield from self.under(other)
 
     def _rank(self, path: str) -> tuple[bool, int, str]:
         """Sort key of an entry: the order of creation. Entries of other programs come last, by name."""
@@ -390,19 +329,22 @@ class Server(Store):
         return self.scope is not None
 
     @contextlib.contextmanager
-    def together(self, items: Iterable[Item] = (), pick: Pick | None = None) -> Iterator[None]:
+    def together(self, items: Iterable[Item] = (), pick: Pick | None = None) -> Iterator[Any]:
+        """See `Store.together`. Returns the `Scope` of the block."""
         if self.scope is not None or not self.is_open:
-            yield
+            yield self.scope
             return
-        scope, is_lost = Scope(), False
+        scope, header, is_lost = Scope(), self.header.copy(), False
         self._local.scope = scope
         try:
             if pick is not None:
                 self._prefetch(scope, items, pick)
-            yield
+            yield scope
+            self._settle(scope)
             if scope.commands:
                 self.send(scope)
         except BaseException as error:
+            self.header = header
             if scope.commands:
                 self.forget()
             for undo in reversed(scope.undos):
@@ -414,6 +356,9 @@ class Server(Store):
             # The uploads of a lost connection expire.
             if scope.uploads and not is_lost:
                 self.wire.send([("DEL", *scope.uploads)])
+
+    def _settle(self, scope: Scope) -> None:
+        """Complete the commands of a block, before they are sent."""
 
     def _prefetch(self, scope: Scope, items: Iterable[Item], pick: Pick) -> None:
         """Read the names and the first requests. If only values are wanted, they are read when the first is used."""
@@ -454,7 +399,7 @@ class Server(Store):
         """
         self.check()
         scope = self.scope
-        if scope is not None and scope.writes(request):
+        if scope is not None and scope.touched and scope.writes(request):
             self.send(scope)
         elif scope is not None and request in scope.wanted:
             self._read_portion(scope, request, key)
@@ -471,11 +416,9 @@ class Server(Store):
             self._mark_changed()
             self._metas.pop(path, None)
         self.sync()
-        what = (
-            "has another shape or dtype by now"
-            if path in self._metas
-            else ("is no longer there: it was deleted, it expired, or the server was started anew without what it held")
-        )
+        what = "is no longer there: it was deleted, it expired, or the server was started anew without it"
+        if path in self._metas:
+            what = "has another shape or dtype by now"
         return StaleError(f"entry {joined(key)!r} of the {self.kind} {self.name!r} {what}; nothing was written to it")
 
     # --- writing ------------------------------------------------------------------------------------------------------
@@ -500,64 +443,68 @@ class Server(Store):
             return
         self.forget()
         check, path, key = checks[failed - 1]
-        if check[2]:
-            raise self._stale(path, key)
-        raise SaveError(
-            f"{entry_of(key)}of the {self.kind} {self.name!r}: the server has lost what was uploaded, as when it is "
-            "started anew; nothing was written: the same call works again"
-        )
+        raise self._stale(path, key) if check[2] else self._lost_upload(key)
 
     def _renew(self, always: bool) -> None:
-        ttl = self.address.ttl
-        if ttl is None:
-            return
-        now = time.monotonic()
-        if always or now - self._renewed > ttl / 10:
-            self.wire.renew()
+        ttl, now = self.address.ttl, time.monotonic()
+        if ttl is not None and (always or now - self._renewed > ttl / 10):
+            time_left = max(1, int(ttl * 1000))
+            self.wire.send([self.wire.script([("PEXPIRE", name, time_left) for name in self.wire.list_keys()])])
             self._renewed = now
 
-    def upload(self, path: str, data: memoryview, key: Path) -> str:
-        """Upload bytes of a leaf under a temporary name, which is returned. A block that fails deletes it."""
-        scope, name = self.scope, f"{self.wire.base}t:{uuid.uuid4()}"
-        assert scope is not None
+    def upload(self, scope: Scope, path: str, data: memoryview, key: Path) -> str:
+        """Upload bytes of a leaf under a temporary name, which is returned; several requests.
+
+        Raises:
+            SaveError: the server lost an earlier part. It would fill the gap with zeros.
+        """
+        name, step = f"{self.wire.base}t:{uuid.uuid4()}", LIMIT // 2
         scope.uploads.append(name)
-        self.wire.upload(name, data, key)
+        for at in range(0, len(data), step):
+            write = ("SETRANGE", name, at, data[at : at + step])
+            before, *_ = self.wire.send([("STRLEN", name), write, ("PEXPIRE", name, FORGOTTEN)], [key])
+            if before < at:
+                raise self._lost_upload(key)
         # Keep the upload until the write is answered, so that the write can be repeated.
         scope.check(path, key, (name, self.wire.data(path), b"", b"", 0))
         return name
+
+    def _lost_upload(self, key: Path) -> SaveError:
+        return SaveError(
+            f"{entry_of(key)}of the {self.kind} {self.name!r}: the server has lost what was uploaded, as when it is "
+            "started anew; nothing was written: the same call works again"
+        )
 
     def write_pieces(self, array: WireArray, run: int, offsets: bytes, data: memoryview) -> None:
         """Write pieces of an array, each of `run` bytes. Data beyond the size of a request is uploaded first."""
         path, meta = array.place, array.meta
         name = self.wire.data(path)
-        with self.together():
-            scope = self.scope
-            assert scope is not None
+        with self.together() as scope:
             if not (scope.adds and path in scope.touched):
                 check = (self.wire.meta(path), name, meta.shape_text, meta.dtype_text, meta.nbytes)
                 scope.check(path, array.key, check)
-            scope.note_written(Request(path, run=run, offsets=offsets))
-            if scope.size + len(data) > LIMIT or len(offsets) > 8 * PIECES:
-                scope.command("PLACE", self.upload(path, data, array.key), name, run, offsets)
+            scope.touch(path, *_span(Request(path, run=run, offsets=offsets)))
+            if scope.size + len(data) > LIMIT:
+                scope.command("PLACE", self.upload(scope, path, data, array.key), name, run, offsets)
                 return
             scope.size += len(data)
-            for at, (start,) in enumerate(struct.iter_unpack("<Q", offsets)):
-                scope.command("SETRANGE", name, start, data[at * run : (at + 1) * run])
+            if len(offsets) == 8:
+                scope.command("SETRANGE", name, int.from_bytes(offsets, "little"), data)
+            else:
+                scope.command("WRITE", name, run, offsets, data)
 
     def set_header(self, name: str, value: bytes | None) -> None:
         """Set a header field of the container; `None` deletes it."""
         if self.header.get(name) == value:
             return
-        with self.together():
-            assert self.scope is not None
-            self.undo_on_failure(functools.partial(setattr, self, "header", self.header.copy()))
+        with self.together() as scope:
             with self._knowing.held:
                 self._mark_changed()
                 self.header.pop(name, None)
                 if value is not None:
                     self.header[name] = value
             name = self.wire.base + name
-            self.scope.commands.append(("DEL", name) if value is None else ("SET", name, value))
+            scope.commands.append(("DEL", name) if value is None else ("SET", name, value))
 
     def undo_on_failure(self, undo: Callable[[], None]) -> None:
         if self.scope is not None:
@@ -566,8 +513,7 @@ class Server(Store):
     def note(self, path: str, notes: Mapping[str, Any]) -> None:
         """Write the attributes of a nested container, or of the root."""
         kept = {name: value for name, value in notes.items() if value is not None}
-        with self.together():
-            assert self.scope is not None
+        with self.together() as scope:
             if path:
                 kept.setdefault("_order", self._take_number())
             else:
@@ -579,15 +525,14 @@ class Server(Store):
             with self._knowing.held:
                 self._mark_changed()
                 self._notes[path] = kept
-            self.scope.touch(path)
-            self.scope.command("HSET", self.wire.base + "__groups__", path, json.dumps(kept))
+            # Attributes change no bytes of the entries below.
+            scope.touch(path, 0, 0)
+            scope.command("HSET", self.wire.base + "__groups__", path, json.dumps(kept))
 
     def drop(self, path: str) -> None:
         """Delete the entry at a path and everything below it."""
         wire = self.wire
-        with self.together():
-            scope = self.scope
-            assert scope is not None
+        with self.together() as scope:
             scope.adds = True
             scope.touch(path)
             with self._knowing.held:
@@ -623,7 +568,7 @@ class Server(Store):
             scope.command("SET", name, data)
             scope.size += len(data)
         else:
-            scope.command("TAKE", self.upload(path, data, self.key_of(path)), name, FORGOTTEN)
+            scope.command("TAKE", self.upload(scope, path, data, self.key_of(path)), name, FORGOTTEN)
         scope.command("DEL", wire.meta(path))
         scope.command("HSET", wire.meta(path), *itertools.chain.from_iterable(fields.items()))
         with self._knowing.held:

@@ -21,27 +21,16 @@ from tensordict.core.json_text import parse_json
 from tensordict.core.keys import Path, entry_of, joined
 from tensordict.io import checks
 from tensordict.io.specification import VALUES
-from tensordict.io.stores.array_store import (
-    ENCODED,
-    SIZE,
-    ArrayItem,
-    Group,
-    Item,
-    Text,
-    UnreadableItem,
-    decode_name,
-    decode_names,
-    encode_name,
-)
+from tensordict.io.stores.array_store import ENCODED, ArrayItem, Group, Item, Text, UnreadableItem, decode_names
 from tensordict.io.stores.entries import KIND, TEXT
 from tensordict.io.stores.redis_wire import LIMIT, Request
 from tensordict.memory.stored_tensors import Selection, Values, as_array, stored_dtype
 
 if TYPE_CHECKING:
-    from tensordict.io.stores.redis import Server
+    from tensordict.io.stores.redis import Scope, Server
 
 # Most pieces of an array in one request, so that the server can answer other clients in between.
-PIECES = 1 << 14
+_PIECES = 1 << 14
 _DTYPES = {str(found): found for found in vars(torch).values() if isinstance(found, torch.dtype)}
 
 
@@ -53,7 +42,7 @@ def encode_part(name: str) -> str:
     except UnicodeEncodeError as error:
         raise SaveError(f"entry {name!r}: this name has no UTF-8 form and cannot be held by a server") from error
     if not name or "." in name or name.startswith(ENCODED) or name.endswith(":idx"):
-        return encode_name(name).replace(".", "%2E")
+        return ENCODED + quote(name, safe="").replace(".", "%2E")
     return name
 
 
@@ -79,10 +68,6 @@ class Meta:
         self.is_value = b"is_non_tensor" in fields
         self.shape: tuple[int, ...] | None = None
         self.dtype: torch.dtype | None = None
-
-    @classmethod
-    def of(cls, shape: Sequence[int], dtype: torch.dtype) -> Meta:
-        return cls.of_texts({"shape": json.dumps(list(shape)), "dtype": dtype}).parse()
 
     @classmethod
     def of_texts(cls, fields: Mapping[str, Any]) -> Meta:
@@ -148,26 +133,24 @@ def pieces(shape: Sequence[int], itemsize: int, selection: Selection) -> tuple[t
         picks.pop()
     count = len(picks)
     rest = tuple(shape[count:])
-    run = math.prod(rest) * itemsize
+    run = row = math.prod(rest) * itemsize
+    # Rows are common, and the general code would take 20 us.
+    if count == 1 and type(picks[0]) is int:
+        return rest, run, (picks[0] * run).to_bytes(8, "little")
     if count == 1 and isinstance(picks[0], slice):
-        # Adjacent rows are one piece. This is the common case, and the general code would take 20 us.
         start, stop, step = picks[0].indices(shape[0])
         if step == 1 and start < stop:
             return (stop - start, *rest), (stop - start) * run, (start * run).to_bytes(8, "little")
-    elif count == 1 and type(picks[0]) is int:
-        return rest, run, (picks[0] * run).to_bytes(8, "little")
     taken = [
         np.arange(*pick.indices(size)) if type(pick) is slice else np.asarray(pick) for pick, size in zip(picks, shape)
     ]
     picked = (*[len(pick) for pick in taken if pick.ndim], *rest)
-    strides = [run * math.prod(shape[at + 1 : count]) for at in range(count)]
-    if taken and type(picks[-1]) is slice and picks[-1].step in (None, 1):
+    if taken and type(picks[-1]) is slice and picks[-1].step in (None, 1) and len(taken[-1]):
+        # Adjacent rows are one piece.
         run *= len(taken[-1])
         taken[-1] = taken[-1][:1]
-    offsets = np.zeros(1, dtype=np.int64)
-    for pick, stride in zip(taken, strides):
-        offsets = np.add.outer(offsets, pick * stride).reshape(-1)
-    return picked, run, offsets.astype("<u8").tobytes()
+    at = np.ravel_multi_index(np.ix_(*map(np.atleast_1d, taken)), shape[:count]) if taken else np.zeros(1, np.int64)
+    return picked, run, (at.reshape(-1) * row).astype("<u8").tobytes()
 
 
 def bytes_of(values: Values) -> memoryview:
@@ -202,7 +185,7 @@ def portions(request: Request) -> Iterator[Request]:
             for at in range(0, run, LIMIT):
                 yield request._replace(run=min(LIMIT, run - at), offsets=(offset + at).to_bytes(8, "little"))
     elif run:
-        step = 8 * min(PIECES, LIMIT // run)
+        step = 8 * min(_PIECES, LIMIT // run)
         if len(offsets) <= step:
             yield request
             return
@@ -243,9 +226,8 @@ class WireText(Text):
         return read_note(self._noted, name, VALUES[0] if name == KIND else None)
 
     def set_attribute(self, name: str, value: str | int | Sequence[int] | None) -> None:
-        if self.place:
-            raise SaveError(f"{entry_of(self.key)}what is noted of a value is written with it")
-        assert self._noted is not None
+        # The attributes of a value are written with it.
+        assert self._noted is not None and not self.place
         self._noted[name] = value
 
     def fields(self) -> dict[str, Any]:
@@ -357,19 +339,25 @@ class WireGroup(Group):
 
     @property
     def path(self) -> str:
-        return "/".join(quote(decode_name(part), safe="") for part in self.place.split("."))
+        return "/".join(ENCODED + quote(name, safe="") for name in self.store.key_of(self.place))
 
     def _below(self, name: str) -> str:
         return f"{self.place}.{encode_part(name)}" if self.place else encode_part(name)
 
     def attribute(self, name: str) -> Any:
-        return read_note(self._noted if self._place is None else self.store.attributes_at(self.place), name)
+        return read_note(self._attributes(), name)
+
+    def _attributes(self) -> Mapping[str, Any]:
+        return self._noted if self._place is None else self.store.attributes_at(self.place)
 
     def set_attribute(self, name: str, value: str | int | Sequence[int] | None) -> None:
         if self._place is None:
             self._noted[name] = value
-        elif (notes := self.store.attributes_at(self.place)).get(name) != value:
-            self.store.note(self.place, {**notes, name: value})
+        elif (notes := self._attributes()).get(name) != value:
+            self._note({**notes, name: value})
+
+    def _note(self, notes: dict[str, Any]) -> None:
+        self.store.note(self.place, notes)
 
     def names(self) -> list[str]:
         with self.store.errors(self.key):
@@ -413,18 +401,8 @@ class WireGroup(Group):
     def new_group(self, key: Path) -> WireGroup:
         return WireGroup(self.store, key, None, -1)
 
-    def child(self, name: str, size: torch.Size) -> WireGroup:
-        """Return the nested container of this name. A missing one is created with this batch size."""
-        if not self.has(name):
-            made = self.new_group((*self.key, name))
-            made.set_attribute(SIZE, list(size))
-            self.attach(name, made)
-        found = self.find(name)
-        assert isinstance(found, WireGroup)
-        return found
-
     def new_array(self, key: Path, shape: Sequence[int], dtype: torch.dtype, options: Mapping[str, Any]) -> ArrayItem:
-        return WireArray(self.store, key, "", Meta.of(shape, dtype))
+        return WireArray(self.store, key, "", Meta.of_texts({"shape": json.dumps(list(shape)), "dtype": dtype}).parse())
 
     def new_text(self, key: Path, content: str) -> Text:
         content.encode()
@@ -435,26 +413,30 @@ class WireGroup(Group):
             self._made[name] = item
             return
         self.store.check_writable()
-        place = self._below(name)
-        with self.store.together():
-            order = self.store.order(place)
-            if self.store.below(place) or place in self.store._notes:
-                self.store.drop(place)
-            self._add(place, item, order)
-
-    def _add(self, place: str, item: Item, order: int | None = None) -> None:
-        if isinstance(item, WireGroup):
-            item._place = place
-            self.store.note(place, {**item._noted, "_order": order})
-            assert self.store.scope is not None
-            self.store.scope.adds = True
-            for name, inner in item._made.items():
-                item._add(item._below(name), inner)
-            item._made = {}
-            return
-        assert isinstance(item, (WireArray, WireText))
-        self.store.add(place, item.fields(), item.data(), order)
+        with self.store.together() as scope:
+            self._assign(scope, self._below(name), item)
 
     def delete(self, name: str) -> None:
         self.store.check_writable()
-        self.store.drop(self._below(name))
+        with self.store.together() as scope:
+            self._assign(scope, self._below(name), None)
+
+    def _assign(self, scope: Scope, place: str, item: Item | None) -> None:
+        """Replace the item at a path; `None` deletes it."""
+        order = self.store.order(place)
+        if self.store.below(place) or place in self.store._notes:
+            self.store.drop(place)
+        if item is not None:
+            self._add(scope, place, item, order)
+
+    def _add(self, scope: Scope, place: str, item: Item, order: int | None = None) -> None:
+        if isinstance(item, WireGroup):
+            item._place = place
+            self.store.note(place, {**item._noted, "_order": order})
+            scope.adds = True
+            for name, inner in item._made.items():
+                item._add(scope, item._below(name), inner)
+            item._made = {}
+        else:
+            assert isinstance(item, (WireArray, WireText))
+            self.store.add(place, item.fields(), item.data(), order)

@@ -11,7 +11,7 @@ import contextlib
 import itertools
 import json
 import uuid
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -23,8 +23,8 @@ from tensordict.core.keys import Path, joined
 from tensordict.io import checks
 from tensordict.io.stores.array_store import SIZE, ArrayItem, Item, Pick, Text, UnreadableItem
 from tensordict.io.stores.redis import Scope, Server
-from tensordict.io.stores.redis_items import Meta, WireArray, WireGroup, addresses, bytes_of, read_note
-from tensordict.io.stores.redis_wire import LIMIT, Address, Request
+from tensordict.io.stores.redis_items import Meta, WireArray, WireGroup, addresses, bytes_of
+from tensordict.io.stores.redis_wire import Address, Request
 from tensordict.memory.stored_tensors import Selection, Values
 
 # Attribute of a container whose elements have unequal batch sizes: all of them.
@@ -63,10 +63,8 @@ class StackServer(Server):
         with self.errors(()):
             self.count, dim = (int(self.header.get(name, b"")) for name in ("__count__", "__stack_dim__"))
             self.dim = dim + len(self.inner_size) + 1 if dim < 0 else dim
-            if self.count < 0 or not 0 <= self.dim <= len(self.inner_size):
+            if not 0 <= self.count <= 1 << 32 or not 0 <= self.dim <= len(self.inner_size):
                 raise ValueError(f"{self.count} elements along dim {dim} are no lazy stack")
-            if self.count > 1 << 32:
-                raise ValueError(f"{self.count} elements are more than a lazy stack has")
 
     @property
     def inner_size(self) -> tuple[int, ...]:
@@ -120,66 +118,36 @@ class StackServer(Server):
         for path in sorted({path for group in groups for path in self.below(group.place)}):
             with contextlib.suppress(SaveError, KeyError):
                 meta = self.find_leaf(path)
-                if meta is None or meta.is_value:
-                    continue
-                if is_all and (whole := _whole(path, meta)).nbytes <= LIMIT:
-                    yield whole
-                    continue
-                for at in numbers:
-                    yield from ElementArray(self, (), path, meta, at).requests((...,))[1]
+                if meta is not None and not meta.is_value:
+                    for at in numbers:
+                        yield from ElementArray(self, (), path, meta, at).requests((...,))[1]
 
     def prefetch(self, groups: Sequence[ElementGroup]) -> None:
         """Read all entries of elements in as few requests as possible; only inside of a block."""
         if self.scope is not None and not self.scope.commands:
             self._prefetch(self.scope, groups, lambda shape: ())
 
-    def fetch(self, request: Request, key: Path) -> Any:
-        scope, meta = self.scope, self._metas.get(request.path)
-        if scope is not None and meta is not None and meta.shape is not None and len(request.offsets) == 8:
-            whole = _whole(request.path, meta)
-            if whole != request and not scope.writes(request):
-                if whole in scope.wanted:
-                    self._read_portion(scope, whole, key)
-                if (answer := scope.ready.get(whole)) is not None:
-                    start = int.from_bytes(request.offsets, "little")
-                    return [memoryview(answer[0])[start : start + request.run]]
-        return super().fetch(request, key)
-
     # --- writing ------------------------------------------------------------------------------------------------------
 
     @contextlib.contextmanager
-    def together(self, items: Iterable[Item] = (), pick: Pick | None = None) -> Iterator[None]:
-        if self.is_together or not self.is_open:
-            yield
-            return
+    def together(self, items: Iterable[Item] = (), pick: Pick | None = None) -> Iterator[Any]:
         # A writing thread relies on the caches until its block is sent, so other threads must not refresh them.
-        with self._knowing.held if pick is None else contextlib.nullcontext(), super().together(items, pick):
-            yield
-            scope = self.scope
-            assert scope is not None
-            self._settle(scope)
+        with self._knowing.held if pick is None else contextlib.nullcontext(), super().together(items, pick) as scope:
+            yield scope
 
-    def begin(self, device: torch.device | None) -> None:
-        """Write the header of a new stack; only inside of a block."""
-        scope = self.scope
-        assert scope is not None
-        self.set_header("__device__", b"" if device is None else str(device).encode())
-        for name, value in self.header.items():
-            scope.command("SET", self.wire.base + name, value)
-
-    def assign(self, path: str, at: int, item: Item | None) -> None:
-        """Assign an item to a path of an element; `None` deletes the entry. Only inside of a block."""
-        scope = self.scope
-        assert scope is not None
-        # Replacing a container deletes its entries.
-        for other in [*self.under(path), *(other for other in scope.given if other.startswith(path + "."))]:
-            scope.given.setdefault(other, {})[at] = None
+    def assign(self, scope: Scope, path: str, at: int, item: Item | None) -> None:
+        """Assign an item to a path of an element; `None` deletes the entry."""
+        if self.is_node(path) or path in scope.noted:
+            # Replacing a container deletes its entries.
+            for other in [*self._metas, *self._notes, *scope.given]:
+                if other.startswith(path + "."):
+                    scope.given.setdefault(other, {})[at] = None
         scope.given.setdefault(path, {})[at] = item
         if isinstance(item, ElementGroup):
-            item._place, item.at = path, at
+            item._place, item.at, item.number = path, at, at
             scope.noted.setdefault(path, {})[at] = item._noted
             for name, inner in item._made.items():
-                self.assign(item._below(name), at, inner)
+                self.assign(scope, item._below(name), at, inner)
             item._made = {}
 
     def _settle(self, scope: Scope) -> None:
@@ -188,7 +156,7 @@ class StackServer(Server):
             # Another process may have created the entry meanwhile.
             self.sync()
         for path, given in sorted(scope.given.items(), key=lambda item: item[0].count(".")):
-            self._write_entry(path, given)
+            self._write_entry(scope, path, given)
         for place, noted in scope.noted.items():
             self._write_attributes(place, noted)
         scope.given, scope.noted = {}, {}
@@ -196,13 +164,13 @@ class StackServer(Server):
     def refuse(self, key: Path, why: str) -> UnsupportedEntryError:
         entry = f"entry {joined(key)!r}" if key else "it"
         return UnsupportedEntryError(
-            f"{entry} {why}. {self.a_kind.capitalize()} has each entry in all elements, as tensors of one dtype or as "
-            "containers; nothing was written. td.to_tensordict().to_store(...) stores values, if all elements have the "
-            "same entries and shapes. A folder, an archive (memmap) and a data set store any lazy stack, and what "
+            f"{entry} {why}. A lazy stack on a Redis server has each entry in all elements, as tensors of one dtype or "
+            "as containers; nothing was written. td.to_tensordict().to_store(...) stores values, if all elements have "
+            "the same entries and shapes. A folder, an archive (memmap) and a data set store any lazy stack, and what "
             "td.densify() makes of it"
         )
 
-    def _write_entry(self, path: str, given: dict[int, Any]) -> None:
+    def _write_entry(self, scope: Scope, path: str, given: dict[int, Any]) -> None:
         """Write the items that elements were given at a path, or delete their entries."""
         items = {at: item for at, item in given.items() if item is not None}
         kinds = {_kind(item) for item in given.values()}
@@ -213,13 +181,13 @@ class StackServer(Server):
             raise self.refuse(self.key_of(path), f"would be {' and '.join(sorted(kinds))} in different elements")
         if len(given) < self.count:
             if meta is not None:
-                self._write_elements(path, meta.parse(), items)
+                self._write_elements(scope, path, meta.parse(), items)
             return
         order = self.order(path)
         if meta is not None or self.is_node(path):
             self.drop(path)
         if kinds == {"a tensor"}:
-            self._write_column(path, [items[at] for at in range(self.count)], order)
+            self._write_column(scope, path, [items[at] for at in range(self.count)], order)
         elif items:
             self.note(path, {"_order": order})
 
@@ -241,61 +209,47 @@ class StackServer(Server):
 
     # --- tensors ---
 
-    def _write_column(self, path: str, items: Sequence[Any], order: int | None) -> None:
+    def _write_column(self, scope: Scope, path: str, items: Sequence[Any], order: int | None) -> None:
         dtypes = sorted({str(item.dtype) for item in items})
         if len(dtypes) > 1:
             raise self.refuse(self.key_of(path), f"has the dtypes {', '.join(dtypes)}")
         fields = {**_shape_fields([tuple(item.shape) for item in items]), "dtype": dtypes[0]}
         data: Values = np.concatenate([np.asarray(bytes_of(np.ascontiguousarray(item.content))) for item in items])
         self.add(path, fields, bytes_of(data), order)
-        self._note_starts(path)
+        self._note_starts(scope, path)
 
-    def _note_starts(self, path: str) -> None:
+    def _note_starts(self, scope: Scope, path: str) -> None:
         """Write the offsets of the elements of a column."""
-        assert self.scope is not None
-        meta = self._metas[path].parse()
-        name = self.wire.data(path) + ":idx"
-        if meta.shapes is None:
-            self.scope.command("DEL", name)
-        else:
-            self.scope.command("SET", name, np.array(meta.starts, "<i8").tobytes())
+        meta, name = self._metas[path].parse(), self.wire.data(path) + ":idx"
+        starts = np.array(meta.starts, "<i8").tobytes()
+        scope.commands.append(("DEL", name) if meta.shapes is None else ("SET", name, starts))
 
-    def _write_elements(self, path: str, meta: Meta, items: dict[int, Any]) -> None:
+    def _write_elements(self, scope: Scope, path: str, meta: Meta, items: dict[int, Any]) -> None:
         """Write some elements of a column. Elements of another shape replace the old range of bytes."""
-        scope = self.scope
-        assert scope is not None
-        shapes = [meta.shape_at(at) for at in range(self.count)]
-        moved: list[tuple[int, int, Any]] = []
-        for at, item in items.items():
+        old = [meta.shape_at(at) for at in range(self.count)]
+        shapes, key, name = old.copy(), self.wire.data(path), self.wire.meta(path)
+        scope.check(path, self.key_of(path), (name, key, meta.shape_text, meta.dtype_text, meta.nbytes))
+        # From the end, so that the offsets of the remaining elements stay valid.
+        for at, item in sorted(items.items(), reverse=True):
             if item.dtype is not meta.dtype:
                 why = f"has the dtype {meta.dtype} in other elements, and {item.dtype} was given"
                 raise self.refuse(self.key_of(path), why)
-            if shapes[at] == tuple(item.shape):
+            shapes[at] = tuple(item.shape)
+            if shapes[at] == old[at]:
                 ElementArray(self, item.key, path, meta, at).write((...,), item.content)
             else:
-                moved.append((*meta.part(at), bytes_of(np.ascontiguousarray(item.content))))
-                shapes[at] = tuple(item.shape)
-        if not moved:
+                scope.command("SPLICE", key, *meta.part(at), bytes_of(np.ascontiguousarray(item.content)))
+        if shapes == old:
             return
-        key, name = self.wire.data(path), self.wire.meta(path)
-        scope.check(path, self.key_of(path), (name, key, meta.shape_text, meta.dtype_text, meta.nbytes))
+        scope.touch(path)
         # A splice is not idempotent: a repeated request is recognized by its token.
         scope.token = scope.token or uuid.uuid4().hex
-        # From the end, so that the offsets of the remaining splices stay valid.
-        for start, stop, piece in sorted(moved, key=lambda part: part[:2], reverse=True):
-            scope.command("SPLICE", key, start, stop, piece)
-            scope.size += len(piece)
         fields = {**_shape_fields(shapes), "_write": scope.token}
         scope.command("HDEL", name, "shapes")
         scope.command("HSET", name, *itertools.chain.from_iterable(fields.items()))
-        old = {field.decode(): value.decode() for field, value in meta.fields.items() if field != b"shapes"}
-        self._metas[path] = Meta.of_texts({**old, **fields})
-        self._note_starts(path)
-
-
-def _whole(path: str, meta: Meta) -> Request:
-    """Return the request for a whole column."""
-    return Request(path, meta.shape_text, meta.dtype_text, meta.nbytes, bytes(8))
+        kept = {field.decode(): value.decode() for field, value in meta.fields.items() if field != b"shapes"}
+        self._metas[path] = Meta.of_texts({**kept, **fields})
+        self._note_starts(scope, path)
 
 
 def _shape_fields(shapes: Sequence[Sequence[int]]) -> dict[str, str]:
@@ -335,35 +289,24 @@ class ElementGroup(WireGroup):
     def __init__(self, store: StackServer, key: Path, place: str | None, address: int, at: int | None) -> None:
         super().__init__(store, key, place, address)
         self.at = at
+        # All elements have the entries and attributes of the first one.
+        self.number = at or 0
 
-    @property
-    def number(self) -> int:
-        """The number of the element; 0 for all elements, whose common attributes the first one has."""
-        return self.at or 0
+    def _attributes(self) -> Mapping[str, Any]:
+        return self._noted if self._place is None else self.store.attributes_of(self.place, self.number)
 
-    def attribute(self, name: str) -> Any:
-        return read_note(
-            self._noted if self._place is None else self.store.attributes_of(self.place, self.number), name
-        )
-
-    def set_attribute(self, name: str, value: str | int | Sequence[int] | None) -> None:
-        store = self.store
-        if self._place is None:
-            self._noted[name] = value
-        elif (notes := store.attributes_of(self.place, self.number)).get(name) != value:
-            with store.together():
-                assert store.scope is not None
-                store.scope.noted.setdefault(self.place, {})[self.number] = {**notes, name: value}
+    def _note(self, notes: dict[str, Any]) -> None:
+        with self.store.together() as scope:
+            scope.noted.setdefault(self.place, {})[self.number] = notes
 
     def find(self, name: str, known: Item | None = None) -> Item:
         scope, place = self.store.scope, self._below(name)
-        given = {} if scope is None else scope.given.get(place, {})
-        if self.number not in given:
+        column = {} if scope is None else scope.given.get(place, {})
+        if self.number not in column:
             return super().find(name, known)
-        item: Item | None = given[self.number]
-        if item is None:
+        if column[self.number] is None:
             raise KeyError(name)
-        return item
+        return column[self.number]  # type: ignore[no-any-return]
 
     def _group_at(self, place: str, key: Path) -> ElementGroup:
         return self.store.element(self.at, place, key)
@@ -387,15 +330,5 @@ class ElementGroup(WireGroup):
     def new_text(self, key: Path, content: str) -> Text:
         raise self.store.refuse(key, "is a value that is no tensor")
 
-    def attach(self, name: str, item: Item) -> None:
-        if self._place is None:
-            self._made[name] = item
-            return
-        self.store.check_writable()
-        with self.store.together():
-            self.store.assign(self._below(name), self.number, item)
-
-    def delete(self, name: str) -> None:
-        self.store.check_writable()
-        with self.store.together():
-            self.store.assign(self._below(name), self.number, None)
+    def _assign(self, scope: Scope, place: str, item: Item | None) -> None:
+        self.store.assign(scope, place, self.number, item)

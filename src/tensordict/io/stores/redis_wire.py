@@ -14,8 +14,8 @@ differ, `homogeneous` is `0`, `shapes` lists all shapes, and `d:PATH:idx` has th
 
 These are extensions of this package, which the reference ignores: `__groups__`, a hash with the attributes of nested
 containers in JSON, by path; and in the hash of a leaf `_order`, its position in the order of creation, and `_form`, the
-attributes of a value. `t:UUID` is a temporary upload. `__stop__` exists for a millisecond when a check fails, see
-`own.CHECK`.
+attributes of a value, and `_write`, the token of the last write that changed shapes. `t:UUID` is a temporary upload.
+`__stop__` exists for a millisecond when a check fails, see `own.CHECK`.
 
 The package redis implements the protocol, connection pools, addresses, authentication, encryption and retries.
 """
@@ -41,7 +41,7 @@ LIMIT = 32 << 20
 # Milliseconds after which the server deletes an upload that was never used.
 FORGOTTEN = 3_600_000
 _TRIES = 4
-_LARGE = 1 << 14
+_LARGE = 1 << 17
 # The length of a SHA-1 digest in hexadecimal.
 _DIGEST = 40
 _LOOKED_AT = ("shape", "dtype", "is_non_tensor", "_form", "shapes")
@@ -50,7 +50,8 @@ _LOOKED_AT = ("shape", "dtype", "is_non_tensor", "_form", "shapes")
 # script executes them and returns the answers. The first word is a command of the server, or one of these functions:
 #
 # - LOOK: returns the digest of all shapes of a leaf whose elements differ, its dtype and its form.
-# - PLACE: writes pieces of an array, given by their length and offsets, from an upload.
+# - WRITE: writes pieces of an array, given by their length and offsets.
+# - PLACE: like WRITE, with the pieces from an upload.
 # - TAKE: renames an upload to the leaf, and leaves an empty upload, which a repeated request recognizes.
 # - SPLICE: replaces a range of bytes by others of any length.
 # - CHECK: returns 0 if a leaf (hash, data) still has this shape, dtype and length; or, without a shape, if an upload
@@ -58,7 +59,7 @@ _LOOKED_AT = ("shape", "dtype", "is_non_tensor", "_form", "shapes")
 #   the write of this token was executed before. A full server refuses SET but accepts RENAME.
 #
 # A full server refuses transactions but executes scripts. They are slow with large data, so they are the fallback.
-_FUNCTIONS = {"LOOK", "PLACE", "TAKE", "SPLICE", "CHECK"}
+_FUNCTIONS = {"LOOK", "WRITE", "PLACE", "TAKE", "SPLICE", "CHECK"}
 _SCRIPT = """
 local own = {}
 function own.LOOK(hash)
@@ -67,13 +68,15 @@ function own.LOOK(hash)
   look[1] = shapes and redis.sha1hex(shapes) or look[1]
   return look
 end
-function own.PLACE(ahead, name, run, offsets)
+function own.WRITE(name, run, offsets, data)
   for k = 1, #offsets, 8 do
     local first, at = struct.unpack('<I8', offsets, k), (k - 1) / 8 * run
-    local part = redis.call('GETRANGE', ahead, string.format('%.0f', at), string.format('%.0f', at + run - 1))
-    redis.call('SETRANGE', name, string.format('%.0f', first), part)
+    redis.call('SETRANGE', name, string.format('%.0f', first), string.sub(data, at + 1, at + run))
   end
   return 0
+end
+function own.PLACE(ahead, name, run, offsets)
+  return own.WRITE(name, run, offsets, redis.call('GET', ahead))
 end
 function own.TAKE(ahead, name, time)
   if redis.call('STRLEN', ahead) > 0 then
@@ -88,16 +91,14 @@ function own.SPLICE(name, first, last, data)
   return redis.call('SET', name, string.sub(old, 1, first) .. data .. string.sub(old, last + 1), 'KEEPTTL')
 end
 function own.CHECK(stop, token, hash, data, shape, dtype, size)
-  if shape == '' and redis.call('EXISTS', hash) == 1 then
+  local is_there = redis.call('EXISTS', hash) == 1
+  local look = shape ~= '' and own.LOOK(hash) or {shape, dtype}
+  local fits = look[1] == shape and look[2] == dtype and (shape == '' or redis.call('STRLEN', data) == tonumber(size))
+  if is_there and fits then
     return 0
-  elseif shape ~= '' then
-    local look = own.LOOK(hash)
-    if look[1] == shape and look[2] == dtype and redis.call('STRLEN', data) == tonumber(size) then
-      return 0
-    end
   end
   local is_done = token ~= '' and redis.call('HGET', hash, '_write') == token
-  if redis.call('EXISTS', hash) == 1 then
+  if is_there then
     redis.call('RENAME', hash, stop)
     redis.call('RENAME', stop, hash)
   else
@@ -220,14 +221,11 @@ def _client(address: Address) -> Any:
     if address.client is not None:
         return address.client
     redis = library()
-    from redis.backoff import ExponentialBackoff
-    from redis.retry import Retry
-
     arguments = address.connection.for_library()
     pool = _POOLS.get(key := repr(sorted(arguments.items(), key=repr)))
     if pool is None:
         # Requests are idempotent, so lost ones are repeated for about a second.
-        retry = Retry(ExponentialBackoff(cap=0.5, base=0.1), _TRIES)
+        retry = redis.retry.Retry(redis.backoff.ExponentialBackoff(cap=0.5, base=0.1), _TRIES)
         pool = _POOLS[key] = redis.Redis(**{"retry": retry, "protocol": 2, **arguments}).connection_pool
     return redis.Redis(connection_pool=pool)
 
@@ -343,24 +341,22 @@ class Wire:
     # --- reading ------------------------------------------------------------------------------------------------------
 
     def state(self, requests: Sequence[Request] = ()) -> tuple[Listing, list[Any]]:
-        """Return a listing of the container without names that are not UTF-8, and the answers to requests."""
-        found, paths, groups, *answers = self._look_up(
-            [("MGET", *self._names[:-2]), ("SMEMBERS", self._names[-2]), ("HGETALL", self._names[-1])], requests
-        )
+        """Return a listing of the container, and the answers to requests of the same moment."""
+        listed = [("MGET", *self._names[:-2]), ("SMEMBERS", self._names[-2]), ("HGETALL", self._names[-1])]
+        found, paths, groups, *answers = self.read(requests, commands=listed)
         header = {name: value for name, value in zip(HEADER, found, strict=True) if value is not None}
-        notes = {text: raw for name, raw in _pairs(groups).items() if (text := _text(name)) is not None}
-        return (header, {text for name in paths if (text := _text(name)) is not None}, notes), answers
+        notes = {_decode_path(name): raw for name, raw in _pairs(groups).items()}
+        return (header, set(map(_decode_path, paths)), notes), answers
 
     def metas(self, paths: Sequence[str]) -> list[dict[bytes, bytes]]:
         """Read the hashes of leaves."""
         return [_pairs(reply) for reply in self.send([("HGETALL", self.meta(path)) for path in paths])]
 
-    def read(self, requests: Sequence[Request], key: Path = ()) -> list[Any]:
-        """Return the bytes for each request; for a value, its text and form. A stale request gives `None`."""
-        return self._look_up([], requests, key)
+    def read(self, requests: Sequence[Request], key: Path = (), commands: Sequence[Command] = ()) -> list[Any]:
+        """Return the answers to `commands` that only read, and to requests, of the same moment.
 
-    def _look_up(self, commands: Sequence[Command], requests: Sequence[Request], key: Path = ()) -> list[Any]:
-        """Execute read-only commands and requests in one transaction; returns all answers."""
+        The answer is the parts for pieces of a leaf, and the text and form for a value. A stale request gives `None`.
+        """
         # Long lists of shapes are compared by their digest, which the server computes.
         leaves = {request.path: len(request.shape) == _DIGEST for request in requests}
         looks = [
@@ -396,10 +392,6 @@ class Wire:
 
     # --- writing ------------------------------------------------------------------------------------------------------
 
-    def upload(self, name: str, data: memoryview, key: Path) -> None:
-        """Upload bytes under a temporary name, which the server deletes after an hour."""
-        self.send([("PSETEX", name, FORGOTTEN, data)], [key])
-
     def write(
         self, checks: Sequence[Check], commands: Sequence[Command], written: Sequence[Path], token: str = ""
     ) -> int:
@@ -424,18 +416,8 @@ class Wire:
                 return failed.index(1) + 1 if 1 in failed else 0
             # Another client wrote to a watched key after the check: try again.
 
-    def renew(self) -> None:
-        """Renew the expiry of all keys of the container, including keys of other clients; two requests."""
-        if self.address.ttl is not None:
-            time = max(1, int(self.address.ttl * 1000))
-            self.send([self.script([("PEXPIRE", name, time) for name in self._all()])])
-
-    def clear(self) -> None:
-        """Delete all keys of the container; two requests."""
-        self.send([("DEL", *self._all())])
-
-    def _all(self) -> list[str]:
-        """Return all keys of the container."""
+    def list_keys(self) -> list[str]:
+        """List all keys of the container, including keys of other clients."""
         (_, paths, _), _ = self.state()
         leaves = ((self.meta(path), self.data(path), self.data(path) + ":idx") for path in paths)
         return [*self._names, *itertools.chain.from_iterable(leaves)]
@@ -470,12 +452,9 @@ def _is_large(command: Command) -> bool:
     return type(command[-1]) is memoryview and len(command[-1]) > _LARGE
 
 
-def _text(raw: bytes) -> str | None:
-    """Decode a name; `None` if it is not UTF-8, so that another program wrote it."""
-    try:
-        return raw.decode()
-    except UnicodeDecodeError:
-        return None
+def _decode_path(raw: bytes) -> str:
+    """Decode a path. One that is not UTF-8 names no key of the server, so its leaf is left out."""
+    return raw.decode(errors="backslashreplace")
 
 
 def _pairs(reply: Any) -> dict[bytes, bytes]:
