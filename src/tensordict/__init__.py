@@ -116,6 +116,8 @@ else:
             return _importlib.import_module(f"tensordict.{name}")
         if name in ("LazyStackedTensorDictStore", "TensorDictStore"):
             return getattr(_importlib.import_module("tensordict.store"), name)
+        if name.startswith("PYTREE_REGISTERED_"):
+            return getattr(_importlib.import_module("tensordict._pytree"), name)
         raise AttributeError(f"module 'tensordict' has no attribute {name!r}", name=name)
 
     def __dir__() -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import logging
+import pickle
 import re
 from importlib.resources import files
 from pathlib import Path
@@ -134,6 +135,8 @@ def test_classes_known_to_pytrees() -> None:
 
     assert set(PYTREE_REGISTERED_TDS) == {package.TensorDict, package.PersistentTensorDict}
     assert (package.LazyStackedTensorDict,) == PYTREE_REGISTERED_LAZY_TDS
+    assert package.PYTREE_REGISTERED_TDS is PYTREE_REGISTERED_TDS
+    assert package.PYTREE_REGISTERED_LAZY_TDS is PYTREE_REGISTERED_LAZY_TDS
     assert {*PYTREE_REGISTERED_TDS, *PYTREE_REGISTERED_LAZY_TDS} <= SUPPORTED_NODES.keys()
 
 
@@ -162,6 +165,21 @@ def test_lists_that_write_to_a_stack_are_linked_lists() -> None:
     assert isinstance(td["a"], LinkedList) and isinstance(td["a"], list)
     td["a"][0] = "z"
     assert td["a"] == ["z", "y"]
+    # Made by hand, and as `to_dict` of the stack gives it.
+    stack = td.get("a")
+    LinkedList(["z", "y"], td=stack)[1] = "w"
+    stack.to_dict(as_linked_list=True)[0] = "v"
+    assert stack.tolist() == ["v", "w"] and type(stack.to_dict()) is list
+    alone = LinkedList("ab")
+    alone[0] = "c"
+    assert alone == ["c", "b"]
+
+
+def test_the_class_for_tests_of_several_processes() -> None:
+    from tensordict.testing import MyDistData
+
+    data = MyDistData(a=torch.zeros(2), b=torch.ones(2), batch_size=[2])
+    assert pickle.loads(pickle.dumps(data))[0].b == 1
 
 
 def test_the_logger() -> None:

@@ -1088,3 +1088,33 @@ def test_one_container_as_two_members_changes_once() -> None:
     assert list(stack.keys()) == ["b"]
     stack = make().rename_key_("a", "c")
     assert list(stack.keys()) == ["b", "c"] and stack["c"].sum() == 6
+
+
+# --- from dicts -------------------------------------------------------------------------------------------------------
+
+
+def test_a_stack_of_dicts() -> None:
+    dicts = [{"a": torch.zeros(2)}, {"a": torch.ones(3)}]
+    for stack in (
+        LazyStackedTensorDict.from_dict(dicts),
+        LazyStackedTensorDict.from_dict(input_dict=tuple(dicts)),
+        LazyStackedTensorDict.from_dict(*dicts),
+        LazyStackedTensorDict.from_dict({"1": dicts[1], "0": dicts[0]}),
+        LazyStackedTensorDict.from_dict([TensorDict(item) for item in dicts]),
+    ):
+        assert type(stack) is LazyStackedTensorDict and stack.batch_size == (2,)
+        assert [member["a"].shape[0] for member in stack.tensordicts] == [2, 3]
+    assert LazyStackedTensorDict.from_dict(dicts, stack_dim_name="time").names == ["time"]
+    assert LazyStackedTensorDict.from_dict(dicts, names=["time"], device="cpu").device == torch.device("cpu")
+    even = [{"a": torch.zeros(2, 4), "n": {"b": torch.zeros(2)}}] * 3
+    stack = LazyStackedTensorDict.from_dict(even, stack_dim=1, batch_size=[2], names=["x", "y"])
+    assert stack.batch_size == (2, 3) and stack.stack_dim == 1 and stack.names == ["x", "y"]
+    assert LazyStackedTensorDict.from_dict(even, auto_batch_size=True).batch_size == (3, 2)
+    assert LazyStackedTensorDict.from_dict(even, batch_dims=1).batch_size == (3, 2)
+    # Any other mapping becomes one container.
+    for one in ({"a": torch.zeros(2)}, {"0": torch.zeros(2)}, {"0": {}, "2": {}}, {}):
+        assert type(LazyStackedTensorDict.from_dict(one)) is TensorDict
+    with pytest.raises(ValueError, match="one member"):
+        LazyStackedTensorDict.from_dict([])
+    with pytest.raises(IndexError):
+        LazyStackedTensorDict.from_dict(dicts, stack_dim=1)

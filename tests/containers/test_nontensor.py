@@ -644,6 +644,12 @@ def test_where_of_holders_themselves():
     assert stack.where(mask, 0).tolist() == ["x", "y", "z"]
 
 
+def test_a_container_without_its_values_is_not_locked():
+    td = TensorDict(t="x", n=TensorDict(a=torch.zeros(1))).lock_()
+    td.filter_non_tensor_data()["n", "b"] = torch.ones(1)
+    assert ("n", "b") not in td.keys(True)
+
+
 def test_copy_at_asks_for_tensors_unless_told_otherwise():
     stack = NonTensorStack("x", "y")
     with pytest.raises(RuntimeError, match="fast=False"):
@@ -977,7 +983,7 @@ def test_where_chooses_values():
 def test_functions_that_stack():
     parts = [TensorDict({"a": torch.ones(n), "s": "x", "l": ["p", "q"][:n]}, batch_size=[n]) for n in (1, 2)]
     padded = pad_sequence(parts, return_mask=True)
-    assert padded.get("s").batch_size == (2, 2) and padded["s"] == [["x", "x"], ["x", "x"]]
+    assert padded.get("s").batch_size == (2, 2) and padded["s"] == [["x", None], ["x", "x"]]
     assert padded["l"] == [["p", None], ["p", "q"]]
     assert "s" not in padded["masks"]
     stack = lazy_stack([TensorDict(s="x"), TensorDict(s="y")])

@@ -6,6 +6,7 @@ import contextlib
 import copy
 import inspect
 import pickle
+import sys
 import typing
 from collections import UserDict
 from dataclasses import InitVar, field
@@ -14,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 
+import tensordict.base
 from tensordict import (
     LazyStackedTensorDict,
     NonTensorData,
@@ -22,6 +24,7 @@ from tensordict import (
     TensorDictBase,
     TensorDictParams,
     TypedTensorDict,
+    from_dict,
     lazy_stack,
     tensorclass,
 )
@@ -408,3 +411,149 @@ def test_what_set_says_of_values() -> None:
         made.set("z", torch.zeros(2))
     with pytest.raises(RuntimeError, match="locked"):
         made.lock_().set("y", "text")
+
+
+# --- options and methods of level 0.15.3 -----------------------------------------------------------------------------
+
+
+class Pose(TensorClass):
+    q: torch.Tensor
+    label: str | None = None
+
+
+class Observation(TensorClass):
+    pose: Pose
+    other: Pose | None = None
+    free: Any = None
+
+
+def test_nested_fields_become_their_class() -> None:
+    tree = {name: {"q": torch.zeros(5, 4)} for name in ("pose", "other", "free")}
+    made = Observation.from_dict(tree, batch_size=[5])
+    assert type(made.pose) is Pose and type(made.other) is Pose and type(made.free) is TensorDict
+    td = TensorDict(tree, [5])
+    wrapped = Observation.from_tensordict(td)
+    assert type(wrapped.pose) is Pose and wrapped.pose.q is td["pose", "q"]
+    assert type(td["pose"]) is TensorDict  # the container keeps its own entries
+    locked = Observation.from_tensordict(td.lock_())
+    assert type(locked.pose) is Pose and locked.is_locked and locked.pose.is_locked
+    back = Observation.from_tensordict(wrapped.to_tensordict())
+    assert type(back.pose) is Pose and (back == wrapped).all()
+
+
+def test_nested_containers_with_other_keys_stay_containers() -> None:
+    made = Observation.from_dict({"pose": {"unknown": torch.zeros(1)}})
+    assert type(made.pose) is TensorDict
+    stack = lazy_stack([TensorDict(pose={"q": torch.zeros(2)}) for _ in range(2)])
+    assert type(Observation.from_tensordict(stack)._tensordict) is type(stack)
+    plain = TensorDict(free=torch.zeros(1))
+    assert Observation.from_tensordict(plain)._tensordict is plain
+    assert Observation.from_tensordict(plain, safe=None)._tensordict is plain
+
+
+def rebuild(td: Any) -> Any:
+    return Observation.from_tensordict(td) * 2
+
+
+def test_nested_fields_become_their_class_in_compiled_code() -> None:
+    td = TensorDict(pose={"q": torch.ones(2)})
+    assert type(Observation.from_tensordict(td).pose) is Pose  # the annotations are evaluated outside compiled code
+    made = torch.compile(rebuild, fullgraph=True, backend="eager")(td)
+    assert type(made.pose) is Pose and (made.pose.q == 2).all()
+
+
+def test_fields_by_name_only() -> None:
+    @tensorclass(kw_only=True)
+    class Decorated:
+        b: int = 1
+        a: torch.Tensor  # may follow a field with a default
+
+    class Keyword(TensorClass, kw_only=True):
+        a: torch.Tensor
+
+    class Single(TensorClass):
+        q: torch.Tensor
+
+    class Child(Keyword):
+        b: torch.Tensor
+
+    @tensorclass(kw_only=True)
+    class Decorated2(Single):
+        extra: torch.Tensor
+
+    assert Decorated(a=torch.ones(1)).b == 1  # type: ignore[call-arg]
+    for cls in (Decorated, Keyword):
+        with pytest.raises(TypeError, match="takes 0 fields by position"):
+            cls(torch.ones(1))
+    child = Child(torch.ones(2), a=torch.zeros(2), batch_size=[2])
+    assert child[0].b == 1 and (child.a == 0).all()
+    assert Decorated2(torch.ones(1), extra=torch.ones(1)).q == 1
+    with pytest.raises(TypeError, match="takes 1 fields by position"):
+        Decorated2(torch.ones(1), torch.ones(1))
+
+
+@pytest.mark.parametrize("chosen", [False, True])
+def test_post_init_runs_for_new_instances_only(chosen: bool) -> None:
+    calls = []
+
+    @tensorclass(skip_post_init_on_rebuild=chosen)
+    class Counting:
+        a: torch.Tensor
+
+        def __post_init__(self) -> None:
+            calls.append(1)
+
+    class Bracketed(TensorClass["skip_post_init_on_rebuild"]):  # type: ignore[name-defined]
+        a: torch.Tensor
+
+    data: Any = Counting(torch.ones(2), batch_size=[2])  # type: ignore[call-arg]
+    _ = data[0], data.clone(), torch.stack([data, data])
+    assert len(calls) == 1 and Bracketed(torch.ones(1)).a == 1
+    data.__replace__(a=torch.zeros(2))
+    assert len(calls) == 2
+
+
+def test_replaced_fields() -> None:
+    class Locked(TensorClass, frozen=True):
+        x: torch.Tensor
+        y: torch.Tensor | None = None
+
+    for cls in (Locked, Pose):
+        name = next(iter(cls._layout.names))
+        data: Any = cls(torch.zeros(2), batch_size=[2], names=["t"], device="cpu")
+        new = data.__replace__(**{name: torch.ones(2)})
+        assert type(new) is cls and (new.get(name) == 1).all() and (data.get(name) == 0).all()
+        assert new.batch_size == (2,) and new.names == ["t"] and new.device == torch.device("cpu")
+        assert data.__replace__(batch_size=[], names=None).batch_size == ()
+        with pytest.raises(TypeError, match="no field"):
+            data.__replace__(unknown=1)
+    pose = Pose(torch.zeros(2), label="a")
+    assert pose.__replace__(q=torch.ones(2)).label == "a" and pose.__replace__(label=None).label is None
+    assert pose.__replace__(label="b").q is pose.q
+    many = torch.stack([Pose(torch.zeros(2), label="a"), Pose(torch.zeros(2), label="b")])
+    assert many.__replace__(q=torch.ones(2, 2)).label == ["a", "b"]
+    assert not pose.lock_().__replace__(label="b").is_locked
+    holder = NonTensorData("a", batch_size=[2]).__replace__(data="b")
+    assert holder.data == "b" and holder.batch_size == (2,)
+    if sys.version_info >= (3, 13):
+        assert copy.replace(many, q=torch.ones(2, 2)).batch_size == (2,)
+
+
+def test_dicts_with_names_and_without_checks() -> None:
+    tree = {"a": torch.ones(2, 3)}
+    for make in (from_dict, tensordict.base.from_dict):
+        assert make(tree, batch_size=[2], names=["t"]).names == ["t"]
+        assert make(tree, auto_batch_size=True, names=["t", "u"]).names == ["t", "u"]
+        with pytest.raises(ValueError, match="names"):
+            make(tree, batch_size=[2], names=["t", "u"])
+
+    class Step(TypedTensorDict):
+        a: torch.Tensor
+        b: torch.Tensor
+
+    with pytest.raises(TypeError, match="missing 'b'"):
+        Step.from_dict(tree)
+    step = Step.from_dict({**tree, "c": 1}, check=False, batch_size=[], names=None)
+    assert type(step) is Step and step.a.shape == (2, 3) and "c" in step
+    with pytest.raises(AttributeError):
+        _ = step.b

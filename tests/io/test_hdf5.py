@@ -713,13 +713,13 @@ def test_from_dict(tmp_path: pathlib.Path) -> None:
     with PersistentTensorDict.from_dict(mapping, path, auto_batch_size=True, device="meta", compression="gzip") as data:
         assert data.batch_size == (2,) and set(data.keys()) == {"a", "b"}
         assert data["a"].device.type == "meta" and data.device == torch.device("meta")
+    with PersistentTensorDict.from_dict({"a": torch.zeros(2, 3)}, path, batch_dims=1, compression="gzip") as data:
+        assert data.batch_size == (2,) and data.kwargs == {"compression": "gzip"}
+        assert data.filename == str(path) and data.mode == "r+" and type(data.file) is h5py.File
     with PersistentTensorDict.from_dict(mapping, path, batch_size=[2]) as data:
         assert data.batch_size == (2,) and data["b"].batch_size == (2,) and data["b", "c"].tolist() == [1, 2]
     with PersistentTensorDict.from_dict(mapping, path) as data:
         assert data.batch_size == (2,)
-    with PersistentTensorDict.from_dict({"a": torch.zeros(2, 3)}, path, batch_dims=1, compression="gzip") as data:
-        assert data.batch_size == (2,) and data.kwargs == {"compression": "gzip"}
-        assert data.filename == str(path) and data.mode == "r+" and type(data.file) is h5py.File
     for arguments in ({"backend": "zarr"}, {"batch_size": [3]}, {"device": "nothing"}):
         with pytest.raises((ValueError, RuntimeError)):
             PersistentTensorDict.from_dict({"a": [1, 2]}, path, **arguments)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import json
 import multiprocessing
 import os
@@ -604,7 +605,7 @@ def test_a_group_of_xarray_and_anndata(tmp_path: pathlib.Path) -> None:
         assert data.batch_size == () and data["temperature"].shape == (10, 4) and data["title"] == "a title"
         assert data["obs", "age"].tolist() == list(range(10))
         assert data["obs", "_index"][3] == "cell 3" and data["obs"].batch_size == (10,)
-        assert data["obs", "when"].dtype == "M8[s]" and data["obs"].to_tensordict()["when"].tolist() == [*range(10)]
+        assert data["obs", "when"].dtype == "M8[s]" and data["obs"].to_tensordict()["when"].astype(int)[3] == 3
     with TensorDict.from_zarr(tmp_path / "x.zarr", mode="r+")["obs"] as data:
         data["age"] += 1
         assert zarr.open_group(tmp_path / "x.zarr")["obs/age"][:].tolist() == list(range(1, 11))
@@ -801,14 +802,14 @@ def _check_written_by_the_reference(path: Any) -> None:
 def test_arrays_of_other_programs_as_values(tmp_path: pathlib.Path) -> None:
     root = zarr.open_group(tmp_path / "x.zarr", mode="w")
     root.create_array("x", data=np.zeros((3, 2)))
-    root.create_array("bytes", data=np.array([b"a", b"b", b"c"]))
+    root.create_array("when", data=np.arange(3).astype("M8[s]"))
     grid = root.create_array("grid", shape=(3, 2), dtype=str)
     grid[:] = np.array([["a", "b"], ["c", "d"], ["e", "f"]])
     with TensorDict.from_zarr(tmp_path / "x.zarr", batch_size=[3]) as data:
         assert data[1]["grid"].tolist() == [["a", "b"], ["c", "d"], ["e", "f"]]
     with TensorDict.from_zarr(tmp_path / "x.zarr", batch_size=[3], non_tensor_as_stack=True) as data:
-        assert data["bytes"] == [b"a", b"b", b"c"] and data[1]["grid"] == ["c", "d"]
-        assert type(data.get("grid")) is NonTensorStack and data.file["bytes"].shape == (3,)
+        assert data[1]["when"] == datetime.datetime(1970, 1, 1, 0, 0, 1) and data[1]["grid"] == ["c", "d"]
+        assert type(data.get("grid")) is NonTensorStack and data.file["when"].shape == (3,)
     with from_zarr(tmp_path / "x.zarr", batch_size=[3, 2], non_tensor_as_stack=True) as data:
         assert data["grid"] == [["a", "b"], ["c", "d"], ["e", "f"]]
     with pytest.raises(TypeError, match="exclude each other"):

@@ -497,6 +497,8 @@ def test_threads():
     with ThreadPool(2) as threads:
         assert td.map(lambda chunk: plus_one(chunk), chunksize=3, pool=threads)["z"].tolist() == list(range(1, 11))
         assert not td["x"].is_shared()  # Nothing travels.
+        by_position = td.map(length, 0, 2, None, 5, threads, None, None, 1, None)
+        assert by_position.tolist() == td.map(length, num_chunks=5, pool=threads).tolist()
         out = TensorDict(z=torch.zeros(10), batch_size=[10]).share_memory_()
         assert td.map(plus_one, pool=threads, out=out)["z"].tolist() == list(range(1, 11))
         weight = torch.ones(10, requires_grad=True)

@@ -80,10 +80,11 @@ from_safetensors = _of_any_class(TensorDict.from_safetensors)
 def from_dict(
     d: object,
     *,
-    auto_batch_size: bool = False,
+    auto_batch_size: bool | None = False,
     batch_dims: int | None = None,
     device: object = None,
     batch_size: object = None,
+    names: object = None,
 ) -> TensorDict:
     """Make a `TensorDict` from a (nested) dict; see :meth:`TensorDict.from_dict`.
 
@@ -94,7 +95,12 @@ def from_dict(
         torch.Size([3])
     """
     return TensorDict.from_dict(
-        d, auto_batch_size=auto_batch_size, batch_dims=batch_dims, device=device, batch_size=batch_size
+        d,
+        auto_batch_size=auto_batch_size,
+        batch_dims=batch_dims,
+        device=device,
+        batch_size=batch_size,
+        names=names,
     )
 
 

@@ -18,7 +18,7 @@ from tensordict.core.annotations import is_any_of, kinds_of, resolve, scope_of
 from tensordict.core.contract import Contract
 from tensordict.core.exceptions import FieldError, suggest
 
-OPTIONS = ("autocast", "frozen", "nocast", "shadow", "tensor_only")
+OPTIONS = ("autocast", "frozen", "nocast", "shadow", "skip_post_init_on_rebuild", "tensor_only")
 # The arguments of every tensorclass besides its fields.
 _OWN_ARGUMENTS = {
     name: inspect.Parameter(
@@ -129,9 +129,19 @@ class FieldTable:
             self.resolved[name] = resolve(self.hints[name], self.scope, f"{self.owner}.{name}")
         return self.resolved[name]
 
+    def tensorclass_of(self, name: str) -> Any:
+        """Return the tensorclass that a field is annotated with, alone or together with `None`; `None` for others."""
+        with contextlib.suppress(TypeError):  # an annotation that cannot be evaluated
+            kinds = [kind for kind in kinds_of(self.hint_of(name)) if kind is not type(None)]
+            if len(kinds) == 1 and is_any_of(kinds[0], (Contract,)) and hasattr(kinds[0], "_layout"):
+                return kinds[0]
+        return None
 
-def make_field_table(cls: type[Any], base: type[Any]) -> FieldTable:
+
+def make_field_table(cls: type[Any], base: type[Any], kw_only: bool = False) -> FieldTable:
     """Make `cls` a dataclass in place and return its field table. No field may hide an attribute of `base`.
+
+    With `kw_only`, the fields that `cls` itself declares are given by name only.
 
     Raises:
         AttributeError: a field would hide an attribute, and the class was not made with `shadow=True`.
@@ -150,7 +160,11 @@ def make_field_table(cls: type[Any], base: type[Any]) -> FieldTable:
     # A class without fields of its own keeps an inherited `__init__`, unless that is a generated one.
     generated = None if cls._layout is None else cls._layout.constructor
     inherits = not has_init and not own and cls.__init__ is not generated
-    dataclasses.dataclass(init=not (has_init or inherits), repr=False, eq=False)(cls)
+    has_replace = "__replace__" in cls.__dict__
+    dataclasses.dataclass(init=not (has_init or inherits), repr=False, eq=False, kw_only=kw_only)(cls)
+    if not has_replace and "__replace__" in cls.__dict__:
+        # From Python 3.13 on, dataclasses define one that loses the batch size; see `TensorClass.__replace__`.
+        del cls.__replace__
     fields = dataclasses.fields(cls)
     if not cls._shadow:
         for f in fields:

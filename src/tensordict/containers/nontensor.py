@@ -28,7 +28,7 @@ from tensordict.containers.nontensor_base import (
 )
 from tensordict.containers.shared_file import SharedFile, ValueInFile, members_in
 from tensordict.core import makers, pytree, registry, settings
-from tensordict.core.contract import ByNdim, Clones, Contract, Filler, Names, identity
+from tensordict.core.contract import Clones, Contract, Filler, Names, identity
 from tensordict.core.devices import as_device
 from tensordict.core.equality import same_value
 from tensordict.core.exceptions import ShapeError
@@ -130,11 +130,6 @@ class _HolderBase(SavedHolder, ValueOperators, TensorCollection):
         """Do the same as :meth:`update`, also on a locked holder."""
         self._update_all(input_dict_or_td)
         return self
-
-    def _choose(self, masks: ByNdim, other: Any, pad: object, path: Path) -> Any:
-        if not (isinstance(other, Contract) and other._is_non_tensor):
-            return self.copy()
-        return _choose_values(self, other, masks)
 
     def _update_all(self, value: object) -> None:
         """Replace the values of the whole batch by another holder, or by any object."""
@@ -315,6 +310,17 @@ class NonTensorDataBase(_HolderBase):
         if safe and len(tensordict.keys()):
             raise ValueError(f"a {cls.__name__} has no entries, got {sorted(tensordict.keys())}")
         return cls._of(unwrap(non_tensordict["data"]), tensordict._batch_size, tensordict._device, tensordict._names)
+
+    def __replace__(self, /, **changes: Any) -> Self:
+        """Make a holder of another value, or with another `batch_size`, `device` or `names`; for `copy.replace`.
+
+        Example:
+            >>> from tensordict import NonTensorData
+            >>> NonTensorData("a", batch_size=[2]).__replace__(data="b")
+            NonTensorData(data=b, batch_size=torch.Size([2]), device=None)
+        """
+        state = {"batch_size": self._batch_size, "device": self._device, "names": self._names}
+        return type(self)(**{"data": self._value, **state, **changes})
 
     def extend(self, *args: object, **kwargs: object) -> NoReturn:
         """Raise an error, because a holder has one value for its whole batch.
@@ -738,13 +744,6 @@ def _fit_holder(item: object, holder: Any, at: Any, size: torch.Size, path: Path
             f"{entry_of(path)}values for a batch of size {list(theirs)} cannot be assigned to one of {list(size)}"
         )
     return new
-
-
-def _choose_values(a: Any, b: Any, masks: ByNdim) -> Any:
-    """Select values of the holder `a` where the mask is true, and of the holder `b` elsewhere."""
-    size = a._batch_size
-    mask = masks[len(size)].expand(size)
-    return b.copy()._assign_values(mask if size else (), a[mask] if size else a) if mask.any() else b.copy()
 
 
 def _have_same_sizes(one: Any, other: Any) -> bool:

@@ -43,7 +43,7 @@ class Summary(TensorDict):
             "  ".join([line[0].ljust(widths[0]), *map(str.rjust, line[1:], widths[1:])]).rstrip() for line in lines
         )
 
-    def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, str]:
+    def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, str | None]:
         """Return the HTML table for notebooks."""
         rows = list(_list_rows(self))
         if not rows or any(value.dim() for _, values in rows for value in values.values()):

@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial, wraps
 from types import CellType, FunctionType
-from typing import TYPE_CHECKING, Any, ClassVar, overload
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, overload
 
 import torch
 from torch import Tensor
@@ -18,12 +18,12 @@ from tensordict.containers.fields import FieldTable, make_field_table
 from tensordict.containers.nontensor import NonTensorData, unwrap
 from tensordict.containers.wrapper import FieldWrapper, container_of, register_wrapper, with_class_name
 from tensordict.core import registry
-from tensordict.core.contract import Contract
+from tensordict.core.contract import Contract, is_flat, is_node
 from tensordict.core.exceptions import ContainerExpected, FieldError
 from tensordict.looking.shown_entries import list_entries
 from tensordict.ops.casting import CASTS, CastFilter
 from tensordict.ops.entries.reading import AS_SET, NO_DEFAULT
-from tensordict.ops.printing import format_entry, sort_lines
+from tensordict.ops.printing import format_compactly, format_entry, is_compact, sort_lines
 
 __all__ = ["TensorAttrs", "TensorClass", "is_tensorclass", "tensorclass"]
 
@@ -77,6 +77,9 @@ class TensorClass(FieldWrapper, metaclass=_Dataclass):
     - `tensor_only`: all fields are tensors or containers. Mappings become containers; other values raise.
     - `frozen`: fields cannot be assigned, and the container is locked.
     - `shadow`: fields may have the names of methods, which they hide.
+    - `kw_only`: the fields that this class declares are given by name only. Not in brackets, and not inherited.
+    - `skip_post_init_on_rebuild`: accepted for compatibility. `__post_init__` runs for new instances only: in the
+      constructor, `from_tensordict`, `from_dict` and `copy.replace`. It does not run for results, such as `data[0]`.
     - `cast_filter`: a function of a key and a tensor. It selects the tensors that `to`, `float()` and other casts of an
       instance change; see :meth:`TensorDict.to`. A call may pass another filter, or `None` for all tensors. Casts of a
       container that holds the instance ignore it.
@@ -124,13 +127,13 @@ class TensorClass(FieldWrapper, metaclass=_Dataclass):
     # The default of the argument `cast_filter` of all casts.
     _cast_filter: ClassVar[CastFilter | None] = None
 
-    def __init_subclass__(cls, **options: object) -> None:
+    def __init_subclass__(cls, kw_only: bool = False, **options: object) -> None:
         if "cast_filter" in options:
             cls._cast_filter = _check_filter(cls, options.pop("cast_filter"))
         super().__init_subclass__(**options)
         cls._has_post_init = hasattr(cls, "__post_init__")
         cls._stores_tensors = not (cls._autocast or cls._tensor_only)
-        cls._layout = make_field_table(cls, TensorClass)
+        cls._layout = make_field_table(cls, TensorClass, kw_only)
         cls._optional = cls.__expected_keys__ = frozenset(cls._layout.names)
         cls._nodes = cls._layout.containers
         properties = {name: _make_property(cls, name) for name in cls._layout.names}
@@ -288,9 +291,12 @@ class TensorClass(FieldWrapper, metaclass=_Dataclass):
 
     @classmethod
     def from_tensordict(
-        cls, tensordict: object, non_tensordict: Mapping[str, Any] | None = None, safe: bool = True
+        cls, tensordict: object, non_tensordict: Mapping[str, Any] | None = None, safe: bool | None = True
     ) -> Self:
         """Wrap a container in an instance, without copying it. Both read and write the same entries.
+
+        A nested `TensorDict` becomes an instance of the tensorclass that its field is annotated with, if all its keys
+        are fields of that class. The instance then wraps a shallow copy of the container, which keeps its own entries.
 
         Example:
             >>> import torch
@@ -304,14 +310,14 @@ class TensorClass(FieldWrapper, metaclass=_Dataclass):
         Args:
             tensordict: a container whose keys are fields of the class. Missing fields are `None`.
             non_tensordict: values of further fields. If given, the instance wraps a shallow copy of the container.
-            safe: check that `tensordict` is a container.
+            safe: `False` skips the check that `tensordict` is a container.
 
         Raises:
             TypeError: `tensordict` is not a container.
             ValueError: a key is not a field of the class.
         """
         container = container_of(tensordict)
-        if safe and not isinstance(container, Contract):
+        if safe is not False and not isinstance(container, Contract):
             raise ContainerExpected(
                 f"{cls.__name__}.from_tensordict needs a container, got {type(tensordict).__name__}; use "
                 f"{cls.__name__}.from_dict for a mapping"
@@ -321,14 +327,65 @@ class TensorClass(FieldWrapper, metaclass=_Dataclass):
             raise FieldError(f"{cls.__name__}.from_tensordict got {unknown}, {cls._layout.describe_fields()}")
         if non_tensordict:
             container = container.copy()
-        self = cls._wrap_container(container)
+        self = cls._wrap_container(cls._wrap_nested(container))
         for name, value in (non_tensordict or {}).items():
             self._store_entry(name, self._as_entry(name, value, True))
         if cls._has_post_init:
             self.__post_init__()  # type: ignore[attr-defined]
         if cls._frozen:
-            container._lock_tree()
+            self._tensordict._lock_tree()
         return self
+
+    @classmethod
+    def _wrap_nested(cls, container: Any) -> Any:
+        """Return the container with nested containers wrapped in the tensorclasses of their fields, if there are any.
+
+        A container that makes its entries on reading, as a lazy stack does, is returned unchanged.
+        """
+        entries = container._entries
+        if type(entries) is not dict or is_flat(entries):
+            return container
+        found = {}
+        for name, value in entries.items():
+            if is_node(value) and not value._is_non_tensor and not is_tensorclass(value):
+                kind = cls._layout.tensorclass_of(name)
+                if kind is not None and kind._layout.names.keys() >= set(value._structure()):
+                    found[name] = kind.from_tensordict(value.copy())
+        if not found:
+            return container
+        made = container._build({**entries, **found}, container._batch_size, container._device, container._names)
+        if container._locked:
+            made._lock_tree()
+            made._mark_as(container)
+        return made
+
+    def __replace__(self, /, **changes: Any) -> Self:
+        """Make an instance with other values in some fields, as `copy.replace` of Python 3.13 does.
+
+        Example:
+            >>> import torch
+            >>> from tensordict import TensorClass
+            >>> class Point(TensorClass):
+            ...     x: torch.Tensor
+            ...     name: str = "a"
+            >>> Point(torch.zeros(2), batch_size=[2]).__replace__(name="b").name
+            'b'
+
+        Args:
+            **changes: fields, or other arguments of the constructor, such as `batch_size`.
+
+        Returns:
+            a new instance, which the constructor makes. It shares the other values, and keeps the batch size, device
+            and names unless they are given. It is not locked.
+
+        Raises:
+            TypeError: the constructor does not take such an argument.
+        """
+        container = self._tensordict
+        state = {"batch_size": container._batch_size, "device": container._device, "names": container._names}
+        given = {name: value for name, value in state.items() if name not in self._layout.masked}
+        given.update({f.name: container._entries.get(f.name) for f in self.fields() if f.init})
+        return type(self)(**{**given, **changes})
 
     @classmethod
     def from_dict(cls, input_dict: Any, **kwargs: Any) -> Self:
@@ -338,6 +395,8 @@ class TensorClass(FieldWrapper, metaclass=_Dataclass):
 
     def __repr__(self) -> str:
         """Return the class, the fields sorted by name with their shapes and dtypes, the batch size and the device."""
+        if is_compact():
+            return format_compactly(self)
         entries = list_entries(self._tensordict)
         lines = sort_lines(f"{name}={format_entry(value, '    ')}" for name, value in entries.items())
         lines += [f"{name}=None" for name in self._layout.names if name not in entries]
@@ -392,7 +451,22 @@ def tensorclass(
     nocast: bool = ...,
     shadow: bool = ...,
     tensor_only: bool = ...,
+    skip_post_init_on_rebuild: bool = ...,
     cast_filter: CastFilter | None = ...,
+    kw_only: Literal[False] = ...,
+) -> Callable[[type[C]], type[C]]: ...
+@overload
+@dataclass_transform(kw_only_default=True, field_specifiers=(dataclasses.field, dataclasses.Field))
+def tensorclass(
+    *,
+    autocast: bool = ...,
+    frozen: bool = ...,
+    nocast: bool = ...,
+    shadow: bool = ...,
+    tensor_only: bool = ...,
+    skip_post_init_on_rebuild: bool = ...,
+    cast_filter: CastFilter | None = ...,
+    kw_only: bool,
 ) -> Callable[[type[C]], type[C]]: ...
 @dataclass_transform(field_specifiers=(dataclasses.field, dataclasses.Field))
 def tensorclass(
@@ -404,7 +478,9 @@ def tensorclass(
     nocast: bool = False,
     shadow: bool = False,
     tensor_only: bool = False,
+    skip_post_init_on_rebuild: bool = False,
     cast_filter: CastFilter | None = None,
+    kw_only: bool = False,
 ) -> Any:
     """Make a tensorclass of a plain class with annotated fields. Use it bare or with options: see :class:`TensorClass`.
 
@@ -425,7 +501,15 @@ def tensorclass(
     Returns:
         a subclass of :class:`TensorClass`, with the name, the bases and the body of `cls`.
     """
-    given = {"autocast": autocast, "frozen": frozen, "nocast": nocast, "shadow": shadow, "tensor_only": tensor_only}
+    given = {
+        "autocast": autocast,
+        "frozen": frozen,
+        "nocast": nocast,
+        "shadow": shadow,
+        "tensor_only": tensor_only,
+        "skip_post_init_on_rebuild": skip_post_init_on_rebuild,
+        "kw_only": kw_only,
+    }
     options: dict[str, Any] = {name: True for name, chosen in given.items() if chosen}
     if cast_filter is not None:
         options["cast_filter"] = cast_filter
@@ -443,8 +527,17 @@ def _make_subclass(cls: Any, options: dict[str, Any]) -> Any:
         # The class is a dataclass already. Drop its generated methods and keep its fields.
         for name, spec in body.pop("__dataclass_fields__").items():
             if name in inspect.get_annotations(cls):
+                spec.kw_only = spec.kw_only or bool(options.get("kw_only"))
                 body[name] = spec
-        for name in ("__init__", "__repr__", "__eq__", "__hash__", "__dataclass_params__", "__match_args__"):
+        for name in (
+            "__init__",
+            "__repr__",
+            "__eq__",
+            "__hash__",
+            "__dataclass_params__",
+            "__match_args__",
+            "__replace__",
+        ):
             body.pop(name, None)
     bases = tuple(base for base in cls.__bases__ if base is not object)
     if not issubclass(cls, TensorClass):
@@ -480,7 +573,7 @@ def _use_filter_of_class(cast: Callable[..., Any]) -> Callable[..., Any]:
 
 def _prefer_own(cls: type[TensorClass]) -> None:
     """Replace methods that a class inherits from a dataclass by the methods of `TensorClass`."""
-    for name in ("__repr__", "__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__"):
+    for name in ("__repr__", "__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__", "__replace__"):
         owner = next(parent for parent in cls.__mro__ if name in vars(parent))
         if dataclasses.is_dataclass(owner) and not issubclass(owner, TensorClass):
             setattr(cls, name, getattr(TensorClass, name))

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from typing_extensions import NotRequired, Required
 
+from tensordict.containers.dense import TensorDict
 from tensordict.containers.fields import quote_names
 from tensordict.containers.nontensor import NonTensorDataBase, unwrap, wrap
 from tensordict.containers.tensordict_base import TensorDictBase
@@ -197,6 +198,38 @@ class TypedTensorDict(FieldWrapper, TensorDictBase):
             for name, value in entries.items():
                 cls._check_type(name, value)
         return self
+
+    @classmethod
+    def from_dict(
+        cls,
+        input_dict: object,
+        *,
+        auto_batch_size: bool | None = None,
+        batch_size: object = None,
+        device: object = None,
+        batch_dims: int | None = None,
+        names: object = None,
+        check: bool = True,
+    ) -> Self:
+        """Make a container from a (nested) dict; for the other arguments see :meth:`TensorDict.from_dict`.
+
+        Args:
+            check: check that the required keys exist and that declared keys have the right types. Without it, reading a
+                key that is missing raises an `AttributeError`.
+
+        Raises:
+            TypeError: a required key is missing, a key is not declared, or a value has another type.
+        """
+        make: Any = super().from_dict if check else TensorDict.from_dict
+        made = make(
+            input_dict,
+            auto_batch_size=auto_batch_size,
+            batch_size=batch_size,
+            device=device,
+            batch_dims=batch_dims,
+            names=names,
+        )
+        return made if check else cls.from_tensordict(made, check=False)
 
     # Prints like a `TensorDict`, also over a container with its own `repr`.
     __repr__ = Printing.__repr__

@@ -176,6 +176,8 @@ class FieldWrapper(Wrapper):
     _frozen: ClassVar[bool] = False
     _nocast: ClassVar[bool] = False
     _shadow: ClassVar[bool] = False
+    # Nothing reads it: `__post_init__` never runs for results.
+    _skip_post_init_on_rebuild: ClassVar[bool] = False
     _tensor_only: ClassVar[bool] = False
     # True if all tensors are stored without casting or checking.
     _stores_tensors: ClassVar[bool] = True

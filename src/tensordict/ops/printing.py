@@ -14,6 +14,7 @@ from tensordict.core import torch_internals as internals
 from tensordict.core.contract import Contract
 from tensordict.looking.notebook_tree import tree_html
 from tensordict.looking.shown_entries import ShownLeaf, list_entries
+from tensordict.ops.compact_printing import CompactPrinter
 
 _DEFAULTS: dict[str, Any] = {
     "show_batch_size": True,
@@ -29,7 +30,11 @@ _DEFAULTS: dict[str, Any] = {
     "show_storage_size": False,
     "plain": False,
     "sort_keys": "alphabetical",
+    "compact": False,
+    "html": True,
 }
+# The options that both forms use. Any other option selects the detailed form.
+_OF_BOTH_FORMS = ("show_batch_size", "show_device", "show_dtype", "sort_keys", "html")
 # The options that `verbose=False` turns off.
 _DETAILS = ("show_device", "show_is_shared", "show_field_device", "show_dtype", "show_field_is_shared")
 
@@ -51,6 +56,9 @@ class set_printoptions(internals.Decorator):  # callers use it like a function, 
             fields={
                 a: Tensor(shape=torch.Size([2]))},
             batch_size=torch.Size([]))
+        >>> with set_printoptions(compact=True):
+        ...     print(TensorDict(a=torch.zeros(2, 3), b={"c": torch.ones(2)}, batch_size=[2]))
+        TensorDict(batch_size=[2], fields={a: f32[3], b: {c: f32[]}})
 
     Args:
         verbose: with `False`, hide devices, dtypes and `is_shared`, except for options that are set.
@@ -60,6 +68,9 @@ class set_printoptions(internals.Decorator):  # callers use it like a function, 
         plain: show the range of integer leaves, and the mean and standard deviation of floating point leaves.
         sort_keys: `"alphabetical"`, `"insertion"` (or `None`), or a function like the `key` of `sorted`. It takes the
             line of an entry, which begins with the key of the entry.
+        compact: print each entry as its dtype and its feature dims, as in `a: f32[3]`, with as few lines as possible.
+            The compact form shows neither names nor memory. Options that only the detailed form uses turn it off.
+        html: show a tree in notebooks, instead of the text.
 
     Raises:
         TypeError: an option is unknown.
@@ -82,6 +93,8 @@ class set_printoptions(internals.Decorator):  # callers use it like a function, 
         """Set the options for the rest of the program."""
         if not self._verbose:
             _options.update(dict.fromkeys(_DETAILS, False))
+        if "compact" not in self._given and self._given.keys() - set(_OF_BOTH_FORMS):
+            _options["compact"] = False
         _options.update(self._given)
 
     def clone(self) -> set_printoptions:
@@ -114,11 +127,13 @@ class Printing(Contract):
 
     def __repr__(self) -> str:
         """Describe the container: class, entries sorted by key with shapes and dtypes, batch size and device."""
+        if _options["compact"]:
+            return format_compactly(self)
         return format_container(type(self).__name__, {"fields": list_entries(self)}, self._facts())
 
-    def _repr_html_(self) -> str:
+    def _repr_html_(self) -> str | None:
         """Return a foldable tree of the entries for notebooks; see docs/guides/looking-at-data.md."""
-        return tree_html(self, sort_lines)
+        return tree_html(self, sort_lines) if _options["html"] else None
 
     def _facts(self) -> list[str]:
         """Return the closing lines of `repr` that the options select."""
@@ -130,6 +145,17 @@ class Printing(Contract):
         if _options["show_is_shared"]:
             facts.append(f"is_shared={self.is_shared()}")  # type: ignore[attr-defined]
         return facts
+
+
+def is_compact() -> bool:
+    """Return whether the options select the compact form."""
+    return bool(_options["compact"])
+
+
+def format_compactly(container: Contract) -> str:
+    """Return the compact form of the `repr` of a container."""
+    with container._at_once():
+        return CompactPrinter(_options).format_container(container)
 
 
 def format_container(name: str, groups: dict[str, Any], facts: Iterable[str]) -> str:

@@ -364,6 +364,8 @@ class LazyStackedTensorDict(LazyWrites):
 
     def __repr__(self) -> str:
         """Return the class, the common entries, the entries of single members, the batch size and the device."""
+        if printing.is_compact():
+            return printing.format_compactly(self)
         with self._at_once():
             common, others = list_entries_by_member(self)
             exclusive = []

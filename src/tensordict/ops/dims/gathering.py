@@ -215,6 +215,9 @@ class Gathering(Contract):
 
     def _choose(self, masks: ByNdim, other: object, pad: object, path: Path) -> Self:
         """Run `where` with checked arguments."""
+        if self._is_non_tensor:
+            is_held = isinstance(other, Contract) and other._is_non_tensor
+            return _choose_values(self, other, masks) if is_held else self.copy()
         if (members := self._members()) is not None:
             if not members:
                 return self._dense()._choose(masks, other, pad, path)
@@ -336,6 +339,13 @@ def _expand_leaf(value: Tensor, shape: torch.Size | None, size: torch.Size, path
             f"where: entry {joined(path)!r} of a container without batch dims has shape {list(value.shape)}, which "
             f"does not broadcast to that of the entry here, {list(shape or ())}"
         ) from None
+
+
+def _choose_values(a: Any, b: Any, masks: ByNdim) -> Any:
+    """Select values of the holder `a` where the mask is true, and of the holder `b` elsewhere."""
+    size = a._batch_size
+    mask = masks[len(size)].expand(size)
+    return b.copy()._assign_values(mask if size else (), a[mask] if size else a) if mask.any() else b.copy()
 
 
 def _map_any(value: object, fn: LeafFn) -> Any:

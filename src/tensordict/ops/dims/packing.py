@@ -20,7 +20,6 @@ from tensordict.ops.dims.batch_ops import drop_dim
 
 if TYPE_CHECKING:
     from tensordict.core.keys import Key
-    from tensordict.ops.collection import TensorCollection
 
 
 @dataclass(frozen=True)
@@ -94,7 +93,7 @@ class PackLayout:
         if self.device is not None:
             write(self, "device", as_device(self.device))
 
-    def unpack(self, flat: Tensor) -> TensorCollection:
+    def unpack(self, flat: Tensor) -> Any:
         """Make a container whose leaves are views of a packed tensor.
 
         Example:
@@ -148,7 +147,7 @@ class PackLayout:
                 made = cls._wrap_container(made)
             if path:
                 nodes[path[:-1]][path[-1]] = made
-        return made  # type: ignore[no-any-return]
+        return made
 
 
 def _add_node(nodes: dict[Path, dict[str, Any]], path: Path) -> dict[str, Any]:

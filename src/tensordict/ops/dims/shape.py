@@ -67,7 +67,10 @@ class Shape(Sizing):
             except RuntimeError as error:
                 raise name_entry(error, _walk_entries(self), op.leaf) from error
             if op.new_dims:
-                result = _stack_values(result, op.new_dims)
+                entries = result._entries
+                # A container of tensors only, the most frequent one, costs no call.
+                if type(entries) is not dict or list(map(type, entries.values())).count(Tensor) != len(entries):
+                    result = _stack_values(result, op.new_dims)
         if self._locked and result is not self:
             result._lock_tree()
             if op.is_view:

@@ -112,7 +112,8 @@ class Values(Writing):
         Returns:
             a new container over the same tensors, not locked.
         """
-        return self.exclude(*[key for key, _ in self.non_tensor_items(include_nested=True)])
+        result = self.exclude(*[key for key, _ in self.non_tensor_items(include_nested=True)])
+        return result.copy() if self._locked else result  # A nested container without values would stay locked.
 
 
 def _collect_values(node: Contract, prefix: Path, nested: bool, found: list[tuple[Any, Any]]) -> None:
