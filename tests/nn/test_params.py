@@ -72,7 +72,7 @@ def test_bad_arguments():
         make(no_convert="x")
     with pytest.raises(TypeError, match="got list"):
         TensorDictParams([torch.zeros(1)])
-    with pytest.raises(ValueError, match="not from both"):
+    with pytest.raises(TypeError, match="not from both"):
         TensorDictParams(TensorDict(), a=torch.zeros(1))
 
 

@@ -139,8 +139,8 @@ class TensorDictParams(Wrapper, GivesTensorDicts, nn.Module):  # type: ignore[mi
 
     Raises:
         TypeError: `parameters` is neither a container nor a mapping, or it makes its entries on reading, such as a lazy
-            stack.
-        ValueError: `no_convert` is unknown, or entries were given twice.
+            stack; or entries were given twice.
+        ValueError: `no_convert` is unknown.
 
     Example:
         >>> import torch
@@ -179,7 +179,7 @@ class TensorDictParams(Wrapper, GivesTensorDicts, nn.Module):  # type: ignore[mi
         if parameters is None:
             parameters = kwargs
         elif kwargs:
-            raise ValueError("entries come from a container or from keyword arguments, not from both")
+            raise TypeError("entries come from a container or from keyword arguments, not from both")
         if isinstance(parameters, Mapping) and not isinstance(parameters, Contract):
             parameters = TensorDict(parameters)
         if not isinstance(parameters, Contract):
@@ -540,6 +540,9 @@ class TensorDictParams(Wrapper, GivesTensorDicts, nn.Module):  # type: ignore[mi
         if "." in name:
             # `load_state_dict(assign=True)` sets dotted names, which torch does not allow as attributes.
             (self._parameters if is_parameter(value) else self._buffers)[name] = value
+        elif name in TRANSIENT:
+            # Torch would look for the name among the leaves, which takes 24 us for 20 leaves.
+            object.__setattr__(self, name, value)
         else:
             super().__setattr__(name, value)
 

@@ -111,8 +111,11 @@ class _set_skip_existing_None(set_skip_existing):
 
 def must_skip(module: TensorDictModuleBase, tensordict: Contract) -> bool:
     """Return whether to skip a module, because the container has all of its out-keys."""
-    mode = _choice.get() if _choice.in_threads else _choice.shared
-    return mode is not False and bool(mode) and _has_results(mode, tensordict, module.in_keys, module.out_keys)
+    mode = _choice.shared
+    if mode is False and not _choice.in_threads:
+        return False
+    mode = _choice.get()
+    return bool(mode) and _has_results(mode, tensordict, module.in_keys, module.out_keys)
 
 
 def _has_results(mode: Mode, tensordict: Contract, in_keys: Sequence[Key], out_keys: Sequence[Key]) -> bool:

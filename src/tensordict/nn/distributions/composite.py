@@ -565,11 +565,16 @@ def find_joint_draw(dist: Any) -> Callable[[Size], tuple[Any, Any]] | None:
 
     For a composite distribution, one of its parts must have one. The function returns its log-probabilities as a list.
     """
+    if not _draws_jointly(dist):
+        return None
     method = "rsample" if dist.has_rsample else "sample"
     if isinstance(dist, CompositeDistribution):
-        found = any(_joint_method(part, method) is not None for part in dist.dists.values())
-        return functools.partial(dist._draw, method) if found else None
+        return functools.partial(dist._draw, method) if any(map(_draws_jointly, dist.dists.values())) else None
     return _joint_method(dist, method)
+
+
+def _draws_jointly(dist: object) -> bool:
+    return hasattr(dist, "rsample_and_log_prob") or hasattr(dist, "sample_and_log_prob")
 
 
 def _joint_method(dist: object, method: str) -> Callable[[Size], tuple[Any, Any]] | None:
