@@ -307,6 +307,23 @@ def test_constructor_arguments() -> None:
 # --- options ----------------------------------------------------------------------------------------------------------
 
 
+def test_a_number_in_a_batch_stays_one_where_the_field_is_for_numbers() -> None:
+    """As in 0.15.3; 0.14.3 refuses it. Without batch dims both make a tensor."""
+
+    class Counted(TensorClass):
+        a: torch.Tensor
+        n: int = 0
+        weight: float | None = None
+
+    made = Counted(torch.zeros(2, 3), batch_size=[2])
+    assert type(made.n) is int and made[0].n == 0 and torch.stack([made, made]).n == [[0, 0], [0, 0]]
+    made.n, made.weight = 4, 0.5
+    assert made.n == 4 and made.weight == 0.5 and made.to_dict()["n"] == 4
+    with pytest.raises(RuntimeError, match="entry 'n' has shape"):
+        made.n = 2.5
+    assert Counted(torch.zeros(3)).n.shape == ()
+
+
 def test_autocast() -> None:
     class Cast(TensorClass["autocast"]):  # type: ignore[misc, type-arg]
         ten: torch.Tensor | None = None

@@ -16,6 +16,7 @@ from tensordict.containers.fields import OPTIONS
 from tensordict.containers.nontensor import wrap
 from tensordict.core import torch_internals as internals
 from tensordict.core.annotations import cast as as_annotated
+from tensordict.core.annotations import kinds_of
 from tensordict.core.contract import Contract, LeafFn, Names, Rename, is_node, state_of
 from tensordict.core.exceptions import FieldError, suggest
 from tensordict.core.keys import Path
@@ -225,6 +226,11 @@ class FieldWrapper(Wrapper):
         """Return the declared type of a field; `Any` for other names."""
         raise NotImplementedError
 
+    def _is_number(self, name: str, value: object) -> bool:
+        """Return whether a number has the type of a field that is declared for numbers alone, so that it stays one."""
+        kinds = kinds_of(self._hint_of(name))
+        return all(kind in (*_NUMBERS, type(None)) for kind in kinds) and isinstance(value, tuple(kinds))
+
     def _as_entry(self, name: str, value: object, keep: bool = False) -> Any:
         """Convert the value of a field for the container. With `keep`, a mapping is stored as a value, not as a node.
 
@@ -255,6 +261,7 @@ class FieldWrapper(Wrapper):
             or (keep and isinstance(value, Mapping))
             or (self._nocast and isinstance(value, (*_NUMBERS, np.ndarray)))
             or (self._autocast and not hasattr(value, "__array__"))
+            or (isinstance(value, _NUMBERS) and self._tensordict._batch_size and self._is_number(name, value))
         ):
             container = self._tensordict
             return wrap(value, container._batch_size, container._device, container._names)
