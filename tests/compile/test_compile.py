@@ -686,3 +686,13 @@ def test_export(strict):
     program = torch.export.export(net, (td,), strict=strict)
     result = program.module()(td)
     assert_same(result, net(td))
+
+
+def test_vmap_over_stacks_and_values_under_new_dims():
+    def fn(stack, td):
+        return torch.vmap(lambda row: row.set("z", row["a"] + 1))(stack), td.unsqueeze(0).expand(2, 1)
+
+    stack = lazy_stack([TensorDict(a=torch.ones(2) * i, batch_size=[2]) for i in range(3)])
+    compiled, words = torch.compile(fn, fullgraph=True, backend="eager")(stack, TensorDict(a=torch.ones(()), t="x"))
+    assert isinstance(compiled, LazyStackedTensorDict) and torch.equal(compiled["z"], stack["a"] + 1)
+    assert words["t"] == [["x"], ["x"]]

@@ -983,7 +983,7 @@ def test_where_chooses_values():
 def test_functions_that_stack():
     parts = [TensorDict({"a": torch.ones(n), "s": "x", "l": ["p", "q"][:n]}, batch_size=[n]) for n in (1, 2)]
     padded = pad_sequence(parts, return_mask=True)
-    assert padded.get("s").batch_size == (2, 2) and padded["s"] == [["x", "x"], ["x", "x"]]
+    assert padded.get("s").batch_size == (2, 2) and padded["s"] == [["x", None], ["x", "x"]]
     assert padded["l"] == [["p", None], ["p", "q"]]
     assert "s" not in padded["masks"]
     stack = lazy_stack([TensorDict(s="x"), TensorDict(s="y")])

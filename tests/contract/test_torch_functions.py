@@ -27,6 +27,7 @@ from contract.model import (
 from tensordict import LazyStackedTensorDict, TensorClass, TensorDict, lazy_stack
 from tensordict import cat as td_cat
 from tensordict import stack as td_stack
+from tensordict.ops.math import torch_functions
 
 Build = Callable[[], Any]
 
@@ -354,6 +355,63 @@ def test_functions_of_numbers_are_the_methods(build: Build) -> None:
     for names, others in (([*OF_ONE, *TESTS, "detach"], ()), (TWO, (other,)), (THREE, (other, other))):
         for name in names:
             assert_same_result(partial(getattr(torch, name), td, *others), partial(getattr(td, name), *others))
+
+
+def test_functions_in_place_are_the_methods(build: Build) -> None:
+    for name in ("abs_", "detach_", "zero_"):
+        expected, td = build(), build()
+        try:
+            getattr(expected, name)()
+        except (RuntimeError, TypeError) as error:
+            with pytest.raises(type(error)):
+                getattr(torch, name)(td)
+            continue
+        assert getattr(torch, name)(td) is td
+        for key, value in expected.items(True, True):
+            torch.testing.assert_close(td.get(key), value, equal_nan=True)
+
+
+# Functions of torch that share the name of a method, but not its meaning or arguments, or that give no container.
+OTHERS = {
+    "as_tensor", "empty", "fill_", "is_floating_point", "load", "norm", "save", "scatter", "select",
+}  # fmt: skip
+
+
+def test_every_function_with_a_method_of_its_name_takes_containers() -> None:
+    named = {name for name in dir(torch) if not name.startswith("_") and isfunction_of_torch(name)}
+    found = {name for name in named if hasattr(TensorDict, name)}
+    assert {name for name in found if getattr(torch, name) not in torch_functions._TABLE} == OTHERS
+
+
+def isfunction_of_torch(name: str) -> bool:
+    value = getattr(torch, name)
+    return callable(value) and not isinstance(value, type)
+
+
+ONE_OPERAND = [name for name in torch_functions._SAME_AS_METHOD.split() if name in (*OF_ONE, *TESTS, "detach")]
+
+
+def call_every_function(td: Any, other: Any) -> list[Any]:
+    results = [getattr(torch, name)(td) for name in ONE_OPERAND]
+    results += [getattr(torch, name)(td, other) for name in TWO if name != "bitwise_and"]
+    results += [getattr(torch, name)(td, other, other) for name in THREE]
+    return [*results, torch.clamp(td, 0.25, 0.5), torch.masked_fill(td, td["a"] > 0.5, 0.0), torch.softmax(td, 0)]
+
+
+def test_functions_compile_to_one_graph() -> None:
+    td, other = (TensorDict(a=torch.rand(3), b={"c": torch.rand(3)}, batch_size=[3]) for _ in range(2))
+    compiled = torch.compile(call_every_function, fullgraph=True, backend="eager")
+    for got, want in zip(compiled(td, other), call_every_function(td, other), strict=True):
+        for key, value in want.items(True, True):
+            torch.testing.assert_close(got[key], value, equal_nan=True)
+
+
+def test_functions_in_place_compile_with_breaks() -> None:
+    """Dynamo does not hand these to a container; the graph breaks there."""
+    td = TensorDict(a=torch.tensor([-1.0, 2.0]))
+    assert torch.compile(torch.abs_, backend="eager")(td) is td and td["a"].tolist() == [1, 2]
+    assert torch.clamp_max_(td, 1.5)["a"].tolist() == [1, 1.5]
+    assert torch.clamp_min_(td, 1.25)["a"].tolist() == [1.25, 1.5]
 
 
 NAMES_OF_PAIRS = ("add", "sub", "mul", "div", "pow", "maximum", "minimum", "logical_and")

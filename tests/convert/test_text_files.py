@@ -553,3 +553,12 @@ def test_names_in_the_header_have_quotes_only_where_they_need_them(tmp_path: pat
     TensorDict({name: torch.arange(2) for name in names}, [2]).to_csv(tmp_path / "x.csv")
     assert (tmp_path / "x.csv").read_text().startswith('plain,with space,"a,b","a""b","line\nbreak",')
     assert list(TensorDict.from_csv(tmp_path / "x.csv").keys()) == names
+
+
+def test_missing_cells_with_the_options_of_from_arrow(tmp_path: pathlib.Path) -> None:
+    (tmp_path / "x.csv").write_text("a,b\n1,2\n,3\n")
+    with pytest.raises(ValueError, match="no value"):
+        TensorDict.from_csv(tmp_path / "x.csv", nulls="raise")
+    assert TensorDict.from_csv(tmp_path / "x.csv", nulls="fill")["a"].tolist() == [1, 0]
+    with pytest.raises(TypeError, match="exclude each other"):
+        TensorDict.from_csv(tmp_path / "x.csv", batch_size=[2], auto_batch_size=True)

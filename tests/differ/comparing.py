@@ -235,6 +235,8 @@ def _beside_newest(step: Step, replies: tuple[dict[str, Any], ...]) -> tuple[str
         return f"{NEWEST} runs, ours raises", described(ours), []
     if newest and not ours:
         return f"{NEWEST} raises", described(newest), []
+    if newest:  # what a failing call leaves is nothing to follow
+        return "", "", []
     mine = [name for name in c["state"] if name == step.result or step.uses(name)]
     if found := [d for d in in_states(c["state"], b["state"]) if d.variable() in mine]:
         return f"{NEWEST}: {_place(step, found)}", kinds_of(found), found

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -12,6 +13,7 @@ from tensordict import (
     NonTensorStack,
     TensorClass,
     TensorDict,
+    UnbatchedTensor,
     lazy_stack,
     pad,
     pad_sequence,
@@ -126,6 +128,13 @@ def test_the_padding_of_values_is_none(inplace: bool) -> None:
 
 
 # --- to_padded_tensor -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("size", "pads", "new"), [([0, 0], [2, 0, 2, 2], [2, 4]), ([0], [1, 1], [2])])
+def test_values_of_an_empty_batch_are_padded_with_none(size: list[int], pads: list[int], new: list[int]) -> None:
+    padded = TensorDict({"word": "x"}, batch_size=size).pad(pads, value=1)
+    assert padded.get("word").batch_size == torch.Size(new)
+    assert padded["word"] == np.full(new, None).tolist()
 
 
 @ragged_rows
@@ -317,6 +326,19 @@ def test_values_in_padded_batch_dims_are_none() -> None:
         padded = pad_sequence(rows, padding_side=side, return_mask=True)  # type: ignore[arg-type]
         assert padded["one"] == [one, ["x"] * 3] and padded["many"] == [many, [*"abc"]]
         assert [row["many"] for row in unpad_sequence(padded)] == [["a"], [*"abc"]]
+
+
+def test_containers_of_values_alone_lose_their_padding() -> None:
+    rows = [TensorDict({"a": torch.ones(n), "n": TensorDict(word="x", batch_size=[n])}, [n]) for n in (1, 3)]
+    short, long = unpad_sequence(pad_sequence(rows, return_mask=True))
+    assert short["n"].batch_size == (1,) and long["n"].batch_size == (3,)
+    assert short["n", "word"] == ["x"]
+
+
+def test_unbatched_tensors_have_no_padding() -> None:
+    rows = [TensorDict({"a": torch.ones(n), "u": UnbatchedTensor(torch.ones(2))}, [n]) for n in (1, 3)]
+    short, long = unpad_sequence(pad_sequence(rows, return_mask=True))
+    assert short["a"].shape == (1,) and short["u"].shape == long["u"].shape == (2,)
 
 
 def pad_rows(x: torch.Tensor) -> Any:

@@ -31,6 +31,15 @@ class Frozen:
     x: torch.Tensor
 
 
+@tensorclass(kw_only=True)
+class ByName:
+    x: torch.Tensor
+
+
+class ByNameToo(TensorClass, kw_only=True):
+    x: torch.Tensor
+
+
 class FrozenData(TensorClass, frozen=True):
     x: torch.Tensor
 
@@ -75,6 +84,9 @@ Decorated(torch.zeros(3), label=3)  # bad
 Decorated(torch.zeros(3)).x = "a"  # bad
 print(Decorated(torch.zeros(3)).unknown)  # bad
 print(Frozen(torch.zeros(3)).y)  # bad
+ByName(torch.zeros(3))  # bad
+ByNameToo(torch.zeros(3))  # bad
+print(ByName(x=torch.zeros(3)).x, ByNameToo(x=torch.zeros(3), batch_size=[3])[0].x)
 Step(obs=torch.zeros(3)).obs = "a"  # bad
 print(Step(obs=torch.zeros(3)).unknown)  # bad
 Frozen(torch.zeros(3)).x = torch.ones(3)  # bad

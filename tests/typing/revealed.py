@@ -15,6 +15,7 @@ from tensordict import (
     LazyStackedTensorDict,
     MetaData,
     NonTensorData,
+    PackLayout,
     PersistentTensorDict,
     TensorClass,
     TensorCollection,
@@ -34,6 +35,7 @@ from tensordict import (
     pad_sequence,
     stack,
     tensorclass,
+    unpad_sequence,
 )
 from tensordict.nn import TensorDictModule, TensorDictSequential
 
@@ -143,6 +145,9 @@ assert_type(td.to_lazystack(), LazyStackedTensorDict)
 assert_type(lazy.densify(), TensorDict)
 assert_type(pad(td, [0, 1]), TensorDict)
 assert_type(pad_sequence([td, td]), TensorDict)
+assert_type(pad_sequence([data, data], padding_value={"x": 1}, padding_side="left"), Data)
+assert_type(unpad_sequence(td, mask), LazyStackedTensorDict)
+assert_type(td.pack(), tuple[Tensor, PackLayout])
 assert_type(merge_tensordicts(td, td), TensorDict)
 
 # --- functions of entries ---------------------------------------------------------------------------------------------

@@ -26,6 +26,8 @@ FILES = ("good.py", "bad.py", "revealed.py", "program.py")
 AS_ENTRIES = "an entry is a tensor, a container or any value, as the key says"
 AS_VALUES = "the value of a holder may be anything"
 LEFT = {
+    ".collate": "a container, a tensor or a structure of them, as the samples say",
+    "PackLayout.unpack": "a TensorDict, or an instance of the tensorclass that was packed",
     "get": AS_ENTRIES,
     "get_at": AS_ENTRIES,
     "get_non_tensor": AS_ENTRIES,

@@ -564,6 +564,8 @@ class NonTensorStack(_HolderBase, LazyStackedTensorDict):
         size = non_tensor._batch_size
         if not size:
             return non_tensor
+        if not size[0]:  # no member tells the sizes of the other dims
+            return _stack_flat([], size, non_tensor._device)  # type: ignore[no-any-return]
         return cls._along([cls.from_nontensordata(part) for part in non_tensor.unbind(0)], 0)
 
     def maybe_to_stack(self) -> Self:
@@ -687,7 +689,7 @@ class _ElementNumbers(NonTensorDataBase):
 
     def _map(self, fn: Any, size: Any = None, batch_dims: int = 0, rename: Any = None, on_node: Any = None) -> Any:
         numbers = self._value._numbers()
-        count = numbers.numel()
+        count = max(1, numbers.numel())
         # Runs `fn` twice with shifted numbers. Positions that did not shift were newly created, as by `new_ones`.
         found = fn(numbers).to(torch.int64)
         shifted = fn(numbers + count).to(torch.int64)

@@ -22,6 +22,7 @@ from tensordict.core.contract import Contract
 from tensordict.core.exceptions import DuplicateKeyError, SaveError, UnsupportedEntryError
 from tensordict.core.json_text import parse_json
 from tensordict.core.keys import Path, entry_of, joined
+from tensordict.core.shapes import refuse_two_sizes
 from tensordict.io import checks
 from tensordict.io.specification import (
     DICT,
@@ -94,6 +95,7 @@ class TableOptions:
     arguments: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        refuse_two_sizes(self.auto_batch_size, self.batch_size)
         if self.nulls not in (None, "raise", "fill", "mask"):
             raise ValueError(f"nulls is 'raise' or None, 'fill' or 'mask', got {self.nulls!r}")
         if self.mask_key and self.nulls != "mask":
@@ -104,7 +106,7 @@ class TableOptions:
     @property
     def may_lack_values(self) -> bool:
         """True if missing numbers are allowed."""
-        return self.nulls is not None or self.fill is not None
+        return self.fills or self.fill is not None
 
     def fill_of(self, name: str) -> Any:
         """Return the fill value of a column; `None` if there is none."""

@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
+import numpy as np
 import torch
 
 from tensordict.convert.columns import paths_of
@@ -121,17 +122,19 @@ def _mark_floats(table: Any) -> Any:
 
     Arrow writes floating point numbers as `1`, and a column of these would be read as integers.
     """
-    pa, pc = require("pyarrow", "tabular"), require("pyarrow.compute", "tabular")
+    pa = require("pyarrow", "tabular")
     for at, kind in enumerate(table.schema.types):
         if not pa.types.is_floating(kind):
             continue
         column = table.column(at)
-        for part in (column[:_FEW], column):
-            values = part.cast(pa.float64())
-            is_whole = pc.and_(pc.equal(pc.floor(values), values), pc.less(pc.abs(values), _EXACT))
-            if not pc.all(is_whole, min_count=0).as_py():
-                break
-        else:
+        # NumPy sees a null as NaN.
+        first = column[:_FEW].to_numpy()
+        if not ((first == np.floor(first)) | np.isnan(first)).all():
+            continue
+        pc = require("pyarrow.compute", "tabular")
+        values = column.cast(pa.float64())
+        is_whole = pc.and_(pc.equal(pc.floor(values), values), pc.less(pc.abs(values), _EXACT))
+        if pc.all(is_whole, min_count=0).as_py():
             table = table.set_column(at, table.schema.names[at], values.cast(pa.decimal128(38, 1)))
     return table
 

@@ -130,7 +130,9 @@ def _save(container: Contract, parts: list[Part], path: str, options: FolderOpti
     """Write and load the new archive, and then replace the old one."""
     if (existing := _open_existing(container, path, options)) is not None:
         return existing
-    with FileTransaction(path, options.existsok, options.durable, _choose_check(options), parents=True) as save:
+    # `memmap_like` has opened an old archive already.
+    check = None if options.overwrite or options.like else _refuse_other
+    with FileTransaction(path, options.existsok, options.durable, check, parents=True) as save:
         # Look again under the lock, because another process may have created it.
         if (existing := _open_existing(container, path, options)) is not None:
             return existing
@@ -154,11 +156,6 @@ def _open_existing(container: Contract, path: str, options: FolderOptions) -> An
     if options.allow_pickle:
         loading.unpickle = unpickle
     return reopening.open_whole(container, path, partial(load_archive, path, loading))
-
-
-def _choose_check(options: FolderOptions) -> Callable[[str], None] | None:
-    """Return the check of the old file; `None` with `overwrite`, and for `memmap_like`, which opens an old save."""
-    return None if options.overwrite or options.like else _refuse_other
 
 
 def _refuse_other(path: str) -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import bz2
 import ctypes
+import itertools
 import lzma
-import os
 import zlib
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -69,22 +69,16 @@ def write_plain_archive(
     position = _lay_out(parts)
     jobs: list[Callable[[], None]] = []
     large: list[tuple[Part, list[Crc32]]] = []
-    run: list[Part] = []
-    for item in parts:
-        if item.size < _LARGE and not item.zero:
-            run.append(item)
-            if len(run) == _VECTORS // 2:
-                jobs.append(partial(_write_run, fd, run, stamp, progress))
-                run = []
+    for is_small, group in itertools.groupby(parts, lambda item: item.size < _LARGE and not item.zero):
+        run = list(group)
+        if is_small:
+            starts = range(0, len(run), _VECTORS // 2)
+            jobs += [partial(_write_run, fd, run[at : at + _VECTORS // 2], stamp, progress) for at in starts]
             continue
-        if run:
-            jobs.append(partial(_write_run, fd, run, stamp, progress))
-            run = []
-        sums: list[Crc32] = []
-        large.append((item, sums))
-        jobs += _plan_pieces(fd, item, sums, progress)
-    if run:
-        jobs.append(partial(_write_run, fd, run, stamp, progress))
+        for item in run:
+            sums: list[Crc32] = []
+            large.append((item, sums))
+            jobs += _plan_pieces(fd, item, sums, progress)
     if any(item.zero for item, _ in large):
         files.allocate(fd, position, reserve)
     # The file system allows one write to a file at a time. A second thread computes checksums meanwhile.
@@ -185,13 +179,11 @@ def _write_piece(fd: int, item: Part, start: int, crc: Crc32, progress: Progress
 
 
 def _read_range(path: str, start: int, stop: int) -> bytes:
-    with files.closing(os.open(path, os.O_RDONLY | system.CLOEXEC)) as fd:
-        content = system.pread(fd, stop - start, start)
-        while len(content) < stop - start:
-            more = system.pread(fd, stop - start - len(content), start + len(content))
-            if not more:
-                raise SaveError(f"the file {path!r} becomes shorter while it is packed")
-            content += more
+    with open(path, "rb") as file:
+        file.seek(start)
+        content = file.read(stop - start)
+    if len(content) < stop - start:
+        raise SaveError(f"the file {path!r} becomes shorter while it is packed")
     return content
 
 

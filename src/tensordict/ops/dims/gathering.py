@@ -206,7 +206,7 @@ class Gathering(Contract):
             self._check_broadcast(other, "tensor to take elements from")
         result: Any = self._choose(ByNdim(condition), other, pad, ())
         if out is None:
-            if self._locked:
+            if self._locked and not isinstance(other, Contract):
                 result._lock_tree()
             return result  # type: ignore[no-any-return]
         check_out(out, None if update_batch_size else result._batch_size)

@@ -238,6 +238,8 @@ class _Unpadding:
                 if masks is not None and mask is None and any(True for _ in value._walk()):
                     raise KeyError(f"the masks have no entry {joined(key)!r}, which the padded container has")
                 columns[name], found = self.split_node(value, mask, key)
+                if found is None:  # no tensor in it tells where the rows end
+                    whole.append((name, value))
             else:
                 dim = self.dim if self.dim >= 0 else value.ndim - 1 + self.dim
                 columns[name], own = self.split_leaf(value, mask, dim, len(size), key)
@@ -252,8 +254,10 @@ class _Unpadding:
                     f"but that of another entry keeps {runs.lengths} along batch dim {at}"
                 )
         for name, value in whole:
-            parts = value.unbind(0)
-            if runs is not None:
+            if runs is None and columns[name] is not None:
+                continue
+            parts = value.unbind(0) if is_node(value) else [value] * node._batch_size[0]
+            if runs is not None and is_node(value):
                 before = (slice(None),) * at
                 spans = [slice(start, start + length) for start, length in zip(*runs, strict=True)]
                 parts = [part._index((*before, span)) for part, span in zip(parts, spans, strict=True)]

@@ -185,7 +185,9 @@ _SAME_AS_METHOD = (
     "all amax amin any atleast_1d atleast_2d atleast_3d broadcast_to chunk cummax cummin flatten flip fliplr "
     "flipud logsumexp masked_fill masked_select maximum max mean min moveaxis movedim nanmean nansum narrow "
     "numel permute prod quantile repeat_interleave reshape roll rot90 softmax squeeze std sum swapaxes swapdims "
-    "tile transpose unbind unsqueeze var"
+    "tile transpose unbind unsqueeze var "
+    "abs_ acos_ asin_ atan_ ceil_ clamp_max_ clamp_min_ cos_ cosh_ detach_ erf_ erfc_ exp_ expm1_ floor_ frac_ "
+    "log10_ log1p_ log2_ log_ neg_ reciprocal_ round_ sigmoid_ sin_ sinh_ sqrt_ tan_ tanh_ trunc_ zero_"
 )
 
 _TABLE: dict[Any, Callable[..., Any]] = {

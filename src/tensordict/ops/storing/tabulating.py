@@ -9,7 +9,6 @@ import torch
 from tensordict.convert import arrow, huggingface, pandas, polars
 from tensordict.convert.columns import Fill, Nulls, TableOptions
 from tensordict.core.keys import Key, path_of
-from tensordict.core.shapes import refuse_two_sizes
 from tensordict.ops.converting import Converting
 from tensordict.ops.foreign import apply_options
 
@@ -343,7 +342,6 @@ class Tables(Converting):
 
 def finish_table(cls: Any, container: Any, options: TableOptions) -> Any:
     """Convert a container of columns to the class `cls`, and apply the batch size and the device of the caller."""
-    refuse_two_sizes(options.auto_batch_size, options.batch_size)
     if not isinstance(container, cls) and hasattr(cls, "from_tensordict"):
         container = cls.from_tensordict(container)
     return apply_options(container, options.auto_batch_size, options.batch_dims, options.device, options.batch_size)
