@@ -256,6 +256,14 @@ def test_update_from_another_stack(stack: Any) -> None:
     assert "only1" in stack.tensordicts[1]
 
 
+@pytest.mark.parametrize("dim", [0, 1])
+def test_one_row_updates_all_members(dim: int) -> None:
+    stack = lazy_stack([TensorDict(a=torch.zeros(4, 3), batch_size=[4]) for _ in range(2)], dim)
+    row = torch.arange(12.0).reshape(4, 3).unsqueeze(dim)
+    for written in (stack.update_({"a": row}), stack.zero_().copy_(TensorDict(a=row, batch_size=row.shape[:2]))):
+        assert (written["a"] == row).all()
+
+
 def test_a_failing_update_changes_nothing(stack: Any) -> None:
     before = stack.clone()
     good = torch.zeros(3, 3)

@@ -24,6 +24,8 @@ class Drained(list):
 
 def is_view(x: object) -> bool:
     """Return whether `x` is an iterator or a view like `dict.keys()`."""
+    if is_tensor_collection(x):
+        return False
     return hasattr(x, "__next__") or re.search(r"(?i)view|keys|items|values", type(x).__name__) is not None
 
 
@@ -110,7 +112,7 @@ def _numbers(x: torch.Tensor) -> object:
 
 
 def _container(x: Any, depth: int) -> Summary:
-    name = type(x).__name__
+    name = type(x).__name__.replace("FileView", "_SubTensorDict")  # a part of a container in a file
     out: Summary = {"k": "td", "cls": name, "batch_size": list(x.batch_size)}
     if isinstance(x, (NonTensorData, NonTensorStack)) or tensordict.is_non_tensor(x):
         out["nontensor"] = summarise(x.tolist() if isinstance(x, NonTensorStack) else x.data, depth + 1)

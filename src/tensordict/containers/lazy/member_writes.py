@@ -69,6 +69,8 @@ class LazyWrites(LazyDims):
             item = make_entry(item, path, self._batch_size, None)
         if in_place and isinstance(item, Tensor) and not item.ndim:
             return [item] * len(store.containers)
+        if in_place and isinstance(item, Tensor) and item.shape[store.dim : store.dim + 1] == (1,):
+            return [item.select(store.dim, 0)] * len(store.containers)  # one row for all members, as copy_() broadcasts
         item = store.apply_hook_in(item)
         if isinstance(item, LazyCore) and item._entries.dim == store.dim and item._batch_size == self._batch_size:
             return item._entries.containers
