@@ -336,10 +336,10 @@ KINDS: list[Kind] = [
         **VIEWED,
     ),
     Kind("zarr-locked", build_zarr_locked, slow=True, library="zarr", python=(3, 11), locked=True, **VIEWED),
-    Kind("params", build_params, **PARAMS),
+    Kind("params", build_params, keeps_identity=False, **PARAMS),
     Kind("params-frozen", build_params_frozen, keeps_identity=False, **PARAMS),
-    Kind("params-named", build_params, names=("time", "env"), device="cpu", **PARAMS),
-    Kind("params-locked", build_params_locked, locked=True, **PARAMS),
+    Kind("params-named", build_params, names=("time", "env"), device="cpu", keeps_identity=False, **PARAMS),
+    Kind("params-locked", build_params_locked, locked=True, keeps_identity=False, **PARAMS),
 ]
 
 

@@ -333,7 +333,7 @@ def test_mode_rplus_writes_through(tmp_path: pathlib.Path) -> None:
         assert file.testzip() is None
     unpack_memmap(tmp_path / "x.tdz", tmp_path / "out")
     assert TensorDict.load_memmap(tmp_path / "out")["a"].tolist() == [7, 7, 7]
-    with pytest.raises(ValueError, match="'r' or 'r"):
+    with pytest.raises(ValueError, match="'r', 'r\\+' or None"):
         TensorDict.load_memmap(tmp_path / "x.tdz", mode="w")
 
 
