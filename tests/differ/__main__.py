@@ -71,7 +71,7 @@ def fuzz(options: argparse.Namespace) -> int:
 
 
 def _fuzz_part(options: argparse.Namespace, part: int) -> tuple[list[Group], collections.Counter[str]]:
-    """What one of the jobs finds in its programs."""
+    """Run the programs of one job; return the groups and the counts."""
     end = time.monotonic() + (options.seconds or (600.0 if options.programs is None else float("inf")))
     seeds = itertools.count(options.seed + part, options.jobs)
     if options.programs is not None:

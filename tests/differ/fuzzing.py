@@ -16,7 +16,7 @@ from differ.sides import Replies, Reply, Sides
 MOST = 8
 # Two examples are enough where the reference raises.
 WEAK = {"reference raises", "exception class", "reference changed something when both raise", f"{NEWEST} raises"}
-# Of so many programs one is drawn on the newest level, so that lines go on with what only that level makes.
+# One program in so many is drawn on the newest level: its lines use results that only this level can make.
 DRAWN_ON_NEWEST = 4
 
 

@@ -150,7 +150,7 @@ class TCE(TensorClass["tensor_only", "frozen"]):
     b: torch.Tensor = None
 
 
-# What level 0.14.3 has not: names that it does not define there.
+# Level 0.14.3 lacks these options, so the names stay undefined there.
 with contextlib.suppress(TypeError):
 
     class TCK(TensorClass, kw_only=True, cast_filter=lambda key, value: key[-1] == "a"):
@@ -277,7 +277,7 @@ def torchsave(x: Any, **options: Any) -> Any:
 
 
 def under(setting: Any, function: Callable[[], Any]) -> Any:
-    """What a function returns within the block of a setting."""
+    """Call a function within the block of a setting."""
     with setting:
         return function()
 

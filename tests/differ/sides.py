@@ -29,7 +29,7 @@ Lines = list[tuple[str, str | None]]
 
 
 class Replies(NamedTuple):
-    """What each side replies to a program: one reply a line, or `{"dead": why}`.
+    """The replies of all sides to a program: one reply a line, or `{"dead": why}`.
 
     `newest` covers the lines up to the last one that the reference refuses; the others are not asked for.
     """
