@@ -457,7 +457,7 @@ class NonTensorData(NonTensorDataBase):
         ('cat', NonTensorData(data=cat, batch_size=torch.Size([2]), device=None))
         >>> td[0] = {"a": 1.0, "label": "dog"}
         >>> td["label"], td[1]["label"]
-        (['dog', 'cat'], 'cat')
+        (LinkedList(['dog', 'cat']), 'cat')
     """
 
 

@@ -191,7 +191,7 @@ class Foreign(Converting):
         Example:
             >>> from tensordict import TensorDict
             >>> TensorDict.from_list([{"a": 1, "b": "x"}, {"a": 2, "b": "y"}])["b"]
-            ['x', 'y']
+            LinkedList(['x', 'y'])
 
         Args:
             input: a list of mappings, containers, dataclasses or named tuples. Nested lists add batch dims.
@@ -299,7 +299,7 @@ class Foreign(Converting):
             >>> td = TensorDict.from_struct_array(dogs)
             >>> dogs["age"] += 1
             >>> td["age"], td["name"]
-            (tensor([10,  4], dtype=torch.int32), ['Rex', 'Fido'])
+            (tensor([10,  4], dtype=torch.int32), LinkedList(['Rex', 'Fido']))
 
         Args:
             struct_array: the array.

@@ -167,7 +167,7 @@ class TableFiles(Tables):
             ...         _ = file.write("name,size.height,size.weight\\nRex,61,30.5\\nFido,38,12\\n")
             ...     dogs = TensorDict.from_csv(f"{folder}/dogs.csv", separator=".")
             >>> dogs["name"], dogs["size", "height"]
-            (['Rex', 'Fido'], tensor([61, 38]))
+            (LinkedList(['Rex', 'Fido']), tensor([61, 38]))
 
         The first non-empty cell of a column decides its type: integers (int64), floating point numbers (float64), truth
         values (`true`, `False`) or text. A later cell of another type raises an error.
@@ -230,7 +230,7 @@ class TableFiles(Tables):
             ...     td.to_csv(f"{folder}/td.csv", separator=".")
             ...     with open(f"{folder}/td.csv") as file:
             ...         print(file.read(), end="")
-            "a","b.c"
+            a,b.c
             0,"x"
             1,"y"
 
@@ -289,7 +289,7 @@ class TableFiles(Tables):
             ...         _ = file.write('{"name": "Rex", "cm": {"size": [61, 90]}}\\n')
             ...     dogs = TensorDict.from_json(f"{folder}/dogs.jsonl", lines=True)
             >>> dogs["name"], dogs["cm", "size"].shape
-            (['Rex'], torch.Size([1, 2]))
+            (LinkedList(['Rex']), torch.Size([1, 2]))
 
         Numbers become int64 or float64, and objects nested containers. Arrays of numbers become leaves with more dims,
         or ragged leaves if their lengths differ. Text, and arrays of text, become values.

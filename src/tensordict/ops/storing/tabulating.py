@@ -160,7 +160,7 @@ class Tables(Converting):
             >>> frame = pandas.DataFrame({"a": [1, 2], "b.c": [0.5, 1.5], "name": ["x", "y"]})
             >>> td = TensorDict.from_pandas(frame, separator=".")
             >>> td["b", "c"].dtype, td["name"], td.batch_size
-            (torch.float64, ['x', 'y'], torch.Size([2]))
+            (torch.float64, LinkedList(['x', 'y']), torch.Size([2]))
 
         Numbers and truth values become leaves (NaN is a number), text and other objects values.
 
