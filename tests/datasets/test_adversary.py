@@ -164,7 +164,7 @@ def test_objects_whose_names_lead_out_of_a_shard(tmp_path: pathlib.Path, monkeyp
     file = type(memory.store[f"{shard}/meta.json"])
     memory.store[f"{shard}/../../owned"] = file(memory, f"{shard}/../../owned", b"mine")
     problems = verify(url, raises=False).problems
-    assert not (tmp_path / "owned").exists() and len(problems) == 1 and "leads out" in problems[0]
+    assert not (tmp_path / "owned").exists() and len(problems) == 1 and "could lead out" in problems[0]
     assert open_dataset(url)["number"].tolist() == [0, 1, 2]
 
 

@@ -55,7 +55,7 @@ def test_an_operation_is_on_the_page_of_its_family(site: pathlib.Path) -> None:
     documented = inventory(site)
     assert documented["tensordict.TensorDictBase.reshape"].startswith("operations/shape.html#")
     assert documented["tensordict.nn.TensorDictModule"].startswith("reference/nn.html#")
-    assert documented["tensordict.store.TensorDictStore.td_id"].startswith("reference/store.html#")
+    assert documented["tensordict.TensorDictStore.td_id"].startswith("reference/store.html#")
 
 
 def test_documented_names_link_to_their_source(site: pathlib.Path) -> None:

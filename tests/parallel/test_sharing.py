@@ -373,8 +373,12 @@ def test_the_default_collate_function_for_containers_of_other_kinds():
     values = [NonTensorData("a"), NonTensorData("b")]
     (batch,) = DataLoader(values, batch_size=2)
     assert batch.tolist() == ["a", "b"]
-    with pytest.raises(RuntimeError, match="y"):
-        next(iter(DataLoader([TensorDict(x=torch.zeros(1)), TensorDict(y=torch.zeros(1))], batch_size=2)))
+    uneven = [TensorDict(x=torch.zeros(1)), TensorDict(y=torch.zeros(1))]
+    (batch,) = DataLoader(uneven, batch_size=2)
+    assert type(batch) is LazyStackedTensorDict and [list(member.keys()) for member in batch.unbind(0)] == [
+        ["x"],
+        ["y"],
+    ]
 
 
 @pytest.mark.gpu

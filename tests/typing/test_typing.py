@@ -24,10 +24,20 @@ FILES = ("good.py", "bad.py", "revealed.py", "program.py")
 
 # The public names, of one class or of all, that give `Any`, at least for some arguments, and why it can be no more.
 AS_ENTRIES = "an entry is a tensor, a container or any value, as the key says"
+AS_STORED = "a container, or an instance of the tensorclass that was stored"
 AS_VALUES = "the value of a holder may be anything"
 LEFT = {
     ".collate": "a container, a tensor or a structure of them, as the samples say",
     "PackLayout.unpack": "a TensorDict, or an instance of the tensorclass that was packed",
+    "LazyStackedTensorDict.from_dict": "a lazy stack of a list; one container of a mapping",
+    "PersistentTensorDict.file": "a File of h5py or a Group of zarr, which may both be missing",
+    "PersistentTensorDict.filename": "a path, a URL or a store of zarr",
+    "TensorDictStore.from_store": AS_STORED,
+    "TensorDictStore.from_tensordict": AS_STORED,
+    "TensorDictStore.to_local": AS_STORED,
+    "LazyStackedTensorDictStore.from_lazy_stack": AS_STORED,
+    "LazyStackedTensorDictStore.from_store": AS_STORED,
+    "LazyStackedTensorDictStore.to_local": AS_STORED,
     "get": AS_ENTRIES,
     "get_at": AS_ENTRIES,
     "get_non_tensor": AS_ENTRIES,

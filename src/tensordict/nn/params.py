@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, ItemsView, Iterable, Iterator, Mapping, MutableMapping, ValuesView
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from torch import Tensor, compiler, nn, no_grad
@@ -338,15 +338,14 @@ class TensorDictParams(Wrapper, GivesTensorDicts, nn.Module):  # type: ignore[mi
                 value = value if result is None else result
         return value
 
-    def items(self, *args: Any, **kwargs: Any) -> Any:
-        """Return the (key, value) pairs: a live view, or a list of the results of the hooks."""
+    def items(self, *args: Any, **kwargs: Any) -> ItemsView[Any, Any]:
+        """Return the (key, value) pairs: a live view, or a view of the results of the hooks."""
         view = super().items(*args, **kwargs)
-        return [(key, self._call_get_hooks(value)) for key, value in view] if self._get_hooks else view
+        return {key: self._call_get_hooks(value) for key, value in view}.items() if self._get_hooks else view
 
-    def values(self, *args: Any, **kwargs: Any) -> Any:
-        """Return the values: a live view, or a list of the results of the hooks."""
-        view = super().values(*args, **kwargs)
-        return [self._call_get_hooks(value) for value in view] if self._get_hooks else view
+    def values(self, *args: Any, **kwargs: Any) -> ValuesView[Any]:
+        """Return the values: a live view, or a view of the results of the hooks."""
+        return dict(self.items(*args, **kwargs)).values() if self._get_hooks else super().values(*args, **kwargs)
 
     def __getitem__(self, index: Any) -> Any:
         """Return the entry at a key, or a part of the batch."""
