@@ -443,8 +443,8 @@ class Nodes:
         self.content.remove(path)
 
     def close(self) -> None:
-        """Write pending documents and close the store."""
-        if self._pending:
+        """Close the store. A zip file gets its pending documents; elsewhere they are of a save that has failed."""
+        if self._pending and self.is_zip and not self.store.read_only:
             self._write(self._pending)
             self._pending = {}
         if not self._is_given:
