@@ -548,6 +548,13 @@ def test_whole_floating_point_numbers_stay_floating_point_numbers(tmp_path: path
     assert lines[0] == "a,b,c,d,n.half" and lines[1].startswith("1.0,1e+20,1,nan,1.0")
 
 
+def test_negative_zeros_keep_their_sign(tmp_path: pathlib.Path) -> None:
+    td = TensorDict(a=torch.tensor([-0.0, 1e14, 0.0]), batch_size=[3])
+    td.to_csv(tmp_path / "x.csv")
+    found = TensorDict.from_csv(tmp_path / "x.csv")["a"]
+    assert torch.equal(found, td["a"].double()) and torch.signbit(found).tolist() == [True, False, False]
+
+
 def test_names_in_the_header_have_quotes_only_where_they_need_them(tmp_path: pathlib.Path) -> None:
     names = ["plain", "with space", "a,b", 'a"b', "line\nbreak", ""]
     TensorDict({name: torch.arange(2) for name in names}, [2]).to_csv(tmp_path / "x.csv")

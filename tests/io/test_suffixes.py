@@ -159,7 +159,7 @@ TAKEN = {
     ".safetensors": {"num_threads", "checksum", "durable"},
     ".h5": {"compression", "durable"},
     ".hdf5": {"compression", "durable"},
-    ".zarr": {"compression", "durable"},
+    ".zarr": {"compression", "durable", "allow_pickle"},
     ".parquet": {"compression", "durable"},
 }
 

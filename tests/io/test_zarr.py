@@ -832,6 +832,9 @@ def test_pickled_values_on_request(tmp_path: pathlib.Path) -> None:
         data["more"] = NonTensorData({3}, batch_size=[2])
         assert pickle.loads(pickle.dumps(data))["more"] == {3} and data[1]["e"] == "x"
     td.to_zarr(zarr.storage.MemoryStore(), allow_pickle=True)
+    td.save(tmp_path / "y.zarr", allow_pickle=True).close()
+    with TensorDict.load(tmp_path / "y.zarr", allow_pickle=True) as data:
+        assert data["v"] == {1, 2}
 
 
 def test_a_zip_store_of_the_caller(tmp_path: pathlib.Path) -> None:

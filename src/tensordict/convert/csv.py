@@ -134,8 +134,14 @@ def _mark_floats(table: Any) -> Any:
         pc = require("pyarrow.compute", "tabular")
         values = column.cast(pa.float64())
         is_whole = pc.and_(pc.equal(pc.floor(values), values), pc.less(pc.abs(values), _EXACT))
-        if pc.all(is_whole, min_count=0).as_py():
-            table = table.set_column(at, table.schema.names[at], values.cast(pa.decimal128(38, 1)))
+        if not pc.all(is_whole, min_count=0).as_py():
+            continue
+        cells = values.cast(pa.decimal128(38, 1))
+        numbers = values.to_numpy()
+        if (negative := (numbers == 0) & np.signbit(numbers)).any():
+            # A decimal has no negative zero. Text is quoted, which readers of numbers ignore.
+            cells = pc.if_else(pa.array(negative), "-0.0", cells.cast(pa.string()).combine_chunks())
+        table = table.set_column(at, table.schema.names[at], cells)
     return table
 
 

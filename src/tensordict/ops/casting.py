@@ -28,23 +28,10 @@ if TYPE_CHECKING:
 CastFilter = Callable[[Any, Any], object]
 # The methods that take a `cast_filter`.
 CASTS = (
-    *("to", "type", "float", "double", "half", "bfloat16", "bool", "int"),
-    *("float16", "float32", "float64", "complex32", "complex64", "complex128"),
-    *(
-        "int8",
-        "int16",
-        "int32",
-        "int64",
-        "uint8",
-        "uint16",
-        "uint32",
-        "uint64",
-        "qint8",
-        "qint32",
-        "quint8",
-        "quint4x2",
-    ),
-)
+    "to", "type", "float", "double", "half", "bfloat16", "bool", "int", "float16", "float32", "float64",
+    "complex32", "complex64", "complex128", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64",
+    "qint8", "qint32", "quint8", "quint4x2",
+)  # fmt: skip
 
 
 class Casting(Leaves):

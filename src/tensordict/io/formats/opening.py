@@ -67,7 +67,10 @@ _OPTIONS: dict[str, frozenset[str]] = {
     ARCHIVE: (_FOLDER_OPTIONS | {"compression"}) - {"checksum"},
     CONSOLIDATED: _FILE_OPTIONS,
     SAFETENSORS: _FILE_OPTIONS,
-    **dict.fromkeys(BACKENDS, frozenset({"compression", "durable"})),
+    **{
+        name: frozenset({"compression", "durable", *(("allow_pickle",) if kind.holds_pickles else ())})
+        for name, kind in BACKENDS.items()
+    },
     PARQUET: frozenset({"compression", "durable"}),
     CSV: frozenset(),
     JSON: frozenset(),
@@ -231,7 +234,8 @@ def open_file(path: PathLike | Remote, options: LoadOptions, access: Access, for
         shown = path.url if isinstance(path, Remote) else os.fspath(path)
         raise ValueError(f"{shown!r} has the format {format!r}, which does not support {given}: load it without them")
     if format in BACKENDS:
-        return makers.open_store(path, backend=format, mode=options.mode or "r", device=options.device)
+        how: dict[str, Any] = {"device": options.device, "allow_pickle": options.unpickle is unpickle}
+        return makers.open_store(path, backend=format, mode=options.mode or "r", **how)
     assert not isinstance(path, Remote)
     if format in _TABLE_METHODS:
         name, _, how = _TABLE_METHODS[format]

@@ -429,7 +429,8 @@ class Saving(Contract):
                 `"blosc"`; for Parquet as in :meth:`to_parquet`.
             num_threads, checksum: for folders, archives, consolidated and safetensors files; as in :meth:`memmap`.
             durable: for all formats except CSV and JSON; as in :meth:`memmap`.
-            share_non_tensor, robust_key, allow_pickle: for folders and archives; as in :meth:`memmap`.
+            share_non_tensor, robust_key: for folders and archives; as in :meth:`memmap`.
+            allow_pickle: for folders, archives and Zarr; as in :meth:`memmap`.
             progress, overwrite, storage_options: for every format, as in its method.
             full_tensor: for every format, as in :meth:`memmap`.
 
