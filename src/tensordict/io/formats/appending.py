@@ -32,7 +32,7 @@ from tensordict.io.formats.directory import (
 from tensordict.io.formats.loading import LoadOptions, read_directory
 from tensordict.io.formats.meta import CHECKSUM, read_old_meta
 from tensordict.io.formats.stack_columns import is_ragged_leaf
-from tensordict.io.formats.value_files import refuse_pickle, unpickle
+from tensordict.io.formats.value_files import choose_unpickle
 from tensordict.io.remote.urls import is_url
 from tensordict.io.saving.transaction import FolderTransaction
 from tensordict.io.specification import DICT, UNBATCHED, VALUE_STACK, VALUES, WRAPPED, Specification, specification_of
@@ -89,7 +89,7 @@ def append_rows(prefix: PathLike, rows: Contract, *, allow_pickle: bool = False,
 
 def _plan(prefix: PathLike, rows: Contract, options: FolderOptions) -> tuple[FolderPlan, dict[Path, _Growth]]:
     """Read the save, and plan the files of the save with the new rows. Returns the plan and the leaves that grow."""
-    loading = LoadOptions(unpickle=unpickle if options.allow_pickle else refuse_pickle)
+    loading = LoadOptions(unpickle=choose_unpickle(options.allow_pickle))
     saved = read_directory(prefix, loading)
     if not saved.batch_size:
         raise SaveError(f"the save in {os.fspath(prefix)!r} has no batch dims, so it has no rows to append to")

@@ -17,7 +17,7 @@ from tensordict.io.formats.archive_reader import Archive
 from tensordict.io.formats.detect import TORCH_SUFFIXES, detect_format, is_known
 from tensordict.io.formats.loading import LoadOptions, load_directory, read_directory
 from tensordict.io.formats.structure import Complain
-from tensordict.io.formats.value_files import refuse_pickle, skip_unpickling, unpickle
+from tensordict.io.formats.value_files import choose_unpickle, skip_unpickling, unpickle
 from tensordict.io.remote.credentials import as_url
 from tensordict.io.remote.remote_rows import describe_rows
 from tensordict.io.remote.remote_saves import Access, CacheDir, RemoteSave, read_remote
@@ -165,7 +165,7 @@ def open_save(path: PathLike, *, allow_pickle: bool = False) -> Any:
         UnsupportedEntryError: a tensorclass has not been imported, or a value is pickled.
     """
     path = as_url(without_scheme(path))
-    options = LoadOptions(unpickle=unpickle if allow_pickle else refuse_pickle)
+    options = LoadOptions(unpickle=choose_unpickle(allow_pickle))
     if is_url(path):
         return load(path, options, Access.of(None))
     return load(path, options, Access(), detect_format(path))
@@ -219,7 +219,7 @@ def open_file(path: PathLike | Remote, options: LoadOptions, access: Access, for
 
     Args:
         path: the file, or the `Remote` of a Zarr group at a URL.
-        options: how to load; `num_threads`, `robust` and `unpickle` do not apply.
+        options: how to load; `num_threads` and `robust` do not apply, and `unpickle` only to Zarr groups.
         access: how to reach a URL, for a table or a registered format.
         format: the format.
 

@@ -124,6 +124,11 @@ def read_value_files(folder: str, key: Path) -> ValueFiles | None:
 Unpickle = Callable[[Source, str, Path, bool], Any]
 
 
+def choose_unpickle(allow_pickle: object) -> Unpickle:
+    """Return the function that reads pickled values, or raises an error unless `allow_pickle` is true."""
+    return unpickle if allow_pickle else refuse_pickle
+
+
 def unpickle(source: Source, path: str, key: Path, stack: bool) -> Any:
     """Unpickle a value. This may run any code, so it is only for callers who pass `allow_pickle=True`.
 

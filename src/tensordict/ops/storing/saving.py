@@ -15,7 +15,7 @@ from tensordict.io.formats import opening as formats
 from tensordict.io.formats.archive import plan_archive, wants_archive
 from tensordict.io.formats.directory import FolderOptions, plan_save
 from tensordict.io.formats.loading import LoadOptions, load_directory
-from tensordict.io.formats.value_files import Unpickle, refuse_pickle, unpickle
+from tensordict.io.formats.value_files import choose_unpickle
 from tensordict.io.remote.credentials import as_url
 from tensordict.io.remote.remote_saves import Access
 from tensordict.io.remote.uploads import save_file, save_folder
@@ -572,8 +572,9 @@ class Saving(Contract):
         After `mode="r"`, the container has no `saved_path`, and new values (`update_`) stay in memory too.
         """
         options = LoadOptions(
-            _choose_device(device, out, keys), non_blocking, robust_key is not False, unpickle=_unpickler(allow_pickle),
-            subpath=subpath, keys=keys, mode=mode, num_threads=num_threads, out=out, shows=progress,
+            _choose_device(device, out, keys), non_blocking, robust_key is not False,
+            unpickle=choose_unpickle(allow_pickle), subpath=subpath, keys=keys, mode=mode, num_threads=num_threads,
+            out=out, shows=progress,
         )  # fmt: skip
         access = Access.of(storage_options, cache_dir)
         return _load_into(out, formats.map_save(without_scheme(prefix), options, access))  # type: ignore[no-any-return]
@@ -638,8 +639,9 @@ class Saving(Contract):
                 Load files of `torch.save` with `torch.load`.
         """
         options = LoadOptions(
-            _choose_device(device, out, keys), non_blocking, robust_key is not False, unpickle=_unpickler(allow_pickle),
-            subpath=subpath, keys=keys, mode=mode, num_threads=num_threads, out=out, shows=progress,
+            _choose_device(device, out, keys), non_blocking, robust_key is not False,
+            unpickle=choose_unpickle(allow_pickle), subpath=subpath, keys=keys, mode=mode, num_threads=num_threads,
+            out=out, shows=progress,
         )  # fmt: skip
         access = Access.of(storage_options, cache_dir)
         return _load_into(out, formats.load(as_url(without_scheme(prefix)), options, access))  # type: ignore[no-any-return]
@@ -714,7 +716,7 @@ class Saving(Contract):
         """
         if self._memmap_prefix is None:
             raise SaveError("only a container that was saved to or loaded from a folder can be refreshed; see memmap()")
-        loaded = load_directory(self._memmap_prefix, LoadOptions(unpickle=_unpickler(allow_pickle)))
+        loaded = load_directory(self._memmap_prefix, LoadOptions(unpickle=choose_unpickle(allow_pickle)))
         # For a tensorclass, the folder has the save of the container inside.
         _load_into(self._wrapped_container(), loaded)
         return self
@@ -748,10 +750,6 @@ def _choose_device(device: Any, out: Any, keys: object) -> torch.device | None:
     return target if out._device is None else out._device
 
 
-def _unpickler(allow_pickle: bool | None) -> Unpickle:
-    return unpickle if allow_pickle else refuse_pickle
-
-
 def _load_into(out: Any, loaded: Any) -> Any:
     """Return `loaded`; or, if `out` is given, replace the entries of `out` by the loaded ones and return `out`."""
     if out is None:
@@ -777,7 +775,7 @@ def _save(
             partial(
                 formats.map_save,
                 without_scheme(prefix or ""),
-                LoadOptions(robust=options.robust, unpickle=_unpickler(options.allow_pickle)),
+                LoadOptions(robust=options.robust, unpickle=choose_unpickle(options.allow_pickle)),
                 Access.of(options.storage_options),
             ),
         )
