@@ -165,7 +165,7 @@ class LazyConcatenatedTensorDict(StoredContainer):
     def _view_rows(
         self, rows: range | Values, held: dict[str, Any] | None = None, at: Any = slice(None)
     ) -> LazyConcatenatedTensorDict:
-        """Return a view of the rows at the index `at`, whose numbers in the parts are `rows`; `held` are its entries."""
+        """Return a view of the rows at `at`, whose numbers in the parts are `rows`. `held` replaces its entries."""
         view = object.__new__(LazyConcatenatedTensorDict)
         view._joint, view._rows, view._path, view._altered = self._joint, rows, self._path, self._altered
         view._size = torch.Size((len(rows), *self._size[1:]))

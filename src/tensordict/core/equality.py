@@ -11,8 +11,8 @@ from torch import Tensor
 class TextMask(Tensor):
     """The mask that a list of texts gives when it is compared with one text.
 
-    Its truth is that of two different objects: such a list has never equaled a text, and `texts in ("a", ["a", "b"])`
-    relies on it. The results of all operations are plain tensors.
+    `bool(mask)` is False, and True for the operator `!=`, because programs compare such a list as a whole: a list never
+    equals a text, and `texts in ("a", ["a", "b"])` relies on it. The results of all operations are plain tensors.
     """
 
     __torch_function__ = torch.nn.Parameter.__torch_function__  # makes plain tensors, at no cost
@@ -23,7 +23,7 @@ class TextMask(Tensor):
 
     @classmethod
     def of(cls, mask: Tensor, truth: bool) -> Tensor:
-        """Make a mask; `truth` is the result of `bool`, which is true for the operator `!=`."""
+        """Make a mask; `truth` is the result of `bool(mask)`."""
         if torch.compiler.is_compiling():
             return mask
         made = mask.as_subclass(cls)

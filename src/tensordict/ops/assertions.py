@@ -71,7 +71,7 @@ assert_allclose_td = assert_close
 def list_differences(
     actual: Contract, expected: Contract, options: dict[str, Any], intersection: bool = False, prefix: Path = ()
 ) -> list[str]:
-    """Return a line for every pair of leaves that differ; the arguments are those of `assert_close`.
+    """Describe every pair of leaves that differ in one line. The arguments are as for `assert_close`.
 
     Raises:
         KeyError: the keys differ.
