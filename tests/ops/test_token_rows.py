@@ -235,7 +235,7 @@ def test_collate_packs(workers: int) -> None:
         (
             lambda s: pack_sequences([s[0], TensorDict(s[1].to_dict(), [5])], 9),
             ValueError,
-            r"sequence 1 has 5 tokens and the batch size \[5\], and .* batch size \[\]",
+            r"sequence 1 has 5 tokens and batch size \[5\], but .* batch size \[\]",
         ),
         (lambda s: unpack_sequences(s[0]), KeyError, "row 0 has no 'tokens'"),
         (lambda s: unpack_sequences([1]), TypeError, "got int"),

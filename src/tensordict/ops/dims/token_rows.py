@@ -148,23 +148,23 @@ def _join_nodes(nodes: Sequence[Any], lengths: list[int], numbers: Sequence[int]
     for node, length, number in zip(nodes, lengths, numbers, strict=True):
         if len(node._batch_size) != depth or (depth and node._batch_size != with_dim(first._batch_size, 0, length)):
             raise ShapeError(
-                f"{entry_of(path)}sequence {number} has {length} tokens and the batch size {list(node._batch_size)}, and "
-                f"sequence {numbers[0]} the batch size {list(first._batch_size)}: batch sizes may differ only in the "
-                "first dim, which counts the tokens"
+                f"{entry_of(path)}sequence {number} has {length} tokens and batch size {list(node._batch_size)}, but "
+                f"sequence {numbers[0]} batch size {list(first._batch_size)}: they may differ in the first dim only, "
+                "which counts the tokens"
             )
     entries: dict[str, Any] = {}
     for name in mappings[0]:
         key = (*path, name)
         column = [mapping[name] for mapping in mappings]
-        nested = [isinstance(value, Contract) for value in column]
-        if all(nested) and not any(value._is_non_tensor or value._is_tensor for value in column):
+        kinds = {issubclass(kind, Contract) for kind in set(map(type, column))}
+        if kinds == {True} and not any(value._is_non_tensor or value._is_tensor for value in column):
             entries[name] = _join_nodes(column, lengths, numbers, key)
             continue
         for value, length, number in zip(column, lengths, numbers, strict=True):
-            if not value.ndim or (not any(nested) and value.is_nested) or value.shape[0] != length:
+            if not value.ndim or value.shape[0] != length:
                 raise _refuse_entry(key, value, number, length)
         try:
-            entries[name] = cat_containers(column) if any(nested) else torch.cat(column)
+            entries[name] = cat_containers(column) if True in kinds else torch.cat(column)
         except (RuntimeError, TypeError) as error:
             raise type(error)(f"entry {joined(key)!r} cannot be concatenated: {error}") from error
     size = with_dim(first._batch_size, 0, sum(lengths)) if depth else first._batch_size
