@@ -7,9 +7,9 @@ tokenizers huggingface_hub verl omegaconf antlr4-python3-runtime==4.9.3 codetimi
 are written here after the documented behaviour of both packages, and run always.
 
 Each call runs once in each round, in turns, on one thread. The medians of the processor time count, so that other
-processes matter less. All start with the tokens in
-the form that they take: containers of tensors (here), Arrow (TRL), one padded batch with a mask (verl). The time to make
-that form is not counted. Every result is compared with the sequences.
+processes matter less. All start with the tokens in the form that they take: containers of tensors (here), Arrow (TRL),
+one padded batch with a mask (verl). The time to make that form is not counted. Every result is compared with the
+sequences.
 """
 
 from __future__ import annotations
@@ -185,8 +185,9 @@ def packers(
 
 
 def _trl(plain: list[TensorDict], most: int) -> Callable[[], Any]:
-    from datasets import Dataset, disable_caching, disable_progress_bars  # type: ignore[import-not-found]
     from trl import pack_dataset
+
+    from datasets import Dataset, disable_caching, disable_progress_bars  # type: ignore[import-not-found]
 
     disable_progress_bars()
     disable_caching()
