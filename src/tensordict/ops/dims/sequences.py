@@ -60,9 +60,14 @@ class SequencePadding:
 
     def find_form(self, path: Path) -> tuple[float, str]:
         """Return the padding value and the side of an entry."""
-        self.used.add(path)
-        value = self.values.get(path, 0.0) if isinstance(self.values, dict) else self.values
-        return value, self.sides.get(path, "right") if isinstance(self.sides, dict) else self.sides
+        value, side = self.values, self.sides
+        if isinstance(value, dict):
+            self.used.add(path)
+            value = value.get(path, 0.0)
+        if isinstance(side, dict):
+            self.used.add(path)
+            side = side.get(path, "right")
+        return value, side
 
     def pad_nodes(self, nodes: Sequence[Contract], path: Path) -> tuple[Any, Any]:
         """Return the padded stack of containers, and the container of its masks, or `None`."""
@@ -178,18 +183,15 @@ def _pad_leaves(column: list[Any], lengths: list[int], longest: int, dim: int, v
     """Pad leaves to the length `longest` along one dim, and stack them."""
     if lengths.count(longest) == len(lengths):
         return torch.stack(column)
-    behind = (0, 0) * (column[0].ndim - dim - 1)
-
-    def pad(leaf: Tensor, n: int) -> Tensor:
-        pads = (*behind, longest - n, 0) if side == "left" else (*behind, 0, longest - n)
-        return torch.constant_pad_nd(leaf, pads, value)
-
-    if dim:
-        return torch.stack(list(map(pad, column, lengths)))
-    if longest not in lengths:
-        # Torch pads all of them to the longest one.
-        column = [pad(column[0], lengths[0]), *column[1:]]
-    return internals.pad_sequence(column, True, value, side)
+    if not dim and longest in lengths:
+        return internals.pad_sequence(column, True, value, side)
+    behind, left = (0, 0) * (column[0].ndim - dim - 1), side == "left"
+    return torch.stack(
+        [
+            torch.constant_pad_nd(leaf, (*behind, longest - n, 0) if left else (*behind, 0, longest - n), value)
+            for leaf, n in zip(column, lengths, strict=True)
+        ]
+    )
 
 
 def pad_and_stack(
