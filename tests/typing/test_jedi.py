@@ -15,14 +15,13 @@ class Step(TensorClass):
 td = TensorDict(a=torch.ones(3), batch_size=[3])
 steps = Step(obs=torch.ones(3), batch_size=[3])
 """
-RESULTS = [
-    *("[0]", "[:2]", "[..., None]", ".to(1)", '.to("cpu")', ".cpu()", ".cuda()", ".float()", ".detach()", ".data"),
-    *(".clone()", ".copy()", ".contiguous()", ".reshape(3)", ".view(3)", ".unsqueeze(0)", ".permute(0)", ".expand(2, 3)"),
-    *('.select("obs")', '.exclude("obs")', '.set("obs", 1)', ".update({})", ".empty()", ".lock_()", ".unflatten_keys()"),
-    *(".apply(abs)", ".unbind(0)[0]", ".split(1)[0]", ".chunk(1)[0]", ".gather(0, i)", ".where(m, 0)", ".mean(0)"),
-    *(".memmap_()", '.memmap("folder")', '.load_memmap("folder")', 'XXolidate()", ".pin_memory()"),
-    *("[0].to(1).reshape(1)[0].clone()", "[1:].cpu().float()"),
-]  # fmt: skip
+RESULTS = """
+[0] [:2] [...,None] .to(1) .to("cpu") .cpu() .cuda() .float() .detach() .data .clone() .copy() .contiguous()
+.pin_memory() .reshape(3) .view(3) .unsqueeze(0) .permute(0) .expand(2,3) .unbind(0)[0] .split(1)[0] .chunk(1)[0]
+.mean(0) .gather(0,i) .select("obs") .exclude("obs") .set("obs",1) .update({}) .empty() .lock_() .unflatten_keys()
+.apply(abs) .where(m,0) .memmap_() .memmap("folder") .load_memmap("folder") .from_dict({}) .consolidate()
+[0].to(1).reshape(1)[0].clone() [1:].cpu().float()
+""".split()
 
 
 @pytest.mark.seconds
@@ -32,9 +31,7 @@ def test_results_have_the_class_of_the_container(name: str, kind: str) -> None:
     lines = [f"r{number} = {name}{result}" for number, result in enumerate(results)]
     script = jedi.Script(PROGRAM + "\n".join(lines))
     start = PROGRAM.count("\n") + 1
-    found = {
-        result: [value.name for value in script.infer(start + number, 0)] for number, result in enumerate(results)
-    }
+    found = {result: [value.name for value in script.infer(start + number, 0)] for number, result in enumerate(results)}
     assert {result: names for result, names in found.items() if kind not in names} == {}
 
 

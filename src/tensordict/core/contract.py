@@ -126,6 +126,10 @@ class EntryStore:
     def refuse_deletion(self) -> None:
         """Raise an error if entries cannot be deleted. Operations that write before they delete call this first."""
 
+    def preview(self, name: str) -> str:
+        """Return a text that describes values that `structure` leaves out, or an empty string. It may read a few."""
+        return ""
+
     def fact(self) -> str:
         """Return a note for `repr`, such as `"op=view(6)"`, or an empty string."""
         return ""
