@@ -64,6 +64,8 @@ def test_rlds(tmp_path: Path) -> None:
     assert seen["state"][1].tolist() == [1.0, -1.0, 0.5] and seen["bytes"].dtype == torch.uint8
     assert seen["packed"].dtype == torch.int16 and seen["packed"][2].tolist() == [[-2, -2], [-2, -2]]
     assert seen["squeezed"].tolist() == [[0, 0.25], [1, 0.25], [2, 0.25], [0, 0.25], [1, 0.25]]
+    assert [row.tolist() for row in data["boxes"].unbind()] == [[], [[0, 0]], [[0, 0]] * 2, [], [[1, 1]]]
+    assert data["words"] == [[], ["w"], ["w", "w"], [], ["w"]]
     assert data["language_instruction"] == ["go to 0"] * 3 + ["go to 1"] * 2
     assert data["episode_metadata", "file_path"][3] == "1.h5" and data["episode_metadata", "score"][4] == 1
     pixels = decode_images(data[:], ("observation", "image"))["observation", "image"]
@@ -78,6 +80,7 @@ def test_other_data_sets_of_tensorflow(tmp_path: Path) -> None:
     for row, name in enumerate(order):
         number = int(name[1:])
         assert data["box"][row].tolist() == [[number, number]] * number and data["words"][row] == ["w"] * number
+        assert data["points"][row].shape == (1 + number, 3) and data["points"][row].dtype == torch.float32
         assert decode_images(data[row], "image")["image"].shape == (3, 2 + number, 3)
     ragged = read("rlds", tmp_path / "other", source=f"{SAMPLES}/tfds/pictures-train.tfrecord*", decode=True)["image"]
     assert sorted(len(image[0]) for image in ragged.unbind()) == [2, 3, 4]
@@ -193,6 +196,7 @@ def test_what_is_there_stays(tmp_path: Path) -> None:
 
 
 def test_to_a_url() -> None:
+    pytest.importorskip("fsspec")
     data = import_dataset(SOURCES["webdataset"], "memory://importing/data", "webdataset")
     assert data["cls"].tolist() == [0, 1, 0, 1, 0]
 

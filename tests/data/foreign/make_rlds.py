@@ -31,6 +31,8 @@ class Robot(tfds.core.GeneratorBasedBuilder):
                 }
             ),
             "action": tfds.features.Tensor(shape=(2,), dtype=np.float64),
+            "boxes": tfds.features.Sequence(tfds.features.Tensor(shape=(2,), dtype=np.int32)),
+            "words": tfds.features.Sequence(tfds.features.Text()),
             "reward": tfds.features.Scalar(dtype=np.float32),
             "is_first": tfds.features.Scalar(dtype=np.bool_),
             "is_last": np.bool_,
@@ -66,6 +68,8 @@ class Robot(tfds.core.GeneratorBasedBuilder):
                         "bytes": np.array([step, 255], np.uint8),
                     },
                     "action": np.array([step, episode], np.float64),
+                    "boxes": np.full((step, 2), episode, np.int32),
+                    "words": ["w"] * step,
                     "reward": np.float32(step == length - 1),
                     "is_first": step == 0,
                     "is_last": step == length - 1,
@@ -90,6 +94,7 @@ class Pictures(tfds.core.GeneratorBasedBuilder):
                     "image": tfds.features.Image(shape=(None, None, 3)),
                     "label": tfds.features.ClassLabel(names=["cat", "dog"]),
                     "box": tfds.features.Sequence(tfds.features.Tensor(shape=(2,), dtype=np.float32)),
+                    "points": tfds.features.Tensor(shape=(None, 3), dtype=np.float32),
                     "words": tfds.features.Sequence(tfds.features.Text()),
                     "name": tfds.features.Text(),
                 }
@@ -107,6 +112,7 @@ class Pictures(tfds.core.GeneratorBasedBuilder):
                     "image": np.full((2 + number, 3, 3), number, np.uint8),
                     "label": number % 2,
                     "box": np.full((number, 2), number, np.float32),
+                    "points": np.full((1 + number, 3), number, np.float32),
                     "words": ["w"] * number,
                     "name": f"n{number}",
                 },
