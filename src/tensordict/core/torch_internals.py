@@ -322,6 +322,19 @@ def jagged_dim(leaf: Tensor) -> int:
 _UNSEEN = "missing: containers inside functions of torch.func"
 
 is_batched: Callable[[Tensor], bool] = _take("torch._C._functorch.is_batchedtensor", lambda tensor: False, _UNSEEN)
+
+
+def count_writes(leaf: Tensor) -> int | None:
+    """Return how often a tensor was written in place, or `None` where torch does not count.
+
+    It does not count in compiled code, in inference mode, and for tensors that an outer `vmap` maps.
+    """
+    if torch.compiler.is_compiling() or leaf.is_inference() or is_batched(leaf):
+        return None
+    count: int | None = getattr(leaf, "_version", None)
+    return count
+
+
 is_transformed: Callable[[Tensor], bool] = _take(
     "torch._C._functorch.is_functorch_wrapped_tensor", lambda tensor: False, _UNSEEN
 )
@@ -357,6 +370,11 @@ def is_exporting() -> bool:
     if _EXPORTING_AT_IMPORT is None:
         return torch.compiler.is_exporting()
     return torch.compiler._is_exporting_flag
+
+
+def do_distributions_validate() -> bool:
+    """Return whether distributions check their arguments by default. Torch has a public function to set that only."""
+    return getattr(torch.distributions.Distribution, "_validate_args", __debug__)
 
 
 add_batch_dim: Callable[[Tensor, int, int], Any] = _need("torch._functorch.vmap._add_batch_dim", "torch.vmap")

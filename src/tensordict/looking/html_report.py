@@ -31,8 +31,9 @@ from tensordict.looking.markup import (
     table,
 )
 from tensordict.looking.measuring import MEMBER, ROWS, LeafFigures, LeafGroup, collect_groups, measure_leaf
-from tensordict.looking.plots import bin_edges
+from tensordict.looking.plots import bin_edges, is_constant
 from tensordict.looking.tally import Numbers, figures_html, list_figures
+from tensordict.looking.texts import MOST_COUNTED, count_texts, format_values
 from tensordict.memory.mapped import PathLike
 from tensordict.memory.names import without_scheme
 
@@ -361,7 +362,8 @@ def _cards_html(saves: Sequence[_ReportedSave], bar: Progress | None) -> Iterato
 def _card_html(both: Sequence[LeafFigures | None], key: Path) -> str:
     pieces = [f"<h3>{escape(_key_text(key))}</h3>"]
     samples = [np.zeros(0) if found is None else found.sample for found in both]
-    if (edges := bin_edges(samples)) is not None:
+    # The histogram of a constant would be one block.
+    if (edges := bin_edges(samples)) is not None and not all(map(is_constant, samples)):
         pieces.append(_draw_svg(samples, edges))
     for number, found in enumerate(both):
         if found is not None:
@@ -434,7 +436,9 @@ def _values_html(saves: Sequence[_ReportedSave]) -> Iterator[str]:
         for number, save in enumerate(saves):
             for node in islice(save.values.get(key, []), 1):
                 more = len(save.values[key]) - 1
-                text = _format_saved_value(node.value) + (f" (and {count_text(more, 'more member')})" if more else "")
+                text = _format_saved_value(node.value, node.batch_size) + (
+                    f" (and {count_text(more, 'more member')})" if more else ""
+                )
                 rows.append(
                     [_key_text(key), *_save_letter(saves, number), node.kind, _format_shape(node.batch_size), text]
                 )
@@ -443,9 +447,13 @@ def _values_html(saves: Sequence[_ReportedSave]) -> Iterator[str]:
         yield _more_html(len(keys), min(len(keys), _MOST_LEAVES), "key")
 
 
-def _format_saved_value(value: Any) -> str:
+def _format_saved_value(value: Any, size: Sequence[int]) -> str:
     if isinstance(value, BrokenValue):
         return f"broken: {value.why}"
+    if isinstance(value, DeferredValue):
+        value = value.read(MOST_COUNTED)
+    if isinstance(value, list) and len(value) > 1 and count_texts(value):
+        return f"{math.prod(size):,} texts: {format_values(value, math.prod(size))}"
     if isinstance(value, list) and len(value) > ROWS:
         return f"{_format_value(value[:ROWS])[:-1]}, …], {len(value):,} in all"
     return _format_value(value)

@@ -75,6 +75,8 @@ _TAGS = (
     "last_modified",
     "created",
 )
+# The extras that install the file systems of schemes.
+_EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs"}
 _TIMES = ("LastModified", "last_modified", "mtime", "updated", "created")
 
 Content = bytes | str
@@ -170,7 +172,9 @@ class Remote:
             self._known_fs, self._root = core.url_to_fs(url, **options)
         except ImportError as error:
             # fsspec says what to install.
-            raise ModuleNotFoundError(f"{self.url!r} cannot be reached: {self.redact(error)}") from error
+            extra = _EXTRAS.get(scheme_of(self.url))
+            told = f": pip install 'tensordict[{extra}]'" if extra else ""
+            raise ModuleNotFoundError(f"{self.url!r} cannot be reached: {self.redact(error)}{told}") from error
         except ValueError as error:
             raise SaveError(f"{self.url!r} cannot be reached: {self.redact(error)}") from error
         self._root = _without_slashes(self._root)

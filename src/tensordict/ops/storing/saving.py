@@ -7,7 +7,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
 from tensordict.core.contract import ContainerT, Contract, underlying
 from tensordict.core.devices import as_device, place_of
@@ -76,6 +76,8 @@ if TYPE_CHECKING:
 
     _To = PathLike | None
 
+    SelfT = TypeVar("SelfT", bound="Saving")
+
 
 class Saving(Contract):
     """The methods `memmap`, `memmap_`, `memmap_like`, `save`, `load_memmap`, `load` and others."""
@@ -84,19 +86,24 @@ class Saving(Contract):
 
     @overload
     def memmap(
-        self,
+        self: SelfT,
         prefix: _To = ...,
         copy_existing: bool = ...,
         *,
         return_early: Literal[False] = ...,
         **options: Unpack[_Memmap],
-    ) -> Self: ...
+    ) -> SelfT: ...
     @overload
     def memmap(
-        self, prefix: _To = ..., copy_existing: bool = ..., *, return_early: Literal[True], **options: Unpack[_Memmap]
-    ) -> Future[Self]: ...
+        self: SelfT,
+        prefix: _To = ...,
+        copy_existing: bool = ...,
+        *,
+        return_early: Literal[True],
+        **options: Unpack[_Memmap],
+    ) -> Future[SelfT]: ...
     def memmap(
-        self,
+        self: SelfT,
         prefix: PathLike | None = None,
         copy_existing: bool = False,
         *,
@@ -115,7 +122,7 @@ class Saving(Contract):
         overwrite: bool = False,
         storage_options: StorageOptions | None = None,
         full_tensor: bool = False,
-    ) -> Self | Future[Self]:
+    ) -> SelfT | Future[SelfT]:
         """Save to a folder, or an archive, and return a memory-mapped copy.
 
         Example:
@@ -204,26 +211,26 @@ class Saving(Contract):
 
     @overload
     def memmap_(
-        self,
+        self: SelfT,
         prefix: _To = ...,
         copy_existing: bool = ...,
         num_threads: int = ...,
         *,
         return_early: Literal[False] = ...,
         **options: Unpack[_InPlace],
-    ) -> Self: ...
+    ) -> SelfT: ...
     @overload
     def memmap_(
-        self,
+        self: SelfT,
         prefix: _To = ...,
         copy_existing: bool = ...,
         num_threads: int = ...,
         *,
         return_early: Literal[True],
         **options: Unpack[_InPlace],
-    ) -> Future[Self]: ...
+    ) -> Future[SelfT]: ...
     def memmap_(
-        self,
+        self: SelfT,
         prefix: PathLike | None = None,
         copy_existing: bool = False,
         num_threads: int = 0,
@@ -238,7 +245,7 @@ class Saving(Contract):
         checksum: bool | str = False,
         progress: bool | None = None,
         overwrite: bool = False,
-    ) -> Self | Future[Self]:
+    ) -> SelfT | Future[SelfT]:
         """Save to a folder and replace the entries of this container by memory-mapped ones.
 
         Example:
@@ -362,19 +369,24 @@ class Saving(Contract):
 
     @overload
     def save(
-        self,
+        self: SelfT,
         prefix: _To = ...,
         copy_existing: bool = ...,
         *,
         return_early: Literal[False] = ...,
         **options: Unpack[_Save],
-    ) -> Self: ...
+    ) -> SelfT: ...
     @overload
     def save(
-        self, prefix: _To = ..., copy_existing: bool = ..., *, return_early: Literal[True], **options: Unpack[_Save]
-    ) -> Future[Self]: ...
+        self: SelfT,
+        prefix: _To = ...,
+        copy_existing: bool = ...,
+        *,
+        return_early: Literal[True],
+        **options: Unpack[_Save],
+    ) -> Future[SelfT]: ...
     def save(
-        self,
+        self: SelfT,
         prefix: PathLike | None = None,
         copy_existing: bool = False,
         *,
@@ -392,7 +404,7 @@ class Saving(Contract):
         overwrite: bool = False,
         storage_options: StorageOptions | None = None,
         full_tensor: bool = False,
-    ) -> Self | Future[Self]:
+    ) -> SelfT | Future[SelfT]:
         """Save to a folder or a file. The suffix of the path decides the format, and :meth:`load` reads all of them.
 
         Example:
@@ -502,7 +514,7 @@ class Saving(Contract):
 
     @classmethod
     def load_memmap(
-        cls,
+        cls: type[SelfT],
         prefix: PathLike,
         device: Any = None,
         non_blocking: bool = False,
@@ -517,7 +529,7 @@ class Saving(Contract):
         progress: bool | None = None,
         storage_options: StorageOptions | None = None,
         cache_dir: CacheDir | None = None,
-    ) -> Self:
+    ) -> SelfT:
         """Load a container that was saved to a folder or an archive.
 
         Example:
@@ -593,7 +605,7 @@ class Saving(Contract):
 
     @classmethod
     def load(
-        cls,
+        cls: type[SelfT],
         prefix: PathLike,
         device: Any = None,
         non_blocking: bool = False,
@@ -608,7 +620,7 @@ class Saving(Contract):
         progress: bool | None = None,
         storage_options: StorageOptions | None = None,
         cache_dir: CacheDir | None = None,
-    ) -> Self:
+    ) -> SelfT:
         """Load a save of any format.
 
         Example:
