@@ -217,7 +217,7 @@ class Parts(Sequence[Any]):
         return found  # type: ignore[return-value]
 
     def _collect(self, node: Any, template: Any, path: Path, columns: Columns) -> None:
-        if type(node._entries) is not dict:
+        if not isinstance(node._entries, dict):  # a loaded container has a subclass
             return
         for name, sample in template._structure().items():
             value: Any = node._entries.get(name)

@@ -306,6 +306,10 @@ class Manifests:
             self._schemas[writer] = Schema.from_json(self.manifests[writer].schema)
         return self._schemas[writer]
 
+    def list_schemas(self) -> list[Schema]:
+        """Return the schemas of all manifests that have shards and can be read."""
+        return [self.schema_of(line.path) for item in self.manifests.values() if item.schema for line in item.lines[:1]]
+
     def hide_added_keys(self, rows: Any, path: str, schema: Schema) -> Any:
         """Return the rows of a shard without added entries that the schema lacks."""
         manifest = self.manifests.get(path.split("/")[1])

@@ -60,8 +60,7 @@ class Sweeper:
         self._place, self._index = place, index
         self.sweep = Sweep([], {})
         # A killed `add_column` leaves shards with an entry that the schema lacks.
-        schemas = [index.schema_of(line.path) for line in map(index.find_shard, index.parts())]
-        widest = max([schema, *schemas], key=lambda item: len(item.fields))
+        widest = max([schema, *index.list_schemas()], key=lambda item: len(item.fields))
         self._schema, self._ours = schema, make_file_test(widest)
         self._made = made or {}
         # Damage to merged shards, by path; an empty text for undamaged ones.
@@ -226,7 +225,7 @@ def compare_rows(
     Returns:
         a description of the first difference; empty if all rows are equal.
     """
-    added = index.schema_of(merged.path).added_keys | schema.added_keys
+    added = schema.added_keys.union(*(item.added_keys for item in index.list_schemas()))
     schema = schema.without(added)
     step = rows_per_block(schema)
     what = f"the merged shard {merged.path!r} cannot be read"
