@@ -130,7 +130,12 @@ class Saving(Contract):
     ) -> Future[Self]: ...
     @spells(_choose_options)
     def memmap(
-        self, prefix: _To = None, copy_existing: bool = False, *, return_early: bool = False, **options: Unpack[_Memmap]
+        self,
+        prefix: PathLike | None = None,
+        copy_existing: bool = False,
+        *,
+        return_early: bool = False,
+        **options: Unpack[_Memmap],
     ) -> Self | Future[Self]:
         """Save to a folder, or an archive, and return a memory-mapped copy.
 
@@ -234,7 +239,7 @@ class Saving(Contract):
     @spells(_choose_options, without="archive compression storage_options full_tensor")
     def memmap_(
         self,
-        prefix: _To = None,
+        prefix: PathLike | None = None,
         copy_existing: bool = False,
         num_threads: int = 0,
         *,
@@ -300,7 +305,7 @@ class Saving(Contract):
     @spells(_choose_options, without="compression atomic checksum progress storage_options full_tensor")
     def memmap_like(
         self,
-        prefix: _To = None,
+        prefix: PathLike | None = None,
         copy_existing: bool = False,
         *,
         return_early: bool = False,
@@ -374,7 +379,12 @@ class Saving(Contract):
     ) -> Future[Self]: ...
     @spells(_choose_options, without="existsok")
     def save(
-        self, prefix: _To = None, copy_existing: bool = False, *, return_early: bool = False, **options: Unpack[_Save]
+        self,
+        prefix: PathLike | None = None,
+        copy_existing: bool = False,
+        *,
+        return_early: bool = False,
+        **options: Unpack[_Save],
     ) -> Self | Future[Self]:
         """Save to a folder or a file. The suffix of the path decides the format, and :meth:`load` reads all of them.
 
