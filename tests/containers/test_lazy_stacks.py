@@ -264,6 +264,14 @@ def test_one_row_updates_all_members(dim: int) -> None:
         assert (written["a"] == row).all()
 
 
+def test_a_value_with_the_last_batch_dims_only_updates_all_members() -> None:
+    stack = lazy_stack([TensorDict(a=torch.zeros(2), batch_size=[2]) for _ in range(3)])
+    stack.update_({"a": torch.arange(2)})
+    assert stack["a"].tolist() == [[0.0, 1.0]] * 3
+    with pytest.raises(RuntimeError, match="begin with the batch size"):
+        lazy_stack([TensorDict(a=torch.zeros(2), batch_size=[2])] * 3, 1).update_({"a": torch.arange(2)})
+
+
 def test_a_failing_update_changes_nothing(stack: Any) -> None:
     before = stack.clone()
     good = torch.zeros(3, 3)
