@@ -552,6 +552,14 @@ def test_an_empty_cut_remembers_its_entries(members: list[TensorDict]) -> None:
 # --- locks, hooks, forms ----------------------------------------------------------------------------------------------
 
 
+def test_pieces_of_a_locked_stack_do_not_keep_it_locked() -> None:
+    stack = lazy_stack([TensorDict(a=torch.zeros(2)) for _ in range(2)]).lock_()
+    pieces = [*stack.split(1), *stack.chunk(1)]
+    assert all(piece.is_locked for piece in pieces)
+    assert not stack.unlock_().is_locked
+    stack["b"] = torch.zeros(2)
+
+
 def test_locks_hold_the_members(members: list[TensorDict]) -> None:
     stack = lazy_stack(members).lock_()
     assert all(m.is_locked for m in members) and stack["n"].is_locked
