@@ -792,6 +792,15 @@ def test_vmap_keeps_the_batch_size_of_stacks(scale: torch.Tensor) -> None:
     assert torch.vmap(lambda td: td.set("z", td["a"] + 1))(stack).batch_size == (3, 2)
 
 
+def test_vmap_returns_the_entries_that_only_some_members_have() -> None:
+    first = TensorDict({"z": torch.ones(2), "n": {"a": torch.zeros(2), "t": "text"}}, [2])
+    stack = lazy_stack([first, TensorDict({"n": {"a": torch.zeros(2)}}, [2])])
+    result: Any = torch.vmap(lambda td: td.set("new", torch.zeros(2)))(stack)
+    assert set(result.tensordicts[0].keys(True, True)) == {"z", ("n", "a"), "new"}
+    assert result.tensordicts[0]["n", "t"] == "text"
+    assert set(result.tensordicts[1].keys(True, True)) == {("n", "a"), "new"}
+
+
 def test_what_vmap_needs_of_torch() -> None:
     """Of private functions of torch, which a new version may change: this test says so first."""
     from torch._functorch import vmap as functorch
