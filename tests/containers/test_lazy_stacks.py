@@ -11,6 +11,7 @@ import pathlib
 import pickle
 import subprocess
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -706,6 +707,64 @@ def test_vmap_returns_a_stack_again() -> None:
     assert isinstance(torch.vmap(lambda td: td.set("x", td["x"] + 1))(dense)["stack"], LazyStackedTensorDict)
     chunked = torch.vmap(lambda td: td, chunk_size=2)(stack)
     assert torch.equal(chunked["a"], stack["a"]) and chunked.batch_size == stack.batch_size
+
+
+IN_PLACE_WRITES: dict[str, Callable[[Any], object]] = {
+    "set_": lambda td: td.set_("a", td["a"] + 1),
+    "a leaf": lambda td: td["a"].add_(1),
+    "an assignment": lambda td: td["a"].__setitem__(..., 5.0),
+    "nested": lambda td: td["n"].set_("x", td["n", "x"] + 1),
+    "add_": lambda td: td.add_(1),
+    "update_": lambda td: td.update_({"a": td["a"] * 0}),
+    "zero_": lambda td: td.zero_(),
+}
+
+
+@pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.seconds)], ids=["eager", "compiled"])
+@pytest.mark.parametrize("write", IN_PLACE_WRITES.values(), ids=IN_PLACE_WRITES)
+def test_in_place_writes_inside_vmap_reach_the_members(write: Callable[[Any], object], compiled: bool) -> None:
+    stack = lazy_stack([member(i, 2).select("a", "n").apply(lambda leaf: leaf.float()) for i in range(3)])
+    dense = stack.to_tensordict()
+
+    def run(td: Any) -> Any:
+        return torch.vmap(lambda row: (write(row), row)[1])(td)
+
+    out = (torch.compile(run, backend="eager") if compiled else run)(stack)
+    torch.vmap(lambda row: (write(row), row)[1])(dense)
+    assert (stack == dense).all() and (out == dense).all()
+
+
+def test_writes_inside_vmap_reach_the_members_only_if_the_function_returns() -> None:
+    stack = lazy_stack([TensorDict(a=torch.zeros(2), batch_size=[2]) for _ in range(3)])
+
+    def fail(td: Any) -> None:
+        td.zero_().add_(1)
+        raise KeyError("a mistake")
+
+    with pytest.raises(KeyError, match="a mistake"):
+        torch.vmap(fail)(stack)
+    assert not stack["a"].any()
+    torch.vmap(lambda td: td.set("a", td["a"] + 1))(stack)
+    assert not stack["a"].any()
+    torch.vmap(torch.vmap(lambda td: td.set_("a", td["a"] + 1)))(stack)  # torch counts no writes of an inner `vmap`
+    assert (stack["a"] == 1).all()
+    with torch.inference_mode():
+        inference = lazy_stack([TensorDict(a=torch.zeros(2), batch_size=[2]) for _ in range(3)])
+        torch.vmap(lambda td: td.set_("a", td["a"] + 1))(inference)
+        assert (inference["a"] == 1).all()
+    outer = TensorDict(stack=stack, batch_size=[3])
+    torch.vmap(lambda td: td["stack"].set_("a", td["stack", "a"] + 1))(outer)
+    assert (stack["a"] == 2).all()
+
+
+@pytest.mark.parametrize("requires_grad", [False, True])
+def test_compiled_vmap_reads_members_that_cannot_be_written(requires_grad: bool) -> None:
+    rows = [torch.ones(3, requires_grad=True) if requires_grad else torch.ones(1).expand(3) for _ in range(2)]
+    stack = lazy_stack([TensorDict(a=row, batch_size=[3]) for row in rows])
+    out = torch.compile(torch.vmap(lambda td: td["a"] + 1), backend="eager", fullgraph=True)(stack)
+    assert (out == 2).all()
+    with pytest.raises(RuntimeError, match="memory location|in-place"):
+        torch.vmap(lambda td: td.set_("a", td["a"] + 1))(stack)
 
 
 @pytest.mark.parametrize("scale", [torch.ones(2), UnbatchedTensor(torch.ones(2))], ids=["tensor", "unbatched"])

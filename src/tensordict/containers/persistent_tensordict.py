@@ -234,8 +234,7 @@ class PersistentTensorDict(StoredContainer):
 
         `is_new` tells that the store has just been written, so that its shapes need no check.
         """
-        if auto_batch_size:
-            refuse_two_sizes(auto_batch_size, batch_size)
+        refuse_two_sizes(auto_batch_size, batch_size)
         kind = backend_of(backend)
         is_handle = kind.is_handle(source)
         self = object.__new__(cls)
@@ -399,7 +398,7 @@ class PersistentTensorDict(StoredContainer):
         try:
             self._open(store.group_at(state["group"], state["path"]), (), state["options"], state["device"])
             self._size, self._dim_names = state["size"], state["names"]
-            self._store.reads_stacks, self._store.allow_pickle = state.get("values", (False, False))
+            self._store.reads_stacks, self._store.allow_pickle = state["values"]
             if foreign:
                 self._check_shapes()
         except BaseException:

@@ -322,6 +322,19 @@ def jagged_dim(leaf: Tensor) -> int:
 _UNSEEN = "missing: containers inside functions of torch.func"
 
 is_batched: Callable[[Tensor], bool] = _take("torch._C._functorch.is_batchedtensor", lambda tensor: False, _UNSEEN)
+
+
+def count_writes(leaf: Tensor) -> int | None:
+    """Return how often a tensor was written in place, or `None` where torch does not count.
+
+    It does not count in compiled code, in inference mode, and for tensors that an outer `vmap` maps.
+    """
+    if torch.compiler.is_compiling() or leaf.is_inference() or is_batched(leaf):
+        return None
+    count: int | None = getattr(leaf, "_version", None)
+    return count
+
+
 is_transformed: Callable[[Tensor], bool] = _take(
     "torch._C._functorch.is_functorch_wrapped_tensor", lambda tensor: False, _UNSEEN
 )

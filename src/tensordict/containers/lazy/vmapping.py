@@ -6,6 +6,8 @@ lack the stack dim. So this module converts lazy stacks, and their dims, before 
 
 from __future__ import annotations
 
+import threading
+import weakref
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -19,6 +21,16 @@ from tensordict.core import torch_internals as internals
 from tensordict.core.contract import Contract, is_node
 from tensordict.core.exceptions import StackError
 from tensordict.core.shapes import as_dim, as_new_dim
+
+
+class _MappedCopies(threading.local):
+    """The mapped dense copies of lazy stacks, for each level of `vmap` that runs in this thread."""
+
+    def __init__(self) -> None:
+        self.by_level: dict[int, list[Any]] = {}
+
+
+_COPIES = _MappedCopies()
 
 
 class LazyContext(NamedTuple):
@@ -115,12 +127,15 @@ def map_over_stacks() -> bool:
     def create(flat_in_dims: list[Any], flat_args: list[Any], vmap_level: int, args_spec: object) -> Any:
         if not any(map(is_node, flat_args)):
             return enter(flat_in_dims, flat_args, vmap_level, args_spec)
+        _COPIES.by_level.pop(vmap_level, None)  # left by a function that raised
         pairs = zip(flat_args, flat_in_dims, strict=True)
         return _unflatten([_enter(value, dim, vmap_level) for value, dim in pairs], args_spec)
 
     def unwrap(
         batched_outputs: object, out_dims: object, vmap_level: int, batch_size: int, func: Callable[..., Any]
     ) -> Any:
+        if copies := _COPIES.by_level.pop(vmap_level, None):
+            _write_back(copies)
         one = isinstance(batched_outputs, (Tensor, Contract))
         flat, dims, spec = _flatten_with_dims((batched_outputs,) if one else batched_outputs, out_dims)
         if not any(isinstance(value, Contract) for value in flat):
@@ -223,6 +238,7 @@ def _make_dense_along(value: Any, dim: int | None) -> Any:
         return value
     dense = _dense(stack)
     dense._was_stacked = True
+    dense._dense_copy = stack, dense, [internals.count_writes(leaf) for _, leaf in dense._walk()]
     if stack._locked:
         dense._lock_tree()
     return value._rewrap(dense)
@@ -244,7 +260,36 @@ def _enter(value: Any, dim: int | None, level: int) -> Any:
     result = vmapped.enter_function(value, dim, level, lambda node: _enter(node, dim, level))
     if container._was_stacked:
         _mark_stacked(result)
+    if container._dense_copy is not None:
+        mapped = result._wrapped_container()
+        mapped._dense_copy = container._dense_copy
+        _COPIES.by_level.setdefault(level, []).append(mapped if torch.compiler.is_compiling() else weakref.ref(mapped))
     return result
+
+
+def _write_back(copies: list[Any]) -> None:
+    """Copy what a mapped function wrote in place into dense copies of lazy stacks, into the members of these.
+
+    Where torch does not count writes, every entry is copied whose members can be written.
+    """
+    for entry in copies:
+        mapped = entry() if isinstance(entry, weakref.ref) else entry
+        if mapped is None:
+            continue
+        stack, dense, counts = mapped._dense_copy
+        for (path, leaf), count in zip(dense._walk(), counts, strict=True):
+            if count is None:
+                written = all(_is_writable(member.get(path)) for member in stack._entries.containers)
+            else:
+                written = internals.count_writes(leaf) != count
+            if written:
+                stack.set_(path, leaf)
+
+
+def _is_writable(leaf: Tensor) -> bool:
+    """Return whether autograd allows to write into a leaf, and each of its elements has a place of its own."""
+    expanded = any(stride == 0 and size > 1 for stride, size in zip(leaf.stride(), leaf.shape, strict=True))
+    return not expanded and not (leaf.requires_grad and torch.is_grad_enabled())
 
 
 def _mark_stacked(value: Any) -> None:
