@@ -325,6 +325,36 @@ def test_the_program_waits_at_its_end(tmp_path: pathlib.Path) -> None:
     assert load_checkpoint(tmp_path / "x", model=nn.Linear(2000, 500))["step"] == 4
 
 
+FAILING = """
+import sys
+from tensordict import save_checkpoint
+from tensordict.io.formats import archive
+
+def fail(*args):
+    raise OSError(28, "No space left on device")
+
+archive.write_plain_archive = fail
+save_checkpoint(sys.argv[1], step=4, return_early=True)
+"""
+
+
+def test_an_error_that_nobody_has_seen_is_told_at_the_end(tmp_path: pathlib.Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", FAILING, str(tmp_path / "x")], check=True, timeout=60, capture_output=True, text=True
+    )
+    assert "UserWarning: the last save in the background failed: [Errno 28] No space left on device" in done.stderr
+
+
+def test_an_old_checkpoint_that_cannot_be_removed(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(path: str) -> None:
+        raise PermissionError(13, "Permission denied", path)
+
+    save_checkpoint(tmp_path, keep=1, step=1)
+    monkeypatch.setattr(checkpoint_files, "_remove", refuse)
+    with pytest.warns(UserWarning, match="the old checkpoint '.*step-00000001.tdz' cannot be removed"):
+        assert save_checkpoint(tmp_path, keep=1, step=2).exists()
+
+
 # --- what does not fit ------------------------------------------------------------------------------------------------
 
 

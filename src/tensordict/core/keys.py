@@ -70,7 +70,7 @@ def path_in(key: object, place: Path) -> Path:
     Raises:
         TypeError: `key` is no nested key, such as the numbers in the state dict of an optimizer.
     """
-    if is_nested_key(key):
+    if isinstance(key, (str, tuple)):
         return path_of(key)
     hint = "; from_pytree converts a mapping with any keys"
     if place:

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import os
 import re
+import warnings
 from typing import Any, NamedTuple
 
 from tensordict.core.exceptions import SaveError
 from tensordict.core.json_text import parse_json
-from tensordict.core.logs import logger
 from tensordict.io.formats.archive import load_archive
 from tensordict.io.formats.loading import LoadOptions
 from tensordict.io.saving import commit
@@ -134,7 +134,7 @@ def remove_old(folder: str, keep: int, saved: str) -> None:
             try:
                 _remove(path)
             except OSError as error:
-                logger.warning("the old checkpoint %r cannot be removed: %s", path, error)
+                warnings.warn(f"the old checkpoint {path!r} cannot be removed: {error}", stacklevel=2)
 
 
 def _remove(path: str) -> None:

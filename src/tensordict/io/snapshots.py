@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import atexit
 import copy
 import os
 import threading
+import warnings
 from collections import Counter, OrderedDict
 from collections.abc import Callable
 from concurrent.futures import Future, wait
@@ -15,7 +17,6 @@ import torch
 from torch import Tensor
 
 from tensordict.core.devices import wait_for
-from tensordict.core.logs import logger
 from tensordict.memory.storable import is_sharded
 
 T = TypeVar("T")
@@ -146,7 +147,6 @@ def start_save(run: Callable[[], T]) -> BackgroundSave[T]:
         try:
             result = run()
         except BaseException as error:  # Whoever waits gets it.
-            logger.error("a save in the background failed: %s", error)
             save.set_exception(error)
         else:
             save.set_result(result)
@@ -165,3 +165,11 @@ def wait_for_earlier_save() -> None:
             wait([save])
             if not save.is_seen:
                 save.result()
+
+
+@atexit.register
+def _report_unseen_error() -> None:
+    """Warn of the last save if it failed and nobody has asked for its error. Python has waited for its thread."""
+    for save in _earlier:
+        if save.process == os.getpid() and save.done() and not save.is_seen and (error := save.exception()) is not None:
+            warnings.warn(f"the last save in the background failed: {error}", stacklevel=1)
