@@ -6,8 +6,9 @@ import dataclasses
 import functools
 from collections.abc import Iterable, Mapping
 from numbers import Number
-from typing import TYPE_CHECKING, Any, Literal, SupportsIndex
+from typing import TYPE_CHECKING, Any, Literal, SupportsIndex, TypeVar
 
+import numpy as np
 from torch import Tensor
 
 from tensordict.convert.dataclasses import from_dataclass
@@ -21,7 +22,20 @@ from tensordict.core.shapes import as_size
 if TYPE_CHECKING:
     from typing_extensions import Self
 
+    SelfT = TypeVar("SelfT", bound="Converting")
+
 ConvertTensors = bool | Literal["numpy"]
+
+
+def _hold_numbers(tree: dict[Any, Any]) -> dict[Any, Any]:
+    """Copy a nested dict with its Python numbers as non-tensor values, which fit any batch size."""
+    out = tree.copy()
+    for key, value in out.items():
+        if type(value) is dict:
+            out[key] = _hold_numbers(value)
+        elif isinstance(value, (int, float, complex, np.generic)):
+            out[key] = makers.value(value, as_size(()))
+    return out
 
 
 class Converting(Contract):
@@ -165,7 +179,7 @@ class Converting(Contract):
 
     @classmethod
     def from_dict(
-        cls,
+        cls: type[SelfT],
         input_dict: object,
         *,
         auto_batch_size: bool | None = None,
@@ -173,7 +187,7 @@ class Converting(Contract):
         device: object = None,
         batch_dims: int | None = None,
         names: object = None,
-    ) -> Self:
+    ) -> SelfT:
         """Make a container from a (nested) dict, or from another container.
 
         Example:
@@ -185,7 +199,8 @@ class Converting(Contract):
 
         Args:
             input_dict: the dict. Its keys may be nested keys, and its values any values of a `TensorDict`, or
-                structures that :meth:`from_any` converts. The dict is not changed.
+                structures that :meth:`from_any` converts. With a `batch_size` that is not empty, Python numbers are
+                stored as non-tensor values. The dict is not changed.
             auto_batch_size: without `batch_size`, give every level the longest batch size that its entries share.
             batch_size: the batch size; by default empty.
             device: the device to move the entries to.
@@ -205,6 +220,8 @@ class Converting(Contract):
                 if not hasattr(input_dict, "items"):
                     raise TypeError(f"from_dict reads a mapping or a container, got {type(input_dict).__name__}")
                 input_dict = dict(input_dict.items())  # for example a pandas Series
+            if batch_size is not None and type(input_dict) is dict and as_size(batch_size):
+                input_dict = _hold_numbers(input_dict)
             tree = open_structure(input_dict)
         if batch_size is not None or not (auto_batch_size or batch_dims is not None):
             return make(tree, batch_size, device, names)  # type: ignore[no-any-return]
