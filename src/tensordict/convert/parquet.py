@@ -42,8 +42,7 @@ def container_of_files(path: PathLike, access: Access, options: TableOptions) ->
                     tables.append(_read_file(local, options.columns, options.arguments))
                 if len(tables) > 1:
                     _check_same(tables[0].schema, tables[-1].schema, files[0])
-            if shown is not None:
-                shown.add(1)
+            shown.add(1)
     with _name_file_in_errors(files[-1]):
         table = tables[0] if len(tables) == 1 else pa.concat_tables(tables)
         return arrow.container_of_table(table, options)

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from numbers import Number
 from typing import TYPE_CHECKING, Any, Literal, SupportsIndex, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -27,6 +28,17 @@ if TYPE_CHECKING:
     SelfT = TypeVar("SelfT", bound="Converting")
 
 ConvertTensors = bool | Literal["numpy"]
+
+
+def _hold_numbers(tree: dict[Any, Any]) -> dict[Any, Any]:
+    """Copy a nested dict with its Python numbers as non-tensor values, which fit any batch size."""
+    out = tree.copy()
+    for key, value in out.items():
+        if type(value) is dict:
+            out[key] = _hold_numbers(value)
+        elif isinstance(value, (int, float, complex, np.generic)):
+            out[key] = makers.value(value, as_size(()))
+    return out
 
 
 class Converting(Contract):
@@ -190,7 +202,8 @@ class Converting(Contract):
 
         Args:
             input_dict: the dict. Its keys may be nested keys, and its values any values of a `TensorDict`, or
-                structures that :meth:`from_any` converts. The dict is not changed.
+                structures that :meth:`from_any` converts. With a `batch_size` that is not empty, Python numbers are
+                stored as non-tensor values. The dict is not changed.
             auto_batch_size: without `batch_size`, give every level the longest batch size that its entries share.
             batch_size: the batch size; by default empty.
             device: the device to move the entries to.
@@ -210,6 +223,8 @@ class Converting(Contract):
                 if not hasattr(input_dict, "items"):
                     raise TypeError(f"from_dict reads a mapping or a container, got {type(input_dict).__name__}")
                 input_dict = dict(input_dict.items())  # for example a pandas Series
+            if batch_size is not None and type(input_dict) is dict and as_size(batch_size):
+                input_dict = _hold_numbers(input_dict)
             tree = open_structure(input_dict)
         if batch_size is not None or not (auto_batch_size or batch_dims is not None):
             return make(tree, batch_size, device, names)  # type: ignore[no-any-return]

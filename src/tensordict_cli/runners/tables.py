@@ -118,8 +118,7 @@ def _read_save(path: str, allow_pickle: bool, shown: bool) -> Iterator[Any]:
         for start in range(0, max(rows, 1), step):
             part = open_save(path, allow_pickle=allow_pickle)[start : start + step]
             yield part
-            if bar is not None:
-                bar.add(part.bytes())
+            bar.add(part.bytes())
 
 
 def _write_table(parts: Iterator[Any], target: str, overwrite: bool, nulls: Nulls) -> int:
