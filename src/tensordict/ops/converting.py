@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from numbers import Number
 from typing import TYPE_CHECKING, Any, Literal, SupportsIndex, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
