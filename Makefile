@@ -11,7 +11,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK = 1
 export PYTHONDONTWRITEBYTECODE =
 
 .PHONY: help demo demo-rl docs test test-fast redis chromium test-slow test-pythons test-torches test-clients test-clients-slow differ lint \
-	format bench bench-keep bench-compare bench-clients
+	format bench bench-keep bench-compare bench-clients bench-programs
 .DEFAULT_GOAL := help
 
 help:
@@ -35,6 +35,7 @@ help:
 	@echo "make bench-keep     keep the figures of the last make bench in benchmarks/kept"
 	@echo "make bench-compare  say what moved in the last make bench since the run that is kept"
 	@echo "make bench-clients  measure TorchRL on this package and on the reference"
+	@echo "make bench-programs sample whole programs of TorchRL, verl, rsl_rl: what takes the time of a step"
 
 demo: .venv-demo/installed
 	.venv-demo/bin/python examples/digits.py
@@ -143,6 +144,15 @@ bench-keep bench-compare: bench-%: .venv/installed
 
 bench-clients: .venv/installed .venv-clients/installed .venv-clients-reference/installed
 	.venv/bin/python benchmarks/clients.py
+
+bench-programs: .venv/installed .venv-clients/programs .venv-clients-reference/programs
+	.venv/bin/python benchmarks/programs.py $(BENCH)
+
+# verl and rsl_rl ask for other versions of this package, and for what their other parts need.
+.venv-clients/programs .venv-clients-reference/programs: %/programs: %/installed
+	$*/bin/python -m pip install --quiet --no-compile --no-deps verl==0.9.1 rsl-rl-lib==5.5.1
+	$*/bin/python -m pip install --quiet --no-compile ray transformers omegaconf GitPython tensorboard py-spy==0.4.3 --constraint constraints.txt
+	touch $@
 
 .venv/installed: pyproject.toml constraints.txt
 	test -x .venv/bin/python || $(PYTHON) -m venv .venv

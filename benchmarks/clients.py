@@ -46,7 +46,7 @@ def main() -> None:
         raise SystemExit(f"slower than on the reference: {', '.join(slower)}")
 
 
-def _steps() -> Any:
+def steps() -> Any:
     """A batch of 1,000 steps of an environment with 17 observations and 6 actions, in trajectories of 100."""
     import torch
 
@@ -87,7 +87,7 @@ def ppo_update(minibatch: int) -> Call:
     loss = ClipPPOLoss(actor, critic, entropy_coeff=0.01)
     advantage = GAE(gamma=0.99, lmbda=0.95, value_network=critic)
     optimizer = torch.optim.Adam(loss.parameters(), lr=1e-4)
-    data = _steps()
+    data = steps()
     with torch.no_grad():
         data["action_log_prob"] = actor.get_dist(data).log_prob(data["action"])
     sampler = SamplerWithoutReplacement()
@@ -117,7 +117,7 @@ def sample(transform: bool, memory_mapped: bool) -> Call:
 
     storage = LazyMemmapStorage(STEPS) if memory_mapped else LazyTensorStorage(STEPS)
     buffer = ReplayBuffer(storage=storage, batch_size=SAMPLE)
-    buffer.extend(_steps())
+    buffer.extend(steps())
     if transform:
         buffer.append_transform(RewardScaling(loc=0.0, scale=2.0, in_keys=[("next", "reward")]))
 
@@ -151,7 +151,7 @@ def sac_update() -> Call:
     targets = SoftUpdate(loss, eps=0.995)
     optimizer = torch.optim.Adam(loss.parameters(), lr=1e-5)
     buffer = TensorDictReplayBuffer(storage=LazyMemmapStorage(STEPS), batch_size=SAMPLE)
-    buffer.extend(_steps())
+    buffer.extend(steps())
 
     def call() -> float:
         losses = loss(buffer.sample())

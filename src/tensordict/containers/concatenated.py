@@ -300,6 +300,10 @@ class LazyConcatenatedTensorDict(StoredContainer):
         value = self._held[name]
         return value.sketch(self._size, self._device) if isinstance(value, JoinedValues) else super()._sketch(name)
 
+    def _preview(self, name: str) -> str:
+        value = self._held[name]
+        return value.preview() if isinstance(value, JoinedValues) else ""
+
     def _write_entries(self, entries: Mapping[str, Any]) -> None:
         self._altered = True
         self._held.update(entries)

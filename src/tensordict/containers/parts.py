@@ -19,6 +19,7 @@ from tensordict.core.contract import Contract, is_node
 from tensordict.core.exceptions import SaveError, ShapeError
 from tensordict.core.keys import Path, entry_of, joined
 from tensordict.core.locks import Lock
+from tensordict.looking.texts import format_values
 from tensordict.memory import files
 from tensordict.memory import rows as scattered
 from tensordict.memory.stored_tensors import SPREAD, Selection, StoredTensor, Values, as_tensor, read_stored
@@ -28,6 +29,8 @@ from tensordict.ops.dims.stacking import cat_containers
 Piece = tuple[int, Any, slice]
 # The entries of a part that lie in memory, as arrays of rows that `scattered.records` returns.
 Columns = dict[Path, Values]
+# The most rows whose values are read to be shown.
+_MOST_PREVIEWED = 1000
 Item = TypeVar("Item")
 Read = TypeVar("Read")
 
@@ -476,6 +479,17 @@ class JoinedValues:
         *path, name = self.path
         taken = node_at(part._wrapped_container(), path).select(name)._index(at)
         return TensorDict._make({name: taken._entries[name]}, taken._batch_size, None, None)
+
+    def preview(self) -> str:
+        """Describe the values of the first rows of the first part; of remote parts, nothing is read."""
+        pieces = self.parts.pieces(self.rows[:_MOST_PREVIEWED])[:1]
+        if pieces and self.parts.in_flight == 1:
+            try:
+                held = self.piece(pieces[0])._entries[self.path[-1]]
+                return format_values(held.flatten().tolist() if held._batch_size else [held.tolist()], len(self.rows))
+            except (OSError, LookupError, RuntimeError) as error:  # not compiled: it reads files
+                return f"they cannot be read: {error}"
+        return f"of {len(self.parts):,} parts"
 
     def sketch(self, size: torch.Size, device: torch.device | None) -> Any:
         """Return a placeholder for callers that do not use the values; see `StoredContainer._sketch`. Reads nothing."""

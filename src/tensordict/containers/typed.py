@@ -24,7 +24,11 @@ from tensordict.core.key_views import is_non_tensor
 from tensordict.ops.printing import Printing
 
 if TYPE_CHECKING:
+    from typing import TypeVar
+
     from typing_extensions import Self
+
+    SelfT = TypeVar("SelfT", bound="TypedTensorDict")
 
 _NUMBERS = (bool, int, float, complex)
 # The number types that an annotation accepts besides itself, as type checkers do.
@@ -168,7 +172,7 @@ class TypedTensorDict(FieldWrapper, TensorDictBase):
             raise FieldError(f"{what} is missing {quote_names(missing)}, which {cls.__name__} requires")
 
     @classmethod
-    def from_tensordict(cls, td: Any, *, check: bool = True) -> Self:
+    def from_tensordict(cls: type[SelfT], td: Any, *, check: bool = True) -> SelfT:
         """Wrap a container of any kind in this class, without a copy. Both read and write the same entries.
 
         Example:

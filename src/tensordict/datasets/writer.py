@@ -24,7 +24,7 @@ from tensordict.io.formats.archive import Compression
 from tensordict.io.formats.opening import ARCHIVE, DIRECTORY, FORMATS
 from tensordict.io.remote.remote_saves import Access
 from tensordict.io.remote.urls import StorageOptions
-from tensordict.io.saving.progress import Progress
+from tensordict.io.saving.progress import NO_BAR, Progress
 from tensordict.memory.mapped import PathLike
 from tensordict.memory.names import SCHEMA
 
@@ -126,7 +126,7 @@ class DatasetWriter:
         # The number of shards that were begun, which is the name of the next one.
         self._begun = 0
         self._lock = Lock()
-        self._progress = Progress("writing", None) if progress else None
+        self._progress = Progress("writing", None) if progress else NO_BAR
         self._closed, self._process = False, os.getpid()
         _open.add(self)
 
@@ -183,7 +183,7 @@ class DatasetWriter:
             shard.add(batch, done, stop)
             self.rows += stop - done
             done = stop
-        if self._progress is not None:
+        if self._progress.is_shown:
             self._progress.add(batch.count * schema.nbytes)
 
     def _begin(self, schema: Schema) -> Shard:

@@ -6,7 +6,7 @@ import dataclasses
 import functools
 from collections.abc import Iterable, Mapping
 from numbers import Number
-from typing import TYPE_CHECKING, Any, Literal, SupportsIndex
+from typing import TYPE_CHECKING, Any, Literal, SupportsIndex, TypeVar
 
 import numpy as np
 from torch import Tensor
@@ -21,6 +21,8 @@ from tensordict.core.shapes import as_size
 
 if TYPE_CHECKING:
     from typing_extensions import Self
+
+    SelfT = TypeVar("SelfT", bound="Converting")
 
 ConvertTensors = bool | Literal["numpy"]
 
@@ -177,7 +179,7 @@ class Converting(Contract):
 
     @classmethod
     def from_dict(
-        cls,
+        cls: type[SelfT],
         input_dict: object,
         *,
         auto_batch_size: bool | None = None,
@@ -185,7 +187,7 @@ class Converting(Contract):
         device: object = None,
         batch_dims: int | None = None,
         names: object = None,
-    ) -> Self:
+    ) -> SelfT:
         """Make a container from a (nested) dict, or from another container.
 
         Example:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import typing
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 import torch
 from torch import Tensor
@@ -29,6 +30,8 @@ from tensordict.ops.refusals import has_ragged_leaves, retry_ragged_walk
 if TYPE_CHECKING:
     from typing_extensions import Self
 
+    SelfT = TypeVar("SelfT", bound="Indexing")
+
 _KEY_KINDS = (str, tuple)
 
 
@@ -36,11 +39,12 @@ class Indexing(Writing):
     """`td[...]`: a key reads an entry; anything else indexes the batch dims like a tensor."""
 
     @overload
-    def __getitem__(self, index: tuple[()]) -> Self: ...
-    @overload
+    def __getitem__(self: SelfT, index: tuple[()]) -> SelfT: ...
+    # Jedi ignores types when it chooses an overload. It does not recognize `typing.overload`, and takes the next one.
+    @typing.overload
     def __getitem__(self, index: Key) -> Any: ...
     @overload
-    def __getitem__(self, index: Any) -> Self: ...
+    def __getitem__(self: SelfT, index: Any) -> SelfT: ...
     def __getitem__(self, index: Any) -> Any:
         """Read the entry at a key, or index the batch dims.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import weakref
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -15,7 +15,7 @@ from tensordict.core.exceptions import LockedError
 from tensordict.core.locks import Lock
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
+    SelfT = TypeVar("SelfT", bound="Locking")
 
 
 class Locking(Contract):
@@ -37,7 +37,7 @@ class Locking(Contract):
         else:
             self.unlock_()
 
-    def lock_(self) -> Self:
+    def lock_(self: SelfT) -> SelfT:
         """Lock this container and all nested ones; returns the same container.
 
         Example:
@@ -59,7 +59,7 @@ class Locking(Contract):
             self._lock_tree()
         return remember_state(self, do_nothing if was_locked else _unlock)
 
-    def unlock_(self) -> Self:
+    def unlock_(self: SelfT) -> SelfT:
         """Unlock this container and all nested ones; returns the same container.
 
         Example:
