@@ -39,6 +39,7 @@ try:
         to_arrow,
         to_safetensors,
     )
+    from tensordict.containers.checkpoints import load_checkpoint, save_checkpoint
     from tensordict.containers.concatenated import LazyConcatenatedTensorDict
     from tensordict.containers.lazy import LazyStackedTensorDict
     from tensordict.containers.nontensor import MetaData, NonTensorData, NonTensorDataBase, NonTensorStack
@@ -208,6 +209,7 @@ __all__ = [
     "lazy_stack",
     "list_to_stack",
     "load",
+    "load_checkpoint",
     "load_memmap",
     "make_tensordict",
     "maybe_dense_stack",
@@ -221,6 +223,7 @@ __all__ = [
     "parse_tensor_dict_string",
     "refresh_archive_checksums",
     "save",
+    "save_checkpoint",
     "set_capture_non_tensor_stack",
     "set_get_defaults_to_none",
     "set_kernel_memory_info",

@@ -16,9 +16,9 @@ from tensordict.core import ragged
 from tensordict.core import torch_internals as internals
 from tensordict.core.contract import Contract, is_node, merged_device, raise_key_mismatch
 from tensordict.core.exceptions import KeyMismatchError, ShapeError
-from tensordict.core.key_views import is_non_tensor
 from tensordict.core.keys import Key, Path, joined, path_of
 from tensordict.core.shapes import as_new_dim
+from tensordict.ops.dims.rows import rank_values
 from tensordict.ops.dims.sequences import pad_and_stack, unpad
 from tensordict.ops.dims.stacking import (
     cat_containers,
@@ -484,29 +484,18 @@ def group_by(tensordict: _Container, key: Key) -> tuple[Tensor | list[Any], tupl
     if not tensordict.batch_dims:
         raise ValueError("group_by groups the rows of the first batch dim, and the container has no batch dims")
     container: Any = tensordict._wrapped_container()
-    entry = container.get(key, None)
+    entry = container._peek(path_of(key))
     if entry is None:
         raise container._make_missing_error(key)
     values: Tensor | list[Any]
     if isinstance(entry, Tensor) and not isinstance(entry, Contract):
         dim = None if entry.ndim == 1 else 0
         values, groups = torch.unique(entry, return_inverse=True, dim=dim)
-    elif is_non_tensor(entry):
-        rows = [_to_hashable(row) for row in entry.tolist()]
-        try:
-            values = sorted(set(rows))
-        except TypeError as error:
-            raise TypeError(f"group_by: the values of {key!r} must be hashable and have an order: {error}") from None
-        numbers = {value: number for number, value in enumerate(values)}
-        groups = torch.tensor([numbers[row] for row in rows], dtype=torch.int64)
     else:
-        raise TypeError(f"group_by needs an entry of tensors or values, and {key!r} is a {type(entry).__name__}")
+        values, groups = rank_values(entry, key, "group_by")
     counts = torch.bincount(groups, minlength=len(values)).tolist()
-    return values, tensordict[torch.argsort(groups, stable=True)].split(counts) if counts else ()
-
-
-def _to_hashable(row: Any) -> Any:
-    return tuple(map(_to_hashable, row)) if isinstance(row, list) else row
+    rows: Any = tensordict
+    return values, rows._choose_rows(torch.argsort(groups, stable=True)).split(counts) if counts else ()
 
 
 def merge_tensordicts(*tensordicts: _Container, callback_exist: object = None) -> _Container:

@@ -77,7 +77,7 @@ def decode_files(contents: Iterable[Tensor | bytes], decode: Decode, path: Path)
     """Decode the contents of image files to one tensor; a strided nested one if their sizes differ."""
     library = require("PIL.Image", "images")
     transpose = require("PIL.ImageOps", "images").exif_transpose
-    images: list[Tensor] = []
+    images: list[Any] = []
     for row, content in enumerate(contents):
         data = content if isinstance(content, bytes) else content.numpy(force=True).tobytes()
         try:
@@ -89,11 +89,13 @@ def decode_files(contents: Iterable[Tensor | bytes], decode: Decode, path: Path)
                 pixels = np.array(turned if turned.mode == wanted else turned.convert(wanted))
         except (*_BROKEN, library.DecompressionBombError) as error:
             raise SaveError(f"{entry_of(path)}the image of row {row} cannot be decoded: {error}") from error
-        channels_last = torch.from_numpy(pixels if pixels.ndim == 3 else pixels[..., None])
-        images.append(channels_last.permute(2, 0, 1).contiguous())
-    if len({image.shape for image in images}) < 2:
-        return torch.stack(images) if images else torch.zeros(0, 0, 0, 0, dtype=torch.uint8)
-    flat = torch.cat([image.flatten() for image in images])
+        images.append((pixels if pixels.ndim == 3 else pixels[..., None]).transpose(2, 0, 1))
+    # NumPy copies in this thread. The threads of torch, of which loaders run many, would wait for each other.
+    if not images:
+        return torch.zeros(0, 0, 0, 0, dtype=torch.uint8)
+    if len({image.shape for image in images}) == 1:
+        return torch.from_numpy(np.stack(images, out=np.empty((len(images), *images[0].shape), np.uint8)))
+    flat = torch.from_numpy(np.concatenate([image.ravel() for image in images]))
     return ragged.from_buffer(flat, torch.tensor([image.shape for image in images]))
 
 

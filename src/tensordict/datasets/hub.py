@@ -10,8 +10,7 @@ from tensordict.core.extras import require
 from tensordict.datasets.dataset import Dataset, open_with_row_class
 from tensordict.datasets.lines import SHARDS, WRITERS
 from tensordict.io.remote.remote_saves import Access
-from tensordict.memory.mapped import PathLike
-from tensordict.memory.names import SCHEMA, local_path
+from tensordict.memory.names import SCHEMA
 
 # Nothing else in a folder or a repository is sent or fetched.
 _PATTERNS = [SCHEMA, f"{SHARDS}/**", f"{WRITERS}/**"]
@@ -73,18 +72,16 @@ def load_dataset(
     repo_id: str,
     *,
     revision: str | None = None,
-    local_dir: PathLike | None = None,
     token: str | bool | None = None,
 ) -> Dataset:
     """Fetch a data set that :func:`push_to_hub` has sent to the Hub of Hugging Face, and open it for reading.
 
-    Files that were fetched before are not fetched again.
+    The files of each commit have a folder of their own in `HF_HOME`, such as
+    `~/.cache/huggingface/tensordict/user--name/COMMIT`. Files that are there are not fetched again.
 
     Args:
         repo_id: the repository, such as "user/name".
         revision: a branch, a tag or a commit; by default "main".
-        local_dir: the folder for the files; by default a folder for each commit in `HF_HOME`, as
-            `~/.cache/huggingface/tensordict/user--name/COMMIT`.
         token: as in :func:`push_to_hub`.
 
     Returns:
@@ -100,10 +97,10 @@ def load_dataset(
     hub = library.HfApi(token=token)
     # Pin the commit, so that all files are of one even if somebody pushes meanwhile.
     commit = hub.dataset_info(repo_id, revision=revision).sha
-    if local_dir is None:
-        home = require("huggingface_hub.constants", "hf").HF_HOME
-        local_dir = os.path.join(home, "tensordict", repo_id.replace("/", "--"), commit)
-    folder = local_path(local_dir)
+    if not str(commit).isalnum():
+        raise SaveError(f"the Hub says that {repo_id!r} is at the commit {commit!r}, which is no name of one")
+    home = require("huggingface_hub.constants", "hf").HF_HOME
+    folder = os.path.join(home, "tensordict", repo_id.replace("/", "--"), commit)
     hub.snapshot_download(
         repo_id, repo_type=_KIND, revision=commit, local_dir=folder, allow_patterns=_PATTERNS, max_workers=4
     )

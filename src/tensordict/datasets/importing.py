@@ -78,7 +78,16 @@ def import_dataset(
         parts = huggingface.iterate_dataset(source, decode)
     else:
         raise ValueError(f"the format is 'lerobot', 'rlds', 'webdataset', 'minari' or 'hf', got {format!r}")
-    if not write_parts(parts, path, **options):
+    try:
+        count = write_parts(parts, path, **options)
+    except SchemaError as error:
+        add_note(
+            error,
+            "pass ragged=[key] if rows of an entry differ in their first dim; images of different sizes are best "
+            "imported without decode=",
+        )
+        raise
+    if not count:
         raise SaveError(f"{source!r} has no rows, so there is nothing to import")
     return Dataset(path, access=access)
 
@@ -98,15 +107,7 @@ def write_parts(parts: Iterable[Any], path: PathLike, **options: Any) -> int:
     try:
         with DatasetWriter(made, **options) as writer:
             for part in parts:
-                try:
-                    writer.extend(part)
-                except SchemaError as error:
-                    add_note(
-                        error,
-                        "entries whose rows differ in their first dim are named by ragged=; images of different sizes "
-                        "are best imported without decode=",
-                    )
-                    raise
+                writer.extend(part)
         if made != target and writer.rows:
             os.rename(made, target)
     except BaseException:

@@ -318,7 +318,8 @@ def _verify(report: Report, num_threads: int, progress: Progress, access: Access
         one, problems = found[line.path] = check_shard(place, line)
         if not problems:
             try:
-                schema.refuse_other(Schema(place.open(line.path, "r")), "this shard")
+                rows = index.hide_added_keys(place.open(line.path, "r"), line.path, schema)
+                schema.refuse_other(Schema(rows), "this shard")
             except (OSError, SchemaError) as error:
                 problems.append(str(error))
         progress.add(one.nbytes)

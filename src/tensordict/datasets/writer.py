@@ -11,7 +11,7 @@ import weakref
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from tensordict.core.exceptions import SaveError, add_note
+from tensordict.core.exceptions import SaveError, SchemaError, add_note
 from tensordict.core.keys import Path, path_of
 from tensordict.core.locks import Lock
 from tensordict.datasets.index import Manifests
@@ -199,7 +199,14 @@ class DatasetWriter:
 
     def _open_manifest(self, schema: Schema) -> Log:
         if self._manifest is None:
-            self._manifest = new_manifest(self._place, self.writer, schema.json, self._options.durable)
+            made = new_manifest(self._place, self.writer, schema.json, self._options.durable)
+            # `add_column` waits for open manifests, but not for writers without one.
+            if self._fixed and read_schema_file(self._place) != schema.json:
+                made.close()
+                raise SchemaError(
+                    f"the rows of {self._place.root!r} have a new entry since this writer was made: make another writer"
+                )
+            self._manifest = made
         return self._manifest
 
     # --- committing ---------------------------------------------------------------------------------------------------

@@ -20,6 +20,7 @@ from tensordict.core.uninitialized import uninitialized_like
 from tensordict.io.formats import pickled_containers
 from tensordict.io.specification import is_stored_as_class
 from tensordict.memory.mapped import MemoryMappedTensor, Mode
+from tensordict.ops.dims.rows import LATER_METHODS
 from tensordict.ops.entries.copying import TRANSIENT
 from tensordict.ops.entries.write_plans import Update, Write
 from tensordict.ops.modules import as_buffer, is_buffer, is_parameter
@@ -574,6 +575,24 @@ class TensorDictParams(Wrapper, GivesTensorDicts, nn.Module):  # type: ignore[mi
                 if not name.startswith("_") and hasattr(type(held), name):
                     return getattr(held, name)
             return nn.Module.__getattr__(self, name)
+
+
+class _LaterMethod:
+    """A method that gives way to an entry of its name: `params.head` is the parameters of the module `head`."""
+
+    def __init__(self, method: Any) -> None:
+        self._method = method
+        self.__doc__ = method.__doc__
+
+    def __get__(self, params: Any, owner: object = None) -> Any:
+        name = self._method.__name__
+        if params is not None and name in params._tensordict._entries:
+            return params.__getattr__(name)
+        return self._method.__get__(params, owner)
+
+
+for _name in LATER_METHODS:
+    setattr(TensorDictParams, _name, _LaterMethod(getattr(TensorDictParams, _name)))
 
 
 # --- leaves -----------------------------------------------------------------------------------------------------------

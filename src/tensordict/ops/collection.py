@@ -16,6 +16,7 @@ from tensordict.ops.dims.indexing import Indexing
 from tensordict.ops.dims.naming import Naming
 from tensordict.ops.dims.packing import Packing
 from tensordict.ops.dims.padding import Padding
+from tensordict.ops.dims.rows import RowChoice
 from tensordict.ops.dims.shape import Shape
 from tensordict.ops.dims.stacking import Stacking
 from tensordict.ops.entries.adding import Adding
@@ -62,6 +63,7 @@ if TYPE_CHECKING:
 class TensorCollection(
     ClientMembers,
     Gathering,
+    RowChoice,
     Indexing,
     Structure,
     Applying,

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from numbers import Number
 from typing import TYPE_CHECKING, Any, Literal, SupportsIndex, TypeVar
 
-import numpy as np
+import torch
 from torch import Tensor
 
 from tensordict.convert.dataclasses import from_dataclass
@@ -16,6 +16,8 @@ from tensordict.convert.mappings import refuse_exclusive_keys
 from tensordict.convert.python_structures import open_structure
 from tensordict.core import makers, registry
 from tensordict.core.contract import Contract, EntryStore, named_error
+from tensordict.core.equality import TextMask
+from tensordict.core.exceptions import ShapeError
 from tensordict.core.keys import path_of
 from tensordict.core.shapes import as_size
 
@@ -383,6 +385,15 @@ class LinkedList(list[Any]):
             self._container[index.__index__()] = value
             super().__setitem__(index, value)
 
+    def __eq__(self, other: object) -> Any:
+        """Compare with a text by element, which gives a mask; with anything else, as a list does."""
+        return _compare_texts(self, other, True) if isinstance(other, str) else super().__eq__(other)
+
+    def __ne__(self, other: object) -> Any:
+        return _compare_texts(self, other, False) if isinstance(other, str) else super().__ne__(other)
+
+    __hash__ = None
+
     def __repr__(self) -> str:
         return f"{type(self).__name__}({super().__repr__()})"
 
@@ -393,6 +404,27 @@ class LinkedList(list[Any]):
     append, extend, insert, pop = map(_unlinked, ("append", "extend", "insert", "pop"))
     remove, clear, sort, reverse = map(_unlinked, ("remove", "clear", "sort", "reverse"))
     __delitem__, __iadd__, __imul__ = map(_unlinked, ("__delitem__", "__iadd__", "__imul__"))
+
+
+def _compare_texts(texts: LinkedList, text: str, equal: bool) -> Tensor:
+    """Return the mask of the items that equal a text, or that differ from it, along the batch dims.
+
+    Raises:
+        ShapeError: the batch is ragged.
+    """
+
+    def compare(item: Any) -> Any:
+        if isinstance(item, LinkedList):
+            return list(map(compare, item))
+        return (isinstance(item, str) and item == text) is equal
+
+    try:
+        return TextMask.of(torch.tensor(compare(texts), dtype=torch.bool), not equal)
+    except ValueError:
+        raise ShapeError(
+            f"the texts of a ragged batch cannot be compared with {text!r:.80}, since a mask has rows of one length: "
+            "compare the members of the lazy stack one by one"
+        ) from None
 
 
 def _to_plain(name: str, value: Tensor, convert: ConvertTensors) -> Any:

@@ -15,7 +15,7 @@ from tensordict.core import foreach, ragged
 from tensordict.core.contract import Contract, EntryStore, is_node, named_error
 from tensordict.core.exceptions import ShapeError, nearest, refuse_stored
 from tensordict.core.key_views import IsLeaf
-from tensordict.core.keys import Path, joined, path_of
+from tensordict.core.keys import Path, joined, path_in, path_of
 from tensordict.memory.file_source import FileSource
 from tensordict.memory.sparse_files import make_room
 from tensordict.ops.dims.naming import take_names
@@ -189,7 +189,7 @@ class Update(Write):
         fresh: dict[str, Any] = {}
         for key, item in source.items():
             if type(key) is not str:
-                key, *rest = path_of(key)
+                key, *rest = path_in(key, prefix)
                 item = nest_under(rest, item)
             elif type(item) is Tensor:
                 try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
@@ -26,8 +27,9 @@ from tensordict.io.saving.progress import hide_bars
 from tensordict.io.specification import specification_of
 from tensordict.io.stores.backends import BACKENDS
 from tensordict.memory.mapped import Mode, PathLike
-from tensordict.memory.names import scheme_of, without_scheme
+from tensordict.memory.names import META, scheme_of, without_scheme
 from tensordict.memory.reserving import Preallocate, check_preallocate
+from tensordict.ops.entries.saved_entries import watch_entries
 from tensordict.ops.storing.refreshing import check_fit, take_over
 from tensordict.parallel.sharded import has_sharded_leaves, save_whole
 
@@ -548,7 +550,8 @@ class Saving(Contract):
             subpath: load only this nested container: a nested key, or names joined with `/`.
             mode: with `"r"`, writes to the tensors stay in memory. With `"r+"` they change the files, which must be
                 writable; an archive must not be compressed (see :func:`refresh_archive_checksums`). `None` stands for
-                `"r"` for an archive, and for `"r+"` for the writable files of a folder.
+                `"r"` for an archive. For a folder, writes to the tensors change writable files, and new entries stay
+                in memory. See below for new entries.
             num_threads: the number of threads that decompress an archive.
             allow_pickle: load pickled values. A pickle may run any code, so use this only for saves that you trust.
                 Without it, a pickled value raises an error that names its entry.
@@ -571,6 +574,12 @@ class Saving(Contract):
             RuntimeError: the files are inconsistent; the error names the path and the key.
             PermissionError: a file is read-only, with `mode="r+"`.
 
+        **New entries.** With `mode="r+"`, `loaded["new"] = value` writes a new entry to the folder, beside the others:
+        readers see the save without it or with it, whole, also after a crash. The container then has the entry over
+        its file. A value for an existing entry is copied into it. Deleting or renaming an entry leaves its file. With
+        any other mode, and for archives, new entries stay in memory, and the first one warns with a `UserWarning`.
+        :meth:`memmap_` saves a container with all its entries.
+
         The tensors of an archive are plain tensors over one map of it. A compressed archive is read into memory.
         After `mode="r"`, the container has no `saved_path`, and new values (`update_`) stay in memory too.
         """
@@ -580,7 +589,10 @@ class Saving(Contract):
             out=out, shows=progress,
         )  # fmt: skip
         access = Access.of(storage_options, cache_dir)
-        return _load_into(out, formats.map_save(without_scheme(prefix), options, access))  # type: ignore[no-any-return]
+        loaded = formats.map_save(without_scheme(prefix), options, access)
+        if options.mapped and not is_url(prefix):
+            watch_entries(loaded, mode)
+        return _load_into(out, loaded)  # type: ignore[no-any-return]
 
     @classmethod
     def load(
@@ -647,7 +659,10 @@ class Saving(Contract):
             out=out, shows=progress,
         )  # fmt: skip
         access = Access.of(storage_options, cache_dir)
-        return _load_into(out, formats.load(as_url(without_scheme(prefix)), options, access))  # type: ignore[no-any-return]
+        loaded = formats.load(as_url(without_scheme(prefix)), options, access)
+        if options.mapped and (os.path.exists(f"{prefix}/{META}") or str(prefix).endswith(".tdz")):
+            watch_entries(loaded, mode)
+        return _load_into(out, loaded)  # type: ignore[no-any-return]
 
     def load_memmap_(
         self,
