@@ -7,7 +7,6 @@ import shutil
 from collections.abc import Iterable
 from typing import Any, Literal
 
-from tensordict.convert import huggingface, lerobot, minari, rlds, webdataset
 from tensordict.core.exceptions import SaveError, SchemaError, add_note
 from tensordict.datasets.dataset import Dataset
 from tensordict.datasets.writer import DatasetWriter
@@ -66,16 +65,27 @@ def import_dataset(
         UnsupportedEntryError: an entry has no form in a data set; the error names it.
     """
     access = Access.of(options.get("storage_options"))
+    # Each module is imported when it is needed: `import tensordict` imports none of them.
     if format == "lerobot":
-        parts = lerobot.read_lerobot(source, decode)
+        from tensordict.convert.lerobot import read_lerobot
+
+        parts = read_lerobot(source, decode)
     elif format == "rlds":
-        parts = rlds.read_rlds(source, decode)
+        from tensordict.convert.rlds import read_rlds
+
+        parts = read_rlds(source, decode)
     elif format == "webdataset":
-        parts = webdataset.read_webdataset(source, decode, access)
+        from tensordict.convert.webdataset import read_webdataset
+
+        parts = read_webdataset(source, decode, access)
     elif format == "minari":
-        parts = minari.read_minari(source)
+        from tensordict.convert.minari import read_minari
+
+        parts = read_minari(source)
     elif format == "hf":
-        parts = huggingface.iterate_dataset(source, decode)
+        from tensordict.convert.huggingface import iterate_dataset
+
+        parts = iterate_dataset(source, decode)
     else:
         raise ValueError(f"the format is 'lerobot', 'rlds', 'webdataset', 'minari' or 'hf', got {format!r}")
     try:
