@@ -9,6 +9,7 @@ from numbers import Number
 from typing import TYPE_CHECKING, Any, Literal, SupportsIndex, TypeVar
 
 import torch
+import numpy as np
 from torch import Tensor
 
 from tensordict.convert.dataclasses import from_dataclass
