@@ -8,8 +8,8 @@ from collections.abc import Iterable, Mapping
 from numbers import Number
 from typing import TYPE_CHECKING, Any, Literal, SupportsIndex, TypeVar
 
-import torch
 import numpy as np
+import torch
 from torch import Tensor
 
 from tensordict.convert.dataclasses import from_dataclass
