@@ -47,6 +47,15 @@ def test_apply_new_batch_size(td: Any, plain: Plain, kind: Kind) -> None:
             td.apply(lambda x: x.new_zeros(7, 7))
 
 
+def test_apply_refuses_names_that_do_not_fit(td: Any) -> None:
+    """A container with more names than batch dims could be saved, and not be loaded again."""
+    calls: list[Any] = []
+    for options in ({}, {"batch_size": []}):
+        with pytest.raises(RuntimeError, match=r"do not fit \d batch dims"):
+            td.apply(calls.append, names=["x"] * 7, **options)
+    assert not calls
+
+
 def test_apply_names_and_device(td: Any, kind: Kind) -> None:
     names = [f"dim{i}" for i in range(len(kind.batch_size))]
     if kind.names is None:

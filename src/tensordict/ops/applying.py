@@ -16,6 +16,7 @@ from tensordict.core.exceptions import add_note
 from tensordict.core.key_views import IsLeaf, MembersApart
 from tensordict.core.keys import Path, joined
 from tensordict.core.shapes import as_size
+from tensordict.ops.dims.naming import as_names
 from tensordict.ops.entries.numbers import make_entry
 from tensordict.ops.entries.reading import NO_DEFAULT
 from tensordict.ops.entries.write_plans import WritePlan
@@ -202,10 +203,15 @@ class Applying(Writing):
         return self
 
     def _run_apply(self, call: _Call, others: tuple[Any, ...], propagate_lock: bool, out: Any) -> Any:
+        names = call.names
+        if names is not NO_DEFAULT and names is not None:
+            names = as_names(names, len(self._batch_size if call.batch_size is None else call.batch_size))
         result = self._apply_tree(call, others, ())
         if call.plan is not None:
             call.plan.run(self)
             return self
+        if result is not None and names is not NO_DEFAULT:
+            result.names = names
         if out is not None:
             result = out if result is None else out.update(result)
         if propagate_lock and self._locked and result is not None:
@@ -309,7 +315,7 @@ class Applying(Writing):
         columns = [
             self._pieces_of(other) if isinstance(other, Contract) else [other] * len(members) for other in others
         ]
-        inner = replace(call, names=NO_DEFAULT, batch_size=None)
+        inner = replace(call, batch_size=None)
         apart = type(call.is_leaf) is MembersApart
         results = [
             member._apply_tree(inner, [column[i] for column in columns], (*path, str(i)) if apart else path)
@@ -318,16 +324,11 @@ class Applying(Writing):
         if all(result is None for result in results):
             return None
         pairs = zip(members, results, strict=True)
-        out = self._restack([member.empty() if result is None else result for member, result in pairs])
-        if call.names is not NO_DEFAULT:
-            out.names = call.names  # type: ignore[attr-defined]
-        return out
+        return self._restack([member.empty() if result is None else result for member, result in pairs])
 
     def _build_result(self, entries: dict[str, Any], size: torch.Size, call: _Call) -> Any:
-        """Build a container of results with the requested device and names."""
-        names: Names | None = call.names
-        if names is NO_DEFAULT:
-            names = self._names if call.batch_size is None else None
+        """Build a container of results with the requested device."""
+        names: Names | None = self._names if call.batch_size is None else None
         if call.device is NO_DEFAULT or call.device is None:
             return self._build(entries, size, self._device if call.device is NO_DEFAULT else None, names)
         device = as_device(call.device)
