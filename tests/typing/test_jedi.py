@@ -15,13 +15,48 @@ class Step(TensorClass):
 td = TensorDict(a=torch.ones(3), batch_size=[3])
 steps = Step(obs=torch.ones(3), batch_size=[3])
 """
-RESULTS = """
-[0] [:2] [...,None] .to(1) .to("cpu") .cpu() .cuda() .float() .detach() .data .clone() .copy() .contiguous()
-.pin_memory() .reshape(3) .view(3) .unsqueeze(0) .permute(0) .expand(2,3) .unbind(0)[0] .split(1)[0] .chunk(1)[0]
-.mean(0) .gather(0,i) .select("obs") .exclude("obs") .set("obs",1) .update({}) .empty() .lock_() .unflatten_keys()
-.apply(abs) .where(m,0) .memmap_() .memmap("folder") .load_memmap("folder") .from_dict({}) .consolidate()
-[0].to(1).reshape(1)[0].clone() [1:].cpu().float()
-""".split()
+RESULTS = [
+    "[0]",
+    "[:2]",
+    "[...,None]",
+    ".to(1)",
+    '.to("cpu")',
+    ".cpu()",
+    ".cuda()",
+    ".float()",
+    ".detach()",
+    ".data",
+    ".clone()",
+    ".copy()",
+    ".contiguous()",
+    ".pin_memory()",
+    ".reshape(3)",
+    ".view(3)",
+    ".unsqueeze(0)",
+    ".permute(0)",
+    ".expand(2,3)",
+    ".unbind(0)[0]",
+    ".split(1)[0]",
+    ".chunk(1)[0]",
+    ".mean(0)",
+    ".gather(0,i)",
+    '.select("obs")',
+    '.exclude("obs")',
+    '.set("obs",1)',
+    ".update({})",
+    ".empty()",
+    ".lock_()",
+    ".unflatten_keys()",
+    ".apply(abs)",
+    ".where(m,0)",
+    ".memmap_()",
+    '.memmap("folder")',
+    '.load_memmap("folder")',
+    ".from_dict({})",
+    ".consolidate()",
+    "[0].to(1).reshape(1)[0].clone()",
+    "[1:].cpu().float()",
+]
 
 
 @pytest.mark.seconds

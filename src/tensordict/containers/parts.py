@@ -487,7 +487,7 @@ class JoinedValues:
             try:
                 held = self.piece(pieces[0])._entries[self.path[-1]]
                 return format_values(held.flatten().tolist() if held._batch_size else [held.tolist()], len(self.rows))
-            except (OSError, LookupError, RuntimeError) as error:
+            except (OSError, LookupError, RuntimeError) as error:  # not compiled: `repr` only
                 return f"they cannot be read: {error}"
         return f"of {len(self.parts):,} parts"
 
