@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
-from tensordict import TensorClass, TensorDict
+from tensordict import TensorClass, TensorDict, load_checkpoint, save_checkpoint
 from tensordict.nn import TensorDictModule, TensorDictSequential
 
 
@@ -53,11 +53,8 @@ def train(root: Path, epochs: int) -> float:
     net = model()
     optimizer = torch.optim.Adam(net.parameters(), lr=5e-3)
     start = 0
-    if (root / "checkpoint.pt").exists():
-        checkpoint = torch.load(root / "checkpoint.pt")
-        net.load_state_dict(checkpoint["net"])
-        optimizer.load_state_dict(checkpoint["optimizer"])
-        start = checkpoint["epoch"]
+    if (root / "checkpoint.tdz").exists():
+        start = load_checkpoint(root / "checkpoint.tdz", net=net, optimizer=optimizer)["epoch"]
 
     history = TensorDict(batch_size=[max(epochs - start, 0)])
     for epoch in range(start, epochs):
@@ -68,9 +65,7 @@ def train(root: Path, epochs: int) -> float:
             loss.backward()
             optimizer.step()
         history[epoch - start] = TensorDict(epoch=epoch, accuracy=accuracy(net, data))
-        torch.save(
-            {"net": net.state_dict(), "optimizer": optimizer.state_dict(), "epoch": epoch + 1}, root / "checkpoint.pt"
-        )
+        save_checkpoint(root / "checkpoint.tdz", net=net, optimizer=optimizer, epoch=epoch + 1)
         print(f"epoch {epoch}: accuracy {history[epoch - start]['accuracy']:.3f}")
 
     if epochs > start:

@@ -39,6 +39,7 @@ try:
         to_arrow,
         to_safetensors,
     )
+    from tensordict.containers.checkpoints import load_checkpoint, save_checkpoint
     from tensordict.containers.concatenated import LazyConcatenatedTensorDict
     from tensordict.containers.lazy import LazyStackedTensorDict
     from tensordict.containers.nontensor import MetaData, NonTensorData, NonTensorDataBase, NonTensorStack
@@ -75,9 +76,11 @@ try:
         lazy_stack,
         maybe_dense_stack,
         merge_tensordicts,
+        pack_sequences,
         pad,
         pad_sequence,
         stack,
+        unpack_sequences,
         unpad_sequence,
     )
     from tensordict.io.formats.archive import is_memmap_archive, pack_memmap, refresh_archive_checksums, unpack_memmap
@@ -206,6 +209,7 @@ __all__ = [
     "lazy_stack",
     "list_to_stack",
     "load",
+    "load_checkpoint",
     "load_memmap",
     "make_tensordict",
     "maybe_dense_stack",
@@ -213,11 +217,13 @@ __all__ = [
     "merge_tensordicts",
     "open_dataset",
     "pack_memmap",
+    "pack_sequences",
     "pad",
     "pad_sequence",
     "parse_tensor_dict_string",
     "refresh_archive_checksums",
     "save",
+    "save_checkpoint",
     "set_capture_non_tensor_stack",
     "set_get_defaults_to_none",
     "set_kernel_memory_info",
@@ -229,6 +235,7 @@ __all__ = [
     "to_arrow",
     "to_safetensors",
     "unpack_memmap",
+    "unpack_sequences",
     "unpad_sequence",
     "unravel_key",
     "unravel_key_list",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import pathlib
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -133,3 +134,53 @@ def test_a_form_that_was_changed_is_refused() -> None:
     td["a", "_pytree_type"] = "list"
     with pytest.raises(ValueError, match="_pytree_type"):
         td.to_pytree()
+
+
+# --- state dicts ------------------------------------------------------------------------------------------------------
+
+
+def trained(**options: Any) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+    torch.manual_seed(0)
+    net = torch.nn.Linear(3, 2)
+    optimizer = torch.optim.AdamW(net.parameters(), lr=0.1, **options)
+    net(torch.ones(1, 3)).sum().backward()
+    optimizer.step()
+    return net, optimizer
+
+
+@pytest.mark.parametrize("suffix", ["", ".tdz", ".h5", ".safetensors"])
+def test_the_state_of_an_optimizer_is_saved_without_pickle(suffix: str, tmp_path: pathlib.Path) -> None:
+    net, optimizer = trained()
+    TensorDict.from_pytree(optimizer.state_dict()).save(tmp_path / f"state{suffix}")
+    state = tensordict.load(tmp_path / f"state{suffix}").to_pytree()
+    groups = optimizer.state_dict()["param_groups"]
+    assert state["param_groups"] == groups and type(state["param_groups"][0]["lr"]) is float
+    again, fresh = trained()
+    fresh.load_state_dict(state)
+    assert set(fresh.state) == set(again.parameters())
+    for one, other in zip(net.parameters(), again.parameters(), strict=True):
+        assert torch.equal(optimizer.state[one]["exp_avg"], fresh.state[other]["exp_avg"])
+
+
+def test_settings_stay_one_value() -> None:
+    settings = [{"lr": 0.1, "foreach": None, "params": [0, 1]}]
+    td = TensorDict.from_pytree({"groups": settings, "numbers": [1, 2], "mixed": ["x", torch.ones(2)], 7: ["a"]})
+    assert td["groups"] is settings and td["numbers", "0"].dtype is torch.int64 and td["mixed", "0"] == "x"
+    assert td.to_pytree()["groups"] == settings and td.to_pytree()[7] == ["a"]
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda state: TensorDict().set("opt", state),
+        lambda state: TensorDict(opt=state),
+        lambda state: TensorDict(opt={"a": 1}).update({"opt": state}),
+        lambda state: TensorDict.from_dict({"opt": state}),
+    ],
+)
+def test_a_state_dict_as_an_entry_is_refused_with_what_works(write: Any) -> None:
+    state = trained()[1].state_dict()
+    with pytest.raises(TypeError, match=r"got 0 .* under \('opt', 'state'\).*td\['opt'\] = NonTensorData.*save_checkp"):
+        write(state)
+    td = TensorDict(opt=tensordict.NonTensorData(state))
+    assert td["opt"] is state

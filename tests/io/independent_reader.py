@@ -12,7 +12,7 @@ import re
 import struct
 import zipfile
 import zlib
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -118,6 +118,12 @@ def restored(form: Any, tensors: Sequence[Leaf] = ()) -> Any:
             made = OrderedDict((one(key), one(item)) for key, item in form["%ordered"])
             vars(made).update({"_metadata": one(form["_metadata"])} if "_metadata" in form else {})
             return made
+        if "%counter" in form:
+            return Counter({one(key): one(item) for key, item in form["%counter"]})
+        if "%int" in form:
+            return int(form["%int"], 16)
+        if "%type" in form:
+            return {"dict": dict, "list": list, "tuple": tuple, "OrderedDict": OrderedDict}[form["%type"]]
         if "%scalar" in form:
             return np.frombuffer(bytes.fromhex(form["%scalar"][1]), np.dtype(form["%scalar"][0]).newbyteorder("<"))[0]
         if "%size" in form:

@@ -19,7 +19,7 @@ from typing import Any
 import h5py
 import torch
 
-from tensordict import TensorDict, append_memmap, verify
+from tensordict import TensorDict, append_memmap, load_checkpoint, save_checkpoint, verify
 from tensordict.io.saving import commit
 from tensordict.memory import system
 
@@ -204,6 +204,51 @@ def appending_once(folder: pathlib.Path, count: int) -> bool:
     return killed
 
 
+# --- checkpoints of training runs ------------------------------------------------------------------------------------
+
+
+def run_of(value: float) -> dict[str, Any]:
+    net = torch.nn.Linear(2, 2)
+    torch.nn.init.constant_(net.weight, value)
+    torch.nn.init.constant_(net.bias, value)
+    return {"model": net, "optimizer": torch.optim.SGD(net.parameters(), lr=value or 1.0), "step": int(value)}
+
+
+def check_run(path: pathlib.Path, steps: set[int]) -> int:
+    """Load a checkpoint, all of which is of one step."""
+    run = run_of(0)
+    step = load_checkpoint(path, model=run["model"], optimizer=run["optimizer"])["step"]
+    assert step in steps and (run["model"].weight == step).all() and (run["model"].bias == step).all()
+    assert run["optimizer"].param_groups[0]["lr"] == step
+    assert isinstance(step, int)
+    return step
+
+
+def checkpoint_once(folder: pathlib.Path, keep: int | None, count: int) -> bool:
+    """Kill one save of step 3: the checkpoint of step 2 or of step 3 is there, and the next save works."""
+    path = folder / "saved"
+    for step in (1, 2):
+        save_checkpoint(path, keep=keep, **run_of(step))
+    killed = in_child(lambda: save_checkpoint(path, keep=keep, **run_of(3)), count)
+    assert check_run(path, {2, 3} if killed else {3})
+    save_checkpoint(path, keep=keep, **run_of(4))
+    assert check_run(path, {4}) and os.listdir(folder) == ["saved"]
+    if keep is not None:
+        # What the killed save has left has the name of the checkpoint of step 3, whose next save removes it.
+        save_checkpoint(path, keep=keep, **run_of(3))
+        assert check_run(path, {3}) and sorted(os.listdir(path)) == ["step-00000003.tdz", "step-00000004.tdz"]
+        shutil.rmtree(path)
+    return killed
+
+
+def checkpoint_kills(folder: pathlib.Path) -> int:
+    kills = 0
+    for keep in (None, 2):
+        kills += sum(itertools.takewhile(bool, (checkpoint_once(folder, keep, count) for count in itertools.count(1))))
+        (folder / "saved").unlink(missing_ok=True)
+    return kills
+
+
 # --- saves that are one file -----------------------------------------------------------------------------------------
 
 
@@ -272,6 +317,8 @@ def kills(folder: pathlib.Path, scenario: str) -> int:
     """Run a scenario in an empty folder; how many kills there were."""
     if scenario in FILES:
         return file_kills(folder, scenario)
+    if scenario == "checkpoints":
+        return checkpoint_kills(folder)
     if scenario == "adding":
         return adding_kills(folder)
     if scenario == "appending":

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import pathlib
 import threading
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable
 from typing import Any
 
@@ -96,6 +96,9 @@ VALUES = {
     "module": torch.nn.BatchNorm1d(2).state_dict(),
     "torch": {"size": torch.Size([2, 3]), "dtype": torch.bfloat16, "device": torch.device("cuda", 1)},
     "state": TensorDict({"a": torch.ones(2, 3), "n": {"b": torch.zeros(2)}}, [2], device="cpu").state_dict(),
+    "counter": {"milestones": Counter({30: 1, 80: 2}), "texts": Counter("abca")},
+    "ints": [2**63 - 1, 2**63, -(2**127) - 1],
+    "types": [dict, list, tuple, OrderedDict],
     "odd": {"%tensor": 0, "n": float("nan"), "i": (-float("inf"),)},
 }
 
@@ -247,6 +250,11 @@ HOSTILE: list[Any] = [
     {"%device": "nowhere"},
     {"%device": 0},
     {"%float": [1]},
+    {"%counter": {"a": 1}},
+    {"%int": 1},
+    {"%int": "0x_1"},
+    {"%type": "object"},
+    {"%type": ["dict"]},
     {"%new": 1},
     {"%tuple": [], "a": 1},
 ]

@@ -43,6 +43,7 @@ KILLED = {
     **dict.fromkeys(("over", "no exchange", "durable"), 40),
     "adding": 6,
     "appending": 30,
+    "checkpoints": 25,
     **dict.fromkeys(FILES, 18),
     "archive, new only": 10,
 }

@@ -26,6 +26,7 @@ from tensordict import (
 )
 from tensordict.core.exceptions import SaveError
 from tensordict.io.formats.opening import write_save
+from tensordict.io.saving.progress import NO_BAR
 from tensordict.looking import measuring
 from tensordict.looking.html_report import MARK, report
 from tensordict_cli.runners import main
@@ -214,7 +215,7 @@ class Bomb:
 def test_histograms_of_long_leaves_are_of_elements_at_random(tmp_path: pathlib.Path) -> None:
     # A sample at equal steps would have one column of 64 only.
     leaf = torch.arange(64.0).expand(50_000, 64).clone()
-    found = measuring.measure_leaf(measuring.LeafGroup(("a",), 1, [spec(leaf)]), 0, None)
+    found = measuring.measure_leaf(measuring.LeafGroup(("a",), 1, [spec(leaf)]), 0, NO_BAR)
     assert found.tally.count == leaf.numel() and found.is_drawn and 60_000 < found.sample.size < 70_000
     counts = np.histogram(found.sample, np.arange(-0.5, 64))[0]
     assert counts.min() > 0.8 * counts.mean() and counts.max() < 1.2 * counts.mean()

@@ -57,8 +57,34 @@ def tree_of(pytree: Any) -> Any:
     return makers.value(pytree, torch.Size(()))
 
 
+def _entry_of(value: Any) -> Any:
+    """Convert a value in a pytree to an entry. Settings stay one value, so that their numbers keep their types.
+
+    The parameter groups of an optimizer are settings. As tensors, their numbers would lose digits, and its
+    `load_state_dict` would not find the states of the parameters that they number.
+    """
+    return makers.value(value, torch.Size(())) if _find_settings(value) else tree_of(value)
+
+
+def _find_settings(value: Any) -> bool | None:
+    """Return True for a list, tuple or dict of numbers, texts and `None`, with at least one that is no number.
+
+    Returns `None` for a value that has something else in it, such as a tensor, and False for numbers alone.
+    """
+    kind = type(value)
+    if kind is dict or kind is OrderedDict or kind is list or kind is tuple:
+        is_found = False
+        for item in value.values() if isinstance(value, dict) else value:
+            inner = True if item is None or type(item) is str else _find_settings(item)
+            if inner is None:
+                return None
+            is_found |= inner
+        return is_found
+    return False if kind in (bool, int, float) else None
+
+
 def _mark_tree(items: Iterable[tuple[str, object]], what: object) -> dict[str, Any]:
-    tree = {name: tree_of(value) for name, value in items}
+    tree = {name: _entry_of(value) for name, value in items}
     tree[MARK] = _make_mark(what)
     return tree
 
@@ -72,9 +98,9 @@ def _tree_of_mapping(mapping: Mapping[Any, Any]) -> dict[str, Any]:
     tree: dict[str, Any] = {}
     for position, (key, value) in enumerate(mapping.items()):
         if type(key) is str and key != MARK and not key.startswith(_UNUSUAL):
-            tree[key] = tree_of(value)
+            tree[key] = _entry_of(value)
         else:
-            tree[f"{_UNUSUAL}{position}"] = {"key": _make_mark(key), "value": tree_of(value)}
+            tree[f"{_UNUSUAL}{position}"] = {"key": _make_mark(key), "value": _entry_of(value)}
     tree[MARK] = _make_mark(type(mapping))
     return tree
 

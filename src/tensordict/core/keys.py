@@ -57,9 +57,28 @@ def path_of(key: object) -> Path:
         return key
     if isinstance(key, str):
         return (str(key),)
-    raise TypeError(
-        f"a key must be a string or a non-empty (nested) tuple of strings, got {key!r} of type {type(key).__name__}"
-    )
+    raise TypeError(_describe_bad_key(key))
+
+
+def _describe_bad_key(key: object) -> str:
+    return f"a key must be a string or a non-empty (nested) tuple of strings, got {key!r} of type {type(key).__name__}"
+
+
+def path_in(key: object, place: Path) -> Path:
+    """Return the path of a key of a mapping, which becomes the container at `place`.
+
+    Raises:
+        TypeError: `key` is no nested key, such as the numbers in the state dict of an optimizer.
+    """
+    if isinstance(key, (str, tuple)):
+        return path_of(key)
+    hint = "; from_pytree converts a mapping with any keys"
+    if place:
+        hint = (
+            f" under {joined(place)!r}: store the mapping as one value, td[{place[0]!r}] = NonTensorData(mapping), or "
+            "convert it by from_pytree, which takes any keys; save_checkpoint saves the states of optimizers"
+        )
+    raise TypeError(f"{_describe_bad_key(key)}{hint}")
 
 
 def key_path(key: tuple[Any, ...]) -> Path | None:

@@ -7,7 +7,8 @@ takes both. Values of other classes raise `NotJson`. Only pickle can store them,
 from __future__ import annotations
 
 import math
-from collections import OrderedDict
+import re
+from collections import Counter, OrderedDict
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple, NoReturn
 
@@ -19,9 +20,13 @@ from tensordict.memory.mapped import MemoryMappedTensor
 from tensordict.memory.storable import check_storable
 from tensordict.memory.stored_tensors import StoredTensor
 
-# The JSON reader of the reference cannot read larger ints.
+# The JSON reader of the reference cannot read larger ints. They are stored as hexadecimal digits.
 _INT_BITS = 64
 _TUPLE, _FLOAT, _DICT, _ITEMS, _ORDERED = "%tuple", "%float", "%dict", "%items", "%ordered"
+# `MultiStepLR.state_dict()` contains a `Counter`, the state of a NumPy generator ints of 128 bits.
+_COUNTER, _INT, _TYPE = "%counter", "%int", "%type"
+# `from_pytree` marks each level with one of these types.
+_TYPES: dict[str, Any] = {"dict": dict, "list": list, "tuple": tuple, "OrderedDict": OrderedDict}
 _TENSOR, _ARRAY, _SCALAR = "%tensor", "%array", "%scalar"
 # Values of torch, which the state dicts of containers contain.
 _SIZE, _DTYPE, _DEVICE = "%size", "%dtype", "%device"
@@ -137,19 +142,22 @@ class _Encoder:
                 raise NotJson(f"a str with lone surrogates{self._where()} cannot be written to a file as text")
             return value
         if kind is int:
-            if value.bit_length() >= _INT_BITS:
-                bits = value.bit_length()
-                raise NotJson(f"an int of {bits} bits{self._where()} is larger than readers of JSON take")
-            return value
+            if value.bit_length() < _INT_BITS:
+                return value
+            if self._is_plain:
+                raise NotJson(f"an int of {value.bit_length()} bits{self._where()} is larger than readers of JSON take")
+            return {_INT: hex(value)}
         if kind is float:
             return value if math.isfinite(value) else None if self._is_plain else {_FLOAT: repr(value)}
         if kind is list or kind is tuple or kind is torch.Size:
             forms = self._encode_items(value, enumerate(value))
             return forms if kind is list or self._is_plain else {_TUPLE if kind is tuple else _SIZE: forms}
-        if kind is dict or kind is OrderedDict:
+        if kind is dict or kind is OrderedDict or kind is Counter:
             return self._encode_dict(value, self._encode_items(value, value.items()))
         if self._is_plain:
             self._refuse(value)
+        if kind is type and any(value is known for known in _TYPES.values()):
+            return {_TYPE: value.__name__}
         return self._encode_number_or_tensor(value)
 
     def _encode_items(self, value: object, items: Iterable[tuple[object, Any]]) -> list[Any]:
@@ -166,18 +174,18 @@ class _Encoder:
         return found
 
     def _encode_dict(self, value: dict[Any, Any], forms: list[Any]) -> Any:
-        is_ordered, are_texts, is_odd = type(value) is OrderedDict, True, False
+        is_ordered, is_counter, are_texts, is_odd = type(value) is OrderedDict, type(value) is Counter, True, False
         for key in value:
             if type(key) is not str or not (key.isascii() or _is_unicode(key)):
                 are_texts = False
             elif key[:1] == "%":
                 is_odd = True
-        if are_texts and (self._is_plain or not is_ordered):
+        if are_texts and (self._is_plain or not (is_ordered or is_counter)):
             by_name = dict(zip(value, forms, strict=True))
             return {_DICT: by_name} if is_odd and not self._is_plain else by_name
         pairs = [[self._encode_key(key), form] for key, form in zip(value, forms, strict=True)]
         if not is_ordered:
-            return {_ITEMS: pairs}
+            return {_COUNTER if is_counter else _ITEMS: pairs}
         attributes = vars(value)
         if not attributes:
             return {_ORDERED: pairs}
@@ -274,6 +282,12 @@ class _Decoder:
                 return {key: self.decode(item) for key, item in content.items()}
             if tag == _ITEMS and type(content) is list:
                 return self._decode_pairs(content)
+            if tag == _COUNTER and type(content) is list:
+                return Counter(self._decode_pairs(content))
+            if tag == _INT and type(content) is str and re.fullmatch("-?0x[0-9a-f]+", content):
+                return int(content, 16)
+            if tag == _TYPE and type(content) is str and content in _TYPES:
+                return _TYPES[content]
             if tag == _FLOAT and type(content) is str and content in _ODD_FLOATS:
                 return float(content)
             if tag == _SCALAR:

@@ -77,7 +77,7 @@ class _ReportedSave:
         format, root = describe_save(place, complain)
         return _ReportedSave(os.fspath(path), format, root, *collect_groups(root), problems)
 
-    def measure(self, limit: int, bar: Progress | None) -> None:
+    def measure(self, limit: int, bar: Progress) -> None:
         """Read the leaves and compute their figures."""
         for key, group in islice(self.leaves.items(), _MOST_LEAVES):
             self.measured[key] = measure_leaf(group, limit, bar)
@@ -142,9 +142,7 @@ def report(path: PathLike, other: PathLike | None = None, *, limit: int = 0, pro
     return Page(html, [line for save in saves for line in save.problems])
 
 
-def _iter_differences(
-    one: Specification, other: Specification, elements: bool, bar: Progress | None
-) -> Iterator[Difference]:
+def _iter_differences(one: Specification, other: Specification, elements: bool, bar: Progress) -> Iterator[Difference]:
     """Yield the differences in structure, then the differences in values and elements."""
     yield from find_differences(one, other, None)
     others = dict(walk(other))
@@ -155,7 +153,7 @@ def _iter_differences(
         if theirs is not None and ((leaves and elements) or (values and getattr(theirs, "is_value", False))):
             found = find_differences(node, theirs, Tolerance(equal_nan=True), key)
             yield from (item for item in found if item.what in ("elements", "value"))
-            if bar is not None and isinstance(node, LeafSpec):
+            if isinstance(node, LeafSpec):
                 bar.add(node.nbytes)
 
 
@@ -181,7 +179,7 @@ body.tensordict { max-width: 75em; margin: 0 auto; padding: 1em 1.5em 4em; }
 
 
 def _build_page(
-    saves: Sequence[_ReportedSave], found: list[Difference] | None, limit: int, bar: Progress | None
+    saves: Sequence[_ReportedSave], found: list[Difference] | None, limit: int, bar: Progress
 ) -> Iterator[str]:
     title = " and ".join(save.path for save in saves)
     yield f'<html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>'
@@ -346,13 +344,12 @@ def _format_figures(found: LeafFigures | None) -> list[str]:
     return [least, number_text(tally.mean), number_text(tally.std), greatest, f"{tally.nan:,}", f"{tally.zero:,}"]
 
 
-def _cards_html(saves: Sequence[_ReportedSave], bar: Progress | None) -> Iterator[str]:
+def _cards_html(saves: Sequence[_ReportedSave], bar: Progress) -> Iterator[str]:
     keys = [key for key in _list_keys(saves) if any(key in save.measured for save in saves)]
     yield '<div class="td-cards">'
     for key in keys:
         yield _card_html([save.measured.get(key) for save in saves], key)
-        if bar is not None:
-            bar.add(1)
+        bar.add(1)
     yield "</div>"
     hidden = len(_list_keys(saves)) - len(keys)
     if hidden:

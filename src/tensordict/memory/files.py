@@ -10,7 +10,7 @@ import secrets
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 
 import torch
@@ -325,8 +325,14 @@ def run_all(jobs: Sequence[Callable[[], None]], num_threads: int) -> None:
                 raise
 
     with ThreadPoolExecutor(min(num_threads, len(jobs)), thread_name_prefix="tensordict-save") as pool:
-        workers = [pool.submit(work) for _ in range(min(num_threads, len(jobs)))]
+        workers: list[Future[None]] = []
         try:
+            try:
+                for _ in range(min(num_threads, len(jobs))):
+                    workers.append(pool.submit(work))
+            except RuntimeError:
+                # The program has reached its end and waits for a save in the background. Python starts no more threads.
+                work()
             for worker in workers:
                 worker.result()
         except BaseException:

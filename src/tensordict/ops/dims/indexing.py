@@ -233,6 +233,8 @@ class Indexing(Writing):
             with torch.no_grad():
                 return self.set_at_(key, value, index, non_blocking=non_blocking)
         path = path_of(key)
+        if not self._has(path) and self._has_anywhere(path) and not indices.is_beyond(index, self._batch_size):
+            return self.update_at_({key: value}, index)  # only some members of a lazy stack have it
         node, name = self._find_parent(path)
         entries = node._entries
         current = entries[name] if type(entries) is dict else None

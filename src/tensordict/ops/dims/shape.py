@@ -92,6 +92,8 @@ class Shape(Sizing):
             # The batch size is cached.
             stack._entries, stack._size = result._entries, None
             return self
+        if op.is_view or type(op) is batch_ops.Expand:
+            self._map(op.leaf, op.size, len(op.old), op.rename, op.on_stack)  # raises before anything changes
         return replace_leaves(self, op.leaf, op.size, len(op.old), op.rename)
 
     def _return_self(self) -> Self:

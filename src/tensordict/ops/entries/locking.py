@@ -101,9 +101,12 @@ class Locking(Contract):
         # Lock the container that holds the entries: a wrapper or a view of it may be garbage-collected before it.
         node = underlying(self) if self._is_over_another else self
         entries = node._entries
-        if owner is None and type(entries) is dict and is_flat(entries):
-            node._locked = True
-            return
+        if owner is None:
+            if type(entries) is dict and is_flat(entries):
+                node._locked = True
+                return
+            if node._locked:
+                return  # A lazy stack of locked members: a second owner would keep them locked after `unlock_`.
         with _hold_lock_state():
             _lock_node(node, owner)
 

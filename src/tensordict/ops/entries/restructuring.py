@@ -722,7 +722,7 @@ def _take_entries(part: Any, moves: dict[Path, Path], strict: bool) -> dict[Path
 def _find_emptied(parts: list[Any], moves: dict[Path, Path], found: set[Path]) -> list[Path]:
     """Return the paths of nested containers that have lost all entries in all parts, the deepest first."""
     above = {source[:depth] for source in found for depth in range(1, len(source))}
-    filled = {target[:depth] for target in moves.values() for depth in range(1, len(target))}
+    filled = {moves[source][:depth] for source in found for depth in range(1, len(moves[source]))}
     emptied: list[Path] = []
     for path in sorted(above - filled, key=len, reverse=True):
         if all(node is None or _has_only(node, path, emptied) for node in (part._peek(path) for part in parts)):

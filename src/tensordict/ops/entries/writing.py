@@ -14,7 +14,7 @@ from tensordict.core.devices import put_on, wait_for
 from tensordict.core.exceptions import ShapeError, StackError
 from tensordict.core.foreach import refuse_graph_leaves
 from tensordict.core.key_views import IsLeaf
-from tensordict.core.keys import Path, joined, path_of
+from tensordict.core.keys import Path, joined, path_in, path_of
 from tensordict.core.replacing import replacing
 from tensordict.memory.file_source import FileSource
 from tensordict.memory.sparse_files import make_room
@@ -276,7 +276,7 @@ class Writing(Reading, Locking):
                     if self._names is None:
                         take_names(self, value)
             else:
-                self._write(path_of(key), item, non_blocking)
+                self._write(path_in(key, prefix), item, non_blocking)
 
     def setdefault(self, key: object, default: object, inplace: bool = False) -> Any:
         """Return the entry at `key`. If it is missing, write `default` first (as `dict.setdefault` does).
