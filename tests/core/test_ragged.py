@@ -7,6 +7,8 @@ import io
 import json
 import pathlib
 import pickle
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -756,6 +758,28 @@ def test_a_number_that_a_ragged_leaf_refuses_is_assigned_to_none(grad: bool) -> 
         assert not td["a"].any()
         td[:] = 1
     assert td["a"].tolist() == [1, 1] and td["n", "b"][1].tolist() == [1, 1]
+
+
+MAKE_JAGGED = [
+    "lazy_stack(rows).densify(torch.jagged)",
+    "lazy_stack(rows).get('a', as_nested_tensor=True)",
+    "load(path)",
+]
+
+
+@pytest.mark.parametrize("make", MAKE_JAGGED)
+def test_the_first_jagged_tensor_logs_nothing(make: str, tmp_path: pathlib.Path) -> None:
+    """Torch logs once, in its first call, that it calls a function that nobody should call. All else is logged."""
+    path = tmp_path / "saved"
+    lazy_stack([TensorDict(a=torch.ones(2)), TensorDict(a=torch.ones(3))]).densify(torch.jagged).save(path)
+    program = (
+        "import logging, torch\nfrom tensordict import TensorDict, lazy_stack, load\n"
+        f"rows, path = [TensorDict(a=torch.ones(2)), TensorDict(a=torch.ones(3))], {str(path)!r}\n{make}\n"
+        "logging.getLogger('torch.fx._symbolic_trace').warning('is_fx_tracing will return true, says another')\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=120)
+    lines = done.stderr.splitlines()
+    assert done.returncode == 0 and len(lines) == 1 and lines[0].endswith("says another"), done.stderr
 
 
 @kinds

@@ -47,6 +47,19 @@ def test_broadcast(four: Ranks) -> None:
     four.run(_broadcast)
 
 
+def _broadcast_and_fill(rank: int) -> None:
+    td = plain(rank)
+    before, leaf = td.clone(), td["a"]
+    got = td.broadcast(1)
+    assert same(td, before) and same(got, plain(1)) and td["a"] is leaf
+    td.update_(got)
+    assert same(td, plain(1)) and td["a"] is leaf
+
+
+def test_broadcast_returns_what_it_got_and_fills_nothing(two: Ranks) -> None:
+    two.run(_broadcast_and_fill)
+
+
 def _all_gather(rank: int) -> None:
     names = list(kinds())
     for shift in range(len(names)):

@@ -362,7 +362,7 @@ class _PrintedParser:
             offsets = self.offsets.setdefault(
                 (shape[dim], shape[0], values.device), lengths.cumsum(0).to(values.device)
             )
-            numbers = torch.nested.nested_tensor_from_jagged(values, offsets, jagged_dim=dim)
+            numbers = internals.nest_jagged(values, offsets, jagged_dim=dim)
         elif cls == "Tensor" and not ragged and -1 in shape[1:] and shape[0] != -1:
             # The strided layout of ragged tensors.
             rows = [make_numbers(_choose_sizes(shape[1:], i)) for i in range(shape[0])]

@@ -154,7 +154,7 @@ def from_buffer(buffer: Tensor, sizes: Tensor) -> Tensor:
 
 def from_jagged(values: Tensor, offsets: Tensor, ragged: int = 1, lengths: Tensor | None = None) -> Tensor:
     """Build a jagged nested tensor from `values`, with `ragged` as its ragged dim."""
-    return torch.nested.nested_tensor_from_jagged(values, offsets, lengths, ragged)
+    return internals.nest_jagged(values, offsets, lengths, ragged)
 
 
 def _with_elements(leaf: Tensor, values: Tensor, new_dims: int = 0) -> Tensor:

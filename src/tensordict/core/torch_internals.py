@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
@@ -315,6 +316,35 @@ def jagged_dim(leaf: Tensor) -> int:
     """Return the ragged dim of a jagged tensor. Without `_ragged_idx`, the dim whose length is not an int."""
     found: int | None = getattr(leaf, "_ragged_idx", None)
     return [type(length) is int for length in leaf.shape].index(False) if found is None else found
+
+
+# --- the notice of the first jagged tensor ----------------------------------------------------------------------------
+
+_TRACING_LOGGER = "torch.fx._symbolic_trace"
+# Empty once torch has had its chance to log the notice, which it does once in a process.
+_unsaid = ["is_fx_tracing will return true"]
+
+
+def nest_jagged(
+    values: Tensor, offsets: Tensor, lengths: Tensor | None = None, jagged_dim: int | None = None
+) -> Tensor:
+    """Call `torch.nested.nested_tensor_from_jagged`, without the notice that torch logs about its own code.
+
+    Torch calls a function there whose first call logs that it should not be called. Other messages are logged.
+    """
+    if torch.compiler.is_compiling() or not _unsaid:
+        return torch.nested.nested_tensor_from_jagged(values, offsets, lengths, jagged_dim)
+    logger, notice = logging.getLogger(_TRACING_LOGGER), _unsaid[0]
+
+    def keep(record: logging.LogRecord) -> bool:
+        return not record.getMessage().startswith(notice)
+
+    logger.addFilter(keep)
+    try:
+        return torch.nested.nested_tensor_from_jagged(values, offsets, lengths, jagged_dim)
+    finally:
+        logger.removeFilter(keep)
+        _unsaid.clear()
 
 
 # --- transformations of torch.func ------------------------------------------------------------------------------------

@@ -327,6 +327,9 @@ class Communicating(Leaves):
     ) -> Self:
         """Send the container of rank `src` to all ranks of a group. On other ranks use the return value.
 
+        Unlike :meth:`all_reduce`, it does not fill `self`, whose keys and shapes may differ there.
+        `td.update_(td.broadcast(0))` writes into the tensors of `td`.
+
         Args:
             src: the global rank of the sender.
             group: the process group.

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from tensordict.core import makers
+from tensordict.core import torch_internals as internals
 from tensordict.core.contract import Contract
 from tensordict.core.exceptions import StackError
 from tensordict.core.keys import Path, joined
@@ -103,7 +104,7 @@ def nest_leaves(column: Sequence[Tensor], layout: torch.layout, path: Path) -> T
     dim = ragged[0] if ragged else 0
     lengths = torch.tensor([0, *[shape[dim] for shape in shapes]], device=column[0].device)
     values = torch.cat(list(column), dim)
-    return torch.nested.nested_tensor_from_jagged(values, lengths.cumsum(0), jagged_dim=dim + 1)
+    return internals.nest_jagged(values, lengths.cumsum(0), jagged_dim=dim + 1)
 
 
 def _check_shapes(column: Sequence[Tensor], path: Path) -> list[torch.Size]:
