@@ -6,6 +6,7 @@ import doctest
 import importlib
 import pkgutil
 import re
+import shutil
 import sys
 import types
 from collections.abc import Iterator
@@ -41,6 +42,8 @@ def _in_an_empty_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 def test_page(page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The blocks of a page run in order and share their names, as a reader would type them."""
     text = page.read_text()
+    if page.name == "importing.md":
+        shutil.copytree(ROOT / "tests" / "data" / "foreign", Path(), dirs_exist_ok=True)
     # A module under its own name, because the decorators of dataclasses look it up, and no module of a package.
     module = types.ModuleType(f"{page.stem.lower()}_page")
     monkeypatch.setitem(sys.modules, module.__name__, module)

@@ -76,9 +76,11 @@ try:
         lazy_stack,
         maybe_dense_stack,
         merge_tensordicts,
+        pack_sequences,
         pad,
         pad_sequence,
         stack,
+        unpack_sequences,
         unpad_sequence,
     )
     from tensordict.io.formats.archive import is_memmap_archive, pack_memmap, refresh_archive_checksums, unpack_memmap
@@ -215,6 +217,7 @@ __all__ = [
     "merge_tensordicts",
     "open_dataset",
     "pack_memmap",
+    "pack_sequences",
     "pad",
     "pad_sequence",
     "parse_tensor_dict_string",
@@ -232,6 +235,7 @@ __all__ = [
     "to_arrow",
     "to_safetensors",
     "unpack_memmap",
+    "unpack_sequences",
     "unpad_sequence",
     "unravel_key",
     "unravel_key_list",

@@ -13,9 +13,11 @@ from tensordict.containers.free_functions import (
     lazy_stack,
     maybe_dense_stack,
     merge_tensordicts,
+    pack_sequences,
     pad,
     pad_sequence,
     stack,
+    unpack_sequences,
     unpad_sequence,
 )
 
@@ -32,8 +34,10 @@ __all__ = [
     "make_tensordict",
     "maybe_dense_stack",
     "merge_tensordicts",
+    "pack_sequences",
     "pad",
     "pad_sequence",
     "stack",
+    "unpack_sequences",
     "unpad_sequence",
 ]

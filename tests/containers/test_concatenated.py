@@ -248,7 +248,7 @@ def test_strings_and_ragged_rows() -> None:
 
     parts = [ragged(1, 2), ragged(3, 4, 5)]
     td = lazy_cat(parts)
-    assert "values of 2 parts" in repr(td) and set(td.keys()) == {"r", "s", "t"}
+    assert "Values(" in repr(td) and set(td.keys()) == {"r", "s", "t"}
     assert td["s"] == [f"row {n}" for n in range(1, 6)]
     assert [row.tolist() for row in td["r"].unbind()] == [[float(n)] * n for n in range(1, 6)]
     some = td[[4, 0, 2]]

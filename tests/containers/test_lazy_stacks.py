@@ -265,6 +265,14 @@ def test_one_row_updates_all_members(dim: int) -> None:
         assert (written["a"] == row).all()
 
 
+def test_a_value_with_the_last_batch_dims_only_updates_all_members() -> None:
+    stack = lazy_stack([TensorDict(a=torch.zeros(2), batch_size=[2]) for _ in range(3)])
+    stack.update_({"a": torch.arange(2)})
+    assert stack["a"].tolist() == [[0.0, 1.0]] * 3
+    with pytest.raises(RuntimeError, match="begin with the batch size"):
+        lazy_stack([TensorDict(a=torch.zeros(2), batch_size=[2])] * 3, 1).update_({"a": torch.arange(2)})
+
+
 def test_a_failing_update_changes_nothing(stack: Any) -> None:
     before = stack.clone()
     good = torch.zeros(3, 3)
@@ -544,6 +552,14 @@ def test_an_empty_cut_remembers_its_entries(members: list[TensorDict]) -> None:
 # --- locks, hooks, forms ----------------------------------------------------------------------------------------------
 
 
+def test_pieces_of_a_locked_stack_do_not_keep_it_locked() -> None:
+    stack = lazy_stack([TensorDict(a=torch.zeros(2)) for _ in range(2)]).lock_()
+    pieces = [*stack.split(1), *stack.chunk(1)]
+    assert all(piece.is_locked for piece in pieces)
+    assert not stack.unlock_().is_locked
+    stack["b"] = torch.zeros(2)
+
+
 def test_locks_hold_the_members(members: list[TensorDict]) -> None:
     stack = lazy_stack(members).lock_()
     assert all(m.is_locked for m in members) and stack["n"].is_locked
@@ -774,6 +790,15 @@ def test_vmap_keeps_the_batch_size_of_stacks(scale: torch.Tensor) -> None:
     out = torch.vmap(lambda td, x: td.set("z", td["a"] + x), (None, 0))(stack, torch.arange(2.0))
     assert out.batch_size == (2, 3, 2) and out["z"].shape == (2, 3, 2, 4)
     assert torch.vmap(lambda td: td.set("z", td["a"] + 1))(stack).batch_size == (3, 2)
+
+
+def test_vmap_returns_the_entries_that_only_some_members_have() -> None:
+    first = TensorDict({"z": torch.ones(2), "n": {"a": torch.zeros(2), "t": "text"}}, [2])
+    stack = lazy_stack([first, TensorDict({"n": {"a": torch.zeros(2)}}, [2])])
+    result: Any = torch.vmap(lambda td: td.set("new", torch.zeros(2)))(stack)
+    assert set(result.tensordicts[0].keys(True, True)) == {"z", ("n", "a"), "new"}
+    assert result.tensordicts[0]["n", "t"] == "text"
+    assert set(result.tensordicts[1].keys(True, True)) == {("n", "a"), "new"}
 
 
 def test_what_vmap_needs_of_torch() -> None:

@@ -204,3 +204,11 @@ def test_setdefault_of_rows_that_do_not_stack_changes_nothing() -> None:
         with pytest.raises(RuntimeError, match="'r'"):
             stack.setdefault(key, rows)
         assert not list(stack.keys()) and not list(stack[0].keys())
+
+
+def test_set_at_of_an_entry_that_only_some_members_have() -> None:
+    stack = uneven()
+    stack.set_at_(("b", "d"), 5, 1)
+    assert stack.tensordicts[1]["b", "d"].tolist() == [5.0, 5.0]
+    with pytest.raises(KeyError, match="b.*d"):
+        stack.set_at_(("b", "d"), 5, slice(None))

@@ -409,3 +409,49 @@ def test_expand_in_place(writable: Any, plain: Plain, kind: Kind) -> None:
     assert target.names == expected.names and type(target) is type(writable.clone())
     with pytest.raises(RuntimeError, match="locked"):
         target.lock_().expand(3, *size, inplace=True)
+
+
+# --- rows -------------------------------------------------------------------------------------------------------------
+
+
+def test_choosing_rows(td: Any, plain: Plain, kind: Kind) -> None:
+    if not kind.batch_size:
+        for call in (td.head, lambda: td.sample(0), lambda: td.filter(len), lambda: td.sort_by("z")):
+            with pytest.raises(RuntimeError, match="no batch dims"):
+                call()
+        return
+    rows, *rest = kind.batch_size
+
+    def assert_rows(result: Any, at: Any) -> None:
+        expected = mapped(lambda leaf: leaf[at], plain)
+        assert_matches(result, expected, (len(torch.arange(rows)[at]), *rest), kind.extra)
+        assert isinstance(result, type(td)) is isinstance(td[[0]], type(td)) or not kind.gives_own_class
+
+    def measure(leaf: torch.Tensor) -> torch.Tensor:
+        return leaf.double().flatten(1).sum(1) if leaf.ndim > 1 else leaf.double()
+
+    sums = measure(plain["a"])
+    assert_rows(td.head(2), slice(0, 2))
+    assert_rows(td.filter(lambda part: measure(part.get("a")) > sums.median()), sums > sums.median())
+    order = torch.randperm(rows, generator=torch.Generator().manual_seed(3))
+    assert_rows(td.sample(2, generator=torch.Generator().manual_seed(3)), order[:2])
+    flat = [path for path, leaf in leaves(plain).items() if leaf.numel() == rows and not leaf.is_complex()]
+    for path in flat:
+        leaf = leaves(plain)[path].reshape(rows)
+        assert_rows(td.sort_by(path), leaf.argsort(stable=True))
+        assert_rows(td.sort_by(path, descending=True), leaf.argsort(stable=True, descending=True))
+
+
+def test_closeness_and_values(td: Any, writable: Any, plain: Plain, kind: Kind) -> None:
+    assert td.allclose(td.clone()) is True and torch.allclose(td, td.clone())
+    far = td.clone()
+    far.set_("a", far["a"] + 5)
+    assert td.allclose(far) is False and td.allclose(far, atol=6) is True
+    with pytest.raises(KeyError, match="mask"):
+        td.allclose(td.exclude("mask"))
+    with pytest.raises(TypeError, match="where_value compares values"):
+        td.where_value("a", "x")
+    if kind.holds_values and kind.any_names:
+        writable["text"] = "x"
+        assert torch.equal(writable.where_value("text", "x"), torch.ones(kind.batch_size, dtype=torch.bool))
+        assert not writable.where_value("text", "y").any()

@@ -240,3 +240,7 @@ def test_unflatten_joins_existing_nodes(turn: int) -> None:
     node = td["a"]
     assert td.unflatten_keys(".").to_dict() == {"a": {"c": 1, "b": 2, "d": {"e": 3, "f": 4}}}
     assert node.to_dict() == {"c": 1}
+
+
+def test_ipython_completes_the_keys(td: Any, plain: Plain) -> None:
+    assert td._ipython_key_completions_() == list(td.keys(include_nested=True)) != []

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch.nn import functional as F
@@ -438,3 +439,12 @@ def test_keywords_of_functions() -> None:
     torch.testing.assert_close(torch.clamp(td, max=1.5)["a"], td["a"].clamp(max=1.5))
     with pytest.raises(TypeError, match="add needs a container as its first argument here, got Tensor"):
         torch.add(tensor, td, alpha=2)
+
+
+@pytest.mark.parametrize("fn", [torch.tensor, torch.as_tensor, torch.asarray, torch.from_dlpack, np.from_dlpack])
+def test_a_container_is_not_made_one_tensor_without_elements(fn: Callable[[Any], Any], td: Any) -> None:
+    name = next(iter(td.keys()))
+    with pytest.raises(
+        TypeError, match=rf"a {type(td).__name__} is not one tensor: read an entry, as in td\['{name}'\]"
+    ):
+        fn(td)

@@ -749,7 +749,7 @@ def test_a_library_that_is_missing_is_named(library, monkeypatch):
     monkeypatch.setitem(sys.modules, library, None)
     td = TensorDict(a=torch.ones(2), batch_size=[2])
     call = {"pyarrow": td.to_arrow, "pandas": td.to_pandas, "polars": td.to_polars}[library]
-    extra = "polars" if library == "polars" else "tabular"
+    extra = "tabular" if library == "pyarrow" else library
     with pytest.raises(ModuleNotFoundError, match=rf"tensordict\[{extra}\]"):
         call()
 

@@ -7,6 +7,7 @@ import json
 import os
 import pathlib
 import pickle
+import shutil
 import subprocess
 import sys
 import threading
@@ -17,7 +18,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from dataset_rows import Step, assert_rows, rows
-from tensordict import DatasetWriter, TensorDict, diff, lazy_stack, load, open_dataset, verify
+from tensordict import DatasetWriter, NonTensorStack, TensorDict, diff, lazy_stack, load, open_dataset, verify
 from tensordict.core.exceptions import SaveError, SchemaError, UnsupportedEntryError
 from tensordict.datasets import DatasetLoader, compact, tidy
 from tensordict.datasets.index import Manifests
@@ -448,3 +449,20 @@ def test_checksums_name_the_shard_that_is_damaged(tmp_path: pathlib.Path, format
     assert len(report.problems) == 1 and shard.name in report.problems[0] and "number" in report.problems[0]
     assert "checksum" in report.problems[0]
     assert main(["verify", str(tmp_path)]) == 1
+
+
+def test_repr_shows_values_of_the_first_shard(tmp_path: pathlib.Path) -> None:
+    labels = NonTensorStack(*("cat", "dog", "cat", "bird"))
+    rows = TensorDict({"x": torch.arange(4), "label": labels, "n": {"task": "walk"}}, [4])
+    with DatasetWriter(tmp_path / "data") as writer:
+        writer.extend(rows)
+    text = repr(open_dataset(tmp_path / "data"))
+    assert "label: Values('cat': 2, 'dog': 1, 'bird': 1)," in text and "task: Values('walk')}" in text
+    with DatasetWriter(tmp_path / "data") as writer:
+        writer.extend(rows)
+    data = open_dataset(tmp_path / "data")
+    assert "label: Values('cat': 2, 'dog': 1, 'bird': 1, in the first 4 of 8 rows)" in repr(data)
+    assert len(data._shards._recent) == 1
+    assert "label: Values('cat': 1, 'dog': 1)" in repr(data[:2]) and repr(data[:0])
+    shutil.rmtree(tmp_path / "data" / data._shards.parts[0].path)
+    assert "label: Values(they cannot be read: " in repr(open_dataset(tmp_path / "data"))

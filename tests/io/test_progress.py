@@ -190,7 +190,7 @@ def test_progress_false_ends_with_the_call(bars: list[str]) -> None:
     with pytest.raises(FileNotFoundError):
         TensorDict.load("memory://silent/nothing", progress=False)
     with progress.hide_bars(False), progress_bar(None, "inner", 1) as inner, show_transfer("fetching", 1):
-        assert inner is None
+        assert not inner.is_shown
     with progress.hide_bars(None), progress_bar(None, "saving", 1):
         pass
     assert not progress._open and "fetching" not in bars
@@ -229,16 +229,16 @@ def test_what_is_quick_shows_nothing(capsys: pytest.CaptureFixture[str], monkeyp
     now = [100.0]
     monkeypatch.setattr("time.monotonic", lambda: now[0])
     with progress_bar(None, "saving", lambda: 10) as bar:
-        assert bar is not None
+        assert bar.is_shown
         bar.add(4)
         assert capsys.readouterr().err == ""
         now[0] += 1.5
         bar.add(3)
         assert "saving:  70%" in capsys.readouterr().err
         with progress_bar(None, "inner", 1) as inner:
-            assert inner is None
+            assert not inner.is_shown
         with progress_bar(True, "inner", 1) as inner:
-            assert inner is not None
+            assert inner.is_shown
     assert bar.done == 7 and not progress._open
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pathlib
 import pickle
 import re
+import sys
 import threading
 import uuid
 from typing import Any
@@ -186,6 +187,15 @@ def test_what_is_missing_is_said() -> None:
     )
     with pytest.raises(SaveError, match="'odd://x' cannot be reached.*odd"):
         Remote("odd://x")
+
+
+@pytest.mark.parametrize(("url", "library", "extra"), [("s3://b/x", "s3fs", "s3"), ("gs://b/x", "gcsfs", "gcs")])
+def test_the_extra_of_a_scheme_is_named(url: str, library: str, extra: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    registry = pytest.importorskip("fsspec.registry")
+    monkeypatch.setattr(registry, "_registry", {})
+    monkeypatch.setitem(sys.modules, library, None)
+    with pytest.raises(ModuleNotFoundError, match=rf"'{url}' cannot be reached.*{library}.*tensordict\[{extra}\]'"):
+        Remote(url)
 
 
 def test_without_fsspec_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

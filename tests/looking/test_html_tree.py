@@ -102,13 +102,34 @@ def test_values_are_rows_of_a_table() -> None:
     assert len(long) < 2100 and long.endswith("(8,000 more characters)")
 
 
+def test_values_are_seen_without_opening_them() -> None:
+    labels = NonTensorStack(*(["dog"] + ["cat"] * 3))
+    td = TensorDict({"task": "walk\nslowly", "label": labels, "n": NonTensorStack(*[{"q": 1}] * 4)}, batch_size=[4])
+    assert previews(td) == {"label": "'cat': 3, 'dog': 1", "n": "{'q': 1}, {'q': 1}, …", "task": "'walk\\nslowly'"}
+    many = NonTensorStack(*[f"{'long ' * 20}{number}" for number in range(9)])
+    text = previews(TensorDict(a=many, batch_size=[9]))["a"]
+    assert text.endswith("…: 1, … 4 more") and len(text) < 300
+    assert previews(TensorDict(a="x" * 1000, batch_size=[10**12]))["a"] == f"'{'x' * 39}…"
+
+
+def previews(td: Any) -> dict[str, str]:
+    """What the line of each value shows of it, by its key."""
+    tree = ElementTree.fromstring(td._repr_html_())
+    found = {}
+    for line in tree.iter("summary"):
+        spans = {item.get("class"): item.text or "" for item in line.iter("span")}
+        if "td-preview" in spans:
+            found[spans["td-key"]] = spans["td-preview"]
+    return found
+
+
 def test_no_text_is_markup() -> None:
     text = "<img src=x onerror=alert(1)>&\x00\x1b[31m"
     td = TensorDict({text: torch.zeros(2), "v": text, "rows": NonTensorStack(text, text), "o": Odd()}, batch_size=[2])
     html = td._repr_html_()
     ElementTree.fromstring(html)
     assert "<img" not in html and "<b>" not in html and "\x00" not in html and "\x1b" not in html
-    assert html.count("&lt;img src=x") == 4 and "&lt;b&gt;odd" in html
+    assert html.count("&lt;img src=x") == 6 and "&lt;b&gt;odd" in html
 
 
 class Odd:
@@ -167,7 +188,7 @@ def test_lazy_stacks_are_seen_member_by_member() -> None:
     rows = [TensorDict(a=torch.full((2,), float(i)), batch_size=[]) for i in range(5)]
     assert opened(lazy_stack(rows))["a"] == "min0 mean2 max4\nfirst 0, 0, 1, 1, 2, 2, 3, 3, …"
     ragged = lazy_stack([TensorDict(a=torch.ones(n)) for n in (1, 3)])
-    assert opened(ragged)["a"] == "min1 mean1 max1\nfirst 1, 1, 1, 1"
+    assert opened(ragged)["a"] == "all1\nfirst 1, 1, 1, 1"
     many = LazyStackedTensorDict(*[TensorDict(a=torch.zeros(1)) for _ in range(20_000)])
     start = time.perf_counter()
     assert "are not all read" in opened(many)["a"]
@@ -285,16 +306,16 @@ def test_many_mapped_leaves_are_not_all_read(tmp_path: pathlib.Path) -> None:
         f"{i:03}": MemoryMappedTensor.from_tensor(torch.ones(4096), filename=tmp_path / str(i)) for i in range(80)
     }
     seen = opened(TensorDict({"a": dict(list(leaves.items())[:40]), "b": dict(list(leaves.items())[40:])}))
-    read = [text.startswith("min1") for text in seen.values()]
+    read = [text.startswith("all1") for text in seen.values()]
     assert read == [True] * 64 + [False] * 16
 
 
-def test_rows_of_a_data_set_are_not_read(tmp_path: pathlib.Path) -> None:
+def test_tensors_of_a_data_set_are_not_read(tmp_path: pathlib.Path) -> None:
     with DatasetWriter(tmp_path / "data", rows_per_shard=4) as writer:
         writer.extend(TensorDict({"x": torch.arange(10), "s": NonTensorStack(*"abcdefghij")}, [10]))
     data = open_dataset(tmp_path / "data")
     html = data._repr_html_()
-    assert not data._shards._recent
+    assert len(data._shards._recent) == 1  # the first shard, for the values
     assert "to_tensordict()" in html and "80 B" in html
     assert "first 0, 1, 2" in opened(data[:3].to_tensordict())["x"]
 
@@ -357,3 +378,24 @@ def test_the_theme_of_jupyterlab_goes_first(picture: Any) -> None:
     pixels = picture(page, "tree-jupyterlab", False, (900, 420)).astype(int)
     assert np.median(pixels) < 30
     assert (pixels.mean(-1) > 150).mean() > 0.003
+
+
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+@pytest.mark.parametrize(
+    ("light_mark", "dark_mark"),
+    [
+        ('class="vscode-light"', 'class="vscode-dark"'),
+        ('class="vscode-high-contrast vscode-high-contrast-light"', 'class="vscode-high-contrast"'),
+        ('data-theme="light"', 'data-theme="dark"'),
+    ],
+    ids=["vscode", "vscode-contrast", "sphinx"],
+)
+def test_the_theme_of_the_page_goes_first(light_mark: str, dark_mark: str, dark: bool, picture: Any) -> None:
+    """The system asks for the other one."""
+    page = f'<!doctype html><meta charset="utf-8"><body {dark_mark if dark else light_mark}>{sample()._repr_html_()}'
+    tree = picture(page, "tree-theme", not dark, (900, 420)).astype(int)[12:300, 12:780]
+    ground = np.median(tree.mean(-1))
+    assert ground < 40 if dark else ground > 230
+    # Data types are in blue: a light one on dark, a dark one on light.
+    blue = tree[tree[..., 2] - tree[..., 0] > 80]
+    assert len(blue) > 30 and (blue.max() > 230 if dark else blue.min() < 60)

@@ -252,6 +252,26 @@ def test_get_hooks():
     assert type(watched["a"]) is nn.Parameter
 
 
+def test_from_dict_instance_gives_parameters_again():
+    params = TensorDictParams(TensorDict({"a": torch.zeros(2), "n": {"b": torch.ones(2)}}))
+    again = params.from_dict_instance(params.to_dict())
+    assert type(again) is TensorDictParams
+    assert again["n", "b"] is params["n", "b"]
+    made = params.from_dict_instance({"a": torch.zeros(2)}, batch_size=[2])
+    assert type(made) is TensorDictParams and made.batch_size == (2,)
+    assert type(made["a"]) is torch.Tensor
+    made["c"] = torch.zeros(2)
+    assert type(made["c"]) is torch.nn.Parameter
+
+
+def test_update_with_clones_stores_parameters():
+    params, value = TensorDictParams(TensorDict({"n": {}})), torch.zeros(2)
+    params.update({"a": value, "n": {"b": value}, "i": torch.arange(2)}, clone=True)
+    assert type(params["a"]) is type(params["n", "b"]) is torch.nn.Parameter
+    assert params["a"].is_leaf and params["a"].data_ptr() != value.data_ptr()
+    assert len(list(params.parameters())) == 2 and len(list(params.buffers())) == 1
+
+
 def test_vmap_and_pytree():
     params = make()
     leaves, spec = torch.utils._pytree.tree_flatten(params)

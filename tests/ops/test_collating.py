@@ -78,6 +78,16 @@ def test_padded_entries_have_values_and_masks_of_their_own() -> None:
     assert batch["inner", "same"].shape == (2, 2)
 
 
+def test_sides_and_multiples_of_padded_entries() -> None:
+    samples = [make_sample(1), make_sample(2)]
+    batch = collate(samples, pad_keys=ALL, mask_key="mask", padding_side={"ids": "left"}, pad_to_multiple_of=4)
+    assert batch["ids"].tolist() == [[7, 7, 7, 1], [7, 7, 1, 2]]
+    assert batch["mask", "ids"].tolist() == [[False, False, False, True], [False, False, True, True]]
+    assert batch["inner", "z"].tolist() == [[1, -1, -1, -1], [2, 2, -1, -1]] and batch["points"].shape == (2, 4, 3)
+    left = collate(samples, pad_keys=ALL, padding_side="left")
+    assert left["ids"].tolist() == [[7, 1], [1, 2]] and left["inner", "z"].tolist() == [[-1, 1], [2, 2]]
+
+
 def test_entries_that_no_option_names_make_the_stack_lazy() -> None:
     samples = [make_sample(1), make_sample(2)]
     before = [list(sample.keys(True)) for sample in samples]
@@ -128,6 +138,9 @@ def test_loaders_with_options_and_workers() -> None:
         ({"nested_keys": ["points"]}, ValueError, "differ in keys or shapes"),
         ({"pad_keys": {"score": 0}}, IndexError, "entry 'score' has shape .* no dim 0"),
         ({"pad_keys": {"ids": "a"}}, TypeError, "entry 'ids'"),
+        ({"pad_keys": ALL, "padding_side": {"score": "left"}}, KeyError, "padding side for .'score'."),
+        ({"padding_side": "left"}, ValueError, "pad_keys, and there are none"),
+        ({"pad_to_multiple_of": 8}, ValueError, "pad_keys, and there are none"),
     ],
 )
 def test_options_that_do_not_fit(options: Any, error: type[Exception], message: str) -> None:

@@ -180,3 +180,13 @@ def test_from_dict_instance_of_a_stored_container_lies_in_memory(tmp_path: Path)
     stored = TensorDict({"a": torch.ones(3), "c": {"d": torch.ones(3)}}, batch_size=[3]).to_h5(tmp_path / "a.h5")
     made = stored.from_dict_instance(stored.to_dict(), batch_size=[3])
     assert type(made) is TensorDict and made["c", "d"].tolist() == [1.0, 1.0, 1.0]
+
+
+def test_numbers_in_a_dict_of_another_batch_size_are_values() -> None:
+    data = {"n": 7, "b": {"x": 0.5}, "a": torch.zeros(3)}
+    td = TensorDict.from_dict(data, batch_size=[3])
+    assert (td["n"], td["b", "x"], td[0]["n"]) == (7, 0.5, 7)
+    assert data["b"] == {"x": 0.5}
+    assert isinstance(TensorDict.from_dict(data, batch_size=[])["n"], torch.Tensor)
+    with pytest.raises(RuntimeError, match="batch size"):
+        TensorDict.from_dict({"n": torch.tensor(7)}, batch_size=[3])

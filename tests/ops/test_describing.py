@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from tensordict import TensorDict, UnbatchedTensor, lazy_stack
+from tensordict import NonTensorStack, TensorDict, UnbatchedTensor, lazy_stack
 from tensordict.containers.summary import Summary
 
 
@@ -72,8 +72,26 @@ def test_members_of_unequal_shapes_and_values() -> None:
     shared = torch.arange(4.0)
     stack = lazy_stack([TensorDict(a=torch.ones(n), s="x", u=UnbatchedTensor(shared)) for n in (2, 3)])
     summary = stack.describe()
-    assert set(summary.keys()) == {"a", "u"} and summary["a", "count"] == 5 and summary["u", "count"] == 4
-    assert not TensorDict(s="x").describe().keys() and "Summary(" in repr(TensorDict(s="x").describe())
+    assert set(summary.keys()) == {"a", "s", "u"} and summary["a", "count"] == 5 and summary["u", "count"] == 4
+    assert not TensorDict(s=None).describe().keys() and "Summary(" in repr(TensorDict(s=None).describe())
+
+
+def test_texts_are_counted() -> None:
+    td = TensorDict({"s": NonTensorStack("b", "a", "b"), "n": {"t": "walk"}, "o": NonTensorStack(1, "a", None)}, [3])
+    summary = td.describe()
+    assert summary["s", "count"] == 3 and summary["s", "unique"] == 2 and "o" not in summary.keys()
+    assert list(summary["s", "counts"].items()) == [("b", 2), ("a", 1)] and summary["n", "t", "counts"] == {"walk": 3}
+    assert repr(summary) == "s: 'b': 2, 'a': 1\nn.t: 'walk'"
+    both = td.set("x", torch.ones(3)).describe()
+    assert repr(both).splitlines()[1:] == [
+        "x      3     1    0    1    1    1    1    1    0     0",
+        "s: 'b': 2, 'a': 1",
+        "n.t: 'walk'",
+    ]
+    html = both._repr_mimebundle_()["text/html"]
+    assert html is not None and "<div>s: &#x27;b&#x27;: 2, &#x27;a&#x27;: 1</div>" in html
+    assert TensorDict(s="x", batch_size=[10**12]).describe()["s", "counts"] == {"x": 10**12}
+    assert str(TensorDict(s=NonTensorStack(), batch_size=[0]).describe()).startswith("Summary(")
 
 
 def test_percentiles_are_checked() -> None:

@@ -315,6 +315,51 @@ def test_a_padding_value_for_each_entry() -> None:
         pad_sequence(sequences(1, 2), padding_side="up")  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("batch", [False, True])
+def test_a_side_for_each_entry(batch: bool) -> None:
+    rows = sequences(1, 3, batch=batch)
+    result = pad_sequence(rows, padding_value=-1, return_mask=True, padding_side={("n", "b"): "left"})
+    assert result["a"][:, :, 0].tolist() == [[1, -1, -1], [3, 3, 3]]
+    assert result["n", "b"].tolist() == [[-1, -1, 1], [3, 3, 3]]
+    assert result["masks", "a"].tolist() == [[True, False, False], [True] * 3]
+    assert result["masks", "n", "b"].tolist() == [[False, False, True], [True] * 3]
+    for row, one in zip(rows, unpad_sequence(result), strict=True):
+        assert (row == one).all() and row.batch_size == one.batch_size
+    with pytest.raises(KeyError, match="padding side for .'absent'."):
+        pad_sequence(rows, padding_side={"a": "left", "absent": "left"})
+    with pytest.raises(ValueError, match="'left' or 'right', got 'up'"):
+        pad_sequence(rows, padding_side={"a": "up"})  # type: ignore[dict-item]
+
+
+def test_values_beside_entries_that_are_padded_on_both_sides() -> None:
+    rows = [TensorDict(a=torch.ones(n), b=torch.ones(n), word=["x"] * n, batch_size=[n]) for n in (1, 3)]
+    padded = pad_sequence(rows, return_mask=True, padding_side={"a": "left", "word": "left"})
+    assert padded["word"] == [[None, None, "x"], ["x"] * 3]
+    with pytest.raises(ValueError, match="entry 'word' has no mask, .* pad all entries on one side"):
+        unpad_sequence(padded)
+
+
+@pytest.mark.parametrize("batch", [False, True])
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_lengths_that_are_multiples_of_a_number(batch: bool, side: Any) -> None:
+    rows = sequences(1, 3, batch=batch)
+    result = pad_sequence(rows, padding_value=-1, return_mask=True, padding_side=side, pad_to_multiple_of=4)
+    ones = [[1, -1, -1, -1], [3, 3, 3, -1]]
+    assert result["n", "b"].tolist() == (ones if side == "right" else [row[::-1] for row in ones])
+    assert result["masks", "a"].sum(1).tolist() == [1, 3] and result["a"].shape[:2] == (2, 4)
+    assert result.batch_size == ((2, 4) if batch else (2,))
+    for row, one in zip(rows, unpad_sequence(result), strict=True):
+        assert (row == one).all() and row.batch_size == one.batch_size
+    assert pad_sequence(rows, pad_to_multiple_of=3)["a"].shape[:2] == (2, 3)
+    wide = pad_sequence([TensorDict(a=torch.ones(2, 3))] * 2, pad_dim=-1, padding_side=side, pad_to_multiple_of=5)
+    assert wide["a"].shape == (2, 2, 5) and wide["a"].sum() == 12
+    equal = pad_sequence(sequences(3, 3), padding_value=7, pad_to_multiple_of=5)
+    assert equal["n", "b"].tolist() == [[3, 3, 3, 7, 7]] * 2
+    for multiple in (0, 2.0):
+        with pytest.raises(ValueError, match=f"at least 1, got {multiple}"):
+            pad_sequence(rows, pad_to_multiple_of=multiple)  # type: ignore[arg-type]
+
+
 def test_values_in_padded_batch_dims_are_none() -> None:
     rows = [TensorDict(a=torch.ones(n), one="x", many=[*"abc"[:n]], batch_size=[n]) for n in (1, 3)]
     rows[0].set("many", NonTensorStack("a"))

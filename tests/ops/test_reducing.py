@@ -136,6 +136,9 @@ def test_prod_and_quantile_along_several_dims() -> None:
     same(stacked, stacked.quantile(q, 0), lambda leaf: leaf.quantile(q, 0))
     same(stacked, stacked.quantile(q, "feature"), lambda leaf: leaf.quantile(q, -1))
     same(stacked, stacked.quantile(q), lambda leaf: leaf.quantile(q))
+    kept = td.quantile(q, keepdim=True)
+    assert kept.batch_size == torch.Size([2, 1, 1, 1])
+    torch.testing.assert_close(kept["a"], td["a"].quantile(q).reshape(2, 1, 1, 1, 1))
 
 
 def test_empty_containers() -> None:

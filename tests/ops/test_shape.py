@@ -527,3 +527,11 @@ def test_operation_can_be_compiled(name: str, dynamic: bool) -> None:
     want = OPERATIONS[name](td)
     assert compiled.batch_size == want.batch_size
     assert all(torch.equal(compiled[key], want[key]) for key in want.keys(True, True))
+
+
+def test_an_expansion_in_place_that_fails_changes_nothing() -> None:
+    ragged = torch.nested.nested_tensor([torch.zeros(2)], layout=torch.jagged)
+    td = TensorDict({"a": torch.zeros(1), "n": {"b": torch.zeros(1)}, "c": ragged}, [1])
+    with pytest.raises(RuntimeError, match="expand"):
+        td.expand(2, 3, inplace=True)
+    assert td.batch_size == td["n"].batch_size == td["a"].shape == (1,)

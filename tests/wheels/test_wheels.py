@@ -5,8 +5,10 @@
 
 from __future__ import annotations
 
+import email
 import importlib.util
 import os
+import re
 import subprocess
 import sys
 import tarfile
@@ -48,6 +50,27 @@ def test_the_wheel_has_the_packages_and_nothing_else(built: Path) -> None:
     }
     assert {name for name in names if ".dist-info/" not in name} == sources
     assert any(name.endswith("licenses/LICENSE") for name in names)
+
+
+def test_the_wheel_has_every_extra_that_an_error_names(built: Path) -> None:
+    [wheel] = built.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        [name] = (name for name in archive.namelist() if name.endswith("/METADATA"))
+        metadata = email.message_from_bytes(archive.read(name))
+    extras = set(metadata.get_all("Provides-Extra", []))
+    assert {"s3", "gcs", "hf", "pandas", "images", "video", "rlds", "all"} <= extras
+    text = "".join(path.read_text() for path in (ROOT / "src").rglob("*.py"))
+    named = set(re.findall(r"require\(\s*\"[\w.]+\",\s*\"([\w-]+)\"\)", text)) | set(
+        re.findall(r"tensordict\[([\w-]+)\]'", text)
+    )
+    assert len(named) > 15 and named <= extras, named - extras
+    needs: dict[str, set[str]] = {extra: set() for extra in extras}
+    for line in metadata.get_all("Requires-Dist", []):
+        if found := re.search(r"^([\w.-]+).*extra == '([\w-]+)'", line):
+            needs[found[2]].add(found[1])
+    assert needs["s3"] >= {"fsspec", "s3fs"} and needs["gcs"] >= {"gcsfs"} and needs["pandas"] == {"pandas", "pyarrow"}
+    for extra in ("s3", "gcs", "hf", "pandas", "polars", "h5", "zarr", "redis", "images", "video", "rlds", "onnx"):
+        assert needs[extra] and needs[extra] <= needs["all"], extra
 
 
 def test_the_sdist_makes_the_same_wheel(built: Path, tmp_path: Path) -> None:

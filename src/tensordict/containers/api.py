@@ -3,27 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar, overload
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, overload
 
 from tensordict.containers.dense import TensorDict
 from tensordict.convert.columns import Nulls
 from tensordict.core.keys import Key
+from tensordict.core.signatures import as_function, spells
 from tensordict.io.formats.appending import append_rows
 from tensordict.memory.mapped import PathLike
 
 if TYPE_CHECKING:
-    from concurrent.futures import Future
-
     from pyarrow import Table  # type: ignore[import-untyped]
     from typing_extensions import TypedDict, Unpack
 
     from tensordict.containers.tensor_class import TensorClass
-    from tensordict.io.remote.remote_saves import CacheDir
-    from tensordict.io.remote.urls import StorageOptions
     from tensordict.ops.collection import TensorCollection
-    from tensordict.ops.storing.saving import _Save as _FileOptions
+    from tensordict.ops.storing.persisting import OpenH5, OpenZarr
 
-    _Container = TypeVar("_Container", bound=TensorCollection)
     _P = ParamSpec("_P")
     _C = TypeVar("_C")
 
@@ -75,6 +71,10 @@ load = _of_any_class(TensorDict.load)
 load_memmap = _of_any_class(TensorDict.load_memmap)
 from_consolidated = _of_any_class(TensorDict.from_consolidated)
 from_safetensors = _of_any_class(TensorDict.from_safetensors)
+
+memmap = as_function(TensorDict.memmap, "data")
+save = as_function(TensorDict.save, "data")
+to_safetensors = as_function(TensorDict.to_safetensors, "data")
 
 
 def from_dict(
@@ -128,164 +128,6 @@ def make_tensordict(
     """
     entries = kwargs if input_dict is None else ({**dict(input_dict.items()), **kwargs} if kwargs else input_dict)
     return TensorDict.from_dict(entries, auto_batch_size=auto_batch_size, batch_size=batch_size, device=device)
-
-
-@overload
-def memmap(
-    data: _Container,
-    prefix: PathLike | None = ...,
-    copy_existing: bool = ...,
-    *,
-    return_early: Literal[False] = ...,
-    existsok: bool = ...,
-    **options: Unpack[_FileOptions],
-) -> _Container: ...
-@overload
-def memmap(
-    data: _Container,
-    prefix: PathLike | None = ...,
-    copy_existing: bool = ...,
-    *,
-    return_early: Literal[True],
-    existsok: bool = ...,
-    **options: Unpack[_FileOptions],
-) -> Future[_Container]: ...
-def memmap(
-    data: Any,
-    prefix: PathLike | None = None,
-    copy_existing: bool = False,
-    *,
-    num_threads: int = 0,
-    return_early: bool = False,
-    share_non_tensor: bool = False,
-    existsok: bool = True,
-    robust_key: bool | None = True,
-    archive: bool | None = None,
-    compression: object = None,
-    atomic: bool = False,
-    allow_pickle: bool | None = None,
-    durable: bool = False,
-    checksum: bool | str = False,
-    progress: bool | None = None,
-    overwrite: bool = False,
-    storage_options: StorageOptions | None = None,
-    full_tensor: bool = False,
-) -> Any:
-    """Save a container and return its memory-mapped version; see :meth:`TensorDict.memmap`.
-
-    Example:
-        >>> import tempfile
-        >>> import torch
-        >>> from tensordict import TensorDict, memmap
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     saved = memmap(TensorDict(a=torch.ones(2)), folder)
-        >>> saved["a"]
-        MemoryMappedTensor([1., 1.])
-
-    Args:
-        data: the container.
-        prefix, copy_existing, num_threads, return_early, share_non_tensor, existsok, robust_key, archive, compression,
-            atomic, allow_pickle, durable, checksum, progress, overwrite, storage_options, full_tensor: as in
-            the method.
-    """
-    return data.memmap(
-        prefix,
-        copy_existing,
-        num_threads=num_threads,
-        return_early=return_early,
-        share_non_tensor=share_non_tensor,
-        existsok=existsok,
-        robust_key=robust_key,
-        archive=archive,
-        compression=compression,
-        atomic=atomic,
-        allow_pickle=allow_pickle,
-        durable=durable,
-        checksum=checksum,
-        progress=progress,
-        overwrite=overwrite,
-        storage_options=storage_options,
-        full_tensor=full_tensor,
-    )
-
-
-@overload
-def save(
-    data: _Container,
-    prefix: PathLike | None = ...,
-    copy_existing: bool = ...,
-    *,
-    return_early: Literal[False] = ...,
-    **options: Unpack[_FileOptions],
-) -> _Container: ...
-@overload
-def save(
-    data: _Container,
-    prefix: PathLike | None = ...,
-    copy_existing: bool = ...,
-    *,
-    return_early: Literal[True],
-    **options: Unpack[_FileOptions],
-) -> Future[_Container]: ...
-def save(
-    data: Any,
-    prefix: PathLike | None = None,
-    copy_existing: bool = False,
-    *,
-    num_threads: int = 0,
-    return_early: bool = False,
-    share_non_tensor: bool = False,
-    robust_key: bool | None = True,
-    archive: bool | None = None,
-    compression: object = None,
-    atomic: bool = False,
-    allow_pickle: bool | None = None,
-    durable: bool = False,
-    checksum: bool | str = False,
-    progress: bool | None = None,
-    overwrite: bool = False,
-    storage_options: StorageOptions | None = None,
-    full_tensor: bool = False,
-) -> Any:
-    """Save a container in the format given by the suffix of the path; see :meth:`TensorDict.save`.
-
-    Example:
-        >>> import tempfile
-        >>> import torch
-        >>> from tensordict import TensorDict, load, save
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     _ = save(TensorDict(a=torch.ones(2)), folder)
-        ...     again = load(folder)
-        >>> again["a"]
-        MemoryMappedTensor([1., 1.])
-
-    Args:
-        data: the container.
-        prefix, copy_existing, num_threads, return_early, share_non_tensor, robust_key, archive, compression,
-            atomic, allow_pickle, durable, checksum, progress, overwrite, storage_options, full_tensor: as in
-            the method.
-
-    Returns:
-        the result of the method; for a folder, the container over its files.
-    """
-    return data.save(
-        prefix,
-        copy_existing,
-        num_threads=num_threads,
-        return_early=return_early,
-        share_non_tensor=share_non_tensor,
-        robust_key=robust_key,
-        archive=archive,
-        compression=compression,
-        atomic=atomic,
-        allow_pickle=allow_pickle,
-        durable=durable,
-        checksum=checksum,
-        progress=progress,
-        overwrite=overwrite,
-        storage_options=storage_options,
-        full_tensor=full_tensor,
-    )
 
 
 def append_memmap(
@@ -370,58 +212,8 @@ def to_arrow(td: TensorCollection) -> Table:
     return td.to_arrow()
 
 
-def to_safetensors(
-    data: Any,
-    path: PathLike,
-    *,
-    separator: str = ".",
-    num_threads: int = 0,
-    durable: bool = False,
-    checksum: bool | str = False,
-    progress: bool | None = None,
-    overwrite: bool = False,
-    storage_options: StorageOptions | None = None,
-) -> None:
-    """Save a container to one file in the safetensors format; see :meth:`TensorDict.to_safetensors`.
-
-    Example:
-        >>> import tempfile
-        >>> import torch
-        >>> from tensordict import TensorDict, from_safetensors, to_safetensors
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     to_safetensors(TensorDict(a=torch.ones(2)), folder + "/td.safetensors")
-        ...     again = from_safetensors(folder + "/td.safetensors")
-        >>> again["a"]
-        tensor([1., 1.])
-
-    Args:
-        data: the container.
-        path, separator, num_threads, durable, checksum, progress, overwrite, storage_options: as in the method.
-    """
-    data.to_safetensors(
-        path,
-        separator=separator,
-        num_threads=num_threads,
-        durable=durable,
-        checksum=checksum,
-        progress=progress,
-        overwrite=overwrite,
-        storage_options=storage_options,
-    )
-
-
-def from_h5(
-    h5_file: object,
-    *,
-    auto_batch_size: bool = False,
-    batch_dims: int | None = None,
-    device: object = None,
-    batch_size: object = None,
-    mode: str = "r",
-    non_tensor_as_stack: bool = False,
-    storage_options: StorageOptions | None = None,
-    cache_dir: CacheDir | None = None,
-) -> TensorCollection:
+@spells(TensorDict.from_h5)
+def from_h5(h5_file: object, **options: Unpack[OpenH5]) -> TensorCollection:
     """Open an HDF5 file as a container; see :meth:`TensorDict.from_h5`.
 
     Example:
@@ -439,31 +231,11 @@ def from_h5(
         auto_batch_size, batch_dims, device, batch_size, mode, non_tensor_as_stack, storage_options, cache_dir: as in
             the method.
     """
-    return TensorDict.from_h5(
-        h5_file,
-        mode=mode,
-        auto_batch_size=auto_batch_size,
-        batch_dims=batch_dims,
-        batch_size=batch_size,
-        device=device,
-        non_tensor_as_stack=non_tensor_as_stack,
-        storage_options=storage_options,
-        cache_dir=cache_dir,
-    )
+    return TensorDict.from_h5(h5_file, **options)
 
 
-def from_zarr(
-    zarr_file: object,
-    *,
-    mode: str = "r",
-    non_tensor_as_stack: bool = False,
-    allow_pickle: bool | None = None,
-    auto_batch_size: bool = False,
-    batch_dims: int | None = None,
-    batch_size: object = None,
-    device: object = None,
-    storage_options: StorageOptions | None = None,
-) -> TensorCollection:
+@spells(TensorDict.from_zarr)
+def from_zarr(zarr_file: object, *, allow_pickle: bool | None = None, **options: Unpack[OpenZarr]) -> TensorCollection:
     """Open a Zarr group as a container; see :meth:`TensorDict.from_zarr`.
 
     Example:
@@ -479,14 +251,4 @@ def from_zarr(
         zarr_file: a folder, a zip file, a URL, a `zarr.abc.store.Store`, or an open `zarr.Group`.
         mode, auto_batch_size, batch_dims, batch_size, device, storage_options: as in the method.
     """
-    return TensorDict.from_zarr(
-        zarr_file,
-        mode=mode,
-        auto_batch_size=auto_batch_size,
-        batch_dims=batch_dims,
-        batch_size=batch_size,
-        device=device,
-        non_tensor_as_stack=non_tensor_as_stack,
-        allow_pickle=allow_pickle,
-        storage_options=storage_options,
-    )
+    return TensorDict.from_zarr(zarr_file, allow_pickle=allow_pickle, **options)

@@ -16,9 +16,14 @@ from tensordict.core.keys import Path, joined, path_of
 from tensordict.ops.dims.ragged_stacks import nest_leaves
 from tensordict.ops.dims.sequences import SequencePadding
 from tensordict.ops.dims.stacking import maybe_dense_stack_containers
+from tensordict.ops.dims.token_rows import pack_rows
 
 if TYPE_CHECKING:
+    from typing import Literal
+
     from tensordict.core.keys import Key
+
+    _Side = Literal["left", "right"]
 
 
 class _Forms(NamedTuple):
@@ -27,6 +32,10 @@ class _Forms(NamedTuple):
     padding: dict[Path, float]
     nested: list[Path]
     mask_key: Any
+    side: Any
+    multiple: int
+    max_tokens: int | None
+    pack_keys: Sequence[Key] | None
 
 
 def collate(
@@ -35,6 +44,10 @@ def collate(
     pad_keys: Mapping[Key, float] | None = None,
     nested_keys: Sequence[Key] | None = None,
     mask_key: Key | None = None,
+    padding_side: _Side | Mapping[Key, _Side] = "right",
+    pad_to_multiple_of: int = 1,
+    max_tokens: int | None = None,
+    pack_keys: Sequence[Key] | None = None,
 ) -> Any:
     """Batch the samples of a data loader. Samples are containers, or tuples and dicts with containers in them.
 
@@ -66,21 +79,36 @@ def collate(
         nested_keys: the (nested) keys of entries that become nested tensors of the layout `torch.jagged`. All other
             entries must have equal shapes, or be padded.
         mask_key: store a container with the masks of the padded entries under this key.
+        padding_side: the side of the padding, or a mapping from keys in `pad_keys` to sides; see :func:`pad_sequence`.
+        pad_to_multiple_of: the padded lengths are multiples of this number.
+        max_tokens: pack the samples into rows of at most this number of tokens; see :func:`pack_sequences`.
+        pack_keys: with `max_tokens`, the (nested) keys of the entries with one element for each token. All other
+            entries are stacked. By default all entries are packed.
 
     Returns:
-        the batch. Its tensors are copies.
+        the batch. Its tensors are copies. With `max_tokens`, a lazy stack of rows.
 
     Raises:
         KeyError: a sample lacks one of these entries.
         ValueError: the options contradict each other, `mask_key` is an entry of the samples, the samples have batch
             dims (with `pad_keys`), or other entries differ in shape (with `nested_keys`).
-        RuntimeError: tuples have different lengths.
+        RuntimeError: tuples have different lengths; or, with `max_tokens`, a sample has more tokens.
     """
     if not isinstance(batch, list) or not batch:
         return batch
-    if pad_keys or nested_keys or mask_key is not None:
+    padded = bool(pad_keys or nested_keys) or mask_key is not None
+    if padded and max_tokens is not None:
+        raise ValueError(
+            "max_tokens packs samples without padding: omit pad_keys, nested_keys and mask_key, or max_tokens"
+        )
+    if pack_keys is not None and max_tokens is None:
+        raise ValueError("pack_keys names the entries that max_tokens packs into rows; pass max_tokens, too")
+    if not pad_keys and (padding_side != "right" or pad_to_multiple_of != 1):
+        raise ValueError("padding_side and pad_to_multiple_of are about the entries in pad_keys, and there are none")
+    if padded or max_tokens is not None:
         padding = {path_of(key): value for key, value in (pad_keys or {}).items()}
-        forms = _Forms(padding, [path_of(key) for key in _as_keys(nested_keys)], mask_key)
+        nested = [path_of(key) for key in _as_keys(nested_keys)]
+        forms = _Forms(padding, nested, mask_key, padding_side, pad_to_multiple_of, max_tokens, pack_keys)
         return _collate_samples(batch, forms)
     return _collate_samples(batch, None)
 
@@ -108,7 +136,9 @@ def _collate_samples(samples: Sequence[Any], forms: _Forms | None) -> Any:
 
 
 def _collate_containers(samples: Sequence[Any], forms: _Forms) -> Any:
-    padding, nested, mask_key = forms
+    padding, nested, mask_key, side, multiple, max_tokens, pack_keys = forms
+    if max_tokens is not None:
+        return pack_rows(samples, max_tokens, pack_keys)
     named = [*padding, *nested]
     if both := [joined(path) for path in nested if path in padding]:
         raise ValueError(f"collate got {both} in both pad_keys and nested_keys")
@@ -135,7 +165,7 @@ def _collate_containers(samples: Sequence[Any], forms: _Forms) -> Any:
         )
     if padding:
         picked = [container.select(*map(joined, padding)) for container in containers]
-        padded, masks = SequencePadding(0, padding, mask_key is not None, "right").run(picked)
+        padded, masks = SequencePadding(0, padding, mask_key is not None, side, multiple).run(picked)
         result.update(padded)
         if masks is not None:
             first._check_field(path_of(mask_key)[0])

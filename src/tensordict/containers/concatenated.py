@@ -4,6 +4,7 @@ data sets of many shards."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, MutableMapping, Sequence
+from itertools import accumulate
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, overload
 
@@ -19,7 +20,7 @@ from tensordict.core.contract import Contract, Names, is_node
 from tensordict.core.exceptions import ShapeError
 from tensordict.core.indices import INTEGERS, leaf_index, result_size
 from tensordict.core.keys import Path, path_of
-from tensordict.memory.stored_tensors import StoredTensor
+from tensordict.memory.stored_tensors import StoredTensor, Values
 from tensordict.ops.entries.assigning import Assign
 from tensordict.ops.entries.copying import TRANSIENT
 from tensordict.ops.entries.write_plans import Resize, Write
@@ -29,6 +30,10 @@ if TYPE_CHECKING:
 
     from tensordict.containers.tensordict_base import TensorDictBase
     from tensordict.core.keys import Key
+
+
+# The rows of a block of a view whose rows are in another order than in the parts.
+_BLOCK_ROWS = 1 << 16
 
 
 class _ConcatenatedEntries(_ReadEntries):
@@ -119,18 +124,20 @@ class LazyConcatenatedTensorDict(StoredContainer):
 
     _joint: Parts
     # The rows of the parts that this container shows, and its path in the parts if it is nested.
-    _rows: range
+    # Views of chosen rows have an array of their numbers in the parts.
+    _rows: range | Values
     _path: Path
     # `StoredTensor`s over `RowsOfParts`, `JoinedValues`, nested concatenations, and entries that were added.
     _held: dict[str, Any]
     # True if entries were added, replaced or deleted at this level.
     _altered: bool = False
+    _shows_rows = True
 
     def __init__(self, parts: Sequence[Any], *, lengths: Iterable[int] | None = None, template: object = None) -> None:
         joined = Parts(parts, lengths, template)
         self._open(joined, range(joined.total), (), joined.template)
 
-    def _open(self, parts: Parts, rows: range, path: Path, template: Any) -> None:
+    def _open(self, parts: Parts, rows: range | Values, path: Path, template: Any) -> None:
         """Initialize this container with all entries at `path` of the parts."""
         self._joint, self._rows, self._path = parts, rows, path
         self._size = torch.Size((len(rows), *template._batch_size[1:]))
@@ -155,19 +162,18 @@ class LazyConcatenatedTensorDict(StoredContainer):
         row = tuple(template._shape_of(name)[1:])
         return RowsOfParts(self._joint, self._rows, path, row, sample.dtype, sample.device).tensor()
 
-    def _view_rows(self, rows: range, held: dict[str, Any] | None = None) -> LazyConcatenatedTensorDict:
-        """Return a view of some rows. `held` replaces its entries."""
+    def _view_rows(
+        self, rows: range | Values, held: dict[str, Any] | None = None, at: Any = slice(None)
+    ) -> LazyConcatenatedTensorDict:
+        """Return a view of the rows at `at`, whose numbers in the parts are `rows`. `held` replaces its entries."""
         view = object.__new__(LazyConcatenatedTensorDict)
         view._joint, view._rows, view._path, view._altered = self._joint, rows, self._path, self._altered
         view._size = torch.Size((len(rows), *self._size[1:]))
         view._take_state(self._device, self._names)
         if held is None:
-            own = self._rows
-            first = (rows.start - own.start) // own.step if len(rows) else 0
-            step = rows.step // own.step
-            added = self._index_new_entries(slice(first, first + len(rows) * step, step))
+            added = self._index_new_entries(at)
             held = {
-                name: added[name] if name in added else self._narrow_entry(value, rows)
+                name: added[name] if name in added else self._narrow_entry(value, rows, at)
                 for name, value in self._held.items()
             }
         view._held = held
@@ -180,7 +186,8 @@ class LazyConcatenatedTensorDict(StoredContainer):
         node = value._wrapped_container() if isinstance(value, Contract) else None
         own = node if isinstance(node, LazyConcatenatedTensorDict) else None
         rows = own._rows if own is not None else getattr(_column_of(value), "rows", None)
-        return rows == self._rows and (own is None or own._joint is self._joint)
+        same = rows is self._rows or (type(rows) is range and type(self._rows) is range and rows == self._rows)
+        return same and (own is None or own._joint is self._joint)
 
     def _index_new_entries(self, index: Any) -> Mapping[str, Any]:
         """Index the entries that were added here."""
@@ -191,13 +198,13 @@ class LazyConcatenatedTensorDict(StoredContainer):
             return added
         return TensorDict._make(added, self._size, self._device, None)._index(index)._entries
 
-    def _narrow_entry(self, value: Any, rows: range) -> Any:
+    def _narrow_entry(self, value: Any, rows: range | Values, at: Any) -> Any:
         """Restrict an entry of the parts to the rows of a view."""
         if isinstance(value, JoinedValues):
             return JoinedValues(self._joint, rows, value.path, value.sample)
         if (column := _column_of(value)) is not None:
             return column.over(rows).tensor()
-        return value._rewrap(value._wrapped_container()._view_rows(rows))
+        return value._rewrap(value._wrapped_container()._view_rows(rows, at=at))
 
     def extend(self, parts: Sequence[Any], lengths: Iterable[int] | None = None) -> None:
         """Add parts behind the last one. Existing views and nested containers keep their rows.
@@ -224,7 +231,7 @@ class LazyConcatenatedTensorDict(StoredContainer):
         """
         known = self._joint
         with known.growing.held:
-            if self._path or self._rows != range(known.total):
+            if self._path or type(self._rows) is not range or self._rows != range(known.total):
                 raise ShapeError(
                     "parts cannot be added to a view or a nested container of a concatenation: add them to the "
                     "concatenation that has all rows of its parts"
@@ -300,6 +307,10 @@ class LazyConcatenatedTensorDict(StoredContainer):
         value = self._held[name]
         return value.sketch(self._size, self._device) if isinstance(value, JoinedValues) else super()._sketch(name)
 
+    def _preview(self, name: str) -> str:
+        value = self._held[name]
+        return value.preview() if isinstance(value, JoinedValues) else ""
+
     def _write_entries(self, entries: Mapping[str, Any]) -> None:
         self._altered = True
         self._held.update(entries)
@@ -374,15 +385,33 @@ class LazyConcatenatedTensorDict(StoredContainer):
         if type(first) is int:
             result_size(first, size)
             position = first % size[0]
-            number, local = self._joint.place(self._rows[position])
+            number, local = self._joint.place(int(self._rows[position]))
             row = self._with_names(self._read_row(number, local, position), (self._names or [None])[1:])
             return row._index(rest) if rest else row
         if type(at) is slice:
             result_size(at, size)
-            return self._lock_view(self._view_rows(self._rows[at]))
+            return self._lock_view(self._view_rows(self._rows[at], at=at))
         if type(at) is Tensor and at.dtype in INTEGERS and at.numel() and self._size[0]:
             return self._gather_rows(at)
         return super()._index(index)
+
+    def _view_at(self, at: Tensor) -> Any:
+        """Return a view of the rows at these positions, which are 0 or more, in this order."""
+        positions = at.detach().cpu().numpy()
+        own = self._rows
+        if not len(positions):
+            return self._lock_view(self._view_rows(range(0), at=slice(0, 0)))
+        numbers = own[positions] if isinstance(own, np.ndarray) else own.start + positions * own.step
+        return self._lock_view(self._view_rows(numbers, at=at))
+
+    def _row_blocks(self) -> list[slice]:
+        """Return runs of rows that lie in one part each; runs of a fixed length if the rows are in another order."""
+        rows = self._rows
+        if isinstance(rows, np.ndarray) and (rows[1:] <= rows[:-1]).any():
+            return [slice(at, min(at + _BLOCK_ROWS, len(rows))) for at in range(0, len(rows), _BLOCK_ROWS)]
+        stops = [len(at) if isinstance(at, Tensor) else at.stop - at.start for *_, at in self._joint.pieces(rows)]
+        ends = list(accumulate(stops))
+        return [slice(end - count, end) for end, count in zip(ends, stops, strict=True)]
 
     def _lock_view(self, view: Any) -> Any:
         """Lock a view if this container is locked."""
@@ -421,7 +450,9 @@ class LazyConcatenatedTensorDict(StoredContainer):
         if low < 0:
             positions = np.where(positions < 0, positions + size[0], positions)
         own = self._rows
-        if own.start or own.step != 1:
+        if isinstance(own, np.ndarray):
+            positions = own[positions]
+        elif own.start or own.step != 1:
             positions = own.start + positions * own.step
         request = RowRequest(self._joint, positions)
         request.hold()

@@ -17,6 +17,7 @@ from torch import Tensor
 from tensordict.core.annotations import is_any_of, kinds_of, resolve, scope_of
 from tensordict.core.contract import Contract
 from tensordict.core.exceptions import FieldError, suggest
+from tensordict.ops.dims.rows import LATER_METHODS
 
 OPTIONS = ("autocast", "frozen", "nocast", "shadow", "skip_post_init_on_rebuild", "tensor_only")
 # The arguments of every tensorclass besides its fields.
@@ -46,7 +47,7 @@ class _TensorDefault:
 
 
 # Names of fields that may hide an attribute of the container. `data` is too common a field name to refuse.
-_ALLOWED = frozenset({"data"})
+_ALLOWED = LATER_METHODS | {"data"}
 
 
 @dataclass(slots=True)

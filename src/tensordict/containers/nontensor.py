@@ -39,6 +39,7 @@ from tensordict.core.shapes import as_size, broadcasts_to, joined_size, nested_l
 from tensordict.ops.collection import TensorCollection
 from tensordict.ops.converting import LinkedList
 from tensordict.ops.dims.naming import as_names
+from tensordict.ops.entries.adding import put_entry
 from tensordict.ops.entries.locking import lock_like
 from tensordict.ops.entries.reading import AS_SET
 from tensordict.ops.math.logic import ValueOperators
@@ -172,7 +173,7 @@ class _HolderBase(SavedHolder, ValueOperators, TensorCollection):
             fresh = self._assign_values(at, new)
             if fresh is not parent._entries.get(name):
                 lock_like(parent, fresh)
-                parent._entries[name] = fresh
+                put_entry(parent, name, fresh)
                 fresh._is_memmap, fresh._memmap_prefix = self._is_memmap, self._memmap_prefix
                 fresh._put_at(self._place, self._file is not None)
 

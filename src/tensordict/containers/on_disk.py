@@ -85,6 +85,9 @@ class _ReadEntries(EntryStore, MutableMapping[str, Any]):  # guarded: `_get_unre
     def structure_with_values(self) -> Mapping[str, Any]:
         return {name: self.owner._with_values(name) for name in self.owner._list_names()}
 
+    def preview(self, name: str) -> str:
+        return self.owner._preview(name)
+
     def writable(self) -> Mapping[str, Any]:
         return _UnreadEntries(self.owner)
 
@@ -198,6 +201,10 @@ class StoredContainer(GivesTensorDicts):
         if not _is_stored_tensor(value):
             return value
         return torch.empty((), dtype=value.dtype, device=value.device).expand(value.shape)
+
+    def _preview(self, name: str) -> str:
+        """Return a text for `EntryStore.preview`."""
+        return ""
 
     def __repr__(self) -> str:
         """Print the container without reading tensors."""

@@ -19,15 +19,18 @@ from tensordict.core.contract import Contract, is_node
 from tensordict.core.exceptions import SaveError, ShapeError
 from tensordict.core.keys import Path, entry_of, joined
 from tensordict.core.locks import Lock
+from tensordict.looking.texts import format_values
 from tensordict.memory import files
 from tensordict.memory import rows as scattered
 from tensordict.memory.stored_tensors import SPREAD, Selection, StoredTensor, Values, as_tensor, read_stored
 from tensordict.ops.dims.stacking import cat_containers
 
-# The number of a part, the index of some of its rows, and the positions of these rows in the result.
-Piece = tuple[int, Any, slice]
+# The number of a part, the index of some of its rows, and the positions of these rows in the result: a slice or array.
+Piece = tuple[int, Any, Any]
 # The entries of a part that lie in memory, as arrays of rows that `scattered.records` returns.
 Columns = dict[Path, Values]
+# The most rows whose values are read to be shown.
+_MOST_PREVIEWED = 1000
 Item = TypeVar("Item")
 Read = TypeVar("Read")
 
@@ -169,9 +172,11 @@ class Parts(Sequence[Any]):
         return number, row - self.starts[number]
 
     def pieces(self, rows: range | Values) -> list[Piece]:
-        """Return the pieces of the parts, each a slice or an array of rows, that make up rows in ascending order."""
+        """Return the pieces of the parts, each a slice or an array of rows, that make up rows in any order."""
         if isinstance(rows, np.ndarray):
-            return RowRequest(self, rows).pieces
+            request = RowRequest(self, rows)
+            order = torch.from_numpy(request.picks.order)
+            return [(number, local, order[at]) for number, local, at in request.pieces]
         if not len(rows):
             return []
         found = []
@@ -212,7 +217,7 @@ class Parts(Sequence[Any]):
         return found  # type: ignore[return-value]
 
     def _collect(self, node: Any, template: Any, path: Path, columns: Columns) -> None:
-        if type(node._entries) is not dict:
+        if not isinstance(node._entries, dict):  # a loaded container has a subclass
             return
         for name, sample in template._structure().items():
             value: Any = node._entries.get(name)
@@ -317,6 +322,12 @@ class RowRequest:
         back[order] = np.arange(len(back))
         return torch.from_numpy(back)
 
+    @cached_property
+    def is_ascending(self) -> bool:
+        """True if the rows are requested in the order of the parts."""
+        order = self.picks.order
+        return bool((order[1:] > order[:-1]).all())
+
     def prefetch(self, entries: Sequence[RowsOfParts | JoinedValues]) -> None:
         """Read the rows of several entries, from several parts at once."""
 
@@ -359,7 +370,7 @@ class RowsOfParts:
     def __init__(
         self,
         parts: Parts,
-        rows: range,
+        rows: range | Values,
         path: Path,
         row_shape: tuple[int, ...],
         dtype: torch.dtype,
@@ -372,7 +383,7 @@ class RowsOfParts:
         """Return a `StoredTensor` over this array."""
         return StoredTensor.of(self, self.dtype, self.device, self.path)
 
-    def over(self, rows: range) -> RowsOfParts:
+    def over(self, rows: range | Values) -> RowsOfParts:
         """Return the same entry for other rows."""
         return RowsOfParts(self.parts, rows, self.path, self.shape[1:], self.dtype, self.device)
 
@@ -384,10 +395,13 @@ class RowsOfParts:
         first, *others = selection
         rest = tuple(torch.from_numpy(item) if isinstance(item, np.ndarray) else item for item in others)
         if isinstance(first, (int, np.integer)):
-            number, local = self.parts.place(self.rows[first])
+            number, local = self.parts.place(int(self.rows[first]))
             return self.index_part(number, (local, *rest)).clone()
-        pieces = self._pieces(first)
-        return torch.cat(self.parts.each(lambda piece: self.index_part(piece[0], (piece[1], *rest)), pieces))
+        rows = self._row_numbers(first)
+        request = RowRequest(self.parts, rows) if isinstance(rows, np.ndarray) else None
+        pieces = self.parts.pieces(rows) if request is None else request.pieces
+        read = torch.cat(self.parts.each(lambda piece: self.index_part(piece[0], (piece[1], *rest)), pieces))
+        return read if request is None or request.is_ascending else read[request.back]
 
     def gather(self, request: RowRequest) -> Tensor:
         """Return the requested rows."""
@@ -412,16 +426,18 @@ class RowsOfParts:
         given = as_tensor(values, self.dtype)
         rest = tuple(torch.from_numpy(item) if isinstance(item, np.ndarray) else item for item in others)
         if isinstance(first, (int, np.integer)):
-            number, local = self.parts.place(self.rows[first])
+            number, local = self.parts.place(int(self.rows[first]))
             self._to_part(number, (local, *rest), given)
             return
-        for number, local, at in self._pieces(first):
+        for number, local, at in self.parts.pieces(self._row_numbers(first)):
             self._to_part(number, (local, *rest), given[at])
 
-    def _pieces(self, first: slice | Values) -> list[Piece]:
+    def _row_numbers(self, first: slice | Values) -> range | Values:
+        """Return the numbers of the selected rows in the parts."""
         own = self.rows
-        rows = own.start + first * own.step if isinstance(first, np.ndarray) else own[first]
-        return self.parts.pieces(rows)
+        if isinstance(own, np.ndarray):
+            return own[first]
+        return own.start + first * own.step if isinstance(first, np.ndarray) else own[first]
 
     def _leaf(self, number: int) -> tuple[Any, str, Any]:
         """Return the container of a part that holds the entry, the name of the entry there, and its tensor."""
@@ -448,11 +464,13 @@ class JoinedValues:
 
     __slots__ = ("parts", "path", "rows", "sample")
 
-    def __init__(self, parts: Parts, rows: range, path: Path, sample: Any) -> None:
+    def __init__(self, parts: Parts, rows: range | Values, path: Path, sample: Any) -> None:
         self.parts, self.rows, self.path, self.sample = parts, rows, path, sample
 
     def read(self) -> Any:
         """Read and join the entry of all parts."""
+        if isinstance(self.rows, np.ndarray):
+            return self.gather(RowRequest(self.parts, self.rows), torch.Size((len(self.rows),)))
         pieces = self.parts.each(self.piece, self.parts.pieces(self.rows))
         pieces = pieces or [self._of(self.parts.template, slice(0, 0))]
         return (cat_containers(pieces) if len(pieces) > 1 else pieces[0])._entries[self.path[-1]]
@@ -476,6 +494,17 @@ class JoinedValues:
         *path, name = self.path
         taken = node_at(part._wrapped_container(), path).select(name)._index(at)
         return TensorDict._make({name: taken._entries[name]}, taken._batch_size, None, None)
+
+    def preview(self) -> str:
+        """Describe the values of the first rows of the first part; of remote parts, nothing is read."""
+        pieces = self.parts.pieces(self.rows[:_MOST_PREVIEWED])[:1]
+        if pieces and self.parts.in_flight == 1:
+            try:
+                held = self.piece(pieces[0])._entries[self.path[-1]]
+                return format_values(held.flatten().tolist() if held._batch_size else [held.tolist()], len(self.rows))
+            except (OSError, LookupError, RuntimeError) as error:  # not compiled: it reads files
+                return f"they cannot be read: {error}"
+        return f"of {len(self.parts):,} parts"
 
     def sketch(self, size: torch.Size, device: torch.device | None) -> Any:
         """Return a placeholder for callers that do not use the values; see `StoredContainer._sketch`. Reads nothing."""

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
     C = TypeVar("C")
     V = TypeVar("V")
+    SelfT = TypeVar("SelfT", bound="TensorClass")
 
 if TYPE_CHECKING:
     _NONE: Any = None
@@ -238,13 +239,13 @@ class TensorClass(FieldWrapper, metaclass=_Dataclass):
         return unwrap(self._tensordict.get(key, default, **kwargs))
 
     def set(  # type: ignore[override]
-        self,
+        self: SelfT,
         key: object,
         value: object,
         inplace: bool = False,
         non_blocking: bool = False,
         overwrite: bool = False,
-    ) -> Self:
+    ) -> SelfT:
         """Write a field, or an entry of a nested container, as :meth:`TensorDict.set` does.
 
         Example:
@@ -291,8 +292,8 @@ class TensorClass(FieldWrapper, metaclass=_Dataclass):
 
     @classmethod
     def from_tensordict(
-        cls, tensordict: object, non_tensordict: Mapping[str, Any] | None = None, safe: bool | None = True
-    ) -> Self:
+        cls: type[SelfT], tensordict: object, non_tensordict: Mapping[str, Any] | None = None, safe: bool | None = True
+    ) -> SelfT:
         """Wrap a container in an instance, without copying it. Both read and write the same entries.
 
         A nested `TensorDict` becomes an instance of the tensorclass that its field is annotated with, if all its keys
@@ -388,7 +389,7 @@ class TensorClass(FieldWrapper, metaclass=_Dataclass):
         return type(self)(**{**given, **changes})
 
     @classmethod
-    def from_dict(cls, input_dict: Any, **kwargs: Any) -> Self:
+    def from_dict(cls: type[SelfT], input_dict: Any, **kwargs: Any) -> SelfT:
         """Make an instance from a mapping of fields; for the arguments see :meth:`TensorDict.from_dict`."""
         given = {key: value for key, value in input_dict.items() if value is not None}
         return cls.from_tensordict(TensorDict.from_dict(given, **kwargs))

@@ -12,13 +12,13 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
 
     from torch import Tensor
+    from typing_extensions import Unpack
 
     from tensordict.containers.dense import TensorDict
     from tensordict.containers.lazy import LazyStackedTensorDict
     from tensordict.containers.persistent_tensordict import PersistentTensorDict
     from tensordict.core.keys import Key
-    from tensordict.io.remote.remote_saves import CacheDir
-    from tensordict.io.remote.urls import StorageOptions
+    from tensordict.ops.storing.persisting import OpenH5, OpenZarr
 
 
 class TensorDictBase(TensorCollection):
@@ -31,54 +31,13 @@ class TensorDictBase(TensorCollection):
     if TYPE_CHECKING:
         # Methods whose result has another class than the container. Wrappers return their own class.
         def to_lazystack(self, dim: int = 0) -> LazyStackedTensorDict: ...
-        def to_h5(
-            self,
-            filename: object,
-            *,
-            durable: bool = False,
-            progress: bool | None = None,
-            overwrite: bool = False,
-            storage_options: StorageOptions | None = None,
-            **kwargs: object,
-        ) -> PersistentTensorDict: ...
+        def to_h5(self, filename: object, **options: Any) -> PersistentTensorDict: ...
         @classmethod
-        def from_h5(
-            cls,
-            filename: object,
-            *,
-            mode: str = "r",
-            auto_batch_size: bool = False,
-            batch_dims: int | None = None,
-            batch_size: object = None,
-            device: object = None,
-            non_tensor_as_stack: bool = False,
-            storage_options: StorageOptions | None = None,
-            cache_dir: CacheDir | None = None,
-        ) -> PersistentTensorDict: ...
-        def to_zarr(
-            self,
-            filename: object,
-            *,
-            allow_pickle: bool | None = None,
-            durable: bool = False,
-            progress: bool | None = None,
-            overwrite: bool = False,
-            storage_options: StorageOptions | None = None,
-            **kwargs: object,
-        ) -> PersistentTensorDict: ...
+        def from_h5(cls, filename: object, **options: Unpack[OpenH5]) -> PersistentTensorDict: ...
+        def to_zarr(self, filename: object, **options: Any) -> PersistentTensorDict: ...
         @classmethod
         def from_zarr(
-            cls,
-            filename: object,
-            *,
-            mode: str = "r",
-            auto_batch_size: bool = False,
-            batch_dims: int | None = None,
-            batch_size: object = None,
-            device: object = None,
-            non_tensor_as_stack: bool = False,
-            allow_pickle: bool | None = None,
-            storage_options: StorageOptions | None = None,
+            cls, filename: object, *, allow_pickle: bool | None = None, **options: Unpack[OpenZarr]
         ) -> PersistentTensorDict: ...
 
     @classmethod

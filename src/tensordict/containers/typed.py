@@ -21,10 +21,15 @@ from tensordict.core.annotations import UNION, is_any_of, kinds_of, resolve, sco
 from tensordict.core.contract import Contract, is_node
 from tensordict.core.exceptions import FieldError
 from tensordict.core.key_views import is_non_tensor
+from tensordict.ops.dims.rows import LATER_METHODS
 from tensordict.ops.printing import Printing
 
 if TYPE_CHECKING:
+    from typing import TypeVar
+
     from typing_extensions import Self
+
+    SelfT = TypeVar("SelfT", bound="TypedTensorDict")
 
 _NUMBERS = (bool, int, float, complex)
 # The number types that an annotation accepts besides itself, as type checkers do.
@@ -93,7 +98,7 @@ class TypedTensorDict(FieldWrapper, TensorDictBase):
             kind = resolve(hint, scope, f"{cls.__name__}.{name}")
             if typing.get_origin(kind) is ClassVar or kind is ClassVar:
                 continue
-            if hasattr(TypedTensorDict, name) and not cls._shadow:
+            if hasattr(TypedTensorDict, name) and name not in LATER_METHODS and not cls._shadow:
                 raise FieldError(
                     f"the key {name!r} of {cls.__name__} would hide the attribute of that name that every TensorDict "
                     'has: rename it, or allow it with TypedTensorDict["shadow"]'
@@ -168,7 +173,7 @@ class TypedTensorDict(FieldWrapper, TensorDictBase):
             raise FieldError(f"{what} is missing {quote_names(missing)}, which {cls.__name__} requires")
 
     @classmethod
-    def from_tensordict(cls, td: Any, *, check: bool = True) -> Self:
+    def from_tensordict(cls: type[SelfT], td: Any, *, check: bool = True) -> SelfT:
         """Wrap a container of any kind in this class, without a copy. Both read and write the same entries.
 
         Example:

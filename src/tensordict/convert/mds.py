@@ -149,8 +149,7 @@ def _make_samples(rows: dict[str, Rows], encodings: Mapping[str, str], count: in
             for name in whole:
                 sample[name] = int(sample[name])
             yield sample
-            if shown is not None:
-                shown.add(1)
+            shown.add(1)
 
 
 # --- reading ----------------------------------------------------------------------------------------------------------
@@ -213,8 +212,7 @@ def _read_entries(
         for row in range(count):
             for name, value in data[row].items():
                 found.setdefault(name, []).append(value)
-            if shown is not None:
-                shown.add(1)
+            shown.add(1)
     entries: dict[str, Any] = {}
     for name, values in found.items():
         *parents, last = name.split(separator) if separator else [name]

@@ -33,7 +33,7 @@ def container_of_frame(frame: Any, reading: TableOptions) -> Any:
         TypeError: the object is not a data frame.
         ValueError: a column has missing values and the options do not allow them.
     """
-    pandas = require("pandas", "tabular")
+    pandas = require("pandas", "pandas")
     if not isinstance(frame, pandas.DataFrame):
         raise TypeError(f"from_pandas reads a data frame of pandas, got {type(frame).__name__}")
     names = list(frame.columns)
@@ -78,7 +78,7 @@ def frame_of(container: Any, separator: str | None, nulls: Nulls = None) -> Any:
         UnsupportedEntryError: an entry has no form as a column.
         ValueError: the container has nested containers and no separator is given, or two entries would be one column.
     """
-    pandas = require("pandas", "tabular")
+    pandas = require("pandas", "pandas")
     columns, rows, _ = columns_of(container, nulls=nulls)
     for column in columns:
         if separator is None and len(column.path) > 1:

@@ -42,8 +42,7 @@ def container_of_files(path: PathLike, access: Access, options: TableOptions) ->
                     tables.append(_read_file(local, options.columns, options.arguments))
                 if len(tables) > 1:
                     _check_same(tables[0].schema, tables[-1].schema, files[0])
-            if shown is not None:
-                shown.add(1)
+            shown.add(1)
     with _name_file_in_errors(files[-1]):
         table = tables[0] if len(tables) == 1 else pa.concat_tables(tables)
         return arrow.container_of_table(table, options)
@@ -96,15 +95,15 @@ def batches_of_files(path: PathLike, access: Access, rows: int, options: TableOp
 
 def _iterate_containers(files: Sequence[SourceFile], rows: int, options: TableOptions) -> Iterator[Any]:
     if options.nulls:
-        batches = (batch for _, batch in _iterate_batches(files, rows, options, nullable_only=True))
+        batches = (batch for _, batch in iterate_batches(files, rows, options, nullable_only=True))
         options = replace(options, masks=arrow.masks_of(batches, options))
-    for file, batch in _iterate_batches(files, rows, options):
+    for file, batch in iterate_batches(files, rows, options):
         with _name_file_in_errors(file):
             container = arrow.container_of_table(batch, options)
         yield container
 
 
-def _iterate_batches(
+def iterate_batches(
     files: Sequence[SourceFile], rows: int, options: TableOptions, nullable_only: bool = False
 ) -> Iterator[tuple[SourceFile, Any]]:
     """Yield record batches of `rows` rows. With `nullable_only`, read only the columns that may have nulls."""

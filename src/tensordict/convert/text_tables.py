@@ -66,8 +66,7 @@ class TextTables:
         with progress_bar(None, "reading", None, "row") as shown:
             for file, row, piece in self._read_batches(at_once=True):
                 kept.append((file, row, self._reader.infer(piece)))
-                if shown is not None:
-                    shown.add(len(piece))
+                shown.add(len(piece))
         table = arrow.pyarrow().Table.from_batches(self._convert(kept))
         if not table.num_columns:
             raise ValueError("the rows have no columns, so there is nothing to make entries of")

@@ -22,6 +22,9 @@ from tensordict.core.exceptions import KeyMismatchError
 if TYPE_CHECKING:
     from typing_extensions import Self
 
+# mypy takes this name for `True`.
+MYPY = False
+
 Names = list["str | None"]
 LeafFn = Callable[[Any], Any]
 Rename = Callable[[Names], Names]
@@ -123,6 +126,10 @@ class EntryStore:
     def refuse_deletion(self) -> None:
         """Raise an error if entries cannot be deleted. Operations that write before they delete call this first."""
 
+    def preview(self, name: str) -> str:
+        """Return a text that describes values that `structure` leaves out, or an empty string. It may read a few."""
+        return ""
+
     def fact(self) -> str:
         """Return a note for `repr`, such as `"op=view(6)"`, or an empty string."""
         return ""
@@ -172,14 +179,15 @@ class Contract:
     _was_stacked: bool = False
     # For a container that `torch.vmap` maps over the stack dim of a lazy stack: the stack, its dense copy, and how
     # often each leaf of the copy was written when the function began.
-    _dense_copy: tuple[Any, Any, list[int | None]] | None = None
+    _dense_copy: tuple[Any, Any, list[int | None], Sequence[Any]] | None = None
     _is_memmap: bool = _backing_field("is_memmap")
     _is_shared: bool = _backing_field("is_shared")
     _memmap_prefix: pathlib.Path | None = _backing_field("memmap_prefix")
     _consolidated: tuple[Tensor, int] | None = _backing_field("consolidated")
 
-    if TYPE_CHECKING:
-        # Methods that the mixins of `ops/` call on each other, on lazy stacks and on values.
+    if MYPY:
+        # Methods that the mixins of `ops/` call on each other, on lazy stacks and on values. They are hidden from Jedi,
+        # which does not order base classes as Python does, and would find these before the methods themselves.
         @property
         def stack_dim(self) -> int: ...
         def copy(self) -> Self: ...

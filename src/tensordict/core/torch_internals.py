@@ -372,6 +372,11 @@ def is_exporting() -> bool:
     return torch.compiler._is_exporting_flag
 
 
+def do_distributions_validate() -> bool:
+    """Return whether distributions check their arguments by default. Torch has a public function to set that only."""
+    return getattr(torch.distributions.Distribution, "_validate_args", __debug__)
+
+
 add_batch_dim: Callable[[Tensor, int, int], Any] = _need("torch._functorch.vmap._add_batch_dim", "torch.vmap")
 remove_batch_dim: Callable[[Tensor, int, int, int], Any] = _need(
     "torch._functorch.vmap._remove_batch_dim", "torch.vmap"

@@ -20,7 +20,7 @@ from tensordict.containers.on_disk import FileSelection
 from tensordict.core import pytree, registry
 from tensordict.core.contract import is_node
 from tensordict.core.exceptions import SaveError, SchemaError
-from tensordict.core.keys import Path
+from tensordict.core.keys import Key, Path
 from tensordict.core.locks import Lock
 from tensordict.datasets.index import Manifests, ShardPart
 from tensordict.datasets.location import Location
@@ -166,6 +166,7 @@ class Shards(Sequence[Any]):
         path = place.path(part.path)
         try:
             opened = place.open(part.path, self._mode)
+            opened = self._manifests.hide_added_keys(opened, part.path, self.schema)
             found = Schema(opened)
         except FileNotFoundError as error:
             raise self.make_missing_error(part) from error
@@ -417,6 +418,41 @@ class Dataset(LazyConcatenatedTensorDict):
                 if rows is not None and len(rows):
                     writer.extend(rows)
         return type(self)(path, access=Access.of(options.get("storage_options")))
+
+    def add_column(self, name: Key, fn: Callable[[Any], Any]) -> Dataset:
+        """Add an entry to all rows of a data set in a folder, a shard at a time.
+
+        Example:
+            >>> import tempfile
+            >>> from tensordict import DatasetWriter, TensorDict, open_dataset
+            >>> folder = tempfile.TemporaryDirectory()
+            >>> with DatasetWriter(folder.name + "/data") as writer:
+            ...     writer.extend(TensorDict(x=range(3), batch_size=[3]))
+            >>> open_dataset(folder.name + "/data").add_column("y", lambda rows: rows["x"] * 2)["y"]
+            tensor([0, 2, 4])
+
+        Each shard is written again with the new entry, so the disk needs room for a second copy of all rows, until the
+        old shards are removed at the end. All readers see the old rows until then, and a reader that is open keeps
+        them. After a crash, call this again with the same function: finished shards are not written again.
+
+        Args:
+            name: the nested key of the new entry. Its parent must exist.
+            fn: receives the rows of one shard, a container that reads the entries that are used. It returns the new
+                entry: a tensor or a list with one value for each row.
+
+        Returns:
+            the data set with the new entry, opened again with the same mode.
+
+        Raises:
+            SchemaError: the rows have such an entry, or `fn` returns another dtype or shape for another shard.
+            SaveError: a writer is at work, another process compacts the data set, a manifest is damaged, or the data
+                set is at a URL.
+            OSError: a file cannot be written.
+        """
+        from tensordict.datasets.columns import add_column
+
+        add_column(self._manifests.place, name, fn)
+        return type(self)(self.path, self._mode, access=self._access)
 
     def shards(self) -> Iterator[tuple[str, int]]:
         """Yield the path of each shard and the number of its rows in this container, in the order of the rows."""

@@ -89,6 +89,8 @@ class Manifests:
     def __init__(self, place: Location) -> None:
         self.place = place
         self.manifests: dict[str, Manifest] = {}
+        # The schemas by writer, as `schema_of` read them.
+        self._schemas: dict[str, Schema] = {}
         # The merged shards by path, and the paths of missing merged shards.
         self._merged: dict[str, Line] = {}
         self._gone_merged: set[str] = set()
@@ -285,12 +287,36 @@ class Manifests:
         for manifest in self.manifests.values():
             if manifest.lines and manifest.schema != known:
                 try:
-                    schema.refuse_other(Schema.from_json(manifest.schema), f"the writer {manifest.writer!r}")
+                    found = Schema.from_json(manifest.schema)
+                    schema.refuse_other(found, f"the writer {manifest.writer!r}", ignores_added=True)
                 except (SaveError, SchemaError) as error:
                     raise SaveError(
                         f"the manifest of the writer {manifest.writer!r} has another schema than "
                         f"{self.place.path(SCHEMA)!r}, so it belongs to another data set: {error}"
                     ) from None
+
+    def schema_of(self, path: str) -> Schema:
+        """Return the schema of a shard, from the manifest of its writer.
+
+        Raises:
+            LookupError: the manifest is missing or damaged.
+        """
+        writer = path.split("/")[1]
+        if writer not in self._schemas:
+            self._schemas[writer] = Schema.from_json(self.manifests[writer].schema)
+        return self._schemas[writer]
+
+    def list_schemas(self) -> list[Schema]:
+        """Return the schemas of all manifests that have shards and can be read."""
+        return [self.schema_of(line.path) for item in self.manifests.values() if item.schema for line in item.lines[:1]]
+
+    def hide_added_keys(self, rows: Any, path: str, schema: Schema) -> Any:
+        """Return the rows of a shard without added entries that the schema lacks."""
+        manifest = self.manifests.get(path.split("/")[1])
+        if manifest is None or manifest.schema is None or manifest.schema == schema.json:
+            return rows
+        extra = self.schema_of(path).added_keys - schema.fields.keys()
+        return rows.exclude(*extra) if extra else rows
 
     # --- merged shards ------------------------------------------------------------------------------------------------
 

@@ -178,15 +178,14 @@ def _split_at_damage(place: Location, index: Manifests, group: list[ShardPart]) 
         run = []
 
 
-def _copy(shards: Shards, shard: Shard, schema: Schema, progress: Progress | None) -> None:
+def _copy(shards: Shards, shard: Shard, schema: Schema, progress: Progress) -> None:
     step = rows_per_block(schema)
     for number in range(len(shards)):
         rows = shards[number]
         for start in range(0, len(rows), step):
             batch = schema.take_rows(rows[start : start + step])
             shard.add(batch, 0, batch.count)
-            if progress is not None:
-                progress.add(batch.count)
+            progress.add(batch.count)
 
 
 def _merge_manifests(place: RemoteLocation, index: Manifests) -> None:
@@ -295,7 +294,7 @@ def describe(path: PathLike, complain: Complain | None, access: Access) -> Speci
     return schema.specification(leaves, rows)
 
 
-def _verify(report: Report, num_threads: int, progress: Progress | None, access: Access) -> None:
+def _verify(report: Report, num_threads: int, progress: Progress, access: Access) -> None:
     """Check the manifests and all committed shards."""
     place = Location.of(report.path, access)
     schema, problem = find_schema(place)
@@ -319,11 +318,11 @@ def _verify(report: Report, num_threads: int, progress: Progress | None, access:
         one, problems = found[line.path] = check_shard(place, line)
         if not problems:
             try:
-                schema.refuse_other(Schema(place.open(line.path, "r")), "this shard")
+                rows = index.hide_added_keys(place.open(line.path, "r"), line.path, schema)
+                schema.refuse_other(Schema(rows), "this shard")
             except (OSError, SchemaError) as error:
                 problems.append(str(error))
-        if progress is not None:
-            progress.add(one.nbytes)
+        progress.add(one.nbytes)
 
     lines = {line.path: line for line in map(index.find_shard, index.parts())}
     files.run_all([partial(check, line) for line in lines.values()], num_threads or place.in_flight)

@@ -2,7 +2,7 @@
 
 The folder of a data set:
 
-    schema.json                    describes a row; made once, never changed
+    schema.json                    describes a row; made once, and replaced only by `add_column`
     writers/ID.jsonl               the manifest of a writer in a folder, which the writer appends to and keeps locked
     writers/ID/FIRST-STOP.jsonl    the manifest of a writer at a URL: one object a flush, with lines FIRST to STOP - 1
     shards/ID/NUMBER...            the shards of a writer, each a save of its own
@@ -22,6 +22,9 @@ the length of all its files (`null` for Zarr, which may pack rows anew), and DIG
 the rows of the lines START, START + 1, ... of these writers, in this order, with these numbers of rows. So it can be
 read whatever happens to the manifests of these writers. If several merged shards have a line, the highest generation
 counts.
+
+`add_column` writes all shards again as merged shards of a writer whose schema has the new entry, marked
+`"added": true`. Then it replaces `schema.json`. A reader leaves out added entries that `schema.json` lacks.
 
 The rows of all writers form the data set, ordered by id (which begins with the time), then by line. Compaction keeps
 this order.
@@ -123,6 +126,15 @@ def put_schema(place: Location, schema: Any, durable: bool) -> None:
     """
     with contextlib.suppress(FileExistsError):
         place.create_file(SCHEMA, to_file([[*_MAGIC, schema]]), durable)
+
+
+def replace_schema(place: Location, schema: Any, durable: bool) -> None:
+    """Replace the file with the schema in one step.
+
+    Raises:
+        OSError: the file cannot be written; the error names it.
+    """
+    place.replace_file(SCHEMA, to_file([[*_MAGIC, schema]]), durable)
 
 
 def read_schema_file(place: Location) -> Any:

@@ -38,6 +38,9 @@ from tensordict.io.values import NotJson, encode
 from tensordict.memory import files
 from tensordict.memory.storable import check_storable
 
+# Marks the description of an entry that `add_column` added.
+_ADDED = "added"
+
 
 @dataclass(frozen=True, slots=True)
 class Field:
@@ -47,11 +50,13 @@ class Field:
         dtype: the dtype of a tensor; `None` for values.
         shape: the shape of a row; -1 for dims in which rows may differ.
         jagged: for a ragged entry, True for nested tensors of the jagged layout.
+        added: True for an entry that `add_column` added. Older shards may lack it, until they are written again.
     """
 
     dtype: torch.dtype | None
     shape: tuple[int, ...]
     jagged: bool = dataclasses.field(default=False, compare=False)
+    added: bool = dataclasses.field(default=False, compare=False, repr=False)
 
     def __str__(self) -> str:
         if self.dtype is None:
@@ -175,6 +180,34 @@ class Schema:
         schema.json = value
         return schema
 
+    # --- added entries ------------------------------------------------------------------------------------------------
+
+    @property
+    def added_keys(self) -> set[Path]:
+        """The entries that `add_column` added."""
+        return {key for key, field in self.fields.items() if field.added}
+
+    def mark_added_key(self, key: Path) -> None:
+        """Mark an entry as added. Call this before `json` is read."""
+        self.fields[key] = replace(self.fields[key], added=True)
+
+    def without(self, keys: Collection[Path]) -> Schema:
+        """Return this schema without some entries."""
+        if self.fields.keys().isdisjoint(keys):
+            return self
+        made = Schema(self.sample(1).exclude(*keys))
+        for key in made.fields:
+            made.fields[key] = self.fields[key]
+        return made
+
+    def with_field_of(self, other: Schema, key: Path) -> Schema:
+        """Return this schema with an entry of another one, as an added entry."""
+        rows = self.without([key]).sample(1)
+        made = Schema(rows.set(key, other.sample(1).get(key)))
+        for name in made.fields:
+            made.fields[name] = (other if name == key else self).fields[name]
+        return made
+
     # --- checking -----------------------------------------------------------------------------------------------------
 
     def take_rows(self, batch: Any) -> Batch:
@@ -254,10 +287,21 @@ class Schema:
                     f"{entry_of(key)}this data set has rows of batch size {list(expected[1])}, got {list(size)}"
                 )
 
-    def refuse_other(self, other: Schema, where: str) -> None:
-        """Raise a `SchemaError` unless another schema is the same; `where` names its owner."""
+    def refuse_other(self, other: Schema, where: str, *, ignores_added: bool = False) -> None:
+        """Raise a `SchemaError` unless another schema is the same; `where` names its owner.
+
+        With `ignores_added`, one of them may lack added entries of the other.
+        """
         if (other._kinds, other.fields) == (self._kinds, self.fields):
             return
+        if ignores_added and (
+            only := (self.added_keys | other.added_keys) & (self.fields.keys() ^ other.fields.keys())
+        ):
+            self.without(only).refuse_other(other.without(only), where)
+            return
+        if lacking := self.added_keys - other.fields.keys():
+            name = joined(min(lacking))
+            raise SchemaError(f"{where} lacks the entry {name!r}, which add_column({name!r}, fn) would add to its rows")
         for key, field in self.fields.items():
             theirs = other.fields.get(key)
             if theirs is not None and (theirs.dtype, theirs.shape) != (field.dtype, field.shape):
@@ -348,6 +392,8 @@ def _to_json(node: Specification, key: Path, fields: Mapping[Path, Field]) -> di
             entries[name] = {"dtype": str(field.dtype), "shape": list(field.shape), "jagged": field.jagged}
         else:
             entries[name] = node_to_json(entry) if entry.is_value else _to_json(entry, path, fields)
+        if path in fields and fields[path].added:
+            entries[name][_ADDED] = True
     return {**node_to_json(node), "batch_size": [0, *node.batch_size[1:]], "entries": entries}
 
 
@@ -356,7 +402,7 @@ def _from_json(spec: Any, key: Path, fields: dict[Path, Field]) -> Specification
     node, tensorclass = node_from_json(spec, key)
     given = spec.get("entries")
     if node.is_value:
-        fields[key] = Field(None, ())
+        fields[key] = Field(None, (), added=spec.get(_ADDED) is True)
         return node
     if node.kind != DICT or not node.batch_size or type(given) is not dict:
         raise structure_error(key, f"it is no batch of rows, but {spec!r:.80}")
@@ -376,7 +422,12 @@ def _field_from_json(item: dict[str, Any], key: Path) -> Field:
     if type(dtype) is not str or dtype not in DTYPES:
         raise structure_error(key, f"its dtype is {dtype!r:.80}")
     try:
-        return Field(DTYPES[dtype], checks.ints(item.get("shape"), "its shape", -1), item.get("jagged") is True)
+        return Field(
+            DTYPES[dtype],
+            checks.ints(item.get("shape"), "its shape", -1),
+            item.get("jagged") is True,
+            item.get(_ADDED) is True,
+        )
     except ValueError as error:
         raise structure_error(key, str(error)) from None
 

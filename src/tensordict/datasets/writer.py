@@ -11,7 +11,7 @@ import weakref
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from tensordict.core.exceptions import SaveError, add_note
+from tensordict.core.exceptions import SaveError, SchemaError, add_note
 from tensordict.core.keys import Path, path_of
 from tensordict.core.locks import Lock
 from tensordict.datasets.index import Manifests
@@ -24,7 +24,7 @@ from tensordict.io.formats.archive import Compression
 from tensordict.io.formats.opening import ARCHIVE, DIRECTORY, FORMATS
 from tensordict.io.remote.remote_saves import Access
 from tensordict.io.remote.urls import StorageOptions
-from tensordict.io.saving.progress import Progress
+from tensordict.io.saving.progress import NO_BAR, Progress
 from tensordict.memory.mapped import PathLike
 from tensordict.memory.names import SCHEMA
 
@@ -126,7 +126,7 @@ class DatasetWriter:
         # The number of shards that were begun, which is the name of the next one.
         self._begun = 0
         self._lock = Lock()
-        self._progress = Progress("writing", None) if progress else None
+        self._progress = Progress("writing", None) if progress else NO_BAR
         self._closed, self._process = False, os.getpid()
         _open.add(self)
 
@@ -183,7 +183,7 @@ class DatasetWriter:
             shard.add(batch, done, stop)
             self.rows += stop - done
             done = stop
-        if self._progress is not None:
+        if self._progress.is_shown:
             self._progress.add(batch.count * schema.nbytes)
 
     def _begin(self, schema: Schema) -> Shard:
@@ -199,7 +199,14 @@ class DatasetWriter:
 
     def _open_manifest(self, schema: Schema) -> Log:
         if self._manifest is None:
-            self._manifest = new_manifest(self._place, self.writer, schema.json, self._options.durable)
+            made = new_manifest(self._place, self.writer, schema.json, self._options.durable)
+            # `add_column` waits for open manifests, but not for writers without one.
+            if self._fixed and read_schema_file(self._place) != schema.json:
+                made.close()
+                raise SchemaError(
+                    f"the rows of {self._place.root!r} have a new entry since this writer was made: make another writer"
+                )
+            self._manifest = made
         return self._manifest
 
     # --- committing ---------------------------------------------------------------------------------------------------

@@ -31,8 +31,9 @@ from tensordict.looking.markup import (
     table,
 )
 from tensordict.looking.measuring import MEMBER, ROWS, LeafFigures, LeafGroup, collect_groups, measure_leaf
-from tensordict.looking.plots import bin_edges
+from tensordict.looking.plots import bin_edges, is_constant
 from tensordict.looking.tally import Numbers, figures_html, list_figures
+from tensordict.looking.texts import MOST_COUNTED, count_texts, format_values
 from tensordict.memory.mapped import PathLike
 from tensordict.memory.names import without_scheme
 
@@ -76,7 +77,7 @@ class _ReportedSave:
         format, root = describe_save(place, complain)
         return _ReportedSave(os.fspath(path), format, root, *collect_groups(root), problems)
 
-    def measure(self, limit: int, bar: Progress | None) -> None:
+    def measure(self, limit: int, bar: Progress) -> None:
         """Read the leaves and compute their figures."""
         for key, group in islice(self.leaves.items(), _MOST_LEAVES):
             self.measured[key] = measure_leaf(group, limit, bar)
@@ -141,9 +142,7 @@ def report(path: PathLike, other: PathLike | None = None, *, limit: int = 0, pro
     return Page(html, [line for save in saves for line in save.problems])
 
 
-def _iter_differences(
-    one: Specification, other: Specification, elements: bool, bar: Progress | None
-) -> Iterator[Difference]:
+def _iter_differences(one: Specification, other: Specification, elements: bool, bar: Progress) -> Iterator[Difference]:
     """Yield the differences in structure, then the differences in values and elements."""
     yield from find_differences(one, other, None)
     others = dict(walk(other))
@@ -154,7 +153,7 @@ def _iter_differences(
         if theirs is not None and ((leaves and elements) or (values and getattr(theirs, "is_value", False))):
             found = find_differences(node, theirs, Tolerance(equal_nan=True), key)
             yield from (item for item in found if item.what in ("elements", "value"))
-            if bar is not None and isinstance(node, LeafSpec):
+            if isinstance(node, LeafSpec):
                 bar.add(node.nbytes)
 
 
@@ -180,7 +179,7 @@ body.tensordict { max-width: 75em; margin: 0 auto; padding: 1em 1.5em 4em; }
 
 
 def _build_page(
-    saves: Sequence[_ReportedSave], found: list[Difference] | None, limit: int, bar: Progress | None
+    saves: Sequence[_ReportedSave], found: list[Difference] | None, limit: int, bar: Progress
 ) -> Iterator[str]:
     title = " and ".join(save.path for save in saves)
     yield f'<html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>'
@@ -345,13 +344,12 @@ def _format_figures(found: LeafFigures | None) -> list[str]:
     return [least, number_text(tally.mean), number_text(tally.std), greatest, f"{tally.nan:,}", f"{tally.zero:,}"]
 
 
-def _cards_html(saves: Sequence[_ReportedSave], bar: Progress | None) -> Iterator[str]:
+def _cards_html(saves: Sequence[_ReportedSave], bar: Progress) -> Iterator[str]:
     keys = [key for key in _list_keys(saves) if any(key in save.measured for save in saves)]
     yield '<div class="td-cards">'
     for key in keys:
         yield _card_html([save.measured.get(key) for save in saves], key)
-        if bar is not None:
-            bar.add(1)
+        bar.add(1)
     yield "</div>"
     hidden = len(_list_keys(saves)) - len(keys)
     if hidden:
@@ -361,7 +359,8 @@ def _cards_html(saves: Sequence[_ReportedSave], bar: Progress | None) -> Iterato
 def _card_html(both: Sequence[LeafFigures | None], key: Path) -> str:
     pieces = [f"<h3>{escape(_key_text(key))}</h3>"]
     samples = [np.zeros(0) if found is None else found.sample for found in both]
-    if (edges := bin_edges(samples)) is not None:
+    # The histogram of a constant would be one block.
+    if (edges := bin_edges(samples)) is not None and not all(map(is_constant, samples)):
         pieces.append(_draw_svg(samples, edges))
     for number, found in enumerate(both):
         if found is not None:
@@ -434,7 +433,9 @@ def _values_html(saves: Sequence[_ReportedSave]) -> Iterator[str]:
         for number, save in enumerate(saves):
             for node in islice(save.values.get(key, []), 1):
                 more = len(save.values[key]) - 1
-                text = _format_saved_value(node.value) + (f" (and {count_text(more, 'more member')})" if more else "")
+                text = _format_saved_value(node.value, node.batch_size) + (
+                    f" (and {count_text(more, 'more member')})" if more else ""
+                )
                 rows.append(
                     [_key_text(key), *_save_letter(saves, number), node.kind, _format_shape(node.batch_size), text]
                 )
@@ -443,9 +444,13 @@ def _values_html(saves: Sequence[_ReportedSave]) -> Iterator[str]:
         yield _more_html(len(keys), min(len(keys), _MOST_LEAVES), "key")
 
 
-def _format_saved_value(value: Any) -> str:
+def _format_saved_value(value: Any, size: Sequence[int]) -> str:
     if isinstance(value, BrokenValue):
         return f"broken: {value.why}"
+    if isinstance(value, DeferredValue):
+        value = value.read(MOST_COUNTED)
+    if isinstance(value, list) and len(value) > 1 and count_texts(value):
+        return f"{math.prod(size):,} texts: {format_values(value, math.prod(size))}"
     if isinstance(value, list) and len(value) > ROWS:
         return f"{_format_value(value[:ROWS])[:-1]}, …], {len(value):,} in all"
     return _format_value(value)

@@ -62,27 +62,34 @@ def number_text(value: object) -> str:
 
 
 # Every class begins with `td-`, so that it cannot clash with the classes of the notebook. The colors come from the
-# theme
-# of the notebook. Without one, they are light or dark, as the system prefers.
-_LIGHT = "--td-blue: #0b5cad; --td-green: #1a6b35; --td-red: #b3261e; --td-bar: #3b7dd8;"
-_DARK = "--td-blue: #79b8ff; --td-green: #7bd88f; --td-red: #ff8a80; --td-bar: #5a9bf0;"
+# theme of the notebook. Without one, they are light or dark, as the page says, or else as the system prefers.
+def _color_variables(text: str, quiet: str, back: str, over: str, line: str) -> str:
+    return f"""
+  --td-text: var(--jp-content-font-color1, var(--vscode-editor-foreground, {text}));
+  --td-quiet: var(--jp-content-font-color2, var(--vscode-descriptionForeground, {quiet}));
+  --td-back: var(--jp-layout-color0, var(--vscode-editor-background, {back}));
+  --td-over: var(--jp-layout-color2, var(--vscode-list-hoverBackground, {over}));
+  --td-line: var(--jp-border-color2, var(--vscode-panel-border, {line}));"""
+
+
+_LIGHT = "--td-blue: #0b5cad; --td-green: #1a6b35; --td-red: #b3261e; --td-bar: #3b7dd8;" + _color_variables(
+    "#1f2328", "#59636e", "#ffffff", "#eef1f4", "#d1d9e0"
+)
+_DARK = "--td-blue: #79b8ff; --td-green: #7bd88f; --td-red: #ff8a80; --td-bar: #5a9bf0;" + _color_variables(
+    "#e6edf3", "#9198a1", "#0d1117", "#1c2430", "#3d444d"
+)
+# Marks of a page with a theme: JupyterLab, VS Code (twice), Sphinx and others, Colab.
+_LIGHT_PAGES = """[data-jp-theme-light="true"], .vscode-light, .vscode-high-contrast-light,
+  [data-theme="light"], [theme="light"]"""
+_DARK_PAGES = """[data-jp-theme-light="false"], .vscode-dark,
+  .vscode-high-contrast:not(.vscode-high-contrast-light), [data-theme="dark"], [theme="dark"]"""
 STYLE = f"""
 .tensordict {{ {_LIGHT}
-  --td-text: var(--jp-content-font-color1, var(--vscode-editor-foreground, #1f2328));
-  --td-quiet: var(--jp-content-font-color2, var(--vscode-descriptionForeground, #59636e));
-  --td-back: var(--jp-layout-color0, var(--vscode-editor-background, #ffffff));
-  --td-over: var(--jp-layout-color2, var(--vscode-list-hoverBackground, #eef1f4));
-  --td-line: var(--jp-border-color2, var(--vscode-panel-border, #d1d9e0));
   color: var(--td-text); background: var(--td-back); font: 13px/1.5 system-ui, sans-serif; max-width: 62em;
   padding: 2px 4px; }}
-@media (prefers-color-scheme: dark) {{ .tensordict {{ {_DARK}
-  --td-text: var(--jp-content-font-color1, var(--vscode-editor-foreground, #e6edf3));
-  --td-quiet: var(--jp-content-font-color2, var(--vscode-descriptionForeground, #9198a1));
-  --td-back: var(--jp-layout-color0, var(--vscode-editor-background, #0d1117));
-  --td-over: var(--jp-layout-color2, var(--vscode-list-hoverBackground, #1c2430));
-  --td-line: var(--jp-border-color2, var(--vscode-panel-border, #3d444d)); }} }}
-[data-jp-theme-light="true"] .tensordict, .vscode-light .tensordict {{ {_LIGHT} }}
-[data-jp-theme-light="false"] .tensordict, .vscode-dark .tensordict {{ {_DARK} }}
+@media (prefers-color-scheme: dark) {{ .tensordict {{ {_DARK} }} }}
+:is({_LIGHT_PAGES}) .tensordict {{ {_LIGHT} }}
+:is({_DARK_PAGES}) .tensordict {{ {_DARK} }}
 .tensordict summary {{ cursor: pointer; list-style: none; border-radius: 3px; padding: 1px 6px 1px 0; }}
 .tensordict summary::-webkit-details-marker {{ display: none; }}
 .tensordict summary:hover {{ background: var(--td-over); }}
@@ -103,6 +110,7 @@ STYLE = f"""
 .tensordict .td-size {{ text-align: right; white-space: nowrap; }}
 .tensordict .td-node > summary .td-size {{ color: var(--td-quiet); }}
 .tensordict .td-values {{ overflow-wrap: anywhere; }}
+.tensordict .td-preview {{ grid-column: 5 / -1; overflow: hidden; text-overflow: ellipsis; white-space: nowrap; }}
 .tensordict .td-name {{ color: var(--td-quiet); margin-right: 0.3em; }}
 .tensordict .td-figure {{ margin-right: 1.2em; white-space: nowrap; }}
 .tensordict .td-bad {{ color: var(--td-red); }}

@@ -163,7 +163,7 @@ class LeafFigures:
         return self.tally.count < self.total
 
 
-def measure_leaf(group: LeafGroup, limit: int, bar: Progress | None) -> LeafFigures:
+def measure_leaf(group: LeafGroup, limit: int, bar: Progress) -> LeafFigures:
     """Measure a leaf piece by piece. Only one piece of 8 MiB, and the displayed elements, are in memory at a time.
 
     Compressed entries of archives, ragged leaves of data sets and leaves behind URLs are fetched whole, one at a time.
@@ -182,7 +182,7 @@ def measure_leaf(group: LeafGroup, limit: int, bar: Progress | None) -> LeafFigu
     return found
 
 
-def _measure(found: LeafFigures, every: int, bar: Progress | None) -> None:
+def _measure(found: LeafFigures, every: int, bar: Progress) -> None:
     group, random = found.group, np.random.default_rng(0)
     drawn, count = np.empty(2 * _SAMPLE), 0
     if group.has_columns:
@@ -205,8 +205,7 @@ def _measure(found: LeafFigures, every: int, bar: Progress | None) -> None:
                 del sample
                 if found.columns is not None:
                     found.columns.add(numbers)
-            if bar is not None:
-                bar.add(piece.numel() * piece.itemsize)
+            bar.add(piece.numel() * piece.itemsize)
             del piece, numbers
             if spec.nbytes > _LARGE:
                 # Opening a shard of a data set between two pieces keeps the C library from reusing their memory.

@@ -25,6 +25,7 @@ from tensordict.looking.markup import (
 from tensordict.looking.read_limits import Budget, elements_of, first_numbers
 from tensordict.looking.shown_entries import ShownLeaf, has_stored_leaves, list_entries_by_member
 from tensordict.looking.tally import Numbers, figures_html, list_figures
+from tensordict.looking.texts import MOST_COUNTED, Preview, count_held_texts, format_counts, format_value
 
 # Limits of a tree: entries of one container, entries in all; then rows and characters of a value.
 _MOST_ENTRIES, _MOST_IN_ALL = 60, 500
@@ -94,6 +95,9 @@ class _Tree:
             if not value._is_non_tensor:
                 return self.node(name, value, depth + 1, shown)
             return self._value_html(name, value) if shown else "", 0
+        if isinstance(value.tensor, Preview):
+            text = value.tensor.text
+            return _row_html(name, ["", str(list(container._batch_size))], _text_html(text), text), 0
         if not isinstance(value.tensor, Tensor):
             return _row_html(name, ["", "", "", "", type(value.tensor).__name__], _text_html(repr(value.tensor))), 0
         nbytes = _count_bytes(value)
@@ -133,7 +137,7 @@ class _Tree:
         if holder._members() is None:
             value = holder._unwrap_value()
             text = value if isinstance(value, str) else repr(value)
-            return _row_html(name, [type(value).__name__, str(size), "", "", type(holder).__name__], _text_html(text))
+            return _row_html(name, [type(value).__name__, str(size)], _text_html(text), format_value(value))
         first = holder[:_MOST_ROWS].tolist() if size and size[0] else []
         rows = [
             [str(row), shorten(value if isinstance(value, str) else repr(value), _MOST_ROWS * _MOST_IN_A_LINE)]
@@ -144,7 +148,10 @@ class _Tree:
             f'<div class="td-note">… {count_text(size[0] - len(rows), "more row")}</div>' if size[0] > len(rows) else ""
         )
         kind = kinds.pop() if len(kinds) == 1 else ""
-        return _row_html(name, [kind, str(size), "", "", type(holder).__name__], table(["row", "value"], rows) + more)
+        counts = count_held_texts(holder) if kind == "str" and math.prod(size) <= MOST_COUNTED else {}
+        start = [*map(format_value, first[:2]), *(["…"] if math.prod(size) > 2 else [])]
+        text = format_counts(counts) if counts else ", ".join(start)
+        return _row_html(name, [kind, str(size)], table(["row", "value"], rows) + more, text)
 
 
 def _format_facts(container: Any) -> str:
@@ -171,10 +178,11 @@ def _count_elements(tensor: Tensor) -> int:
     return tensor.values().numel() if tensor.is_nested and tensor.is_contiguous() else tensor.numel()
 
 
-def _row_html(name: str, cells: Sequence[str], body: str) -> str:
-    """Return the HTML of a leaf or a value: one line, and a body that opens."""
+def _row_html(name: str, cells: Sequence[str], body: str, preview: str = "") -> str:
+    """Return the HTML of a leaf or a value: one line, which may end in a preview, and a body that opens."""
     titles = ("dtype", "shape", "device", "size", "kind")
-    head = " ".join([span("key", name), *(span(title, cell) for title, cell in zip(titles, cells))])
+    pieces = [span("key", name), *(span(title, cell) for title, cell in zip(titles, cells))]
+    head = " ".join([*pieces, *([span("preview", preview)] if preview else [])])
     return f'<details class="td-leaf"><summary>{head}</summary><div class="td-body">{body}</div></details>'
 
 

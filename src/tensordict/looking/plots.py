@@ -15,6 +15,7 @@ from tensordict.core import ragged
 from tensordict.core.contract import Contract, is_node
 from tensordict.core.extras import require
 from tensordict.core.keys import Path
+from tensordict.looking.markup import number_text
 from tensordict.looking.read_limits import why_unreadable
 from tensordict.looking.tally import Numbers, to_numbers
 from tensordict.memory.stored_tensors import read_stored
@@ -110,6 +111,11 @@ def bin_edges(samples: Sequence[Numbers], bins: int = BINS) -> Numbers | None:
     return np.linspace(low, high, bins + 1) if low < high else np.array([low - 0.5, low + 0.5])
 
 
+def is_constant(sample: Numbers) -> bool:
+    """Return whether all elements are one number, or there are none."""
+    return not sample.size or bool(sample.min() == sample.max())
+
+
 def select_finite(numbers: Numbers) -> Numbers:
     """Return the finite elements as float64."""
     wide = numbers.astype(np.float64)
@@ -132,6 +138,9 @@ def _draw_histogram(place: Any, path: Path, node: Any, name: str, bins: int) -> 
     edges = bin_edges([sample], bins)
     if edges is None:
         notes.append("no numbers" if not sample.size else "too far apart")
+    elif is_constant(sample):
+        place.text(0.5, 0.5, f"constant: {number_text(sample[0].item())}", ha="center", transform=place.transAxes)
+        place.set(xticks=[], yticks=[])
     else:
         place.stairs(np.histogram(sample, edges)[0], edges, fill=True)
     _set_title(place, path, notes)

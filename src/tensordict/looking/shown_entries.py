@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from tensordict.core import ragged
-from tensordict.core.contract import Contract, is_node, underlying
+from tensordict.core.contract import Contract, EntryStore, is_node, underlying
+from tensordict.looking.texts import Preview
 
 
 @dataclass(slots=True)
@@ -54,7 +55,11 @@ def list_entries(container: Contract) -> dict[str, Any]:
     structure = container._structure()
     made = structure is not container._entries
     return {
-        name: value if is_node(value) else _make_leaf(container, name, value) if made else ShownLeaf(value)
+        name: _preview(container, name, value)
+        if is_node(value)
+        else _make_leaf(container, name, value)
+        if made
+        else ShownLeaf(value)
         for name, value in structure.items()
     }
 
@@ -70,6 +75,14 @@ def list_entries_by_member(container: Contract) -> tuple[dict[str, Any], dict[in
         if member._structure().keys() - common.keys():
             others[position] = {name: value for name, value in list_entries(member).items() if name not in common}
     return common, others
+
+
+def _preview(container: Contract, name: str, node: Any) -> Any:
+    """Return a nested container unchanged, and a summary of values that the structure leaves out."""
+    entries = container._entries
+    if node._is_non_tensor and isinstance(entries, EntryStore) and (text := entries.preview(name)):
+        return ShownLeaf(Preview(text))
+    return node
 
 
 def _make_leaf(container: Contract, name: str, value: object) -> ShownLeaf:

@@ -105,8 +105,10 @@ def list_figures(tally: Tally) -> dict[str, str]:
     found: dict[str, str] = {}
     if tally.count == 1 and tally.least is not None:
         return {"value": number_text(tally.least)}
-    if isinstance(tally.least, bool):
+    if isinstance(tally.least, bool) and not tally.is_constant:
         return {"true": f"{tally.mean:.1%}"}
+    if tally.is_constant:
+        return {"all": number_text(tally.least)}
     if tally.least is not None:
         found |= {"min": number_text(tally.least), "mean": number_text(tally.mean), "max": number_text(tally.greatest)}
     elif not isinstance(tally.mean, float) or not math.isnan(tally.mean):

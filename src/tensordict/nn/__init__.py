@@ -14,6 +14,7 @@ from tensordict.nn.distributions import (
     set_composite_lp_aggregate,
 )
 from tensordict.nn.ensemble import EnsembleModule
+from tensordict.nn.exporting import export
 from tensordict.nn.functional_modules import get_functional, is_functional, make_functional, repopulate_module
 from tensordict.nn.interaction import InteractionType, interaction_type, set_interaction_type
 from tensordict.nn.module import (
@@ -54,6 +55,7 @@ __all__ = [
     "biased_softplus",
     "composite_lp_aggregate",
     "dispatch",
+    "export",
     "get_functional",
     "interaction_type",
     "inv_softplus",

@@ -20,6 +20,7 @@ from tensordict.core.uninitialized import uninitialized_like
 from tensordict.io.formats import pickled_containers
 from tensordict.io.specification import is_stored_as_class
 from tensordict.memory.mapped import MemoryMappedTensor, Mode
+from tensordict.ops.dims.rows import LATER_METHODS
 from tensordict.ops.entries.copying import TRANSIENT
 from tensordict.ops.entries.write_plans import Update, Write
 from tensordict.ops.modules import as_buffer, is_buffer, is_parameter
@@ -217,6 +218,13 @@ class TensorDictParams(Wrapper, GivesTensorDicts, nn.Module):  # type: ignore[mi
         """Make parameters and buffers from a mapping; arguments as :meth:`TensorDict.from_dict`."""
         return cls(TensorDict.from_dict(input_dict, **kwargs))
 
+    def from_dict_instance(self, input_dict: Any, *others: object, **options: Any) -> Self:
+        """Make a `TensorDictParams` over the tensors of a dict, which are not converted to parameters.
+
+        Arguments as :meth:`TensorDict.from_dict_instance`.
+        """
+        return self._again(self._param_td.from_dict_instance(input_dict, *others, **options))
+
     # Results computed from parameters are plain containers.
     _make = TensorDict._make  # type: ignore[assignment]
 
@@ -249,15 +257,15 @@ class TensorDictParams(Wrapper, GivesTensorDicts, nn.Module):  # type: ignore[mi
 
     # --- writing ----------------------------------------------------------------------------------------------------
 
-    def _convert_item(self, item: Any) -> Any:
-        """Convert the tensors in an item to parameters, where the settings ask for it."""
+    def _convert_item(self, item: Any, clone: bool = False) -> Any:
+        """Convert the tensors in an item, or clones of them, to parameters, where the settings ask for it."""
         if isinstance(item, Tensor):
-            return _make_leaf(item, self._convert)
+            return _make_leaf(item.detach().clone() if clone else item, self._convert)
         if isinstance(item, Contract):
             _check_holds_leaves(item, ())
-            return item._map(lambda leaf: _make_leaf(leaf, self._convert))
+            return item._map(lambda leaf: self._convert_item(leaf, clone))
         if isinstance(item, Mapping):
-            return {key: self._convert_item(value) for key, value in item.items()}
+            return {key: self._convert_item(value, clone) for key, value in item.items()}
         return item
 
     def _write_name(self, name: str, item: Any, non_blocking: bool = False, path: Path | None = None) -> None:
@@ -277,7 +285,10 @@ class TensorDictParams(Wrapper, GivesTensorDicts, nn.Module):  # type: ignore[mi
 
     def _plan_write(self, write: Write, source: Any, prefix: Path = ()) -> None:
         if isinstance(write, Update) and write.adds:
-            source = self._convert_item(source)
+            source = self._convert_item(source, write.clone)
+            if write.clone:
+                write = copy.copy(write)
+                write.clone = False  # A clone of a parameter is not a parameter.
         super()._plan_write(write, source, prefix)
 
     def __setitem__(self, index: Any, value: Any) -> None:
@@ -564,6 +575,24 @@ class TensorDictParams(Wrapper, GivesTensorDicts, nn.Module):  # type: ignore[mi
                 if not name.startswith("_") and hasattr(type(held), name):
                     return getattr(held, name)
             return nn.Module.__getattr__(self, name)
+
+
+class _LaterMethod:
+    """A method that gives way to an entry of its name: `params.head` is the parameters of the module `head`."""
+
+    def __init__(self, method: Any) -> None:
+        self._method = method
+        self.__doc__ = method.__doc__
+
+    def __get__(self, params: Any, owner: object = None) -> Any:
+        name = self._method.__name__
+        if params is not None and name in params._tensordict._entries:
+            return params.__getattr__(name)
+        return self._method.__get__(params, owner)
+
+
+for _name in LATER_METHODS:
+    setattr(TensorDictParams, _name, _LaterMethod(getattr(TensorDictParams, _name)))
 
 
 # --- leaves -----------------------------------------------------------------------------------------------------------

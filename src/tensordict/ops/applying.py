@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
 import torch
 from torch import Tensor
@@ -23,6 +23,8 @@ from tensordict.ops.entries.writing import Writing
 
 if TYPE_CHECKING:
     from typing_extensions import Self
+
+    SelfT = TypeVar("SelfT", bound="Applying")
 
 
 @dataclass(slots=True)
@@ -50,21 +52,28 @@ class Applying(Writing):
 
     # Type checkers infer the parameters of a lambda only from an overload with their exact number.
     @overload
-    def apply(self, fn: Callable[[Any], Any], *, filter_empty: Literal[False] | None = ..., **options: Any) -> Self: ...
+    def apply(
+        self: SelfT, fn: Callable[[Any], Any], *, filter_empty: Literal[False] | None = ..., **options: Any
+    ) -> SelfT: ...
     @overload
     def apply(
-        self, fn: Callable[[Any, Any], Any], other: Any, *, filter_empty: Literal[False] | None = ..., **options: Any
-    ) -> Self: ...
+        self: SelfT,
+        fn: Callable[[Any, Any], Any],
+        other: Any,
+        *,
+        filter_empty: Literal[False] | None = ...,
+        **options: Any,
+    ) -> SelfT: ...
     @overload
     def apply(
-        self, fn: Callable[..., Any], *others: Any, filter_empty: Literal[True], **options: Any
-    ) -> Self | None: ...
+        self: SelfT, fn: Callable[..., Any], *others: Any, filter_empty: Literal[True], **options: Any
+    ) -> SelfT | None: ...
     @overload
     def apply(
-        self, fn: Callable[..., Any], *others: Any, filter_empty: Literal[False] | None = ..., **options: Any
-    ) -> Self: ...
+        self: SelfT, fn: Callable[..., Any], *others: Any, filter_empty: Literal[False] | None = ..., **options: Any
+    ) -> SelfT: ...
     def apply(
-        self,
+        self: SelfT,
         fn: Callable[..., Any],
         *others: object,
         batch_size: object = None,
@@ -80,7 +89,7 @@ class Applying(Writing):
         named: bool = False,
         nested_keys: bool = False,
         **constructor_kwargs: object,
-    ) -> Self | None:
+    ) -> SelfT | None:
         """Call `fn` on every leaf and collect the results in a container of the same structure.
 
         Example:
@@ -127,27 +136,27 @@ class Applying(Writing):
     # Type checkers infer the parameters of a lambda only from an overload with their exact number.
     @overload
     def named_apply(
-        self, fn: Callable[[Any, Any], Any], *, filter_empty: Literal[False] | None = ..., **options: Any
-    ) -> Self: ...
+        self: SelfT, fn: Callable[[Any, Any], Any], *, filter_empty: Literal[False] | None = ..., **options: Any
+    ) -> SelfT: ...
     @overload
     def named_apply(
-        self,
+        self: SelfT,
         fn: Callable[[Any, Any, Any], Any],
         other: Any,
         *,
         filter_empty: Literal[False] | None = ...,
         **options: Any,
-    ) -> Self: ...
+    ) -> SelfT: ...
     @overload
     def named_apply(
-        self, fn: Callable[..., Any], *others: Any, filter_empty: Literal[True], **options: Any
-    ) -> Self | None: ...
+        self: SelfT, fn: Callable[..., Any], *others: Any, filter_empty: Literal[True], **options: Any
+    ) -> SelfT | None: ...
     @overload
     def named_apply(
-        self, fn: Callable[..., Any], *others: Any, filter_empty: Literal[False] | None = ..., **options: Any
-    ) -> Self: ...
+        self: SelfT, fn: Callable[..., Any], *others: Any, filter_empty: Literal[False] | None = ..., **options: Any
+    ) -> SelfT: ...
     def named_apply(
-        self,
+        self: SelfT,
         fn: Callable[..., Any],
         *others: object,
         nested_keys: bool = False,
@@ -162,7 +171,7 @@ class Applying(Writing):
         is_leaf: IsLeaf | None = None,
         out: object = None,
         **constructor_kwargs: object,
-    ) -> Self | None:
+    ) -> SelfT | None:
         """Call `fn(name, leaf)` on every leaf and collect the results in a container of the same structure.
 
         Example:

@@ -58,15 +58,27 @@ def assert_close(
     if rtol is not None or atol is not None:
         rtol, atol = rtol or 0.0, atol or 0.0
     options = {"rtol": rtol, "atol": atol, "equal_nan": equal_nan}
-    differences: list[str] = []
     path: Path = () if isinstance(prefix, tuple) and not prefix else path_of(prefix)
-    _compare(actual, expected, options, intersection, path, differences)
+    differences = list_differences(actual, expected, options, intersection, path)
     if differences:
         raise AssertionError("\n".join([*differences, msg] if msg else differences))
     return True
 
 
 assert_allclose_td = assert_close
+
+
+def list_differences(
+    actual: Contract, expected: Contract, options: dict[str, Any], intersection: bool = False, prefix: Path = ()
+) -> list[str]:
+    """Describe every pair of leaves that differ in one line. The arguments are as for `assert_close`.
+
+    Raises:
+        KeyError: the keys differ.
+    """
+    differences: list[str] = []
+    _compare(actual, expected, options, intersection, prefix, differences)
+    return differences
 
 
 def _compare(

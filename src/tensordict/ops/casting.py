@@ -8,7 +8,7 @@ import weakref
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -23,6 +23,8 @@ from tensordict.ops.storing.leaves import Leaves, _walk
 
 if TYPE_CHECKING:
     from typing_extensions import Self
+
+    SelfT = TypeVar("SelfT", bound="Casting")
 
 # Takes the key of a leaf, as a tuple of names, and the leaf. Returns whether to cast it.
 CastFilter = Callable[[Any, Any], object]
@@ -51,7 +53,7 @@ class Casting(Leaves):
             "new container, td.clear_device_() or td.auto_device_()"
         )
 
-    def to(self, *args: Any, **kwargs: Any) -> Self:
+    def to(self: SelfT, *args: Any, **kwargs: Any) -> SelfT:
         """Move the entries to another device, cast them to another dtype, or both.
 
         Call it as `to(device)`, `to(dtype)`, `to(device, dtype)`, `to(tensor)` or `to(container)`. `non_blocking` and
@@ -125,11 +127,11 @@ class Casting(Leaves):
         source = self if torch.compiler.is_compiling() else weakref.ref(self)
         return remember(result, self, partial(_restore, source, self._holds_parameters))
 
-    def cpu(self, **kwargs: object) -> Self:
+    def cpu(self: SelfT, **kwargs: object) -> SelfT:
         """Move the entries to the CPU. Keyword arguments as for :meth:`to`."""
         return self.to("cpu", **kwargs)
 
-    def cuda(self, device: int | None = None, **kwargs: object) -> Self:
+    def cuda(self: SelfT, device: int | None = None, **kwargs: object) -> SelfT:
         """Move the entries to a CUDA device, by default the current one. Keyword arguments as for :meth:`to`."""
         if device is None or type(device) is int:
             device = torch.device("cuda" if device is None else f"cuda:{device}")  # type: ignore[assignment]
@@ -175,7 +177,7 @@ class Casting(Leaves):
         """True if the device is the meta device."""
         return self._device is not None and self._device.type == "meta"
 
-    def pin_memory(self, num_threads: int | None = None, inplace: builtins.bool = False) -> Self:
+    def pin_memory(self: SelfT, num_threads: int | None = None, inplace: builtins.bool = False) -> SelfT:
         """Copy the entries to pinned CPU memory. An accelerator can copy from it asynchronously.
 
         Args:
@@ -323,7 +325,7 @@ class Casting(Leaves):
         except (RuntimeError, NotImplementedError, TypeError) as error:
             raise name_entry(error, itertools.compress(pairs, chosen), cast) from error
 
-    def bfloat16(self, *, cast_filter: CastFilter | None = None) -> Self:
+    def bfloat16(self: SelfT, *, cast_filter: CastFilter | None = None) -> SelfT:
         """Cast every leaf to `torch.bfloat16`."""
         return self._cast(torch.bfloat16, cast_filter)
 
@@ -343,11 +345,11 @@ class Casting(Leaves):
         """Cast every leaf to `torch.complex128`."""
         return self._cast(torch.complex128, cast_filter)
 
-    def double(self, *, cast_filter: CastFilter | None = None) -> Self:
+    def double(self: SelfT, *, cast_filter: CastFilter | None = None) -> SelfT:
         """Cast every leaf to `torch.float64`."""
         return self._cast(torch.float64, cast_filter)
 
-    def float(self, *, cast_filter: CastFilter | None = None) -> Self:
+    def float(self: SelfT, *, cast_filter: CastFilter | None = None) -> SelfT:
         """Cast every leaf, including integers, to `torch.float32`.
 
         Args:
@@ -373,7 +375,7 @@ class Casting(Leaves):
         """Cast every leaf to `torch.float64`."""
         return self._cast(torch.float64, cast_filter)
 
-    def half(self, *, cast_filter: CastFilter | None = None) -> Self:
+    def half(self: SelfT, *, cast_filter: CastFilter | None = None) -> SelfT:
         """Cast every leaf to `torch.float16`."""
         return self._cast(torch.float16, cast_filter)
 

@@ -16,6 +16,7 @@ from tensordict.ops.dims.indexing import Indexing
 from tensordict.ops.dims.naming import Naming
 from tensordict.ops.dims.packing import Packing
 from tensordict.ops.dims.padding import Padding
+from tensordict.ops.dims.rows import RowChoice
 from tensordict.ops.dims.shape import Shape
 from tensordict.ops.dims.stacking import Stacking
 from tensordict.ops.entries.adding import Adding
@@ -62,6 +63,7 @@ if TYPE_CHECKING:
 class TensorCollection(
     ClientMembers,
     Gathering,
+    RowChoice,
     Indexing,
     Structure,
     Applying,
@@ -107,18 +109,7 @@ class TensorCollection(
         def to_tensordict(self, *, retain_none: bool | None = None) -> TensorDict: ...
         def data_ptr(self, *, storage: bool = False) -> TensorDictBase: ...
         def describe(self, percentiles: Sequence[float] = ...) -> Summary: ...
-        def to_store(
-            self,
-            *,
-            backend: str = "redis",
-            host: str = "localhost",
-            port: int = 6379,
-            db: int = 0,
-            unix_socket_path: str | None = None,
-            prefix: str = "tensordict",
-            device: Any = None,
-            **kwargs: Any,
-        ) -> TensorDictStore: ...
+        def to_store(self, *, device: Any = None, **server: Any) -> TensorDictStore: ...
         @overload
         @classmethod
         def lazy_stack(

@@ -6,8 +6,10 @@ import dataclasses
 import functools
 from collections.abc import Iterable, Mapping
 from numbers import Number
-from typing import TYPE_CHECKING, Any, Literal, SupportsIndex
+from typing import TYPE_CHECKING, Any, Literal, SupportsIndex, TypeVar
 
+import numpy as np
+import torch
 from torch import Tensor
 
 from tensordict.convert.dataclasses import from_dataclass
@@ -15,13 +17,28 @@ from tensordict.convert.mappings import refuse_exclusive_keys
 from tensordict.convert.python_structures import open_structure
 from tensordict.core import makers, registry
 from tensordict.core.contract import Contract, EntryStore, named_error
+from tensordict.core.equality import TextMask
+from tensordict.core.exceptions import ShapeError
 from tensordict.core.keys import path_of
 from tensordict.core.shapes import as_size
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
+    SelfT = TypeVar("SelfT", bound="Converting")
+
 ConvertTensors = bool | Literal["numpy"]
+
+
+def _hold_numbers(tree: dict[Any, Any]) -> dict[Any, Any]:
+    """Copy a nested dict with its Python numbers as non-tensor values, which fit any batch size."""
+    out = tree.copy()
+    for key, value in out.items():
+        if type(value) is dict:
+            out[key] = _hold_numbers(value)
+        elif isinstance(value, (int, float, complex, np.generic)):
+            out[key] = makers.value(value, as_size(()))
+    return out
 
 
 class Converting(Contract):
@@ -165,7 +182,7 @@ class Converting(Contract):
 
     @classmethod
     def from_dict(
-        cls,
+        cls: type[SelfT],
         input_dict: object,
         *,
         auto_batch_size: bool | None = None,
@@ -173,7 +190,7 @@ class Converting(Contract):
         device: object = None,
         batch_dims: int | None = None,
         names: object = None,
-    ) -> Self:
+    ) -> SelfT:
         """Make a container from a (nested) dict, or from another container.
 
         Example:
@@ -185,7 +202,8 @@ class Converting(Contract):
 
         Args:
             input_dict: the dict. Its keys may be nested keys, and its values any values of a `TensorDict`, or
-                structures that :meth:`from_any` converts. The dict is not changed.
+                structures that :meth:`from_any` converts. With a `batch_size` that is not empty, Python numbers are
+                stored as non-tensor values. The dict is not changed.
             auto_batch_size: without `batch_size`, give every level the longest batch size that its entries share.
             batch_size: the batch size; by default empty.
             device: the device to move the entries to.
@@ -205,6 +223,8 @@ class Converting(Contract):
                 if not hasattr(input_dict, "items"):
                     raise TypeError(f"from_dict reads a mapping or a container, got {type(input_dict).__name__}")
                 input_dict = dict(input_dict.items())  # for example a pandas Series
+            if batch_size is not None and type(input_dict) is dict and as_size(batch_size):
+                input_dict = _hold_numbers(input_dict)
             tree = open_structure(input_dict)
         if batch_size is not None or not (auto_batch_size or batch_dims is not None):
             return make(tree, batch_size, device, names)  # type: ignore[no-any-return]
@@ -366,6 +386,15 @@ class LinkedList(list[Any]):
             self._container[index.__index__()] = value
             super().__setitem__(index, value)
 
+    def __eq__(self, other: object) -> Any:
+        """Compare with a text by element, which gives a mask; with anything else, as a list does."""
+        return _compare_texts(self, other, True) if isinstance(other, str) else super().__eq__(other)
+
+    def __ne__(self, other: object) -> Any:
+        return _compare_texts(self, other, False) if isinstance(other, str) else super().__ne__(other)
+
+    __hash__ = None
+
     def __repr__(self) -> str:
         return f"{type(self).__name__}({super().__repr__()})"
 
@@ -376,6 +405,27 @@ class LinkedList(list[Any]):
     append, extend, insert, pop = map(_unlinked, ("append", "extend", "insert", "pop"))
     remove, clear, sort, reverse = map(_unlinked, ("remove", "clear", "sort", "reverse"))
     __delitem__, __iadd__, __imul__ = map(_unlinked, ("__delitem__", "__iadd__", "__imul__"))
+
+
+def _compare_texts(texts: LinkedList, text: str, equal: bool) -> Tensor:
+    """Return the mask of the items that equal a text, or that differ from it, along the batch dims.
+
+    Raises:
+        ShapeError: the batch is ragged.
+    """
+
+    def compare(item: Any) -> Any:
+        if isinstance(item, LinkedList):
+            return list(map(compare, item))
+        return (isinstance(item, str) and item == text) is equal
+
+    try:
+        return TextMask.of(torch.tensor(compare(texts), dtype=torch.bool), not equal)
+    except ValueError:
+        raise ShapeError(
+            f"the texts of a ragged batch cannot be compared with {text!r:.80}, since a mask has rows of one length: "
+            "compare the members of the lazy stack one by one"
+        ) from None
 
 
 def _to_plain(name: str, value: Tensor, convert: ConvertTensors) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar, overload
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, overload
 
 import numpy as np
 import torch
@@ -433,6 +433,20 @@ class Foreign(Converting):
             raise ShapeError(
                 f"the entries cannot be concatenated ({error}): {_describe_shapes(keys, leaves)}"
             ) from error
+
+    def __dlpack__(self, **options: object) -> NoReturn:
+        """Refuse the conversion to one tensor. Without this method, `torch.tensor(td)` returns one without elements."""
+        name = type(self).__name__
+        if self._is_non_tensor:
+            raise TypeError(f"a {name} is not a tensor: torch.tensor() takes its values, from its tolist()")
+        key = next(iter(self._structure()), "key")
+        raise TypeError(
+            f"a {name} is not one tensor: read an entry, as in td[{key!r}], or join all of them by "
+            "td.stack_from_tensordict() or td.cat_from_tensordict(); td.clone() copies the container"
+        )
+
+    # Torch calls this one, NumPy the other.
+    __dlpack_device__ = __dlpack__
 
 
 def _list_leaves(node: Any, order: bool | Sequence[object] | None) -> tuple[list[Any], list[Any]]:

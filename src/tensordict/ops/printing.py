@@ -135,6 +135,10 @@ class Printing(Contract):
         """Return a foldable tree of the entries for notebooks; see docs/guides/looking-at-data.md."""
         return tree_html(self, sort_lines) if _options["html"] else None
 
+    def _ipython_key_completions_(self) -> list[str | tuple[str, ...]]:
+        """Return the keys, including nested ones, which IPython and notebooks complete after `td["`."""
+        return [] if self._is_non_tensor else list(self.keys(include_nested=True))  # type: ignore[attr-defined]
+
     def _facts(self) -> list[str]:
         """Return the closing lines of `repr` that the options select."""
         facts = []

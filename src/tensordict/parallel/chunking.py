@@ -145,8 +145,7 @@ class ChunkedMap:
             for chunk, done, value in pool.outcomes(take):
                 if not done:
                     raise_failure(value, chunk)
-                if bar is not None:
-                    bar.add(1)
+                bar.add(1)
                 waiting[chunk.number] = value
                 # In order, the number of the next chunk is the count of results that the caller has taken.
                 while (number := taken if self._options.ordered else chunk.number) in waiting:

@@ -30,7 +30,7 @@ from tensordict_cli.runners.terminal import BAD, GOOD, NAME, QUIET, Line, align,
 from tensordict_cli.text import printable
 
 # Extras for developers of this package; the report leaves them out.
-_OWN = ("dev", "demo", "clients", "docs")
+_OWN = ("dev", "demo", "clients", "docs", "all")
 _LIMITS = {"NOFILE": "open files", "NPROC": "processes", "MEMLOCK": "locked memory", "AS": "address space"}
 _BYTES = 1 << 16
 _PUNCH = 3  # FALLOC_FL_KEEP_SIZE | FALLOC_FL_PUNCH_HOLE

@@ -207,7 +207,7 @@ class _TensorContents:
             return None
 
 
-def _compute_statistics(leaf: LeafSpec, progress: Progress | None) -> dict[str, Any] | None:
+def _compute_statistics(leaf: LeafSpec, progress: Progress) -> dict[str, Any] | None:
     """Compute the statistics of a tensor, piece by piece; `None` when torch cannot compute with its dtype."""
     if leaf.dtype in OPAQUE:
         return None
@@ -218,8 +218,7 @@ def _compute_statistics(leaf: LeafSpec, progress: Progress | None) -> dict[str, 
     for index in cut_pieces(tuple(source.shape), leaf.dtype.itemsize):
         piece = read_piece(source, index)
         tally.add(to_numbers(piece))
-        if progress is not None:
-            progress.add(piece.nbytes)
+        progress.add(piece.nbytes)
     found = {"count": tally.count, "mean": tally.mean, "std": tally.std, "min": tally.least, "max": tally.greatest}
     return {**found, "nan": tally.nan, "infinite": tally.infinite, "zero": tally.zero}
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import shutil
 import sys
 from collections.abc import Iterator
 from typing import Any
@@ -18,12 +17,11 @@ from tensordict.convert.parquet import batches_of_files, refuse_empty_lists
 from tensordict.convert.text_tables import write_text
 from tensordict.core.exceptions import SaveError
 from tensordict.core.extras import require
-from tensordict.datasets import DatasetWriter
+from tensordict.datasets.importing import write_parts
 from tensordict.io.formats.opening import CSV, JSON, JSON_LINES, PARQUET, TABLES, open_save
 from tensordict.io.remote.remote_saves import Access, is_saved_at
 from tensordict.io.remote.urls import is_url
 from tensordict.io.saving.progress import progress_bar
-from tensordict.memory import files
 from tensordict.memory.names import without_scheme
 from tensordict_cli.runners.terminal import GOOD, count_text, has_tqdm, show
 from tensordict_cli.text import printable
@@ -61,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
         if with_metadata:
             rows = _write_table(parts, target, args.force, nulls)
         else:
-            rows = _write_dataset(parts, target.rstrip("/"), shown)
+            rows = write_parts(parts, target.rstrip("/"), progress=shown)
     except ValueError as error:
         # The error names Python arguments. Name the options of the command line.
         text = str(error).replace("fill=0 ", "--fill 0 ").replace("nulls='mask' ", "--nulls mask ")
@@ -120,26 +118,7 @@ def _read_save(path: str, allow_pickle: bool, shown: bool) -> Iterator[Any]:
         for start in range(0, max(rows, 1), step):
             part = open_save(path, allow_pickle=allow_pickle)[start : start + step]
             yield part
-            if bar is not None:
-                bar.add(part.bytes())
-
-
-def _write_dataset(parts: Iterator[Any], target: str, shown: bool) -> int:
-    """Write a data set and return its number of rows. A local folder appears only when it is complete."""
-    if not is_url(target) and os.path.lexists(target) and not (os.path.isdir(target) and not os.listdir(target)):
-        raise SaveError(f"{target!r} exists already: choose another folder, or remove it first")
-    made = target if is_url(target) else files.temporary_name(os.path.dirname(os.path.abspath(target)))
-    try:
-        with DatasetWriter(made, progress=shown) as writer:
-            for part in parts:
-                writer.extend(part)
-        if made != target:
-            os.rename(made, target)
-    except BaseException:
-        if made != target:
-            shutil.rmtree(made, ignore_errors=True)
-        raise
-    return writer.rows
+            bar.add(part.bytes())
 
 
 def _write_table(parts: Iterator[Any], target: str, overwrite: bool, nulls: Nulls) -> int:

@@ -58,7 +58,10 @@ class LazyWrites(LazyDims):
                 raise_locked(f"set the entry {joined(path)!r}")
 
     def _split(self, item: object, path: Path, in_place: bool) -> Sequence[Any]:
-        """Split a value into one piece for each member. A number that is copied in place goes to all members."""
+        """Split a value into one piece for each member.
+
+        A value that is copied in place and broadcasts along the stack dim, such as a number, goes to all members.
+        """
         store = self._entries
         if isinstance(item, Mapping) and not isinstance(item, Contract):
             columns = {key: self._split(value, (*path, *path_of(key)), in_place) for key, value in item.items()}
@@ -67,7 +70,7 @@ class LazyWrites(LazyDims):
             return self._split_list(item, path, in_place)
         if not isinstance(item, (Tensor, Contract)):
             item = make_entry(item, path, self._batch_size, None)
-        if in_place and isinstance(item, Tensor) and not item.ndim:
+        if in_place and isinstance(item, Tensor) and item.ndim < len(self._batch_size) - store.dim:
             return [item] * len(store.containers)
         if in_place and isinstance(item, Tensor) and item.shape[store.dim : store.dim + 1] == (1,):
             return [item.select(store.dim, 0)] * len(store.containers)  # one row for all members, as copy_() broadcasts

@@ -238,7 +238,7 @@ def _make_dense_along(value: Any, dim: int | None) -> Any:
         return value
     dense = _dense(stack)
     dense._was_stacked = True
-    dense._dense_copy = stack, dense, [internals.count_writes(leaf) for _, leaf in dense._walk()]
+    dense._dense_copy = stack, dense, [internals.count_writes(leaf) for _, leaf in dense._walk()], store.containers
     if stack._locked:
         dense._lock_tree()
     return value._rewrap(dense)
@@ -262,7 +262,9 @@ def _enter(value: Any, dim: int | None, level: int) -> Any:
         _mark_stacked(result)
     if container._dense_copy is not None:
         mapped = result._wrapped_container()
-        mapped._dense_copy = container._dense_copy
+        stack, dense, counts, members = container._dense_copy
+        # In an inner `vmap`, elements of the mapped container are no members.
+        mapped._dense_copy = stack, dense, counts, members if dense is container else ()
         _COPIES.by_level.setdefault(level, []).append(mapped if torch.compiler.is_compiling() else weakref.ref(mapped))
     return result
 
@@ -276,7 +278,7 @@ def _write_back(copies: list[Any]) -> None:
         mapped = entry() if isinstance(entry, weakref.ref) else entry
         if mapped is None:
             continue
-        stack, dense, counts = mapped._dense_copy
+        stack, dense, counts, _ = mapped._dense_copy
         for (path, leaf), count in zip(dense._walk(), counts, strict=True):
             if count is None:
                 written = all(_is_writable(member.get(path)) for member in stack._entries.containers)
@@ -324,10 +326,23 @@ def _stack_again(mapped: Any, result: Any, dim: int) -> Any:
                 if (stacked := _stack_again(entry, node, dim)) is not node:
                     result._entries[name] = stacked
         return result
-    stack = makers.lazy_stack._over(Members(list(result._wrapped_container().unbind(dim)), dim))
+    members = list(result._wrapped_container().unbind(dim))
+    if (copied := mapped._wrapped_container()._dense_copy) is not None:
+        for member, old in zip(members, copied[3], strict=False):
+            _take_other_entries(member, old, copied[1])
+    stack = makers.lazy_stack._over(Members(members, dim))
     if result._locked:
         stack._lock_tree()
     return result._rewrap(stack)
+
+
+def _take_other_entries(member: Any, old: Any, dense: Any) -> None:
+    """Add the entries of a member that the mapped function has not seen, because other members lack them."""
+    for name, value in old._structure().items():
+        if not dense._has((name,)):
+            member._write((name,), value.copy() if is_node(value) else value)
+        elif is_node(value) and not value._is_non_tensor and is_node(inner := member._peek((name,))):
+            _take_other_entries(inner, value, dense._node(name))
 
 
 def _enter_stack(stack: Any, dim: int) -> tuple[Any, int]:

@@ -30,7 +30,7 @@ from tensordict.io.formats.value_files import skip_unpickling, unpickle
 from tensordict.io.formats.zipping import STORED, Entry, Part
 from tensordict.io.saving import reopening
 from tensordict.io.saving.commit import JOURNAL
-from tensordict.io.saving.progress import Progress, progress_bar
+from tensordict.io.saving.progress import NO_BAR, Progress, progress_bar
 from tensordict.io.saving.transaction import FileTransaction, FolderTransaction, check_target
 from tensordict.io.specification import LeafSpec, Specification
 from tensordict.memory import files
@@ -395,14 +395,13 @@ def unpack_memmap(
     return pathlib.Path(prefix)
 
 
-def _unpack_entry(archive: Archive, entry: Entry, path: str, save: FolderTransaction, shown: Progress | None) -> None:
+def _unpack_entry(archive: Archive, entry: Entry, path: str, save: FolderTransaction, shown: Progress) -> None:
     with save.new_file(path) as fd, files.naming("write the file", path):
         done = 0
         for piece in archive.pieces(entry):
             files.write_bytes(fd, piece, done)
             done += len(piece)
-            if shown is not None:
-                shown.add(len(piece))
+            shown.add(len(piece))
 
 
 def _check_space(archive: Archive, root: str) -> None:
@@ -450,12 +449,11 @@ def refresh_archive_checksums(archive_path: PathLike, *, num_threads: int = 0) -
     return pathlib.Path(archive_path)
 
 
-def _refresh(archive: Archive, entry: Entry, progress: Progress | None) -> None:
+def _refresh(archive: Archive, entry: Entry, progress: Progress) -> None:
     crc = 0
     for piece in archive.stored_pieces(entry):
         crc = zlib.crc32(piece, crc)
-        if progress is not None:
-            progress.add(len(piece))
+        progress.add(len(piece))
     if crc != entry.crc:
         zipping.set_crc(archive.data, entry, crc)
 
@@ -464,7 +462,7 @@ def _refresh(archive: Archive, entry: Entry, progress: Progress | None) -> None:
 
 
 def find_archive_problems(
-    path: PathLike, progress: Progress | None = None
+    path: PathLike, progress: Progress = NO_BAR
 ) -> tuple[list[tuple[str, str]], Specification | None]:
     """Check the structure of an archive, all checksums, and every `meta.json`, without loading it.
 
@@ -487,8 +485,7 @@ def find_archive_problems(
     for entry in archive.entries.values():
         try:
             for piece in archive.pieces(entry):
-                if progress is not None:
-                    progress.add(len(piece))
+                progress.add(len(piece))
         except SaveError as error:
             problems.append((entry.name, str(error)))
     try:

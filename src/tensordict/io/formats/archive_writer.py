@@ -21,7 +21,7 @@ from tensordict.io.formats import zipping
 from tensordict.io.formats.zipping import BZIP2, DEFLATE, STORED, Part, Stamp
 from tensordict.io.saving.checksums import Crc32
 from tensordict.io.saving.leaf_writer import make_watch
-from tensordict.io.saving.progress import Progress
+from tensordict.io.saving.progress import NO_BAR, Progress
 from tensordict.memory import files, system
 
 # Parts below this size are written together, in system calls of at most `_VECTORS` buffers.
@@ -58,7 +58,7 @@ def make_part(
 
 
 def write_plain_archive(
-    fd: int, parts: Sequence[Part], num_threads: int, progress: Progress | None = None, reserve: bool = True
+    fd: int, parts: Sequence[Part], num_threads: int, progress: Progress = NO_BAR, reserve: bool = True
 ) -> None:
     """Write an archive without compression to the empty file `fd`.
 
@@ -103,7 +103,7 @@ def _lay_out(parts: Sequence[Part]) -> int:
     return position
 
 
-def _write_run(fd: int, parts: Sequence[Part], stamp: Stamp, progress: Progress | None) -> None:
+def _write_run(fd: int, parts: Sequence[Part], stamp: Stamp, progress: Progress) -> None:
     """Write small consecutive parts."""
     buffers: list[Any] = []
     for item in parts:
@@ -118,12 +118,7 @@ def _write_run(fd: int, parts: Sequence[Part], stamp: Stamp, progress: Progress 
             files.write_bytes(fd, b"".join(buffers)[done:], start + done)
     except OSError as error:
         raise _name_entry(error, parts[0]) from error
-    _advance(progress, sum(item.size for item in parts))
-
-
-def _advance(progress: Progress | None, nbytes: int) -> None:
-    if progress is not None:
-        progress.add(nbytes)
+    progress.add(sum(item.size for item in parts))
 
 
 def _read_content(item: Part) -> Any:
@@ -142,7 +137,7 @@ def _read_content(item: Part) -> Any:
     return content
 
 
-def _plan_pieces(fd: int, item: Part, sums: list[Crc32], progress: Progress | None) -> list[Callable[[], None]]:
+def _plan_pieces(fd: int, item: Part, sums: list[Crc32], progress: Progress) -> list[Callable[[], None]]:
     """Return the jobs that write a large part, and append their checksums to `sums`."""
     if item.zero:
         return []
@@ -155,7 +150,7 @@ def _plan_pieces(fd: int, item: Part, sums: list[Crc32], progress: Progress | No
     return [partial(_write_piece, fd, item, start, crc, progress) for start, crc in zip(starts, sums, strict=True)]
 
 
-def _write_tensor(fd: int, item: Part, crc: Crc32, progress: Progress | None) -> None:
+def _write_tensor(fd: int, item: Part, crc: Crc32, progress: Progress) -> None:
     assert isinstance(item.source, Tensor)
     try:
         files.write_tensor(fd, item.source, item.start, make_watch(crc, progress))
@@ -163,7 +158,7 @@ def _write_tensor(fd: int, item: Part, crc: Crc32, progress: Progress | None) ->
         raise _name_entry(error, item) from error
 
 
-def _write_piece(fd: int, item: Part, start: int, crc: Crc32, progress: Progress | None) -> None:
+def _write_piece(fd: int, item: Part, start: int, crc: Crc32, progress: Progress) -> None:
     stop = min(start + _PIECE, item.size)
     source = item.source
     try:
@@ -175,7 +170,7 @@ def _write_piece(fd: int, item: Part, start: int, crc: Crc32, progress: Progress
             files.write_bytes(fd, content, item.start + start)
     except OSError as error:
         raise _name_entry(error, item) from error
-    _advance(progress, stop - start)
+    progress.add(stop - start)
 
 
 def _read_range(path: str, start: int, stop: int) -> bytes:
@@ -204,7 +199,7 @@ def _name_entry(error: OSError, item: Part) -> OSError:
 
 
 def write_compressed_archive(
-    fd: int, parts: Sequence[Part], method: int, level: int | None, num_threads: int, progress: Progress | None = None
+    fd: int, parts: Sequence[Part], method: int, level: int | None, num_threads: int, progress: Progress = NO_BAR
 ) -> None:
     """Write an archive to the empty file `fd`, whose tensors (the parts with `align`) are compressed.
 
@@ -233,20 +228,20 @@ def write_compressed_archive(
 
 
 def _write_compressed_part(
-    fd: int, item: Part, level: int | None, pool: ThreadPoolExecutor | None, progress: Progress | None
+    fd: int, item: Part, level: int | None, pool: ThreadPoolExecutor | None, progress: Progress
 ) -> None:
     if item.method == STORED:
         content = _read_content(item)
         files.write_bytes(fd, bytes(content), item.start)
         item.crc, item.stored = zlib.crc32(content), item.size
-        _advance(progress, item.size)
+        progress.add(item.size)
         return
     stream, head = _make_compressor(item.method, level, pool)
 
     def add(view: Any) -> None:
         item.crc = zlib.crc32(view, item.crc)
         append(stream.compress(bytes(view)))
-        _advance(progress, len(view))
+        progress.add(len(view))
 
     def append(content: bytes) -> None:
         files.write_bytes(fd, content, item.start + item.stored)

@@ -447,7 +447,9 @@ def _save_directory(
             if leaf.result is not None and not link_file(leaf, leaf.result, save.at(leaf.path)):
                 leaf.result = None
         for leaf in write_and_commit(save, root, leaves, nodes, options):
-            _set_path(leaf.result, leaf.path)
+            # The tensor maps the staged file, which has the path of the leaf after the commit.
+            assert leaf.result is not None and isinstance(leaf.result._source, FileSource)
+            leaf.result._source.path = leaf.path
     return _finish(root, prefix, options)
 
 
@@ -688,12 +690,6 @@ def link_file(leaf: _PlannedLeaf, tensor: MemoryMappedTensor, staged: str) -> bo
     # Another save has replaced the file after this save was planned.
     os.unlink(staged)
     return False
-
-
-def _set_path(tensor: MemoryMappedTensor | None, path: str) -> None:
-    """Set the path of a tensor that maps a staged file to the path of the file after the commit."""
-    assert tensor is not None and isinstance(tensor._source, FileSource)
-    tensor._source.path = path
 
 
 def build_meta(node: _PlannedNode) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from tensordict.io.formats.meta import FolderSpecification, LeafMeta, read_node
 from tensordict.io.formats.stack_columns import Column, count_elements, join_ragged, stacked_size
 from tensordict.io.formats.value_files import Place, Unpickle, refuse_pickle, regular_size
 from tensordict.io.saving.commit import read_consistently
-from tensordict.io.saving.progress import Progress
+from tensordict.io.saving.progress import NO_BAR, Progress
 from tensordict.io.saving.source import FILE_SYSTEM, FileSystem, SaveFolder, Source
 from tensordict.io.specification import (
     DICT,
@@ -64,7 +64,7 @@ class LoadOptions:
     out: Any = None
     # The argument `progress=`, and the bar that it gives, which counts the bytes of the tensors.
     shows: bool | None = None
-    progress: Progress | None = None
+    progress: Progress = NO_BAR
     # A callback for broken entries, for callers that only inspect a save: takes the error, and returns the entry that
     # stands for the broken one, or `None` to leave it out. By default the error is raised.
     complain: Callable[[OSError], Any] | None = None
@@ -398,7 +398,7 @@ def _load_tensor(
     leaf = flat if sizes is None else join_ragged(flat, sizes, entry.row, column, options.share)
     if is_moved and isinstance(leaf, Tensor) and sizes is not None:
         leaf = leaf.to(options.device, non_blocking=True)
-    if options.progress is not None:
+    if options.progress.is_shown:
         options.progress.add(flat.nbytes)
     return leaf
 

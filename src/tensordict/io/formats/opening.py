@@ -86,7 +86,7 @@ class RegisteredFormat:
     open: Callable[[PathLike, str, Access], Any]
     describe: Callable[[PathLike, Complain | None, Access], Specification]
     write: Callable[[Any, PathLike, Access], None]
-    verify: Callable[[Report, int, Progress | None, Access], None]
+    verify: Callable[[Report, int, Progress, Access], None]
 
 
 # The registered formats by name. Their modules add them.

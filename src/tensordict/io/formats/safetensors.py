@@ -25,7 +25,7 @@ from tensordict.io.formats.loading import LoadOptions
 from tensordict.io.formats.structure import Description, name_file, restore
 from tensordict.io.saving.checksums import RecordedChecksum
 from tensordict.io.saving.leaf_writer import SaveOptions, TensorRun
-from tensordict.io.saving.progress import Progress, progress_bar
+from tensordict.io.saving.progress import NO_BAR, Progress, progress_bar
 from tensordict.io.saving.transaction import FileTransaction
 from tensordict.io.specification import DICT, MAX_LEVELS, Specification, to_container
 from tensordict.memory import file_maps, files, system
@@ -280,7 +280,7 @@ class _MappedTensors:
         self.used: set[str] = set()
         self.device = device
         # Counts the bytes of the tensors that were read.
-        self.progress: Progress | None = None
+        self.progress: Progress = NO_BAR
         # True on the meta device and in FakeTensorMode, where new tensors are fake.
         self.skips_content = (device is not None and device.type == "meta") or type(
             torch.empty((), device="cpu")
@@ -303,8 +303,7 @@ class _MappedTensors:
             raise SaveError(
                 f"entry {joined(key)!r}: torch cannot create a tensor of shape {list(entry.shape)}: {error}"
             ) from error
-        if self.progress is not None:
-            self.progress.add(tensor.numel() * tensor.itemsize)
+        self.progress.add(tensor.numel() * tensor.itemsize)
         device = self.device
         return tensor if device is None or self.skips_content else put_on(tensor, device, non_blocking=True)
 

@@ -26,7 +26,7 @@ from tensordict.core.redaction import HIDDEN, redact, secrets_of_url
 from tensordict.io.remote.credentials import GuardedOptions, Url, as_url, full_url
 from tensordict.io.remote.credentials import StorageOptions as StorageOptions
 from tensordict.io.remote.listing import Listing, is_listed_by_pages, list_below
-from tensordict.io.saving.progress import Progress, show_transfer
+from tensordict.io.saving.progress import NO_BAR, Progress, show_transfer
 from tensordict.memory import files
 from tensordict.memory.mapped import PathLike
 from tensordict.memory.names import scheme_of
@@ -75,6 +75,8 @@ _TAGS = (
     "last_modified",
     "created",
 )
+# The extras that install the file systems of schemes.
+_EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs"}
 _TIMES = ("LastModified", "last_modified", "mtime", "updated", "created")
 
 Content = bytes | str
@@ -170,7 +172,9 @@ class Remote:
             self._known_fs, self._root = core.url_to_fs(url, **options)
         except ImportError as error:
             # fsspec says what to install.
-            raise ModuleNotFoundError(f"{self.url!r} cannot be reached: {self.redact(error)}") from error
+            extra = _EXTRAS.get(scheme_of(self.url))
+            told = f": pip install 'tensordict[{extra}]'" if extra else ""
+            raise ModuleNotFoundError(f"{self.url!r} cannot be reached: {self.redact(error)}{told}") from error
         except ValueError as error:
             raise SaveError(f"{self.url!r} cannot be reached: {self.redact(error)}") from error
         self._root = _without_slashes(self._root)
@@ -374,12 +378,12 @@ class Remote:
         """
         self._refuse_http("upload")
         if isinstance(content, bytes):
-            self._upload(name, content, new, None)
+            self._upload(name, content, new, NO_BAR)
             return
         with show_transfer("uploading", os.path.getsize(content)) as shown:
             self._upload(name, content, new, shown)
 
-    def _upload(self, name: str, content: Content, new: bool, progress: Progress | None) -> None:
+    def _upload(self, name: str, content: Content, new: bool, progress: Progress) -> None:
         path = self._path(name)
         mode = {"mode": "create"} if new else {}
         call: Callable[[], object]
@@ -393,8 +397,7 @@ class Remote:
                 call = partial(self._fs.pipe_file, path, file.read(), **mode)
         else:
             told = extras.require("fsspec.callbacks", "remote").Callback()
-            if progress is not None:
-                told.relative_update = progress.add
+            told.relative_update = progress.add
             call = partial(self._fs.put_file, content, path, callback=told, **mode)
         try:
             self._try("upload", name, call)

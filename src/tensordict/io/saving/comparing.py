@@ -16,7 +16,7 @@ from tensordict.core.equality import same_value
 from tensordict.core.keys import Path
 from tensordict.io.formats.meta import DTYPES
 from tensordict.io.formats.stack_columns import split_ragged
-from tensordict.io.saving.progress import Progress
+from tensordict.io.saving.progress import NO_BAR, Progress
 from tensordict.io.specification import DeferredValue, LeafSpec, Specification
 from tensordict.memory.stored_tensors import read_stored
 
@@ -65,7 +65,7 @@ def find_differences(
     other: Specification | LeafSpec,
     tolerance: Tolerance | None,
     key: Path = (),
-    progress: Progress | None = None,
+    progress: Progress = NO_BAR,
 ) -> Iterator[Difference]:
     """Yield the differences between two saves, in the order of the first.
 
@@ -88,7 +88,7 @@ def describe_kind(node: Specification | LeafSpec) -> str:
 
 
 def _node_differences(
-    one: Specification, other: Specification, tolerance: Tolerance | None, key: Path, progress: Progress | None
+    one: Specification, other: Specification, tolerance: Tolerance | None, key: Path, progress: Progress
 ) -> Iterator[Difference]:
     values = one.is_value and other.is_value
     for what, mine, theirs in (
@@ -116,7 +116,7 @@ def _node_differences(
 
 
 def _leaf_differences(
-    one: LeafSpec, other: LeafSpec, tolerance: Tolerance | None, key: Path, progress: Progress | None
+    one: LeafSpec, other: LeafSpec, tolerance: Tolerance | None, key: Path, progress: Progress
 ) -> Iterator[Difference]:
     alike = True
     for what, mine, theirs in (
@@ -145,8 +145,7 @@ def _leaf_differences(
     for index in cut_pieces(shape, one.dtype.itemsize):
         piece = read_piece(a, index)
         found.compare(piece, read_piece(b, index), tolerance)
-        if progress is not None:
-            progress.add(piece.nbytes)
+        progress.add(piece.nbytes)
     if found.differing:
         yield Difference(key, "elements", None, None, found.differing, math.prod(shape), found.max_abs)
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from tensordict.core.keys import Path
 from tensordict.io.remote.credentials import StorageOptions
 from tensordict.io.saving import checksums
-from tensordict.io.saving.progress import Progress, progress_bar
+from tensordict.io.saving.progress import NO_BAR, Progress, progress_bar
 from tensordict.io.saving.transaction import Transaction
 from tensordict.memory import files, system
 from tensordict.memory.file_source import FileSource
@@ -54,7 +54,7 @@ class WriteOptions:
     transaction: Transaction
     num_threads: int = 0
     checksum: str = ""
-    progress: Progress | None = None
+    progress: Progress = NO_BAR
     reserve: bool = True
 
 
@@ -120,8 +120,7 @@ class LeafFile:
         if isinstance(tensor, MemoryMappedTensor) and isinstance(tensor._source, FileSource) and not options.checksum:
             source = tensor._source
             if source.shared and is_whole_file(tensor) and tensor.numel() and _copy_from(source, fd, tensor.nbytes):
-                if options.progress is not None:
-                    options.progress.add(tensor.nbytes)
+                options.progress.add(tensor.nbytes)
                 return
         files.write_tensor(fd, tensor, 0, self._watch(0))
 
@@ -167,11 +166,11 @@ def _copy_from(source: FileSource, fd: int, nbytes: int) -> bool:
     return True
 
 
-def make_watch(checksum: checksums.Checksum | None, progress: Progress | None) -> files.Watch | None:
+def make_watch(checksum: checksums.Checksum | None, progress: Progress) -> files.Watch | None:
     """Return a callback that adds written bytes to a checksum and a progress bar; `None` for neither."""
     if checksum is None:
-        return None if progress is None else lambda piece: progress.add(len(piece))
-    if progress is None:
+        return (lambda piece: progress.add(len(piece))) if progress.is_shown else None
+    if not progress.is_shown:
         return checksum.update
 
     def watch(piece: memoryview) -> None:
@@ -204,7 +203,7 @@ class TensorRun:
         """Write the tensors, the first at byte `offset`; `progress` shows a bar."""
         with progress_bar(progress, "saving", sum(t.numel() * t.itemsize for t in self.tensors)) as shown:
             watches: list[files.Watch | None] = []
-            if self._algorithm or shown is not None:
+            if self._algorithm or shown.is_shown:
                 watches = [make_watch(checksum, shown) for checksum in self._checksums]
             files.write_row(fd, self.tensors, offset, num_threads, watches)
 

@@ -49,6 +49,8 @@ class Progress:
         100
     """
 
+    is_shown = True
+
     def __init__(
         self, doing: str, total: int | Callable[[], int | None] | None, unit: str = "B", patience: float = 0.0
     ) -> None:
@@ -95,10 +97,25 @@ class Progress:
             self._bar.close()
 
 
+class _NoBar(Progress):
+    """Stands for a bar that is not shown. As a context, it hides all nested bars."""
+
+    is_shown = False
+
+    def __init__(self) -> None:
+        self._bar = None
+
+    def add(self, amount: int) -> None:
+        """Do nothing."""
+
+
+NO_BAR: Progress = _NoBar()
+
+
 def progress_bar(
     show: ShowBar, doing: str, total: int | Callable[[], int | None] | None, unit: str = "B"
-) -> contextlib.AbstractContextManager[Progress | None]:
-    """Return a context that gives a bar, or `None` if none is shown; further arguments as in `Progress`."""
+) -> contextlib.AbstractContextManager[Progress]:
+    """Return a context that gives a bar, `NO_BAR` if none is shown; further arguments as in `Progress`."""
     if show:
         return Progress(doing, total, unit)
     if show is None and not _open and _has_viewer():
@@ -106,18 +123,9 @@ def progress_bar(
     return hide_bars(show)
 
 
-def hide_bars(show: ShowBar) -> contextlib.AbstractContextManager[None]:
+def hide_bars(show: ShowBar) -> contextlib.AbstractContextManager[Progress]:
     """Return a context that hides all nested bars, including bars of transfers, if `show` is `False`."""
-    return _hide_bars() if show is False else contextlib.nullcontext()
-
-
-@contextlib.contextmanager
-def _hide_bars() -> Iterator[None]:
-    _open.append(_hide_bars)
-    try:
-        yield
-    finally:
-        _open.remove(_hide_bars)
+    return NO_BAR if show is False else contextlib.nullcontext(NO_BAR)
 
 
 class WatchedFile(io.BufferedWriter):
@@ -125,18 +133,17 @@ class WatchedFile(io.BufferedWriter):
 
     Args:
         fd: the descriptor of the file, which stays open.
-        progress: the bar, or `None`.
+        progress: the bar.
     """
 
-    def __init__(self, fd: int, progress: Progress | None) -> None:
+    def __init__(self, fd: int, progress: Progress) -> None:
         super().__init__(io.FileIO(fd, "wb", closefd=False))
         self._progress = progress
 
     def write(self, content: Any) -> int:
         """Write bytes, and return their number."""
         written = super().write(content)
-        if self._progress is not None:
-            self._progress.add(written)
+        self._progress.add(written)
         return written
 
 
@@ -147,7 +154,8 @@ def show_transfer(doing: str, total: int) -> Iterator[Progress]:
         yield _transfers[-1]
         return
     with progress_bar(None, doing, total) as shown:
-        _transfers.append(bar := shown or Progress(doing, total, patience=math.inf))
+        # The bar of a nested transfer counts the bytes even if it is not shown.
+        _transfers.append(bar := shown if shown.is_shown else Progress(doing, total, patience=math.inf))
         try:
             yield bar
         finally:

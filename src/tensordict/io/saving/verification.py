@@ -68,7 +68,7 @@ class Report:
 
 
 # A function that fills in a report. An error that it raises becomes one more problem.
-Verifier = Callable[[Report, int, Progress | None], None]
+Verifier = Callable[[Report, int, Progress], None]
 
 
 def verify(
@@ -178,7 +178,7 @@ def _fill_report(report: Report, verifier: Verifier, num_threads: int, progress:
     return report
 
 
-def _verify_structure(report: Report, num_threads: int, progress: Progress | None) -> None:
+def _verify_structure(report: Report, num_threads: int, progress: Progress) -> None:
     """Check a file of a format whose reader checks everything before it reads a tensor."""
     _count(report, describe_save(report.path)[1])
 
@@ -190,7 +190,7 @@ def _count(report: Report, root: Specification) -> None:
             report.nbytes += entry.nbytes
 
 
-def _verify_directory(report: Report, num_threads: int, progress: Progress | None) -> None:
+def _verify_directory(report: Report, num_threads: int, progress: Progress) -> None:
     source = _CheckingSource(report, progress)
     options = LoadOptions(unpickle=skip_unpickling, source=source)
     options.complain = lambda error: report.problems.append(str(error))
@@ -202,7 +202,7 @@ def _verify_directory(report: Report, num_threads: int, progress: Progress | Non
 class _CheckingSource:
     """The folders of a save as a source that checks every file, and maps only the files of ragged tensors."""
 
-    def __init__(self, report: Report, progress: Progress | None) -> None:
+    def __init__(self, report: Report, progress: Progress) -> None:
         self.report = report
         self.progress = progress
         # The functions that read the files with checksums.
@@ -260,7 +260,7 @@ class _CheckingSource:
 
     def _compare(self, path: str, recorded: object, key: Path) -> None:
         with files.naming("read the file", path, key):
-            wrong = checksums.find_mismatch(path, recorded, None if self.progress is None else self.progress.add)
+            wrong = checksums.find_mismatch(path, recorded, self.progress.add)
         if wrong:
             self._problem(key, wrong)
 
@@ -283,7 +283,7 @@ def _read_specs(content: bytes) -> dict[str, Any]:
     return {name: spec for name, spec in (*meta.items(), *special_entries(meta)) if isinstance(spec, dict)}
 
 
-def _verify_archive(report: Report, num_threads: int, progress: Progress | None) -> None:
+def _verify_archive(report: Report, num_threads: int, progress: Progress) -> None:
     problems, root = find_archive_problems(report.path, progress)
     report.problems += [f"{name}: {problem}" if name else problem for name, problem in problems]
     if root is not None:
@@ -291,7 +291,7 @@ def _verify_archive(report: Report, num_threads: int, progress: Progress | None)
     report.checksummed = report.leaves
 
 
-def _verify_store(report: Report, num_threads: int, progress: Progress | None) -> None:
+def _verify_store(report: Report, num_threads: int, progress: Progress) -> None:
     _verify_store_at(report, report.path, num_threads)
 
 
@@ -302,14 +302,13 @@ def _verify_store_at(report: Report, where: str | Remote, num_threads: int) -> N
 
 
 def _verify_checksums(
-    read_checksums: Callable[[str], list[RecordedChecksum]], report: Report, num_threads: int, progress: Progress | None
+    read_checksums: Callable[[str], list[RecordedChecksum]], report: Report, num_threads: int, progress: Progress
 ) -> None:
     """Check a file that stores the checksums of its own tensors, if any."""
     _verify_structure(report, num_threads, progress)
-    add = None if progress is None else progress.add
 
     def compare(part: RecordedChecksum) -> None:
-        wrong = checksums.find_mismatch(report.path, part.checksum, add, part.start, part.nbytes)
+        wrong = checksums.find_mismatch(report.path, part.checksum, progress.add, part.start, part.nbytes)
         if wrong:
             report.problems.append(f"entry {part.entry!r}: {wrong}")
 

@@ -17,12 +17,11 @@ import torch
 
 from tensordict.core.exceptions import SaveError, UnsupportedEntryError
 from tensordict.core.keys import Path, find_duplicate, joined
+from tensordict.io.saving.progress import NO_BAR, Progress
 from tensordict.memory.stored_tensors import SPREAD, Selection, StoredTensor
 
 if TYPE_CHECKING:
     from typing_extensions import Self
-
-    from tensordict.io.saving.progress import Progress
 
 
 # The attributes that say the batch size of a container, and the dtype of a tensor where the array has only its bits.
@@ -312,7 +311,7 @@ class Store(ABC):
         self.name = name
         self.mode = mode
         self.notes = True
-        self.progress: Progress | None = None
+        self.progress: Progress = NO_BAR
 
     @classmethod
     @abstractmethod

@@ -359,10 +359,10 @@ def fill(array: ArrayItem, value: Tensor) -> None:
     progress = array.store.progress
     if array.is_blank and _is_zero(value):
         return
-    if progress is None and (value.nbytes <= SLAB or is_direct(value)):
+    if not progress.is_shown and (value.nbytes <= SLAB or is_direct(value)):
         array.write((...,), as_array(value, value.dtype))
     elif value.numel():
-        array.tensor(None).write(value, None if progress is None else progress.add)
+        array.tensor(None).write(value, progress.add)
     array.record_written()
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -19,11 +19,13 @@ from tensordict.ops.dims.sizing import replace_leaves
 if TYPE_CHECKING:
     from typing_extensions import Self
 
+    SelfT = TypeVar("SelfT", bound="Gathering")
+
 
 class Gathering(Contract):
     """`gather`, `where` and the masked operations."""
 
-    def gather(self, dim: int, index: Tensor, out: object = None, *, inplace: bool = False) -> Self:
+    def gather(self: SelfT, dim: int, index: Tensor, out: object = None, *, inplace: bool = False) -> SelfT:
         """Gather elements along a batch dim, together with all their features (like :func:`torch.gather`).
 
         Example:
@@ -104,7 +106,7 @@ class Gathering(Contract):
 
         return replace_leaves(self, itemgetter(at), new_size, len(size), rename)
 
-    def masked_fill(self, mask: Tensor, value: float | int | bool | Tensor) -> Self:
+    def masked_fill(self: SelfT, mask: Tensor, value: float | int | bool | Tensor) -> SelfT:
         """Copy this container with `value` where the mask is true.
 
         Example:
@@ -163,14 +165,14 @@ class Gathering(Contract):
             )
 
     def where(
-        self,
+        self: SelfT,
         condition: Tensor,
         other: Any,
         *,
         out: Any = None,
         pad: int | bool | float | None = None,
         update_batch_size: bool = False,
-    ) -> Self:
+    ) -> SelfT:
         """Select elements of this container where the condition is true, and elements of `other` elsewhere.
 
         Example:

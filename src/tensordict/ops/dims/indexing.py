@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import typing
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 import torch
 from torch import Tensor
@@ -29,6 +30,8 @@ from tensordict.ops.refusals import has_ragged_leaves, retry_ragged_walk
 if TYPE_CHECKING:
     from typing_extensions import Self
 
+    SelfT = TypeVar("SelfT", bound="Indexing")
+
 _KEY_KINDS = (str, tuple)
 
 
@@ -36,11 +39,12 @@ class Indexing(Writing):
     """`td[...]`: a key reads an entry; anything else indexes the batch dims like a tensor."""
 
     @overload
-    def __getitem__(self, index: tuple[()]) -> Self: ...
-    @overload
+    def __getitem__(self: SelfT, index: tuple[()]) -> SelfT: ...
+    # Jedi ignores types when it chooses an overload. It does not recognize `typing.overload`, and takes the next one.
+    @typing.overload
     def __getitem__(self, index: Key) -> Any: ...
     @overload
-    def __getitem__(self, index: Any) -> Self: ...
+    def __getitem__(self: SelfT, index: Any) -> SelfT: ...
     def __getitem__(self, index: Any) -> Any:
         """Read the entry at a key, or index the batch dims.
 
@@ -229,6 +233,8 @@ class Indexing(Writing):
             with torch.no_grad():
                 return self.set_at_(key, value, index, non_blocking=non_blocking)
         path = path_of(key)
+        if not self._has(path) and self._has_anywhere(path) and not indices.is_beyond(index, self._batch_size):
+            return self.update_at_({key: value}, index)  # only some members of a lazy stack have it
         node, name = self._find_parent(path)
         entries = node._entries
         current = entries[name] if type(entries) is dict else None

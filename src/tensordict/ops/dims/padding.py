@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from functools import partial
 from operator import index
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -21,11 +21,15 @@ from tensordict.ops.refusals import retry_ragged_walk
 if TYPE_CHECKING:
     from typing_extensions import Self
 
+    SelfT = TypeVar("SelfT", bound="Padding")
+
 
 class Padding(Sizing):
     """`pad` and `to_padded_tensor`."""
 
-    def pad(self, pad_size: Sequence[int], value: float | None = 0.0, inplace: bool = False, safe: bool = True) -> Self:
+    def pad(
+        self: SelfT, pad_size: Sequence[int], value: float | None = 0.0, inplace: bool = False, safe: bool = True
+    ) -> SelfT:
         """Pad batch dims of every entry with `value`.
 
         Example:

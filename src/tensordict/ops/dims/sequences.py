@@ -22,40 +22,52 @@ from tensordict.ops.dims.stacking import stack_containers
 
 
 class SequencePadding:
-    """One call of `pad_sequence`: the dim, the padding values, the side, and whether it returns masks.
+    """One call of `pad_sequence`: the dim, the padding values, whether it returns masks, the sides, the multiple.
 
-    `values` holds the padding value of each path, or one number for all entries. `used` collects the paths of entries
-    in `values`.
+    `value` is a mapping from keys to padding values, or one number for all entries; `side` likewise. Padded lengths are
+    multiples of `multiple`. `used` collects the paths of entries that the mappings name.
+
+    Raises:
+        ValueError: a side or the multiple is invalid.
     """
 
-    def __init__(self, dim: int, values: dict[Path, float] | float, masks: bool, side: str) -> None:
+    def __init__(self, dim: int, value: Any, masks: bool, side: Any, multiple: int) -> None:
         self.dim = dim
-        self.values = values
+        self.values = _by_path(value)
         self.masks = masks
-        self.side = side
+        self.sides = _by_path(side)
+        self.multiple = multiple
         self.used: set[Path] = set()
+        for one in self.sides.values() if isinstance(self.sides, dict) else (self.sides,):
+            if one not in ("left", "right"):
+                raise ValueError(f"padding_side is 'left' or 'right', got {one!r}")
+        if type(multiple) is not int or multiple < 1:
+            raise ValueError(f"pad_to_multiple_of is an int of at least 1, got {multiple!r}")
 
     def run(self, containers: Sequence[Contract]) -> tuple[Any, Any]:
         """Return the padded stack of containers, and the container of its masks, or `None`.
 
         Raises:
-            KeyError: there is a padding value for a key that has no entry.
+            KeyError: there is a padding value or a side for a key that has no entry.
         """
         result, masks = self.pad_nodes(containers, ())
-        if isinstance(self.values, dict) and len(self.used) < len(self.values):
-            unknown = [joined(path) for path in self.values if path not in self.used]
-            known = list(result.keys(True, True))
-            raise KeyError(f"there is a padding value for {unknown}, but the containers have the entries {known}")
+        for named, what in ((self.values, "value"), (self.sides, "side")):
+            if isinstance(named, dict) and not self.used.issuperset(named):
+                unknown = [joined(path) for path in named if path not in self.used]
+                known = list(result.keys(True, True))
+                raise KeyError(f"there is a padding {what} for {unknown}, but the containers have the entries {known}")
         return result, masks
 
-    def find_value(self, path: Path) -> float:
-        """Return the padding value of an entry."""
-        if not isinstance(self.values, dict):
-            return self.values
-        if path not in self.values:
-            return 0.0
-        self.used.add(path)
-        return self.values[path]
+    def find_form(self, path: Path) -> tuple[float, str]:
+        """Return the padding value and the side of an entry."""
+        value, side = self.values, self.sides
+        if isinstance(value, dict):
+            self.used.add(path)
+            value = value.get(path, 0.0)
+        if isinstance(side, dict):
+            self.used.add(path)
+            side = side.get(path, "right")
+        return value, side
 
     def pad_nodes(self, nodes: Sequence[Contract], path: Path) -> tuple[Any, Any]:
         """Return the padded stack of containers, and the container of its masks, or `None`."""
@@ -77,8 +89,8 @@ class SequencePadding:
                 raise TypeError(f"entry {joined(key)!r} is a container in one input and a tensor in another")
             if True in kinds and (column[0]._is_non_tensor or isinstance(column[0], Tensor)):
                 # Non-tensor values and unbatched tensors do not get a mask.
-                self.find_value(key)
-                entries[name] = stack_containers([self._pad_holder(value, size) for value in column])
+                side = self.find_form(key)[1]
+                entries[name] = stack_containers([self._pad_holder(value, size, side) for value in column])
                 continue
             join = self.pad_nodes if True in kinds else self._make_leaf_join(len(first._batch_size))
             entries[name], masks[name] = join(column, key)
@@ -110,11 +122,12 @@ class SequencePadding:
             if len({leaf.dtype for leaf in column}) > 1:
                 dtype = reduce(torch.promote_types, [leaf.dtype for leaf in column])
                 column = [leaf.to(dtype) for leaf in column]
+            value, side = self.find_form(path)
             try:
-                padded = self._pad_leaves(column, lengths, dim, self.find_value(path))
+                padded = _pad_leaves(column, lengths, shape[dim], dim, value, side)
             except TypeError as error:
                 raise named_error(error, path) from error
-            return padded, self._make_mask(lengths, shape, dim, ndim, column[0].device)
+            return padded, self._make_mask(lengths, shape, dim, ndim, column[0].device, side)
 
         return join
 
@@ -130,32 +143,17 @@ class SequencePadding:
                 f"{entry_of(path)}{what} {list(shapes[0])} and {list(others[0])} differ in more than dim {self.dim}, "
                 "the one that pad_sequence pads"
             )
-        return [max(sizes) if at == dim else sizes[0] for at, sizes in columns]
-
-    def _pad_leaves(self, column: list[Any], lengths: list[int], dim: int, value: float) -> Tensor:
-        longest = max(lengths)
-        if lengths.count(longest) == len(lengths):
-            return torch.stack(column)
-        if not dim:
-            return internals.pad_sequence(column, True, value, self.side)
-        behind = (0, 0) * (column[0].ndim - dim - 1)
-        pad, left = torch.constant_pad_nd, self.side == "left"
-        return torch.stack(
-            [
-                pad(leaf, (*behind, longest - n, 0) if left else (*behind, 0, longest - n), value)
-                for leaf, n in zip(column, lengths, strict=True)
-            ]
-        )
+        return [-(-max(sizes) // self.multiple) * self.multiple if at == dim else sizes[0] for at, sizes in columns]
 
     def _make_mask(
-        self, lengths: list[int], shape: list[int], dim: int, ndim: int, device: torch.device
+        self, lengths: list[int], shape: list[int], dim: int, ndim: int, device: torch.device, side: str
     ) -> Tensor | None:
         """Return the mask of elements, `False` for padding. Its dims are the batch dims and the padded dim."""
         if not self.masks:
             return None
         longest = shape[dim]
         steps, counts = torch.arange(longest, device=device), torch.tensor(lengths, device=device)[:, None]
-        mask = steps >= longest - counts if self.side == "left" else steps < counts
+        mask = steps >= longest - counts if side == "left" else steps < counts
         over = shape[:ndim] if dim < ndim else [*shape[:ndim], longest]
         position = min(dim, ndim)
         return (
@@ -164,31 +162,51 @@ class SequencePadding:
             .contiguous()
         )
 
-    def _pad_holder(self, node: Contract, size: list[int]) -> Contract:
+    def _pad_holder(self, node: Contract, size: list[int], side: str) -> Contract:
         """Pad a holder of values, or an unbatched tensor, to a batch size that starts with `size`."""
         own = node._batch_size
         missing = [longest - length for length, longest in zip(own, size, strict=False)]
         if not any(missing):
             return node
-        pads = [n for extra in missing for n in ((extra, 0) if self.side == "left" else (0, extra))]
+        pads = [n for extra in missing for n in ((extra, 0) if side == "left" else (0, extra))]
         return node._map(Padder(pads, 0.0), torch.Size([*size, *own[len(size) :]]), len(own), identity)
 
 
-def pad_and_stack(containers: Any, dim: int, value: object, out: object, return_mask: object, side: str) -> Any:
+def _by_path(given: Any) -> Any:
+    """Return a mapping from keys as a dict of paths, and anything else unchanged."""
+    if isinstance(given, (Mapping, Contract)):
+        return {path_of(key): value for key, value in given.items()}  # type: ignore[union-attr]
+    return given
+
+
+def _pad_leaves(column: list[Any], lengths: list[int], longest: int, dim: int, value: float, side: str) -> Tensor:
+    """Pad leaves to the length `longest` along one dim, and stack them."""
+    if lengths.count(longest) == len(lengths):
+        return torch.stack(column)
+    if not dim and longest in lengths:
+        return internals.pad_sequence(column, True, value, side)
+    behind, left = (0, 0) * (column[0].ndim - dim - 1), side == "left"
+    return torch.stack(
+        [
+            torch.constant_pad_nd(leaf, (*behind, longest - n, 0) if left else (*behind, 0, longest - n), value)
+            for leaf, n in zip(column, lengths, strict=True)
+        ]
+    )
+
+
+def pad_and_stack(
+    containers: Any, dim: int, value: object, out: object, return_mask: object, side: object, multiple: int
+) -> Any:
     """Pad containers along one dim and stack them; see :func:`tensordict.pad_sequence`."""
-    if side not in ("left", "right"):
-        raise ValueError(f"padding_side is 'left' or 'right', got {side!r}")
+    padding = SequencePadding(dim, value, return_mask is not False, side, multiple)
     items = list(containers)
     if not items:
         raise ShapeError("pad_sequence needs at least one container, got none")
     for position, item in enumerate(items):
         if not isinstance(item, Contract):
             raise TypeError(f"pad_sequence takes containers, got {type(item).__name__} at position {position}")
-    values: Any = value
-    if isinstance(value, (Mapping, Contract)):
-        values = {path_of(key): given for key, given in value.items()}  # type: ignore[union-attr]
     key: Any = "masks" if return_mask is True else return_mask
-    result, masks = SequencePadding(dim, values, return_mask is not False, side).run(items)
+    result, masks = padding.run(items)
     if masks is not None:
         if key in result:
             raise KeyError(f"the masks cannot go to {key!r}, an existing entry: pass return_mask=<a free key>")
@@ -225,6 +243,7 @@ class _Unpadding:
         """Return the container of each row, and the dim and the runs along which its batch size was padded, if any."""
         size = node._batch_size[1:]
         at, runs = (self.dim, self.common) if 0 <= self.dim < len(size) else (0, None)
+        sides = True  # all entries are padded on the same side
         columns: dict[str, Any] = {}
         whole = []
         for name, value in node._entries.items():
@@ -248,7 +267,9 @@ class _Unpadding:
                 continue
             if runs is None:
                 at, runs = found
-            elif found != (at, runs):
+            elif found[0] == at and found[1].lengths == runs.lengths:
+                sides = sides and found[1].starts == runs.starts
+            else:
                 raise ShapeError(
                     f"entry {joined(key)!r}: its mask keeps the lengths {found[1].lengths} along batch dim {found[0]}, "
                     f"but that of another entry keeps {runs.lengths} along batch dim {at}"
@@ -258,6 +279,11 @@ class _Unpadding:
                 continue
             parts = value.unbind(0) if is_node(value) else [value] * node._batch_size[0]
             if runs is not None and is_node(value):
+                if not sides:
+                    raise ShapeError(
+                        f"entry {joined((*path, name))!r} has no mask, and the other entries are padded on different "
+                        "sides: pad all entries on one side"
+                    )
                 before = (slice(None),) * at
                 spans = [slice(start, start + length) for start, length in zip(*runs, strict=True)]
                 parts = [part._index((*before, span)) for part, span in zip(parts, spans, strict=True)]

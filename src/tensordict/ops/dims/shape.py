@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from operator import methodcaller
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -38,6 +38,8 @@ from tensordict.ops.storing.leaves import _walk_entries
 
 if TYPE_CHECKING:
     from typing_extensions import Self
+
+    SelfT = TypeVar("SelfT", bound="Shape")
 
 
 class Shape(Sizing):
@@ -90,6 +92,8 @@ class Shape(Sizing):
             # The batch size is cached.
             stack._entries, stack._size = result._entries, None
             return self
+        if op.is_view or type(op) is batch_ops.Expand:
+            self._map(op.leaf, op.size, len(op.old), op.rename, op.on_stack)  # raises before anything changes
         return replace_leaves(self, op.leaf, op.size, len(op.old), op.rename)
 
     def _return_self(self) -> Self:
@@ -98,7 +102,7 @@ class Shape(Sizing):
 
     # --- reshaping --------------------------------------------------------------------------------------------------
 
-    def view(self, *shape: object, size: object = None, batch_size: object = None) -> Self:
+    def view(self: SelfT, *shape: object, size: object = None, batch_size: object = None) -> SelfT:
         """View the same memory with another batch size, or as another dtype.
 
         Example:
@@ -153,7 +157,7 @@ class Shape(Sizing):
             result._lock_tree()
         return result
 
-    def reshape(self, *args: object, shape: object = None, size: object = None, inplace: bool = False) -> Self:
+    def reshape(self: SelfT, *args: object, shape: object = None, size: object = None, inplace: bool = False) -> SelfT:
         """Give the elements another batch size. Returns views where the memory allows it, and copies elsewhere.
 
         Example:
@@ -175,7 +179,9 @@ class Shape(Sizing):
         op = batch_ops.Reshape(old, new)
         return self._on_batch_in_place(op) if inplace else self._on_batch(op)
 
-    def flatten(self, start_dim: int | None = None, end_dim: int | None = None, *, inplace: bool = False) -> Self:
+    def flatten(
+        self: SelfT, start_dim: int | None = None, end_dim: int | None = None, *, inplace: bool = False
+    ) -> SelfT:
         """Merge neighbouring batch dims into one.
 
         Example:
@@ -207,7 +213,7 @@ class Shape(Sizing):
             return self._on_batch_in_place(op)
         return self._on_batch(op, True)
 
-    def unflatten(self, dim: int, unflattened_size: object, *, inplace: bool = False) -> Self:
+    def unflatten(self: SelfT, dim: int, unflattened_size: object, *, inplace: bool = False) -> SelfT:
         """Split one batch dim into several dims.
 
         Example:
@@ -237,7 +243,7 @@ class Shape(Sizing):
 
     # --- reordering dims --------------------------------------------------------------------------------------------
 
-    def permute(self, *args: object, dims: object = None) -> Self:
+    def permute(self: SelfT, *args: object, dims: object = None) -> SelfT:
         """Reorder the batch dims.
 
         Example:
@@ -268,7 +274,7 @@ class Shape(Sizing):
         op = batch_ops.Permute(old, *order) if pair is None else batch_ops.Transpose(old, *pair)
         return self._on_batch(op, True)
 
-    def transpose(self, dim0: int, dim1: int) -> Self:
+    def transpose(self: SelfT, dim0: int, dim1: int) -> SelfT:
         """Swap two batch dims. Returns views; this container if both dims are the same.
 
         A `with` block undoes it at its end.
@@ -316,7 +322,7 @@ class Shape(Sizing):
 
     # --- dims of size 1, and expansion ------------------------------------------------------------------------------
 
-    def squeeze(self, dim: int | tuple[int, ...] | None = None) -> Self:
+    def squeeze(self: SelfT, dim: int | tuple[int, ...] | None = None) -> SelfT:
         """Drop batch dims of size 1.
 
         Example:
@@ -337,7 +343,7 @@ class Shape(Sizing):
         dropped = [d for d in given if old[d] == 1]
         return self._on_batch(batch_ops.Squeeze(old, *dropped), True) if dropped else self._return_self()
 
-    def unsqueeze(self, dim: int) -> Self:
+    def unsqueeze(self: SelfT, dim: int) -> SelfT:
         """Insert a batch dim of size 1 at `dim`. Returns views; a `with` block undoes it at its end.
 
         Example:
@@ -352,7 +358,7 @@ class Shape(Sizing):
         old = self._batch_size
         return self._on_batch(batch_ops.Unsqueeze(old, as_new_dim(dim, len(old))), True)
 
-    def expand(self, *args: object, size: object = None, shape: object = None, inplace: bool = False) -> Self:
+    def expand(self: SelfT, *args: object, size: object = None, shape: object = None, inplace: bool = False) -> SelfT:
         """Expand batch dims of size 1 and add leading dims, without copying (as `Tensor.expand`).
 
         Example:

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
     _Container = TypeVar("_Container", bound=Contract)
 
+    SelfT = TypeVar("SelfT", bound="Stacking")
+
 _NO_NODES = {False}
 
 
@@ -39,7 +41,7 @@ class Stacking(Writing):
 
     # --- splitting --------------------------------------------------------------------------------------------------
 
-    def split(self, split_size: int | Sequence[int] | Tensor, dim: int = 0) -> tuple[Self, ...]:
+    def split(self: SelfT, split_size: int | Sequence[int] | Tensor, dim: int = 0) -> tuple[SelfT, ...]:
         """Split the container into pieces along a batch dim.
 
         Example:
@@ -65,7 +67,7 @@ class Stacking(Writing):
         dim = as_dim(dim, len(old))
         return self._split_batch(Cut(old, dim, split_lengths(old[dim], split_size)))
 
-    def chunk(self, chunks: int, dim: int = 0) -> tuple[Self, ...]:
+    def chunk(self: SelfT, chunks: int, dim: int = 0) -> tuple[SelfT, ...]:
         """Split the container into at most `chunks` pieces of equal length along a batch dim.
 
         Returns views. The last piece may be shorter.
@@ -135,7 +137,7 @@ class Stacking(Writing):
                 piece._mark_as(self)
         return tuple(pieces)
 
-    def unbind(self, dim: int = 0) -> tuple[Self, ...]:
+    def unbind(self: SelfT, dim: int = 0) -> tuple[SelfT, ...]:
         """Split the container into its elements along a batch dim. Returns views, which lack that dim.
 
         The elements of a memory-mapped or shared container are memory-mapped or shared, and locked, like `td[i]`. Other

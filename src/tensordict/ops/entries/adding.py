@@ -79,7 +79,7 @@ class Adding(Contract):
         """
         size, table = _split_shape(shape, key)
         content = torch.empty((), dtype=dtype, device="cpu").expand(size)
-        return _add(self, key, _NewEntry(content, table), False, robust_key is not False, preallocate)
+        return _add(self, key, NewEntry(content, table), False, robust_key is not False, preallocate)
 
     def make_memmap_from_tensor(
         self,
@@ -120,7 +120,7 @@ class Adding(Contract):
         Raises:
             RuntimeError: for the same reasons as :meth:`make_memmap`.
         """
-        return _add(self, key, _NewEntry.of(tensor), copy_data, robust_key is not False, preallocate, existsok)
+        return _add(self, key, NewEntry.of(tensor), copy_data, robust_key is not False, preallocate, existsok)
 
     def make_memmap_from_storage(
         self,
@@ -152,11 +152,11 @@ class Adding(Contract):
         # Another save may have removed the file. The map of the storage then holds the only copy of the content.
         file = storage.filename if storage.filename and os.path.exists(storage.filename) else None
         content = MemoryMappedTensor.from_storage(storage, shape=size, dtype=dtype, filename=file)
-        return _add(self, key, _NewEntry(content, table), True, robust_key is not False)
+        return _add(self, key, NewEntry(content, table), True, robust_key is not False)
 
 
 @dataclass(slots=True)
-class _NewEntry:
+class NewEntry:
     """The elements of a new entry.
 
     Args:
@@ -170,7 +170,7 @@ class _NewEntry:
     row: tuple[int, ...] | None = None
 
     @classmethod
-    def of(cls, tensor: Tensor) -> _NewEntry:
+    def of(cls, tensor: Tensor) -> NewEntry:
         """Make an entry from a tensor, which may be ragged."""
         return cls(*split_ragged(tensor)) if is_ragged_leaf(tensor) else cls(tensor)
 
@@ -213,7 +213,7 @@ def _split_shape(shape: Any, key: Key) -> tuple[torch.Size, Tensor | None]:
 def _add(
     container: Contract,
     key: Key,
-    content: _NewEntry,
+    content: NewEntry,
     copy_data: bool,
     robust: bool,
     preallocate: Preallocate = "auto",
@@ -224,6 +224,19 @@ def _add(
     check_preallocate(preallocate)
     if not container._is_memmap:
         raise SaveError(f"entry {joined(path)!r} can only be made in a memory-mapped container; see memmap_()")
+    return write_tensor(container, path, content, copy_data, robust, preallocate, existsok)
+
+
+def write_tensor(
+    container: Contract,
+    path: Path,
+    content: NewEntry,
+    copy_data: bool,
+    robust: bool = True,
+    preallocate: Preallocate = "auto",
+    existsok: bool = True,
+) -> MemoryMappedTensor:
+    """Write a new entry to the folder that a container was saved to or loaded from, and add it to the container."""
     parent, missing = _find_deepest(container, path)
     parent = parent._wrapped_container()
     if (kind := specification_of(parent, path[:-1]).kind) != DICT:
@@ -263,7 +276,7 @@ def _add(
             flat = _make_leaf(target, content.flat, copy_data, path, preallocate)
             meta.add_entry(folder, path[-1], spec, path)
     leaf: MemoryMappedTensor = content.make_leaf(flat)
-    parent._entries[path[-1]] = leaf
+    put_entry(parent, path[-1], leaf)
     return leaf
 
 
@@ -280,7 +293,7 @@ def _remove_new_files_on_error(*paths: str) -> Iterator[None]:
         raise
 
 
-def _refuse_file_of_other(parent: Contract, content: _NewEntry, path: Path) -> None:
+def _refuse_file_of_other(parent: Contract, content: NewEntry, path: Path) -> None:
     """Raise if a new entry would share a file with another one, as a ragged `x` and a tensor `x.shape` do."""
     name = path[-1]
     suffix = TABLE_SUFFIX.removesuffix(LEAF_SUFFIX)
@@ -377,9 +390,18 @@ def _make_node(parent: Contract, name: str, path: Path, robust: bool) -> Any:
     return child
 
 
+def put_entry(container: Any, name: str, value: Any) -> None:
+    """Store an entry that is in the save of the container already, so that `SavedEntries` need not write it."""
+    entries = container._entries
+    if isinstance(entries, dict):
+        dict.__setitem__(entries, name, value)
+    else:
+        entries[name] = value
+
+
 def add_node(parent: Any, name: str, child: Any) -> None:
     """Put a new nested container in a parent. It becomes locked and memory-mapped if the parent is."""
-    parent._entries[name] = child
+    put_entry(parent, name, child)
     if parent._is_memmap:
         child._mark(memmap=True)
     if parent._locked and is_node(child):

@@ -22,7 +22,7 @@ from tensordict.ops.entries.write_plans import (
     WritePlan,
     check_expandable,
     have_same_shapes,
-    pair_plain_entries,
+    pair_plain_leaves,
     raise_no_entry,
 )
 
@@ -87,7 +87,7 @@ class Assign(Write):
         at, basic = self.at, self.basic
         # Members of a lazy stack are assigned with the index `()`. Views of all leaves would double the time.
         all_of_it = basic and at == ()
-        if basic and not all_of_it and (pairs := pair_plain_entries(mapping, items)) is not None:
+        if basic and not all_of_it and (pairs := pair_plain_leaves(node, items)) is not None:
             try:
                 parts = [target[at] for target in pairs[0]]
             except REFUSALS:

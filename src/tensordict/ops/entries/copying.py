@@ -6,7 +6,7 @@ import copy
 from collections.abc import Sequence
 from multiprocessing.reduction import ForkingPickler
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, SupportsIndex
+from typing import TYPE_CHECKING, Any, SupportsIndex, TypeVar
 
 import torch
 from torch import Tensor
@@ -23,6 +23,8 @@ from tensordict.parallel import shared_memory
 if TYPE_CHECKING:
     from typing_extensions import Self
 
+    SelfT = TypeVar("SelfT", bound="Copying")
+
 _REQUIRES_GRAD = attrgetter("requires_grad")
 # Attributes that belong to one object in one process, and are not copied: the locked parents and the open blocks.
 TRANSIENT = ("_lock_owners", "_undo", "_blocks")
@@ -31,7 +33,7 @@ TRANSIENT = ("_lock_owners", "_undo", "_blocks")
 class Copying(Leaves):
     """The methods `clone` and `copy`, and the protocols of the modules `copy` and `pickle`."""
 
-    def clone(self, recurse: bool = True, **kwargs: object) -> Self:
+    def clone(self: SelfT, recurse: bool = True, **kwargs: object) -> SelfT:
         """Copy the containers and the leaves.
 
         Example:
@@ -69,7 +71,7 @@ class Copying(Leaves):
         source = self.copy() if type(stored) is dict else self
         return source._rebuilt(Clones(_clone_leaves(source._leaves(), kwargs)))
 
-    def copy(self) -> Self:
+    def copy(self: SelfT) -> SelfT:
         """Copy the containers, nested ones too, and share the leaves. `dict.copy` copies one level only.
 
         Example:

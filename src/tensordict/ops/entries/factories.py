@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -19,6 +19,8 @@ from tensordict.ops.entries.reading import NO_DEFAULT, Reading
 
 if TYPE_CHECKING:
     from typing_extensions import Self
+
+    SelfT = TypeVar("SelfT", bound="Factories")
 
 # Keyword arguments of `Tensor.new_empty` and the like.
 _Options = dict[str, Any]
@@ -185,7 +187,7 @@ class Factories(Reading):
         result = _copy_into_structure(self, data, copy)
         return result if device is NO_DEFAULT else _set_device(result, device)  # type: ignore[no-any-return]
 
-    def zero_(self) -> Self:
+    def zero_(self: SelfT) -> SelfT:
         """Write 0 into all entries, nested ones too; returns the same container, which may be locked.
 
         Example:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import weakref
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -15,7 +15,7 @@ from tensordict.core.exceptions import LockedError
 from tensordict.core.locks import Lock
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
+    SelfT = TypeVar("SelfT", bound="Locking")
 
 
 class Locking(Contract):
@@ -37,7 +37,7 @@ class Locking(Contract):
         else:
             self.unlock_()
 
-    def lock_(self) -> Self:
+    def lock_(self: SelfT) -> SelfT:
         """Lock this container and all nested ones; returns the same container.
 
         Example:
@@ -59,7 +59,7 @@ class Locking(Contract):
             self._lock_tree()
         return remember_state(self, do_nothing if was_locked else _unlock)
 
-    def unlock_(self) -> Self:
+    def unlock_(self: SelfT) -> SelfT:
         """Unlock this container and all nested ones; returns the same container.
 
         Example:
@@ -101,9 +101,12 @@ class Locking(Contract):
         # Lock the container that holds the entries: a wrapper or a view of it may be garbage-collected before it.
         node = underlying(self) if self._is_over_another else self
         entries = node._entries
-        if owner is None and type(entries) is dict and is_flat(entries):
-            node._locked = True
-            return
+        if owner is None:
+            if type(entries) is dict and is_flat(entries):
+                node._locked = True
+                return
+            if node._locked:
+                return  # A lazy stack of locked members: a second owner would keep them locked after `unlock_`.
         with _hold_lock_state():
             _lock_node(node, owner)
 

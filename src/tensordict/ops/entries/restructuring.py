@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -22,11 +22,15 @@ from tensordict.ops.entries.writing import Writing
 if TYPE_CHECKING:
     from typing_extensions import Self
 
+    SelfT = TypeVar("SelfT", bound="Structure")
+
 
 class Structure(Writing):
     """The methods `select`, `exclude`, `empty`, `replace`, `flatten_keys`, `rename_keys`, `split_keys` and others."""
 
-    def select(self, *keys: object, inplace: bool = False, strict: bool = True, as_tensordict: bool = False) -> Self:
+    def select(
+        self: SelfT, *keys: object, inplace: bool = False, strict: bool = True, as_tensordict: bool = False
+    ) -> SelfT:
         """Select the entries at these nested keys.
 
         Example:
@@ -108,7 +112,7 @@ class Structure(Writing):
             elif wanted[name] is not None:
                 self._entries[name]._plan_deletions(wanted[name], deletions)
 
-    def exclude(self, *keys: object, inplace: bool = False) -> Self:
+    def exclude(self: SelfT, *keys: object, inplace: bool = False) -> SelfT:
         """Leave out the entries at these nested keys; missing keys are ignored.
 
         Example:
@@ -166,13 +170,13 @@ class Structure(Writing):
         return self._build(entries, self._batch_size, self._device, self._names)
 
     def empty(
-        self,
+        self: SelfT,
         recurse: bool = False,
         *,
         batch_size: Any = None,
         device: Any = NO_DEFAULT,
         names: Any = NO_DEFAULT,
-    ) -> Self:
+    ) -> SelfT:
         """Make a container without entries, with the same batch size, device and names.
 
         Example:
@@ -246,7 +250,7 @@ class Structure(Writing):
             return self
         return self.copy().update(source, **kwargs)
 
-    def flatten_keys(self, separator: str = ".", inplace: bool = False, is_leaf: IsLeaf | None = None) -> Self:
+    def flatten_keys(self: SelfT, separator: str = ".", inplace: bool = False, is_leaf: IsLeaf | None = None) -> SelfT:
         """Put all leaves into one level, under their nested keys joined by `separator`.
 
         Example:
@@ -298,7 +302,7 @@ class Structure(Writing):
             )
         return self._build(entries, self._batch_size, self._device, self._names)
 
-    def unflatten_keys(self, separator: str = ".", inplace: bool = False) -> Self:
+    def unflatten_keys(self: SelfT, separator: str = ".", inplace: bool = False) -> SelfT:
         """Split the names at `separator` and nest the entries accordingly, the reverse of :meth:`flatten_keys`.
 
         Example:
@@ -718,7 +722,7 @@ def _take_entries(part: Any, moves: dict[Path, Path], strict: bool) -> dict[Path
 def _find_emptied(parts: list[Any], moves: dict[Path, Path], found: set[Path]) -> list[Path]:
     """Return the paths of nested containers that have lost all entries in all parts, the deepest first."""
     above = {source[:depth] for source in found for depth in range(1, len(source))}
-    filled = {target[:depth] for target in moves.values() for depth in range(1, len(target))}
+    filled = {moves[source][:depth] for source in found for depth in range(1, len(moves[source]))}
     emptied: list[Path] = []
     for path in sorted(above - filled, key=len, reverse=True):
         if all(node is None or _has_only(node, path, emptied) for node in (part._peek(path) for part in parts)):

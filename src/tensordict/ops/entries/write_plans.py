@@ -173,10 +173,12 @@ class Update(Write):
         mapping, plan = node._entries, self.plan
         targets, values = plan.targets, plan.values
         adds, inplace = self.adds, self.inplace
-        if inplace and (pairs := pair_plain_entries(mapping, source)) is not None and have_same_shapes(*pairs):
-            targets += pairs[0]
-            values += pairs[1]
-            return
+        if inplace and self.is_leaf is None and not self.update_batch_size:
+            pairs = pair_plain_leaves(node, source)
+            if pairs is not None and have_same_shapes(*pairs):
+                targets += pairs[0]
+                values += pairs[1]
+                return
         writable = not adds or self.ignore_lock or not node._locked
         trusting = writable and not inplace and node._device is None and not self.clone
         if trusting and (given := take_plain_entries(source, node._batch_size)) is not None:
@@ -298,19 +300,33 @@ def resize(node: Contract, size: torch.Size) -> None:
         node._names = padded if any(name is not None for name in padded) else None
 
 
-def pair_plain_entries(mapping: object, source: object) -> tuple[list[Tensor], list[Tensor]] | None:
-    """Return the entries of a source, and the entries of a container under the same names, in two lists.
+def pair_plain_leaves(node: Any, source: object) -> tuple[list[Tensor], list[Tensor]] | None:
+    """Return the leaves of a container that a source names, and the leaves of the source, in two lists.
 
-    Returns `None` unless all of them are plain tensors or parameters. In this most frequent case, one check of all
-    entries is faster than a check of each.
+    Returns `None` unless all of them are plain tensors or parameters, and each nested container is of the class of
+    `node`. In this most frequent case, one check of all leaves is faster than a check of each.
     """
-    given: object = source._entries if isinstance(source, Contract) else source
+    targets: list[Any] = []
+    values: list[Any] = []
+    return (targets, values) if _pair_plain(node, source, targets, values) and targets else None
+
+
+def _pair_plain(node: Any, source: object, targets: list[Any], values: list[Any]) -> bool:
+    mapping, given = node._entries, source._entries if isinstance(source, Contract) else source
     if type(mapping) is not dict or type(given) is not dict:
-        return None
-    items: list[Any] = list(given.values())
-    entries: list[Any] = list(map(mapping.get, given))
-    kinds = {*map(type, entries), *map(type, items)}
-    return (entries, items) if foreach.are_plain(kinds) else None
+        return False
+    kind, find = type(node), mapping.get
+    for name, item in given.items():
+        entry = find(name)
+        if type(entry) is kind:
+            if type(item) not in (kind, dict) or not _pair_plain(entry, item, targets, values):
+                return False
+        elif (type(entry) is Tensor and type(item) is Tensor) or foreach.are_plain({type(entry), type(item)}):
+            targets.append(entry)
+            values.append(item)
+        else:
+            return False
+    return True
 
 
 def have_same_shapes(targets: list[Tensor], values: list[Tensor]) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -38,6 +38,8 @@ from tensordict.ops.entries.write_plans import (
 if TYPE_CHECKING:
     from typing_extensions import Self
 
+    SelfT = TypeVar("SelfT", bound="Writing")
+
 
 class Writing(Reading, Locking):
     """The methods `set`, `update`, `set_`, `update_`, `del_`, `rename_key_` and others.
@@ -48,7 +50,7 @@ class Writing(Reading, Locking):
     # --- out-of-place writes: an entry is added or replaced ---------------------------------------------------------
 
     def set(
-        self,
+        self: SelfT,
         key: object,
         item: object,
         inplace: bool = False,
@@ -56,7 +58,7 @@ class Writing(Reading, Locking):
         *,
         overwrite: bool = False,
         **kwargs: object,
-    ) -> Self:
+    ) -> SelfT:
         """Write an entry; missing containers on the way are created.
 
         Example:
@@ -310,7 +312,7 @@ class Writing(Reading, Locking):
         return self
 
     def update(
-        self,
+        self: SelfT,
         input_dict_or_td: object = None,
         clone: bool = False,
         inplace: bool = False,
@@ -321,7 +323,7 @@ class Writing(Reading, Locking):
         update_batch_size: bool = False,
         ignore_lock: bool = False,
         **kwargs: object,
-    ) -> Self:
+    ) -> SelfT:
         """Write the entries of a mapping or container. Nested containers are merged, not replaced.
 
         Example:
@@ -585,7 +587,7 @@ class Writing(Reading, Locking):
                 del self._entries[name]
         return self
 
-    def rename_key_(self, old_key: object, new_key: object, safe: bool = False) -> Self:
+    def rename_key_(self: SelfT, old_key: object, new_key: object, safe: bool = False) -> SelfT:
         """Move an entry to another (nested) key; returns the same container.
 
         Example:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     Operand = Tensor | float
+
+    SelfT = TypeVar("SelfT", bound="Arithmetic")
 
 
 if TYPE_CHECKING:
@@ -283,7 +285,7 @@ class Arithmetic(Leaves, _DataSet):
     # --- operators --------------------------------------------------------------------------------------------------
     # For any other object these return NotImplemented: Python then tries its operator, and raises a TypeError.
 
-    def __add__(self, other: object) -> Self:  # type: ignore[override]  # `Dataset.__add__` joins two datasets
+    def __add__(self: SelfT, other: object) -> SelfT:  # type: ignore[override]  # `Dataset.__add__` joins two datasets
         return self.add(other) if is_operand(other) else NotImplemented
 
     __radd__ = __add__
@@ -291,7 +293,7 @@ class Arithmetic(Leaves, _DataSet):
     def __iadd__(self, other: object) -> Self:  # type: ignore[override]
         return self.add_(other) if is_operand(other) else NotImplemented
 
-    def __sub__(self, other: object) -> Self:
+    def __sub__(self: SelfT, other: object) -> SelfT:
         return self.sub(other) if is_operand(other) else NotImplemented
 
     def __rsub__(self, other: object) -> Self:
@@ -300,7 +302,7 @@ class Arithmetic(Leaves, _DataSet):
     def __isub__(self, other: object) -> Self:
         return self.sub_(other) if is_operand(other) else NotImplemented
 
-    def __mul__(self, other: object) -> Self:
+    def __mul__(self: SelfT, other: object) -> SelfT:
         return self.mul(other) if is_operand(other) else NotImplemented
 
     __rmul__ = __mul__
@@ -308,7 +310,7 @@ class Arithmetic(Leaves, _DataSet):
     def __imul__(self, other: object) -> Self:
         return self.mul_(other) if is_operand(other) else NotImplemented
 
-    def __truediv__(self, other: object) -> Self:
+    def __truediv__(self: SelfT, other: object) -> SelfT:
         return self.div(other) if is_operand(other) else NotImplemented
 
     def __rtruediv__(self, other: object) -> Self:

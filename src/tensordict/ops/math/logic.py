@@ -12,7 +12,7 @@ from torch import Tensor
 
 from tensordict.core import makers
 from tensordict.core.contract import Contract, named_error
-from tensordict.core.equality import same_value
+from tensordict.core.equality import TextMask, same_value
 from tensordict.core.exceptions import ShapeError
 from tensordict.core.keys import path_of
 from tensordict.core.shapes import nested_lists
@@ -83,6 +83,8 @@ class ValueOperators(Comparison):
         if isinstance(other, (Tensor, Contract)):
             return super()._compare_as(other, op)
         if op in (torch.eq, torch.ne) and not isinstance(other, numbers.Number):
+            if isinstance(other, str) and not hasattr(self, "_value"):
+                return TextMask.of(self._compare_with_value(other, op), op is torch.ne)
             return NotImplemented  # Python then compares identities.
         return self._compare_with_value(other, op)
 

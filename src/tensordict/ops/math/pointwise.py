@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 from torch import Tensor
@@ -14,6 +14,8 @@ from tensordict.ops.storing.leaves import Leaves
 
 if TYPE_CHECKING:
     from typing_extensions import Self
+
+    SelfT = TypeVar("SelfT", bound="Pointwise")
 
 
 class Pointwise(Leaves):
@@ -314,7 +316,7 @@ class Pointwise(Leaves):
         """Test whether each element has no imaginary part. Returns a container of bools."""
         return self._apply_pointwise(torch.isreal, None)
 
-    def __neg__(self) -> Self:
+    def __neg__(self: SelfT) -> SelfT:
         return self.neg()
 
     def __pos__(self) -> Self:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
 import torch
 from torch import Tensor
@@ -44,6 +44,8 @@ if TYPE_CHECKING:
     No = Literal[False]
     Off = Literal[False] | None
 
+    SelfT = TypeVar("SelfT", bound="Reducing")
+
 
 class Reducing(ReductionBase):
     """Reductions. All of them take the same arguments:
@@ -68,22 +70,22 @@ class Reducing(ReductionBase):
     # --- sums and means ---------------------------------------------------------------------------------------------
 
     @overload
-    def sum(self, dim: Dims = ..., keepdim: bool = ..., *, reduce: Off = ..., **how: Unpack[Sums]) -> Self: ...
+    def sum(self: SelfT, dim: Dims = ..., keepdim: bool = ..., *, reduce: Off = ..., **how: Unpack[Sums]) -> SelfT: ...
     @overload
     def sum(self, dim: Dims = ..., keepdim: bool = ..., *, reduce: On, **how: Unpack[Sums]) -> Tensor: ...
     @overload
     def sum(
-        self, dim: Dims = ..., keepdim: bool = ..., *, reduce: bool | None, **how: Unpack[Sums]
-    ) -> Self | Tensor: ...
+        self: SelfT, dim: Dims = ..., keepdim: bool = ..., *, reduce: bool | None, **how: Unpack[Sums]
+    ) -> SelfT | Tensor: ...
     def sum(
-        self,
+        self: SelfT,
         dim: Dims = NO_DEFAULT,
         keepdim: bool = NO_DEFAULT,
         *,
         dtype: torch.dtype | None = None,
         reduce: bool | None = None,
         key_transform: KeyTransform | None = None,
-    ) -> Self | Tensor:
+    ) -> SelfT | Tensor:
         """Sum the elements.
 
         Example:
@@ -136,22 +138,22 @@ class Reducing(ReductionBase):
         return self._reduce(Reduction(op, combine=Tensor.sum), dim, keepdim, reduce)
 
     @overload
-    def mean(self, dim: Dims = ..., keepdim: bool = ..., *, reduce: Off = ..., **how: Unpack[Sums]) -> Self: ...
+    def mean(self: SelfT, dim: Dims = ..., keepdim: bool = ..., *, reduce: Off = ..., **how: Unpack[Sums]) -> SelfT: ...
     @overload
     def mean(self, dim: Dims = ..., keepdim: bool = ..., *, reduce: On, **how: Unpack[Sums]) -> Tensor: ...
     @overload
     def mean(
-        self, dim: Dims = ..., keepdim: bool = ..., *, reduce: bool | None, **how: Unpack[Sums]
-    ) -> Self | Tensor: ...
+        self: SelfT, dim: Dims = ..., keepdim: bool = ..., *, reduce: bool | None, **how: Unpack[Sums]
+    ) -> SelfT | Tensor: ...
     def mean(
-        self,
+        self: SelfT,
         dim: Dims = NO_DEFAULT,
         keepdim: bool = NO_DEFAULT,
         *,
         dtype: torch.dtype | None = None,
         reduce: bool | None = None,
         key_transform: KeyTransform | None = None,
-    ) -> Self | Tensor:
+    ) -> SelfT | Tensor:
         """Average the elements. With `reduce=True`, the elements of all leaves have the same weight.
 
         Arguments as for :meth:`sum`. Integers need `dtype`.

@@ -347,8 +347,8 @@ def _drop_gaps(leaves: list[Any]) -> list[Any]:
 def _apply_whole(how: Reduction, keepdim: bool, leaves: list[Any], batch_dims: int) -> Iterable[Any]:
     op = how.op
     if keepdim:
-        pairs = zip(leaves, _drop_gaps(leaves), strict=True)
-        return [op(dense, tuple(range(dense.dim())), True).reshape([1] * leaf.dim()) for leaf, dense in pairs]
+        pairs, first = zip(leaves, _drop_gaps(leaves), strict=True), [] if how.added is None else [how.added]
+        return [op(dense, tuple(range(dense.dim())), True).reshape(first + [1] * leaf.dim()) for leaf, dense in pairs]
     leaves = _drop_gaps(leaves)
     if how.many is not None and foreach.usable(leaves):
         try:

@@ -202,6 +202,7 @@ _TABLE: dict[Any, Callable[..., Any]] = {
     torch.cat: _make_join(cat_containers),
     torch.concat: _make_join(cat_containers),
     torch.concatenate: _make_join(cat_containers),
+    torch.allclose: _make_method_call("allclose"),
     torch.where: _where,
     torch.gather: _gather,
     torch.clone: _clone,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
 import torch
 from torch import Tensor
@@ -50,6 +50,8 @@ if TYPE_CHECKING:
         storage_options: StorageOptions | None
         full_tensor: bool
 
+    SelfT = TypeVar("SelfT", bound="Consolidating")
+
 
 _CPU = torch.device("cpu")
 
@@ -59,18 +61,22 @@ class Consolidating(Leaves):
 
     @overload
     def consolidate(
-        self,
+        self: SelfT,
         filename: PathLike | None = ...,
         *,
         return_early: Literal[False] = ...,
         **options: Unpack[_ConsolidateOptions],
-    ) -> Self: ...
+    ) -> SelfT: ...
     @overload
     def consolidate(
-        self, filename: PathLike | None = ..., *, return_early: Literal[True], **options: Unpack[_ConsolidateOptions]
-    ) -> Future[Self]: ...
+        self: SelfT,
+        filename: PathLike | None = ...,
+        *,
+        return_early: Literal[True],
+        **options: Unpack[_ConsolidateOptions],
+    ) -> Future[SelfT]: ...
     def consolidate(
-        self,
+        self: SelfT,
         filename: PathLike | None = None,
         *,
         num_threads: int = 0,
@@ -88,7 +94,7 @@ class Consolidating(Leaves):
         overwrite: bool = False,
         storage_options: StorageOptions | None = None,
         full_tensor: bool = False,
-    ) -> Self | Future[Self]:
+    ) -> SelfT | Future[SelfT]:
         """Copy all leaves into one storage, which can be pickled and moved to a device as a whole.
 
         Example:

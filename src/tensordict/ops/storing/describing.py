@@ -12,6 +12,7 @@ from tensordict.core import makers, ragged, registry
 from tensordict.core.contract import ContainerT, Contract, is_node, named_error
 from tensordict.core.devices import place_of
 from tensordict.core.keys import Path, joined
+from tensordict.looking.texts import count_held_texts
 from tensordict.memory.stored_tensors import read_stored
 from tensordict.ops.math.statistics import compute_statistics, name_quantiles
 from tensordict.ops.storing.leaves import Leaves
@@ -35,11 +36,12 @@ class Describing(Leaves):
             >>> print(td.describe())
                  count     mean      std  min  25%  50%  75%  max   nan  zero
             obs      3  1.33333  1.52753    0  0.5    1    2    3  0.25  0.25
+            label: 'cat'
             >>> td.describe()["obs", "max"]
             tensor(3.)
 
-        The names and meanings are the same as in `DataFrame.describe` of pandas. NaN counts only for `"nan"`. Values
-        are left out. Leaves are read one at a time.
+        The names and meanings are the same as in `DataFrame.describe` of pandas. NaN counts only for `"nan"`. Texts
+        are counted, and all other values are left out. Leaves are read one at a time.
 
         Args:
             percentiles: the quantiles to compute, between 0 and 1, with linear interpolation between two elements.
@@ -51,6 +53,9 @@ class Describing(Leaves):
             - `"mean"`, `"std"` (with Bessel's correction) and the quantiles (`"25%"`, ...) in float64;
             - `"min"` and `"max"` in the dtype of the leaf;
             - `"nan"` and `"zero"`: the shares of NaN and of 0 in all elements, in float64.
+
+            For an entry of texts, it has `"count"`, the number of different texts as `"unique"`, and `"counts"`: a dict
+            with the number of elements that have a text, the most frequent one first.
 
             For a leaf without elements, all but the count are NaN. A complex leaf has neither `"min"`, `"max"` nor
             quantiles.
@@ -107,6 +112,11 @@ def _summarize(node: Contract, quantiles: dict[str, float], path: Path) -> Any:
         if is_node(value):
             if not value._is_non_tensor:
                 entries[name] = _summarize(value, quantiles, inside)
+            elif counts := count_held_texts(node._entries[name]):
+                found: dict[str, Any] = {"count": sum(counts.values()), "unique": len(counts)}
+                found = {what: torch.tensor(number) for what, number in found.items()}
+                found["counts"] = makers.value(counts, torch.Size(()), None)
+                entries[name] = make(found, torch.Size(()), node._device, None)
             continue
         try:
             # All members of a lazy stack share one `UnbatchedTensor`.

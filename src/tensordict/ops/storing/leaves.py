@@ -18,6 +18,8 @@ from tensordict.ops.entries.locking import Locking
 if TYPE_CHECKING:
     from typing_extensions import Self
 
+    SelfT = TypeVar("SelfT", bound="Leaves")
+
 LockingT = TypeVar("LockingT", bound=Locking)
 
 
@@ -77,7 +79,7 @@ class Leaves(Locking):
             and all(value.is_contiguous() for value in self._entries.values())
         )
 
-    def contiguous(self, *, canonical: bool = False, inplace: bool = False) -> Self:
+    def contiguous(self: SelfT, *, canonical: bool = False, inplace: bool = False) -> SelfT:
         """Copy the leaves that are not contiguous, and share the others. Lazy stacks become dense.
 
         Example:

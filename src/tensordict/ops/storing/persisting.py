@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from tensordict.core import makers, registry
 from tensordict.core.contract import Contract
 from tensordict.core.exceptions import SaveError
+from tensordict.core.signatures import spells
 from tensordict.io.formats.detect import refuse_other
 from tensordict.io.remote.credentials import as_url
 from tensordict.io.remote.remote_saves import read_file
@@ -19,15 +20,31 @@ from tensordict.io.saving.transaction import FileTransaction, TreeTransaction
 from tensordict.io.specification import check_levels
 from tensordict.io.stores.backends import backend_of
 from tensordict.io.stores.entries import check_container, write_store
+from tensordict.io.stores.redis_wire import Address
 from tensordict.memory import files
 from tensordict.memory.names import without_scheme
 from tensordict.memory.storable import refuse_sharded
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
+    from typing_extensions import Self, TypedDict, Unpack
 
     from tensordict.io.remote.remote_saves import CacheDir
     from tensordict.io.remote.urls import StorageOptions
+
+    class _Open(TypedDict, total=False):
+        mode: str
+        auto_batch_size: bool
+        batch_dims: int | None
+        batch_size: object
+        device: object
+        non_tensor_as_stack: bool
+
+    class OpenH5(_Open, total=False):
+        storage_options: StorageOptions | None
+        cache_dir: CacheDir | None
+
+    class OpenZarr(_Open, total=False):
+        storage_options: StorageOptions | None
 
 
 class Persisting(Contract):
@@ -156,18 +173,8 @@ class Persisting(Contract):
         with hide_bars(progress):
             return save_file(filename, storage_options, overwrite, write)  # type: ignore[arg-type, no-any-return]
 
-    def to_store(
-        self,
-        *,
-        backend: str = "redis",
-        host: str = "localhost",
-        port: int = 6379,
-        db: int = 0,
-        unix_socket_path: str | None = None,
-        prefix: str = "tensordict",
-        device: Any = None,
-        **kwargs: Any,
-    ) -> Any:
+    @spells(Address.of)
+    def to_store(self, *, device: Any = None, **server: Any) -> Any:
         """Write this container to a Redis server, or another server of its protocol.
 
         Example:
@@ -182,7 +189,7 @@ class Persisting(Contract):
             backend, host, port, db, unix_socket_path, prefix: the server, and the prefix of all keys there; as in
                 :class:`~tensordict.store.TensorDictStore`.
             device: move tensors to this device when they are fetched; `None` for the device of this container.
-            **kwargs: further arguments of :class:`~tensordict.store.TensorDictStore`, such as `ttl=` and `password=`.
+            **server: further arguments of :class:`~tensordict.store.TensorDictStore`, such as `ttl=` and `password=`.
 
         Returns:
             a :class:`~tensordict.store.TensorDictStore` over the stored entries. Other processes open it by its
@@ -195,26 +202,11 @@ class Persisting(Contract):
             ConnectionError: the server does not answer.
             ModuleNotFoundError: the package redis is not installed.
         """
-        server: dict[str, Any] = {
-            "backend": backend, "host": host, "port": port, "db": db, "unix_socket_path": unix_socket_path,
-            "prefix": prefix, "device": device, **kwargs,
-        }  # fmt: skip
-        return server_class().from_tensordict(self, **server)
+        return server_class().from_tensordict(self, device=device, **server)
 
     @classmethod
-    def from_zarr(
-        cls,
-        filename: object,
-        *,
-        mode: str = "r",
-        auto_batch_size: bool = False,
-        batch_dims: int | None = None,
-        batch_size: object = None,
-        device: object = None,
-        non_tensor_as_stack: bool = False,
-        allow_pickle: bool | None = None,
-        storage_options: StorageOptions | None = None,
-    ) -> Self:
+    @spells(from_h5, without="cache_dir")
+    def from_zarr(cls, filename: object, *, allow_pickle: bool | None = None, **options: Unpack[OpenZarr]) -> Self:
         """Open a Zarr group as a container. Its tensors are read when they are used, chunk by chunk.
 
         Example:
@@ -255,18 +247,7 @@ class Persisting(Contract):
             TypeError: `batch_size` and `auto_batch_size` are both given.
             ModuleNotFoundError: zarr is not installed.
         """
-        return makers.open_store(  # type: ignore[no-any-return]
-            filename,
-            backend="zarr",
-            mode=mode,
-            auto_batch_size=auto_batch_size,
-            batch_dims=batch_dims,
-            batch_size=batch_size,
-            device=device,
-            non_tensor_as_stack=non_tensor_as_stack,
-            allow_pickle=bool(allow_pickle),
-            storage_options=storage_options,
-        )
+        return makers.open_store(filename, backend="zarr", allow_pickle=bool(allow_pickle), **options)  # type: ignore[no-any-return]
 
     def to_zarr(
         self,

@@ -16,7 +16,7 @@ from tensordict.core.keys import Path, joined
 from tensordict.io.specification import DICT, LAZY, specification_of
 from tensordict.memory.file_source import FileSource
 from tensordict.memory.mapped import MemoryMappedTensor
-from tensordict.ops.entries.adding import add_node
+from tensordict.ops.entries.adding import add_node, put_entry
 
 
 def check_fit(target: Contract, loaded: Contract, path: Path) -> None:
@@ -76,7 +76,7 @@ def take_over(target: Any, loaded: Any) -> None:
             else:
                 add_node(target, name, value)
         elif not _same_memory(old, value):
-            target._entries[name] = value
+            put_entry(target, name, value)
 
 
 def _same_memory(old: object, new: object) -> bool:

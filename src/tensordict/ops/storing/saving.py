@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
 from tensordict.core.contract import ContainerT, Contract, underlying
 from tensordict.core.devices import as_device, place_of
 from tensordict.core.exceptions import SaveError, UnsupportedEntryError
+from tensordict.core.signatures import refuse_unknown, spells
 from tensordict.io.formats import opening as formats
 from tensordict.io.formats.archive import plan_archive, wants_archive
 from tensordict.io.formats.directory import FolderOptions, plan_save
@@ -25,8 +27,9 @@ from tensordict.io.saving.progress import hide_bars
 from tensordict.io.specification import specification_of
 from tensordict.io.stores.backends import BACKENDS
 from tensordict.memory.mapped import Mode, PathLike
-from tensordict.memory.names import scheme_of, without_scheme
+from tensordict.memory.names import META, scheme_of, without_scheme
 from tensordict.memory.reserving import Preallocate, check_preallocate
+from tensordict.ops.entries.saved_entries import watch_entries
 from tensordict.ops.storing.refreshing import check_fit, take_over
 from tensordict.parallel.sharded import has_sharded_leaves, save_whole
 
@@ -52,7 +55,6 @@ if TYPE_CHECKING:
     class _Like(_Options, total=False):
         existsok: bool
         archive: bool | None
-        preallocate: Preallocate
 
     class _InPlace(_Common, total=False):
         existsok: bool
@@ -74,6 +76,43 @@ if TYPE_CHECKING:
 
     _To = PathLike | None
 
+    SelfT = TypeVar("SelfT", bound="Saving")
+
+
+def _choose_options(
+    container: Contract,
+    prefix: PathLike | None,
+    copy_existing: bool = False,
+    *,
+    num_threads: int = 0,
+    return_early: bool = False,
+    share_non_tensor: bool = False,
+    existsok: bool = True,
+    robust_key: bool | None = True,
+    archive: bool | None = None,
+    compression: str | int | None = None,
+    atomic: bool = False,
+    allow_pickle: bool | None = None,
+    durable: bool = False,
+    checksum: bool | str = False,
+    progress: bool | None = None,
+    overwrite: bool = False,
+    storage_options: StorageOptions | None = None,
+    full_tensor: bool = False,
+) -> FolderOptions:
+    """Return the options of a save, from the arguments of the public methods.
+
+    Raises:
+        ValueError: `atomic`, with neither a prefix nor a folder that the container is mapped from.
+    """
+    if atomic and prefix is None and not (container._is_memmap and container._memmap_prefix is not None):
+        raise ValueError("atomic=True needs a path: pass prefix")
+    return FolderOptions(
+        num_threads, durable, checksums.algorithm(checksum), progress, overwrite, storage_options, copy_existing,
+        existsok, robust_key is not False, allow_pickle=bool(allow_pickle), share_values=share_non_tensor,
+        archive=archive, compression=compression, full_tensor=full_tensor, return_early=return_early,
+    )  # fmt: skip
+
 
 class Saving(Contract):
     """The methods `memmap`, `memmap_`, `memmap_like`, `save`, `load_memmap`, `load` and others."""
@@ -82,38 +121,31 @@ class Saving(Contract):
 
     @overload
     def memmap(
-        self,
+        self: SelfT,
         prefix: _To = ...,
         copy_existing: bool = ...,
         *,
         return_early: Literal[False] = ...,
         **options: Unpack[_Memmap],
-    ) -> Self: ...
+    ) -> SelfT: ...
     @overload
     def memmap(
-        self, prefix: _To = ..., copy_existing: bool = ..., *, return_early: Literal[True], **options: Unpack[_Memmap]
-    ) -> Future[Self]: ...
+        self: SelfT,
+        prefix: _To = ...,
+        copy_existing: bool = ...,
+        *,
+        return_early: Literal[True],
+        **options: Unpack[_Memmap],
+    ) -> Future[SelfT]: ...
+    @spells(_choose_options)
     def memmap(
-        self,
+        self: SelfT,
         prefix: PathLike | None = None,
         copy_existing: bool = False,
         *,
-        num_threads: int = 0,
         return_early: bool = False,
-        share_non_tensor: bool = False,
-        existsok: bool = True,
-        robust_key: bool | None = True,
-        archive: bool | None = None,
-        compression: str | int | None = None,
-        atomic: bool = False,
-        allow_pickle: bool | None = None,
-        durable: bool = False,
-        checksum: bool | str = False,
-        progress: bool | None = None,
-        overwrite: bool = False,
-        storage_options: StorageOptions | None = None,
-        full_tensor: bool = False,
-    ) -> Self | Future[Self]:
+        **options: Unpack[_Memmap],
+    ) -> SelfT | Future[SelfT]:
         """Save to a folder, or an archive, and return a memory-mapped copy.
 
         Example:
@@ -191,52 +223,38 @@ class Saving(Contract):
         this package: `allow_secrets=True` allows secrets in pickles, and `redirect_hosts` lists other hosts that an
         HTTP server may redirect to.
         """
-        if atomic:
-            _check_atomic(self, prefix)
-        options = FolderOptions(
-            num_threads, durable, checksums.algorithm(checksum), progress, overwrite, storage_options, copy_existing,
-            existsok, robust_key is not False, allow_pickle=bool(allow_pickle), share_values=share_non_tensor,
-            archive=archive, compression=compression, full_tensor=full_tensor, return_early=return_early,
-        )  # fmt: skip
-        return _save(self, prefix, options)
+        return _save(self, prefix, _choose_options(self, prefix, copy_existing, return_early=return_early, **options))
 
     @overload
     def memmap_(
-        self,
+        self: SelfT,
         prefix: _To = ...,
         copy_existing: bool = ...,
         num_threads: int = ...,
         *,
         return_early: Literal[False] = ...,
         **options: Unpack[_InPlace],
-    ) -> Self: ...
+    ) -> SelfT: ...
     @overload
     def memmap_(
-        self,
+        self: SelfT,
         prefix: _To = ...,
         copy_existing: bool = ...,
         num_threads: int = ...,
         *,
         return_early: Literal[True],
         **options: Unpack[_InPlace],
-    ) -> Future[Self]: ...
+    ) -> Future[SelfT]: ...
+    @spells(_choose_options, without="archive compression storage_options full_tensor")
     def memmap_(
-        self,
+        self: SelfT,
         prefix: PathLike | None = None,
         copy_existing: bool = False,
         num_threads: int = 0,
         *,
         return_early: bool = False,
-        share_non_tensor: bool = False,
-        existsok: bool = True,
-        robust_key: bool | None = True,
-        atomic: bool = False,
-        allow_pickle: bool | None = None,
-        durable: bool = False,
-        checksum: bool | str = False,
-        progress: bool | None = None,
-        overwrite: bool = False,
-    ) -> Self | Future[Self]:
+        **options: Unpack[_InPlace],
+    ) -> SelfT | Future[SelfT]:
         """Save to a folder and replace the entries of this container by memory-mapped ones.
 
         Example:
@@ -256,8 +274,11 @@ class Saving(Contract):
             UnsupportedEntryError: the entries are in a file; use :meth:`memmap`, which returns a copy.
             RuntimeError: the entries are parameters; use :meth:`memmap`, which returns a copy.
         """
-        if atomic:
-            _check_atomic(self, prefix)
+        refuse_unknown(Saving.memmap_, options)
+        how = _choose_options(
+            self, prefix, copy_existing, num_threads=num_threads, return_early=return_early, archive=False, **options
+        )
+        how.inplace = True
         if self._holds_parameters:
             raise SaveError("parameters stay in memory, as optimizers hold them: memmap() returns a memory-mapped copy")
         container = underlying(self)
@@ -266,13 +287,8 @@ class Saving(Contract):
                 "a container over a file, or over other containers, cannot be memory-mapped in place; "
                 "memmap() returns a memory-mapped copy"
             )
-        options = FolderOptions(
-            num_threads, durable, checksums.algorithm(checksum), progress, overwrite, None, copy_existing, existsok,
-            robust_key is not False, inplace=True, allow_pickle=bool(allow_pickle), share_values=share_non_tensor,
-            archive=False, return_early=return_early,
-        )  # fmt: skip
         is_view = container is not self._wrapped_container()
-        saved = _save(container if is_view else self, prefix, options)
+        saved = _save(container if is_view else self, prefix, how)
         return self if is_view else saved
 
     @overload
@@ -282,27 +298,28 @@ class Saving(Contract):
         copy_existing: bool = ...,
         *,
         return_early: Literal[False] = ...,
+        preallocate: Preallocate = ...,
         **options: Unpack[_Like],
     ) -> Self: ...
     @overload
     def memmap_like(
-        self, prefix: _To = ..., copy_existing: bool = ..., *, return_early: Literal[True], **options: Unpack[_Like]
+        self,
+        prefix: _To = ...,
+        copy_existing: bool = ...,
+        *,
+        return_early: Literal[True],
+        preallocate: Preallocate = ...,
+        **options: Unpack[_Like],
     ) -> Future[Self]: ...
+    @spells(_choose_options, without="compression atomic checksum progress storage_options full_tensor")
     def memmap_like(
         self,
         prefix: PathLike | None = None,
         copy_existing: bool = False,
         *,
-        existsok: bool = True,
-        num_threads: int = 0,
         return_early: bool = False,
-        share_non_tensor: bool = False,
-        robust_key: bool | None = True,
-        archive: bool | None = None,
-        allow_pickle: bool | None = None,
-        durable: bool = False,
-        overwrite: bool = False,
         preallocate: Preallocate = "auto",
+        **options: Unpack[_Like],
     ) -> Self | Future[Self]:
         """Open the save at `prefix`, or make a new save with the structure of this container and zeros.
 
@@ -351,46 +368,38 @@ class Saving(Contract):
         an `OSError` and write nothing. Other writes (`data["image"].copy_`, in-place arithmetic, writes to ragged
         entries) end the process.
         """
-        options = FolderOptions(
-            num_threads, durable, "", False, overwrite, None, copy_existing, existsok, robust_key is not False,
-            like=True, preallocate=check_preallocate(preallocate), allow_pickle=bool(allow_pickle),
-            share_values=share_non_tensor, archive=archive, return_early=return_early,
-        )  # fmt: skip
-        return _save(self, prefix, options)
+        refuse_unknown(Saving.memmap_like, options)
+        how = _choose_options(self, prefix, copy_existing, return_early=return_early, progress=False, **options)
+        how.like, how.preallocate = True, check_preallocate(preallocate)
+        return _save(self, prefix, how)
 
     @overload
     def save(
-        self,
+        self: SelfT,
         prefix: _To = ...,
         copy_existing: bool = ...,
         *,
         return_early: Literal[False] = ...,
         **options: Unpack[_Save],
-    ) -> Self: ...
+    ) -> SelfT: ...
     @overload
     def save(
-        self, prefix: _To = ..., copy_existing: bool = ..., *, return_early: Literal[True], **options: Unpack[_Save]
-    ) -> Future[Self]: ...
+        self: SelfT,
+        prefix: _To = ...,
+        copy_existing: bool = ...,
+        *,
+        return_early: Literal[True],
+        **options: Unpack[_Save],
+    ) -> Future[SelfT]: ...
+    @spells(_choose_options, without="existsok")
     def save(
-        self,
+        self: SelfT,
         prefix: PathLike | None = None,
         copy_existing: bool = False,
         *,
-        num_threads: int = 0,
         return_early: bool = False,
-        share_non_tensor: bool = False,
-        robust_key: bool | None = True,
-        archive: bool | None = None,
-        compression: str | int | None = None,
-        atomic: bool = False,
-        allow_pickle: bool | None = None,
-        durable: bool = False,
-        checksum: bool | str = False,
-        progress: bool | None = None,
-        overwrite: bool = False,
-        storage_options: StorageOptions | None = None,
-        full_tensor: bool = False,
-    ) -> Self | Future[Self]:
+        **options: Unpack[_Save],
+    ) -> SelfT | Future[SelfT]:
         """Save to a folder or a file. The suffix of the path decides the format, and :meth:`load` reads all of them.
 
         Example:
@@ -446,30 +455,26 @@ class Saving(Contract):
             SaveError: the path exists and is not a save of this format, without `overwrite`.
             OSError: the file or folder cannot be written.
         """
-        if atomic:
-            _check_atomic(self, prefix)
+        refuse_unknown(Saving.save, options)
+        archive = options.get("archive")
         format = None if prefix is None or archive is not None else formats.format_of_name(prefix)
-        options: dict[str, Any] = {
-            "num_threads": num_threads, "share_non_tensor": share_non_tensor, "compression": compression,
-            "allow_pickle": allow_pickle, "durable": durable, "checksum": checksum, "progress": progress,
-            "overwrite": overwrite, "storage_options": storage_options,
-        }  # fmt: skip
-        if prefix is not None and format not in (None, formats.DIRECTORY, formats.ARCHIVE):
-            formats.check_options(prefix, format, {**options, "robust_key": robust_key is False})
-            if full_tensor and has_sharded_leaves(self):
+        if prefix is None or format in (None, formats.DIRECTORY, formats.ARCHIVE):
+            options["archive"] = True if format == formats.ARCHIVE else archive
+            return self.memmap(prefix, copy_existing, return_early=return_early, **options)  # type: ignore[call-overload, no-any-return]
+        given: dict[str, Any] = {name: value for name, value in options.items() if name not in ("archive", "atomic")}
+        gathers, robust_key = given.pop("full_tensor", False), given.pop("robust_key", True)
+        formats.check_options(prefix, format, {**given, "robust_key": robust_key is False})
+        if gathers and has_sharded_leaves(self):
 
-                def write_and_close(whole: Self) -> None:
-                    written: Any = formats.write_save(whole, without_scheme(prefix), format, **options)
-                    if format in BACKENDS:
-                        written.close()
+            def write_and_close(whole: Self) -> None:
+                written: Any = formats.write_save(whole, without_scheme(prefix), format, **given)
+                if format in BACKENDS:
+                    written.close()
 
-                load = partial(self.load, prefix, storage_options=storage_options)
-                return save_whole(self, prefix, return_early, write_and_close, load)  # type: ignore[no-any-return]
-            write = partial(formats.write_save, self, without_scheme(prefix), format, **options)
-            return _run_early(write) if return_early else write()
-        options |= {"robust_key": robust_key, "return_early": return_early, "full_tensor": full_tensor}
-        archive = True if format == formats.ARCHIVE else archive
-        return self.memmap(prefix, copy_existing, archive=archive, **options)  # type: ignore[no-any-return]
+            load = partial(self.load, prefix, storage_options=given.get("storage_options"))
+            return save_whole(self, prefix, return_early, write_and_close, load)  # type: ignore[no-any-return]
+        write = partial(formats.write_save, self, without_scheme(prefix), format, **given)
+        return _run_early(write) if return_early else write()
 
     dumps = save
 
@@ -500,7 +505,7 @@ class Saving(Contract):
 
     @classmethod
     def load_memmap(
-        cls,
+        cls: type[SelfT],
         prefix: PathLike,
         device: Any = None,
         non_blocking: bool = False,
@@ -515,7 +520,7 @@ class Saving(Contract):
         progress: bool | None = None,
         storage_options: StorageOptions | None = None,
         cache_dir: CacheDir | None = None,
-    ) -> Self:
+    ) -> SelfT:
         """Load a container that was saved to a folder or an archive.
 
         Example:
@@ -545,7 +550,8 @@ class Saving(Contract):
             subpath: load only this nested container: a nested key, or names joined with `/`.
             mode: with `"r"`, writes to the tensors stay in memory. With `"r+"` they change the files, which must be
                 writable; an archive must not be compressed (see :func:`refresh_archive_checksums`). `None` stands for
-                `"r"` for an archive, and for `"r+"` for the writable files of a folder.
+                `"r"` for an archive. For a folder, writes to the tensors change writable files, and new entries stay
+                in memory. See below for new entries.
             num_threads: the number of threads that decompress an archive.
             allow_pickle: load pickled values. A pickle may run any code, so use this only for saves that you trust.
                 Without it, a pickled value raises an error that names its entry.
@@ -568,6 +574,12 @@ class Saving(Contract):
             RuntimeError: the files are inconsistent; the error names the path and the key.
             PermissionError: a file is read-only, with `mode="r+"`.
 
+        **New entries.** With `mode="r+"`, `loaded["new"] = value` writes a new entry to the folder, beside the others:
+        readers see the save without it or with it, whole, also after a crash. The container then has the entry over
+        its file. A value for an existing entry is copied into it. Deleting or renaming an entry leaves its file. With
+        any other mode, and for archives, new entries stay in memory, and the first one warns with a `UserWarning`.
+        :meth:`memmap_` saves a container with all its entries.
+
         The tensors of an archive are plain tensors over one map of it. A compressed archive is read into memory.
         After `mode="r"`, the container has no `saved_path`, and new values (`update_`) stay in memory too.
         """
@@ -577,11 +589,14 @@ class Saving(Contract):
             out=out, shows=progress,
         )  # fmt: skip
         access = Access.of(storage_options, cache_dir)
-        return _load_into(out, formats.map_save(without_scheme(prefix), options, access))  # type: ignore[no-any-return]
+        loaded = formats.map_save(without_scheme(prefix), options, access)
+        if options.mapped and not is_url(prefix):
+            watch_entries(loaded, mode)
+        return _load_into(out, loaded)  # type: ignore[no-any-return]
 
     @classmethod
     def load(
-        cls,
+        cls: type[SelfT],
         prefix: PathLike,
         device: Any = None,
         non_blocking: bool = False,
@@ -596,7 +611,7 @@ class Saving(Contract):
         progress: bool | None = None,
         storage_options: StorageOptions | None = None,
         cache_dir: CacheDir | None = None,
-    ) -> Self:
+    ) -> SelfT:
         """Load a save of any format.
 
         Example:
@@ -644,7 +659,10 @@ class Saving(Contract):
             out=out, shows=progress,
         )  # fmt: skip
         access = Access.of(storage_options, cache_dir)
-        return _load_into(out, formats.load(as_url(without_scheme(prefix)), options, access))  # type: ignore[no-any-return]
+        loaded = formats.load(as_url(without_scheme(prefix)), options, access)
+        if options.mapped and (os.path.exists(f"{prefix}/{META}") or str(prefix).endswith(".tdz")):
+            watch_entries(loaded, mode)
+        return _load_into(out, loaded)  # type: ignore[no-any-return]
 
     def load_memmap_(
         self,
@@ -720,16 +738,6 @@ class Saving(Contract):
         # For a tensorclass, the folder has the save of the container inside.
         _load_into(self._wrapped_container(), loaded)
         return self
-
-
-def _check_atomic(container: Contract, prefix: PathLike | None) -> None:
-    """Raise an error for an atomic save if there is no path to save to.
-
-    Raises:
-        ValueError: there is neither a prefix nor a folder that the container is mapped from.
-    """
-    if prefix is None and not (container._is_memmap and container._memmap_prefix is not None):
-        raise ValueError("atomic=True needs a path: pass prefix")
 
 
 def _choose_device(device: Any, out: Any, keys: object) -> torch.device | None:

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from tensordict.core.exceptions import UnsupportedEntryError
 from tensordict.ops.storing.leaves import Leaves
 from tensordict.parallel import shared_memory
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
+    SelfT = TypeVar("SelfT", bound="Sharing")
 
 
 class Sharing(Leaves):
     """The method `share_memory_`. `Leaves.is_shared` tells whether it was called."""
 
-    def share_memory_(self) -> Self:
+    def share_memory_(self: SelfT) -> SelfT:
         """Move the leaves to shared memory, and lock the container.
 
         Example:

@@ -484,7 +484,7 @@ def _read_by_pandas(
     cls: Any, files: Sequence[SourceFile], how: str, kwargs: Mapping[str, Any], options: TableOptions
 ) -> Any:
     """Read files with a function of pandas, one after the other."""
-    pd = require("pandas", "tabular")
+    pd = require("pandas", "pandas")
     frames = []
     for file in files:
         with file.local() as local:

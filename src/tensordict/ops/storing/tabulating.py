@@ -284,6 +284,7 @@ class Tables(Converting):
         nulls: Nulls = None,
         fill: Fill = None,
         metadata: bool = True,
+        decode: bool | str = False,
     ) -> Self:
         """Convert a data set of Hugging Face (`datasets`) to a container with a batch dim over its rows.
 
@@ -300,21 +301,26 @@ class Tables(Converting):
             dataset: a `datasets.Dataset`; or a `DatasetDict`, which becomes a container of its splits.
             auto_batch_size, batch_dims, device, batch_size, separator, dtype, nulls, fill, metadata: as in
                 :meth:`from_arrow`.
+            decode: decode columns of images to uint8 leaves of shape (rows, channels, height, width); strided nested
+                ones if the sizes differ. `True` keeps the channels of the files, a mode of Pillow such as "RGB"
+                converts. By default such a column is a ragged uint8 leaf with the bytes of the files, which
+                :func:`tensordict.datasets.decode_images` decodes.
 
         Raises:
             TypeError: `dataset` is of another type.
+            SaveError: an image cannot be decoded.
             ValueError: for the same reasons as :meth:`from_arrow`.
 
-        A `ClassLabel` becomes codes, and its names become the entry `<name>_categories`. Arrays (`Array2D`, ...) and
-        lists of a fixed length become leaves with more dims. Other columns are converted as in :meth:`from_arrow`.
+        A `ClassLabel` becomes codes, and its names become the entry `<name>_categories`. Arrays (`Array2D`, ...), and
+        lists of numbers that have one length in all rows, become leaves with more dims. Other columns are converted as
+        in :meth:`from_arrow`. For data larger than memory, see :func:`tensordict.datasets.import_dataset`.
         """
         options = TableOptions(auto_batch_size, batch_dims, device, batch_size, separator, dtype, nulls, fill, metadata)
 
         def read(dataset: Any) -> Any:
             if isinstance(dataset, dict):
                 return cls.from_dict({name: read(split) for name, split in dataset.items()})
-            container = arrow.container_of_table(huggingface.table_of_dataset(dataset), options)
-            return finish_table(cls, container, options)
+            return finish_table(cls, huggingface.container_of_dataset(dataset, options, decode), options)
 
         return read(dataset)  # type: ignore[no-any-return]
 

@@ -1,0 +1,79 @@
+"""The rows that importers read from the files of other libraries, as containers of bounded size."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from tensordict.convert.images import Decode, decode_files, join_bytes
+from tensordict.core import makers, ragged
+from tensordict.core.exceptions import DuplicateKeyError
+from tensordict.core.keys import Path, joined
+
+# The rows and the bytes of one container in memory. Decoded images take about ten times their bytes.
+ROWS, NBYTES, DECODED_ROWS = 1024, 16 << 20, 32
+
+
+class Encoded(bytes):
+    """The content of an image file."""
+
+
+class Ragged(list[Any]):
+    """Arrays, one for each row, that may have different lengths in other rows of the same data set."""
+
+
+# The rows of an entry: an array whose first dim is the rows, or a list with an item for each row.
+Column = np.ndarray[Any, np.dtype[Any]] | Sequence[Any]
+
+
+def iterate_containers(columns: Mapping[Path, Column], count: int, decode: Decode) -> Iterator[Any]:
+    """Yield the rows of columns as containers. Images are decoded on request, some of them at a time."""
+    has_images = any(isinstance(column, list) and column and type(column[0]) is Encoded for column in columns.values())
+    step = DECODED_ROWS if decode and has_images else ROWS
+    for start in range(0, count, step):
+        stop = min(count, start + step)
+        entries: dict[str, Any] = {}
+        for path, column in columns.items():
+            insert_entry(entries, path, make_entry(path, column[start:stop], decode, type(column) is Ragged))
+        yield make_container(entries, stop - start)
+
+
+def make_entry(path: Path, rows: Column, decode: Decode = False, is_ragged: bool = False) -> Any:
+    """Make an entry of rows: a leaf of arrays and numbers, a ragged leaf of bytes, or values of other objects."""
+    if isinstance(rows, np.ndarray):
+        return torch.from_numpy(rows if rows.flags.writeable else rows.copy())
+    if all(isinstance(row, bytes) for row in rows):
+        return decode_files(rows, decode, path) if decode and type(rows[0]) is Encoded else join_bytes(rows)
+    if all(isinstance(row, (np.ndarray, np.generic)) for row in rows):
+        if not is_ragged and len({row.shape for row in rows}) == 1:
+            return torch.from_numpy(np.stack(rows))
+        tensors = [torch.from_numpy(row.copy()) for row in rows]
+        if len({tensor.shape[1:] for tensor in tensors}) == 1:
+            return torch.nested.nested_tensor(tensors, layout=torch.jagged)
+        flat = torch.cat([tensor.flatten() for tensor in tensors])
+        return ragged.from_buffer(flat, torch.tensor([tensor.shape for tensor in tensors]))
+    return makers.values(list(rows), torch.Size((len(rows),)), 0, None)
+
+
+def insert_entry(entries: dict[str, Any], path: Path, entry: Any) -> None:
+    """Put an entry into nested dicts.
+
+    Raises:
+        DuplicateKeyError: another entry is there, or at the beginning of the path.
+    """
+    for name in path[:-1]:
+        entries = entries.setdefault(name, {})
+        if type(entries) is not dict:
+            raise DuplicateKeyError(f"{joined(path)!r} lies in an entry that holds rows: rename one of them first")
+    if path[-1] in entries:
+        raise DuplicateKeyError(f"there are two entries {joined(path)!r}: rename one of them first")
+    entries[path[-1]] = entry
+
+
+def make_container(entries: dict[str, Any], count: int) -> Any:
+    """Make a container of nested dicts of entries with `count` rows."""
+    made = {name: make_container(entry, count) if type(entry) is dict else entry for name, entry in entries.items()}
+    return makers.dense(made, torch.Size((count,)), None, None)
