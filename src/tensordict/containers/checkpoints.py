@@ -159,7 +159,7 @@ def save_checkpoint(
         entries = {name: _make_entry(name, state, copier) for name, state in states.items()}
         entries[checkpoint_files.ENTRY] = NonTensorData(header)
         checkpoint_files.check_replaceable(target)
-        options = FolderOptions(durable=durable, progress=False, copy_existing=True)
+        options = FolderOptions(durable=durable, progress=False, copy_existing=True, returns_nothing=True)
         write = plan_archive(TensorDict(entries), target, options)
     copier.wait()
 

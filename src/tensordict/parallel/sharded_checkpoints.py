@@ -130,7 +130,9 @@ def save_parts(
 
 
 def _write_archive(container: Any, path: str, durable: bool) -> None:
-    plan_archive(container, path, FolderOptions(durable=durable, progress=False, existsok=False))()
+    plan_archive(
+        container, path, FolderOptions(durable=durable, progress=False, existsok=False, returns_nothing=True)
+    )()
 
 
 class _SavePlanner(DefaultSavePlanner):

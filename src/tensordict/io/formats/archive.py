@@ -140,12 +140,16 @@ def _save(container: Contract, parts: list[Part], path: str, options: FolderOpti
             # Writing to a tensor of an archive cannot report a full disk, so "auto" also reserves room now.
             reserve = options.preallocate is not False
             _write(fd, parts, how, options.num_threads, options.progress, reserve)
-            mode = "r+" if options.like else "r"
-            with Archive(path, mode, options.num_threads, fd, _build_index(parts)) as source:
-                loading = LoadOptions(robust=options.robust, source=source, unpickle=unpickle)
-                saved = load_directory(path, loading)
+            saved = None if options.returns_nothing else _load_new(path, parts, options, fd)
         save.commit()
     return saved
+
+
+def _load_new(path: str, parts: list[Part], options: FolderOptions, fd: int) -> Any:
+    """Load the archive that was written to `fd`."""
+    mode = "r+" if options.like else "r"
+    with Archive(path, mode, options.num_threads, fd, _build_index(parts)) as source:
+        return load_directory(path, LoadOptions(robust=options.robust, source=source, unpickle=unpickle))
 
 
 def _open_existing(container: Contract, path: str, options: FolderOptions) -> Any:

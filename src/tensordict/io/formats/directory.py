@@ -102,6 +102,8 @@ class FolderOptions(SaveOptions):
     full_tensor: bool = False
     # Return before the save is complete; another thread saves.
     return_early: bool = False
+    # Return nothing, without the time to load an archive: a third of a save of thousands of small tensors.
+    returns_nothing: bool = False
     # Gives ragged leaves of equal lengths the same offsets.
     share: ragged.SharedOffsets = field(default_factory=ragged.SharedOffsets)
 
