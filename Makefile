@@ -44,8 +44,8 @@ demo-rl: .venv-clients/installed
 	.venv-clients/bin/python examples/rl.py
 
 # Warnings are errors; the gallery runs, so it is quicker where nothing has changed. DOCS='-E' reads every page afresh.
-docs: .venv/installed
-	OMP_NUM_THREADS=1 .venv/bin/python -m sphinx -W --keep-going -j 2 -d build/doctrees -b html $(DOCS) docs build/docs
+docs: .venv-docs/installed
+	OMP_NUM_THREADS=1 .venv-docs/bin/python -m sphinx -W --keep-going -j 2 -d build/doctrees -b html $(DOCS) docs build/docs
 	@echo "open build/docs/index.html, or: python -m http.server --directory build/docs"
 
 # The tests of both directions of the disk formats need the reference beside us, those of containers on servers a server.
@@ -152,6 +152,12 @@ bench-programs: .venv/installed .venv-clients/programs .venv-clients-reference/p
 .venv-clients/programs .venv-clients-reference/programs: %/programs: %/installed
 	$*/bin/python -m pip install --quiet --no-compile --no-deps verl==0.9.1 rsl-rl-lib==5.5.1
 	$*/bin/python -m pip install --quiet --no-compile ray transformers omegaconf GitPython tensorboard py-spy==0.4.3 --constraint constraints.txt
+	touch $@
+
+# The pages show tables, HDF5 and Zarr, and use no other extra.
+.venv-docs/installed: pyproject.toml constraints.txt
+	test -x .venv-docs/bin/python || $(PYTHON) -m venv .venv-docs
+	.venv-docs/bin/python -m pip install --quiet --editable '.[docs,zarr,h5,tabular]' --constraint constraints.txt
 	touch $@
 
 .venv/installed: pyproject.toml constraints.txt
