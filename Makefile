@@ -154,10 +154,10 @@ bench-programs: .venv/installed .venv-clients/programs .venv-clients-reference/p
 	$*/bin/python -m pip install --quiet --no-compile ray transformers omegaconf GitPython tensorboard py-spy==0.4.3 --constraint constraints.txt
 	touch $@
 
-# The pages show tables, HDF5 and Zarr, and use no other extra.
+# The pages show results of these extras, and of no others.
 .venv-docs/installed: pyproject.toml constraints.txt
 	test -x .venv-docs/bin/python || $(PYTHON) -m venv .venv-docs
-	.venv-docs/bin/python -m pip install --quiet --editable '.[docs,zarr,h5,tabular]' --constraint constraints.txt
+	.venv-docs/bin/python -m pip install --quiet --editable '.[docs,zarr,h5,polars,hf,safetensors]' --constraint constraints.txt
 	touch $@
 
 .venv/installed: pyproject.toml constraints.txt

@@ -297,7 +297,7 @@ def test_html_of_a_ragged_lazy_stack() -> None:
     assert set(shown) == {"m", "t", "0 -> s", "1 -> only"}
     assert shown["m"][1] == "[2, -1, 2]"
     assert shown["t"] == ["float32", "[2, -1]", "cpu", "16 B", "Tensor"]
-    assert shown["0 -> s"] == ["str", "[]", "", "", "NonTensorData"]
+    assert shown["0 -> s"] == ["str", "[]", "'a'"]
     assert [key.text for key in root.iter("span") if key.get("class") == "td-key"].count("n") == 1
 
 

@@ -398,7 +398,7 @@ class PersistentTensorDict(StoredContainer):
         try:
             self._open(store.group_at(state["group"], state["path"]), (), state["options"], state["device"])
             self._size, self._dim_names = state["size"], state["names"]
-            self._store.reads_stacks, self._store.allow_pickle = state["values"]
+            self._store.reads_stacks, self._store.allow_pickle = state.get("values", (False, False))
             if foreign:
                 self._check_shapes()
         except BaseException:

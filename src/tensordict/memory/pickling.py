@@ -160,7 +160,7 @@ def _is_tree(value: Contract) -> bool:
     if value._wrapped_container() is not value:
         return True
     entries = value._entries
-    return type(entries) is dict or (hasattr(entries, "containers") and not value._is_in_file)
+    return isinstance(entries, dict) or (hasattr(entries, "containers") and not value._is_in_file)
 
 
 def _is_consolidated(container: Contract) -> bool:
@@ -237,7 +237,7 @@ class _Packer:
         if inner is not container:
             names = "_tensordict"
             children = [state.pop(names)]
-        elif type(state["_entries"]) is dict:
+        elif isinstance(state["_entries"], dict):
             entries = state.pop("_entries")
             names, children = list(entries), list(entries.values())
         else:

@@ -666,7 +666,7 @@ def _check_holds_leaves(container: Any, path: Path) -> None:
     entries = inner._entries
     if inner._is_non_tensor or isinstance(inner, Tensor):
         return
-    if type(entries) is not dict:
+    if not isinstance(entries, dict):
         raise ContainerExpected(
             f"{entry_of(path)}TensorDictParams holds parameters, and a {type(inner).__name__} makes its entries when "
             "they are read: pass to_tensordict() of it"

@@ -105,7 +105,7 @@ class Locking(Contract):
             if type(entries) is dict and is_flat(entries):
                 node._locked = True
                 return
-            if node._locked:
+            if node._locked and node._members() is not None:
                 return  # A lazy stack of locked members: a second owner would keep them locked after `unlock_`.
         with _hold_lock_state():
             _lock_node(node, owner)
