@@ -108,6 +108,9 @@ CALLS = {
         td.select("b").cat_from_tensordict(0)
         td.select("b").stack_from_tensordict(0)
     """,
+    "RowChoice": """
+        td.allclose(other)
+    """,
     "Gathering": """
         td.gather(0, torch.zeros(2, 4, dtype=torch.int64))
         td.masked_select(torch.ones(3, 4, dtype=torch.bool))
