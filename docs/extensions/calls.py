@@ -110,6 +110,9 @@ CALLS = {
     """,
     "RowChoice": """
         td.allclose(other)
+        td.filter(lambda rows: rows["a"].reshape(3, -1).sum(1) > 0)
+        td.head(2)
+        td.sample(2)
     """,
     "Gathering": """
         td.gather(0, torch.zeros(2, 4, dtype=torch.int64))
@@ -297,6 +300,7 @@ CALLS = {
 # Operations that the build does not run, by the reason.
 LEFT_OUT = {
     "in worker processes": "map map_iter",
+    "with a number or a value for each row": "sort_by where_value",
     "between processes": "all_gather all_reduce arecv asend broadcast from_remote_init gather_and_stack init_remote "
     "irecv isend recv reduce scatter send",
     "on a server": "to_store",
