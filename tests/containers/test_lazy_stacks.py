@@ -552,6 +552,14 @@ def test_an_empty_cut_remembers_its_entries(members: list[TensorDict]) -> None:
 # --- locks, hooks, forms ----------------------------------------------------------------------------------------------
 
 
+def test_an_unpickled_locked_stack_holds_its_members() -> None:
+    stack = pickle.loads(pickle.dumps(lazy_stack([TensorDict(a=torch.zeros(2)) for _ in range(2)]).lock_()))
+    with pytest.raises(RuntimeError, match="locked"):
+        stack.tensordicts[0].unlock_()
+    stack.unlock_()
+    stack.tensordicts[0].lock_().unlock_()
+
+
 def test_pieces_of_a_locked_stack_do_not_keep_it_locked() -> None:
     stack = lazy_stack([TensorDict(a=torch.zeros(2)) for _ in range(2)]).lock_()
     pieces = [*stack.split(1), *stack.chunk(1)]

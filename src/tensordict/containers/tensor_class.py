@@ -344,7 +344,7 @@ class TensorClass(FieldWrapper, metaclass=_Dataclass):
         A container that makes its entries on reading, as a lazy stack does, is returned unchanged.
         """
         entries = container._entries
-        if type(entries) is not dict or is_flat(entries):
+        if not isinstance(entries, dict) or is_flat(entries):
             return container
         found = {}
         for name, value in entries.items():

@@ -147,7 +147,7 @@ class BlockContext(Contract):
 def _is_plain(container: Any) -> bool:
     """Return whether the container is a plain dict of tensors, without nesting and without a wrapper."""
     entries = container._entries
-    return type(entries) is dict and container._wrapped_container() is container and is_flat(entries)
+    return isinstance(entries, dict) and container._wrapped_container() is container and is_flat(entries)
 
 
 def _has_same_pointers(views: Any, source: Any) -> bool:

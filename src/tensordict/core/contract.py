@@ -246,8 +246,8 @@ class Contract:
     def _shape_of(self, name: str) -> torch.Size:
         """Return the shape of an entry, with -1 for dims that differ between the members of a lazy stack."""
         entries = self._entries
-        if type(entries) is dict or (members := self._members(or_template=True)) is None:
-            value = self._writable()[name] if type(entries) is not dict else entries[name]
+        if isinstance(entries, dict) or (members := self._members(or_template=True)) is None:
+            value = self._writable()[name] if not isinstance(entries, dict) else entries[name]
             return ragged.shape_of(value) if isinstance(value, Tensor) else value.shape
         shapes = [member._shape_of(name) for member in members]
         if len({len(shape) for shape in shapes}) > 1:
@@ -375,7 +375,7 @@ class Contract:
     def _children(self) -> Iterable[Any]:
         """Return the entries of this level, including tensors; for a lazy stack, its members."""
         entries = self._entries
-        if type(entries) is dict:
+        if isinstance(entries, dict):
             return entries.values()
         members = self._members(or_template=True)
         return self._structure().values() if members is None else members
@@ -421,7 +421,7 @@ class Contract:
         """
         mapping = self._entries
         on_leaf = fn
-        if type(mapping) is not dict:
+        if not isinstance(mapping, dict):
             if isinstance(mapping, EntryStore):
                 if (block := mapping.together(fn)) is not None:
                     with block:
@@ -454,7 +454,7 @@ class Contract:
     def _rebuilt(self, leaves: Iterator[Any]) -> Self:
         """Replace every leaf by the next of `leaves`, in the order of `_map`."""
         mapping: Mapping[str, Any] = self._entries
-        if type(mapping) is not dict:
+        if not isinstance(mapping, dict):
             if isinstance(mapping, EntryStore) and (block := mapping.together()) is not None:
                 with block:
                     return self._rebuilt(leaves)
@@ -482,7 +482,7 @@ class Contract:
         """Like `_map`, for an `fn` that cuts a leaf into `len(sizes)` pieces. Returns one container per piece."""
         mapping = self._entries
         on_leaf = fn
-        if type(mapping) is not dict:
+        if not isinstance(mapping, dict):
             if self._members() is not None:
                 return (
                     self._dense()._map_many(fn, sizes, batch_dims, rename) if on_node is None else list(on_node(self))
@@ -540,7 +540,7 @@ class Contract:
         Returns `None` for a container without members, which is paired with `other` as a whole. `_restack` builds a
         stack from the results.
         """
-        if type(self._entries) is dict or not (members := self._members()) or self._is_non_tensor:
+        if isinstance(self._entries, dict) or not (members := self._members()) or self._is_non_tensor:
             return None
         return list(zip(members, self._pieces_of(other), strict=True))
 
@@ -571,7 +571,7 @@ class Contract:
 
         With `hooked`, the leaves of the stack go through its `hook_out`.
         """
-        return self if type(self._entries) is dict else self._map(identity)
+        return self if isinstance(self._entries, dict) else self._map(identity)
 
     def _wrapped_container(self) -> Any:
         """Return the container that holds the entries; a wrapper returns the one inside."""
@@ -611,7 +611,8 @@ class Contract:
                 column = [mapping[name] for mapping in mappings]
                 if type(value) is not Tensor and isinstance(value, Contract):
                     merged = None
-                    if type(value._entries) is not dict or list(map(type, column)).count(type(value)) != len(column):
+                    alike = list(map(type, column)).count(type(value)) == len(column)
+                    if not alike or not isinstance(value._entries, dict):
                         merged = _merge_whole(column, (*path, name), fn, on_node)
                     if merged is None:
                         merged = value._merge(column, fn, size, batch_dims, rename, (*path, name), on_node)

@@ -118,7 +118,7 @@ class _View(MappingView):
     def _flat(self) -> dict[str, Any] | None:
         """Return the dict of entries if the view shows exactly these, else `None`."""
         mapping = self._source._entries
-        if self._is_leaf is None and not self._sort and type(mapping) is dict and is_flat(mapping):
+        if self._is_leaf is None and not self._sort and isinstance(mapping, dict) and is_flat(mapping):
             return mapping
         return None
 
@@ -171,7 +171,7 @@ class _Keys(_View, KeysView[Any]):
             if not isinstance(value, Contract) or (i and is_leaf is not None and is_leaf(type(value))):
                 return False
             mapping: Mapping[str, Any] = value._entries
-            if type(mapping) is not dict:
+            if not isinstance(mapping, dict):
                 mapping = value._structure()
             if name not in mapping:
                 return False
@@ -231,7 +231,7 @@ def _join_with_dots(key: str | tuple[str, ...]) -> str:
 
 def _collect_keys(node: Contract, prefix: Path, leaves_only: bool, out: list[FlatKey]) -> None:
     mapping: Mapping[str, Any] = node._entries
-    if type(mapping) is not dict:
+    if not isinstance(mapping, dict):
         mapping = node._structure()
     for name, value in mapping.items():
         path = prefix + (name,)  # noqa: RUF005 (30 instead of 41 ns)
@@ -263,7 +263,7 @@ def _collect(node: Contract, prefix: Path, leaves_only: bool, out: list[Pair]) -
 
 def _count(node: Contract, leaves_only: bool) -> int:
     mapping: Mapping[str, Any] = node._entries
-    if type(mapping) is not dict:
+    if not isinstance(mapping, dict):
         mapping = node._structure()
     count = len(mapping)
     for value in mapping.values():

@@ -100,7 +100,7 @@ class _Registered(MutableMapping[str, Any]):  # guarded: `_path` reads all names
 def _register(container: Any, prefix: str, parameters: bool, found: dict[str, Any]) -> None:
     """Collect the leaves of a container that are parameters, or all others, by dotted name."""
     entries = container._entries
-    if type(entries) is not dict:
+    if not isinstance(entries, dict):
         for path, leaf in container._walk():
             if is_parameter(leaf) is parameters:
                 found[prefix + ".".join(path)] = leaf

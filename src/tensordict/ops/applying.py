@@ -223,7 +223,7 @@ class Applying(Writing):
         mapping: Mapping[str, Any] = self._entries
         size = self._batch_size if call.batch_size is None else call.batch_size
         fn = call.fn
-        if type(mapping) is not dict:
+        if not isinstance(mapping, dict):
             if self._is_non_tensor:
                 names = self._names if call.batch_size is None else None
                 return self._build({}, size, self._device, names) if call.plan is None else None

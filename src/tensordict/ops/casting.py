@@ -257,7 +257,7 @@ class Casting(Leaves):
     def _place_on(self, fn: Callable[[Any], object], device: torch.device) -> Self:
         """Return a container of `fn(leaf)` for each leaf, with the device `device` at every level."""
         mapping: Mapping[str, Any] = self._entries
-        if type(mapping) is not dict:
+        if not isinstance(mapping, dict):
             if (members := self._members(or_template=True)) is not None:
                 return self._restack([member._place_on(fn, device) for member in members])
             # A tensor in a file that only changes its device stays there. Reading moves it.
@@ -268,7 +268,7 @@ class Casting(Leaves):
                 entries[name] = value._place_on(fn, device)
             elif fn is not identity:
                 entries[name] = fn(value)
-        if type(mapping) is not dict:
+        if not isinstance(mapping, dict):
             return self._subset(entries, device)
         return self._build(entries, self._batch_size, device, self._names)
 

@@ -186,7 +186,7 @@ class ClientMembers(Indexing, Applying, Naming):
         if isinstance(idx, range) and idx.start >= 0 and idx.stop >= 0 and idx.step > 0:
             idx = slice(idx.start, idx.stop, idx.step)
         at = leaf_index(idx, self._batch_size)
-        if is_basic(at) and type(source._entries) is dict:
+        if is_basic(at) and isinstance(source._entries, dict):
             return self._rewrap(link_part(source, at))
         if is_basic(at) and hasattr(source._entries, "containers"):
             # Indexing a lazy stack returns its members, or views of them.

@@ -68,7 +68,7 @@ class Converting(Contract):
         if convert_tensors is not False and convert_tensors not in (True, False, "numpy"):
             raise ValueError(f"convert_tensors is True, False or 'numpy', got {convert_tensors!r}")
         entries = self._entries
-        if type(entries) is not dict:
+        if not isinstance(entries, dict):
             refuse_exclusive_keys(self, "to_dict")
         plain: dict[str, Any] = dict(entries)
         for name, value in plain.items():
@@ -110,7 +110,7 @@ class Converting(Contract):
         if isinstance(stored, EntryStore) and (block := stored.together(Tensor.clone)) is not None:
             with block:
                 return self.to_tensordict(retain_none=retain_none)
-        if type(stored) is not dict and container._members() is not None:
+        if not isinstance(stored, dict) and container._members() is not None:
             entries = container._dense(hooked=True)._entries
         else:
             entries = {

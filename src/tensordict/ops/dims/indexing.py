@@ -237,7 +237,7 @@ class Indexing(Writing):
             return self.update_at_({key: value}, index)  # only some members of a lazy stack have it
         node, name = self._find_parent(path)
         entries = node._entries
-        current = entries[name] if type(entries) is dict else None
+        current = entries[name] if isinstance(entries, dict) else None
         if not isinstance(current, Tensor) or isinstance(current, Contract) or current.is_nested:
             inner = node._node(name)
             if is_node(inner) and not inner._is_non_tensor:
@@ -359,7 +359,7 @@ class Indexing(Writing):
             raise TypeError(
                 "iteration over a container without batch dims (batch_size=[]); iterate over td.items() for its entries"
             )
-        if type(self._entries) is not dict and getattr(self._entries, "cuts_by_index", False):
+        if not isinstance(self._entries, dict) and getattr(self._entries, "cuts_by_index", False):
             # Read row by row: all rows together may not fit in memory.
             return map(self._index, range(self._batch_size[0]))
         return iter(self.unbind(0))

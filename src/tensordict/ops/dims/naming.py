@@ -226,7 +226,7 @@ def _collect_nodes(node: Contract, prefix: Path, names: Names, found: list[tuple
             path = (*prefix, name)
             found.append((path, value, names))
             _collect_nodes(value, path, names, found)
-    if type(entries) is not dict and (members := node._members()):
+    if not isinstance(entries, dict) and (members := node._members()):
         # Nested containers that only some members have are not in `structure`. They lack the stack dim.
         dim: int = node.stack_dim
         rest = names[:dim] + names[dim + 1 :]

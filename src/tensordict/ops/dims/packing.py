@@ -242,7 +242,7 @@ class _Collection:
         self.nested: list[tuple[Path, torch.Size, type[Any] | None]] = []
 
     def add_entries(self, node: Contract, path: Path) -> None:
-        if type(node._entries) is not dict:
+        if not isinstance(node._entries, dict):
             if node._members() is not None:
                 refuse_exclusive_keys(node, "pack")
                 node = node._dense()

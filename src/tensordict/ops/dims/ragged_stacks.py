@@ -38,7 +38,7 @@ def _collect_column(stack: Any, name: str) -> list[Any]:
     # Dynamo cannot trace a comprehension that assigns and recurses.
     for member in stack._entries.containers:
         entries = member._entries
-        if type(entries) is dict or member._members() is None:
+        if isinstance(entries, dict) or member._members() is None:
             found.append(entries[name])
         else:
             found.append(_collect_column(member, name))

@@ -61,7 +61,7 @@ class Shape(Sizing):
             result = self._rewrap(view)
             result._undo = view._undo
             return result  # type: ignore[no-any-return]
-        if type(self._entries) is not dict and self._members() is not None:
+        if not isinstance(self._entries, dict) and self._members() is not None:
             result = self._rewrap(self._wrapped_container()._by_members(op))
         else:
             try:
@@ -71,7 +71,7 @@ class Shape(Sizing):
             if op.new_dims:
                 entries = result._entries
                 # A container of tensors only, the most frequent one, costs no call.
-                if type(entries) is not dict or list(map(type, entries.values())).count(Tensor) != len(entries):
+                if not isinstance(entries, dict) or list(map(type, entries.values())).count(Tensor) != len(entries):
                     result = _stack_values(result, op.new_dims)
         if self._locked and result is not self:
             result._lock_tree()
@@ -596,7 +596,7 @@ def _stack_values(result: Any, dims: Sequence[int]) -> Any:
     if result._is_non_tensor:
         return result._stack_along(dims)
     entries = result._wrapped_container()._entries
-    for name, value in list(entries.items()) if type(entries) is dict else ():
+    for name, value in list(entries.items()) if isinstance(entries, dict) else ():
         if type(value) is not Tensor and is_node(value) and (value._is_non_tensor or value._members() is None):
             entries[name] = _stack_values(value, dims)
     return result

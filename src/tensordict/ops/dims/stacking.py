@@ -114,7 +114,7 @@ class Stacking(Writing):
 
     def _split_batch(self, op: Cut) -> tuple[Self, ...]:
         """Run a split. The pieces are locked, memory-mapped or shared if this container is."""
-        if type(self._entries) is not dict and self._members() is not None:
+        if not isinstance(self._entries, dict) and self._members() is not None:
             pieces = self._rewrap(self._wrapped_container()._cut_by_members(op))
         elif op.dim == 0 and getattr(self._entries, "cuts_by_index", False):
             at: Any = (
@@ -133,7 +133,9 @@ class Stacking(Writing):
                 pieces = retry_ragged_walk(self, self._map_many, op.make_ragged_leaf(), sizes, batch_dims, op.rename)
         if self._locked and (op.lengths is not None or self._is_memmap or self._is_shared):
             for piece in pieces:
-                piece._lock_tree()
+                # A lazy stack of members of this one is locked: as another owner, it would keep them locked.
+                if not piece._locked:
+                    piece._lock_tree()
                 piece._mark_as(self)
         return tuple(pieces)
 
@@ -153,7 +155,7 @@ class Stacking(Writing):
         old = self._batch_size
         dim = as_dim(dim, len(old))
         entries: Any = self._entries
-        if type(entries) is not dict and getattr(entries, "dim", None) == dim and entries.containers:
+        if not isinstance(entries, dict) and getattr(entries, "dim", None) == dim and entries.containers:
             return self._rewrap(tuple(entries.containers))  # type: ignore[no-any-return]
         return self._split_batch(Cut(old, dim))
 
@@ -395,7 +397,7 @@ def stack_containers(input: Iterable[Any], dim: int = 0, out: object = None) -> 
     _check_one_class(items, "stack")
     if out is not None:
         return _join_into(out, items, torch.stack, dim, new)
-    joint = None if type(first._entries) is dict else _stack_as_wholes(items, dim)
+    joint = None if isinstance(first._entries, dict) else _stack_as_wholes(items, dim)
     if joint is not None:
         return joint
     fn = torch.stack if dim == 0 else _bind_dim(torch.stack, dim)

@@ -96,7 +96,7 @@ class Assign(Write):
                 plan.targets += parts
                 plan.values += pairs[1]
                 return
-        in_store = type(mapping) is not dict
+        in_store = not isinstance(mapping, dict)
         for key, item in items.items():
             if type(key) is not str:
                 key, *rest = path_of(key)

@@ -16,7 +16,7 @@ def set_all(container: Any, keys: Sequence[object], items: Sequence[object]) -> 
     for key in keys:
         node, name = (container, key) if type(key) is str else _find_place(container, path_of(key))
         entries = node._entries
-        if type(entries) is not dict:
+        if not isinstance(entries, dict):
             _try_then_set_all(container, [path_of(key) for key in keys], items)
             return
         before.append((entries, name, entries.get(name)))

@@ -62,13 +62,13 @@ class Copying(Leaves):
             return self._map(lambda leaf: leaf.clone(**kwargs))
         # Other threads may add and delete entries between taking the leaves out and putting the clones in. So work on a
         # copy of the dict.
-        entries = stored.copy() if type(stored) is dict and self._wrapped_container() is self else None
+        entries = stored.copy() if isinstance(stored, dict) and self._wrapped_container() is self else None
         if entries is not None and is_flat(entries):
             leaves = list(entries.values())
             return self._build(
                 dict(zip(entries, _clone_leaves(leaves, kwargs))), self._batch_size, self._device, self._names
             )
-        source = self.copy() if type(stored) is dict else self
+        source = self.copy() if isinstance(stored, dict) else self
         return source._rebuilt(Clones(_clone_leaves(source._leaves(), kwargs)))
 
     def copy(self: SelfT) -> SelfT:
@@ -86,7 +86,7 @@ class Copying(Leaves):
             a new container, not locked.
         """
         mapping: Any = self._entries
-        if type(mapping) is not dict:
+        if not isinstance(mapping, dict):
             if (members := self._members(or_template=True)) is not None:
                 with self._at_once():
                     return self._restack([member.copy() for member in members])

@@ -76,7 +76,7 @@ class Locking(Contract):
             RuntimeError: this container, or a member of this lazy stack, is an entry of a locked container. Unlock that
                 one instead.
         """
-        if type(self._entries) is not dict:
+        if not isinstance(self._entries, dict):
             with _hold_lock_state():
                 held = not self._wrapped_container()._sealed and _has_held_members(self)
             if held:
@@ -101,12 +101,9 @@ class Locking(Contract):
         # Lock the container that holds the entries: a wrapper or a view of it may be garbage-collected before it.
         node = underlying(self) if self._is_over_another else self
         entries = node._entries
-        if owner is None:
-            if type(entries) is dict and is_flat(entries):
-                node._locked = True
-                return
-            if node._locked and node._members() is not None:
-                return  # A lazy stack of locked members: a second owner would keep them locked after `unlock_`.
+        if owner is None and isinstance(entries, dict) and is_flat(entries):
+            node._locked = True
+            return
         with _hold_lock_state():
             _lock_node(node, owner)
 
@@ -116,12 +113,12 @@ class Locking(Contract):
         if backing is not NOT_BACKED and (backing.is_memmap or backing.is_shared or backing.memmap_prefix is not None):
             node._backing = Backing(consolidated=backing.consolidated)
         entries = node._entries
-        if type(entries) is dict and is_flat(entries):
+        if isinstance(entries, dict) and is_flat(entries):
             node._locked = False
             return
         with _hold_lock_state():
             node._locked = False
-            for value in entries.values() if type(entries) is dict else node._children():
+            for value in entries.values() if isinstance(entries, dict) else node._children():
                 if type(value) is not Tensor and isinstance(value, Locking):
                     child: Any = underlying(value) if value._is_over_another else value
                     if owners := child._lock_owners:
@@ -153,7 +150,7 @@ def _lock_node(node: Contract, owner: weakref.ref[Any] | None) -> None:
     node._locked = True
     own = None
     entries = node._entries
-    for value in entries.values() if type(entries) is dict else node._children():
+    for value in entries.values() if isinstance(entries, dict) else node._children():
         if type(value) is not Tensor and isinstance(value, Locking):
             if own is None:
                 own = weakref.ref(node)

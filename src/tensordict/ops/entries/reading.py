@@ -143,7 +143,7 @@ class Reading(Contract):
     def is_empty(self) -> bool:
         """Return whether the tree has no leaves and no values, at any depth."""
         entries: Mapping[str, Any] = self._entries
-        if type(entries) is not dict:
+        if not isinstance(entries, dict):
             if self._is_non_tensor:
                 return False
             if (members := self._members(or_template=True)) is not None:
@@ -244,7 +244,7 @@ class Reading(Contract):
                 return self._entries[key]
             return self._find(key)
         except KeyError:  # guarded: the next line looks into a dict again; other entries and `_find` have looked
-            if type(self._entries) is dict and key in self._entries:
+            if isinstance(self._entries, dict) and key in self._entries:
                 raise
             if default is AS_SET and settings._get_defaults_to_none:
                 return None
@@ -286,7 +286,7 @@ class Reading(Contract):
         """
         if index is NO_DEFAULT or idx is not NO_DEFAULT:
             index = choose_given("get_at", index=index, idx=idx)
-        if type(self._entries) is not dict and self._wrapped_container()._is_in_file:
+        if not isinstance(self._entries, dict) and self._wrapped_container()._is_in_file:
             stored = self._peek_unread(path_of(key))
             if type(stored) is StoredTensor:
                 return read_stored(stored[leaf_index(index, stored.shape)])

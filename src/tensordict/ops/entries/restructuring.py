@@ -55,7 +55,7 @@ class Structure(Writing):
             RuntimeError: with `inplace`, the container is locked.
         """
         mapping = self._entries
-        if type(mapping) is dict and not inplace and not as_tensordict:
+        if isinstance(mapping, dict) and not inplace and not as_tensordict:
             # The usual case: all keys are names of this level and exist.
             entries: dict[str, Any] = {}
             for key in keys:
@@ -89,14 +89,14 @@ class Structure(Writing):
 
     def _select_tree(self, wanted: dict[str, object]) -> Self:
         mapping: Mapping[str, Any] = self._entries
-        if type(mapping) is not dict:
+        if not isinstance(mapping, dict):
             if (members := self._members(or_template=True)) is not None:
                 return self._restack([member._select_tree(_restrict_to_member(member, wanted)) for member in members])
             mapping = self._share_entries()
         entries: dict[str, Any] = {}
         for name, below in wanted.items():
             entries[name] = mapping[name] if below is None else mapping[name]._select_tree(below)
-        if type(mapping) is not dict:
+        if not isinstance(mapping, dict):
             return self._subset(entries, self._device)
         return self._build(entries, self._batch_size, self._device, self._names)
 
@@ -147,7 +147,7 @@ class Structure(Writing):
 
     def _exclude_paths(self, paths: list[Path]) -> Self:
         mapping: Mapping[str, Any] = self._entries
-        if type(mapping) is dict:
+        if isinstance(mapping, dict):
             entries = dict(mapping)
         else:
             if (members := self._members(or_template=True)) is not None:
@@ -165,7 +165,7 @@ class Structure(Writing):
             child = entries.get(name)
             if isinstance(child, Structure):
                 entries[name] = child._exclude_paths(rest)
-        if type(mapping) is not dict:
+        if not isinstance(mapping, dict):
             return self._subset(entries, self._device)
         return self._build(entries, self._batch_size, self._device, self._names)
 
@@ -197,7 +197,7 @@ class Structure(Writing):
             given.
         """
         if (
-            type(self._entries) is dict
+            isinstance(self._entries, dict)
             and batch_size is None
             and device is NO_DEFAULT
             and names is NO_DEFAULT
@@ -205,7 +205,7 @@ class Structure(Writing):
         ):
             return self._build({}, self._batch_size, self._device, self._names)
         size = None if batch_size is None else as_size(batch_size)
-        if type(self._entries) is not dict and (members := self._members(or_template=True)) is not None:
+        if not isinstance(self._entries, dict) and (members := self._members(or_template=True)) is not None:
             stack = self._restack([member.empty(recurse, device=device) for member in members])
             if size is not None and size != self._batch_size:
                 return stack._dense().empty(recurse, batch_size=size, device=device, names=names)
@@ -466,7 +466,7 @@ class Structure(Writing):
             columns = [member._split_by(moves, default, reproduce_struct) for member in members]
             return [self._restack(column) for column in zip(*columns, strict=True)]
         last = self.copy()
-        kept: dict[str, Any] = last._entries if type(last._entries) is dict else {}
+        kept: dict[str, Any] = last._entries if isinstance(last._entries, dict) else {}
         outs: list[Any] = []
         for pairs in moves:
             out = self.empty(recurse=reproduce_struct)

@@ -48,6 +48,9 @@ class SavedEntries(dict[str, Any]):
         self._owner, self._mode, self._told = weakref.ref(owner), mode, told
 
     def __setitem__(self, name: str, value: Any) -> None:
+        if self._mode != "r+" and torch.compiler.is_compiling():
+            super().__setitem__(name, value)  # Compiled code cannot warn.
+            return
         owner: Any = self._owner()
         if owner is not None and (name not in self or self._mode == "r+"):
             value = self._store(owner, name, value)

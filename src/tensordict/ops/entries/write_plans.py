@@ -313,7 +313,7 @@ def pair_plain_leaves(node: Any, source: object) -> tuple[list[Tensor], list[Ten
 
 def _pair_plain(node: Any, source: object, targets: list[Any], values: list[Any]) -> bool:
     mapping, given = node._entries, source._entries if isinstance(source, Contract) else source
-    if type(mapping) is not dict or type(given) is not dict:
+    if not isinstance(mapping, dict) or not isinstance(given, dict):
         return False
     kind, find = type(node), mapping.get
     for name, item in given.items():
@@ -344,7 +344,9 @@ def take_plain_entries(source: object, size: torch.Size) -> Mapping[str, Any] | 
         given = source._entries
         if source._batch_size == size:
             size = torch.Size()  # the source has checked its entries
-    if type(given) is not dict or (given is source and {*map(type, given)} != _NAMES):
+        if not isinstance(given, dict):
+            return None
+    elif type(given) is not dict or {*map(type, given)} != _NAMES:
         return None
     return given if have_batch_size(given.values(), size) else None
 

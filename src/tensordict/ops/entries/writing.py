@@ -161,7 +161,7 @@ class Writing(Reading, Locking):
         node._check_field(name)
         if node._locked:
             raise_locked(f"add the entry {joined(path)!r}")
-        if type(entries) is not dict and node._members():
+        if not isinstance(entries, dict) and node._members():
             # Some members may have an entry of this name already. They keep it.
             node._wrapped_container()._write_to_members(path[depth:], item, path, non_blocking)
         else:
@@ -422,7 +422,7 @@ class Writing(Reading, Locking):
         if type(key) is not str:
             node, name = self._find_parent(path_of(key))
         entries = node._entries
-        if type(item) is Tensor and (type(entries) is dict or (isinstance(entries, EntryStore) and entries.shares)):
+        if type(item) is Tensor and (isinstance(entries, dict) or (isinstance(entries, EntryStore) and entries.shares)):
             # The most frequent case takes 0.5 us here. A plan would take 4 us.
             current: Any = entries.get(name)  # type: ignore[union-attr]
             try:
@@ -522,7 +522,7 @@ class Writing(Reading, Locking):
             RuntimeError: the container is locked.
         """
         path = (key,) if type(key) is str else path_of(key)
-        if type(self._entries) is not dict and (members := self._members(or_template=True)) is not None:
+        if not isinstance(self._entries, dict) and (members := self._members(or_template=True)) is not None:
             self._delete_from(members, path)
             return self
         parent = self if len(path) == 1 else self._peek(path[:-1])
@@ -619,7 +619,7 @@ class Writing(Reading, Locking):
         in_level = len(old) == len(new) == 1
         if not in_level and new[: len(old)] == old:
             raise KeyError(f"cannot move the entry {old_key!r} into itself, to {new_key!r}")
-        if type(entries) is not dict:
+        if not isinstance(entries, dict):
             if (members := self._members(or_template=True)) is not None:
                 self._check_field(new[0])
                 for member in members:

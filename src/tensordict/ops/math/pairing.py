@@ -110,7 +110,7 @@ def _pair_exactly(node: Any, other: Any, path: Path, left: list[Tensor], right: 
             _pair_exactly(mine, theirs, path, left, right)
         return
     entries, others = node._entries, other._entries
-    if type(entries) is not dict:
+    if not isinstance(entries, dict):
         entries = node._writable()
     names = list(entries)
     if names == list(others):
@@ -247,7 +247,7 @@ def _pair_parts(node: Any, other: Contract, path: Path) -> Any:
 
     Returns `None` for a container without members.
     """
-    if type(node._entries) is dict:
+    if isinstance(node._entries, dict):
         return None
     size = node._batch_size
     if other._batch_size == size:

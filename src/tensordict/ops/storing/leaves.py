@@ -39,7 +39,7 @@ class Leaves(Locking):
         """
         mapping: Mapping[str, Any] = self._entries
         on_leaf = fn
-        if type(mapping) is not dict:
+        if not isinstance(mapping, dict):
             if (members := self._members()) is not None:
                 found = [member._map_some(fn) for member in members]
                 if self._is_non_tensor or all(result is None for result in found):
