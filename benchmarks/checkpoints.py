@@ -51,12 +51,12 @@ def done() -> None:
 
 
 def save_ours(run: Run, path: str) -> Callable[[], object]:
-    save_checkpoint(path, **run, step=7)
+    save_checkpoint(path, **run, step=7, overwrite=True)
     return done
 
 
 def save_ours_early(run: Run, path: str) -> Callable[[], object]:
-    return save_checkpoint(path, **run, step=7, return_early=True).result
+    return save_checkpoint(path, **run, step=7, overwrite=True, return_early=True).result
 
 
 def load_ours(run: Run, path: str) -> None:

@@ -65,7 +65,7 @@ def train(root: Path, epochs: int) -> float:
             loss.backward()
             optimizer.step()
         history[epoch - start] = TensorDict(epoch=epoch, accuracy=accuracy(net, data))
-        save_checkpoint(root / "checkpoint.tdz", net=net, optimizer=optimizer, epoch=epoch + 1)
+        save_checkpoint(root / "checkpoint.tdz", net=net, optimizer=optimizer, epoch=epoch + 1, overwrite=True)
         print(f"epoch {epoch}: accuracy {history[epoch - start]['accuracy']:.3f}")
 
     if epochs > start:

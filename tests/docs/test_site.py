@@ -260,8 +260,8 @@ def search(browser: webdriver.Chrome, words: str) -> list[str]:
 @pytest.mark.parametrize(
     ("task", "guide"),
     [
-        ("save a checkpoint", "guides/saving.html#save-a-checkpoint"),
-        ("resume training", "guides/saving.html#resume-training"),
+        ("save a checkpoint", "guides/checkpoints.html#save-a-checkpoint"),
+        ("resume training", "guides/checkpoints.html#resume-training"),
         ("add a column", "guides/containers.html#add-a-column-replace-it-remove-it"),
         ("pad a batch", "guides/ragged.html#pad-a-batch-to-equal-lengths"),
         ("filter rows", "guides/containers.html#filter-rows-select-columns"),
@@ -270,7 +270,7 @@ def search(browser: webdriver.Chrome, words: str) -> list[str]:
         ("write from many processes", "datasets.html#write-from-many-processes"),
         ("convert from pandas", "tables.html#convert-from-pandas-arrow-polars-and-parquet"),
         ("which version is installed", "guides/terminal.html#see-which-version-is-installed"),
-        ("checkpoint", "guides/saving.html"),
+        ("checkpoint", "guides/checkpoints.html"),
         ("pandas", "tables.html"),
     ],
 )

@@ -228,14 +228,14 @@ def checkpoint_once(folder: pathlib.Path, keep: int | None, count: int) -> bool:
     """Kill one save of step 3: the checkpoint of step 2 or of step 3 is there, and the next save works."""
     path = folder / "saved"
     for step in (1, 2):
-        save_checkpoint(path, keep=keep, **run_of(step))
-    killed = in_child(lambda: save_checkpoint(path, keep=keep, **run_of(3)), count)
+        save_checkpoint(path, keep=keep, overwrite=True, **run_of(step))
+    killed = in_child(lambda: save_checkpoint(path, keep=keep, overwrite=True, **run_of(3)), count)
     assert check_run(path, {2, 3} if killed else {3})
-    save_checkpoint(path, keep=keep, **run_of(4))
+    save_checkpoint(path, keep=keep, overwrite=True, **run_of(4))
     assert check_run(path, {4}) and os.listdir(folder) == ["saved"]
     if keep is not None:
         # What the killed save has left has the name of the checkpoint of step 3, whose next save removes it.
-        save_checkpoint(path, keep=keep, **run_of(3))
+        save_checkpoint(path, keep=keep, overwrite=True, **run_of(3))
         assert check_run(path, {3}) and sorted(os.listdir(path)) == ["step-00000003.tdz", "step-00000004.tdz"]
         shutil.rmtree(path)
     return killed

@@ -192,7 +192,7 @@ def test_dtypes_and_shared_weights(tmp_path: pathlib.Path) -> None:
 
     net, other = tied(), tied()
     for early in (False, True):
-        future: Any = save_checkpoint(tmp_path / "x", model=net, return_early=early)
+        future: Any = save_checkpoint(tmp_path / "x", model=net, return_early=early, overwrite=early)
         if early:
             future.result()
         # The weight is stored once.
@@ -425,18 +425,31 @@ def test_only_a_checkpoint_is_replaced(tmp_path: pathlib.Path) -> None:
     path = tmp_path / "x"
     path.write_text("mine")
     with pytest.raises(SaveError, match="a checkpoint replaces only a checkpoint"):
-        save_checkpoint(path, step=1)
+        save_checkpoint(path, step=1, overwrite=True)
     assert path.read_text() == "mine"
     path.unlink()
     TensorDict(a=torch.ones(3)).save(path, archive=True)
     with pytest.raises(SaveError, match="a checkpoint replaces only a checkpoint"):
-        save_checkpoint(path, step=1)
+        save_checkpoint(path, step=1, overwrite=True)
     assert load(path)["a"].sum() == 3
     path.unlink()
     path.mkdir()
     with pytest.raises(SaveError, match="a checkpoint replaces only a checkpoint"):
-        save_checkpoint(path, step=1)
+        save_checkpoint(path, step=1, overwrite=True)
     assert os.listdir(tmp_path) == ["x"]
+
+
+def test_an_older_checkpoint_is_replaced_only_on_request(tmp_path: pathlib.Path) -> None:
+    path = save_checkpoint(tmp_path / "x", step=1)
+    for early in (False, True):
+        with pytest.raises(SaveError, match="x' exists: pass overwrite=True"):
+            save_checkpoint(path, step=2, return_early=early)
+    assert load_checkpoint(path)["step"] == 1 and os.listdir(tmp_path) == ["x"]
+    save_checkpoint(path, step=2, overwrite=True)
+    assert load_checkpoint(path)["step"] == 2
+    save_checkpoint(tmp_path / "run", step=2, keep=2, values=1)
+    save_checkpoint(tmp_path / "run", step=2, keep=2, values=2)
+    assert load_checkpoint(tmp_path / "run")["values"] == 2
 
 
 def test_keep(tmp_path: pathlib.Path) -> None:
@@ -472,7 +485,7 @@ def test_keep_removes_only_what_it_made(tmp_path: pathlib.Path) -> None:
         save_checkpoint(folder, keep=1, step=step)
     assert set(os.listdir(folder)) == others | {"step-00000021.tdz"}
     assert os.listdir(tmp_path / "elsewhere") == ["step-00000005.tdz"]
-    with pytest.raises(SaveError, match=r"step-00000003\.tdz' is no checkpoint.*name the checkpoint to load"):
+    with pytest.raises(SaveError, match=r"step-00000003\.tdz' is not a checkpoint.*name the checkpoint to load"):
         load_checkpoint(folder)
     assert load_checkpoint(folder / "step-00000021.tdz")["step"] == 21
 
@@ -496,10 +509,10 @@ def test_nothing_there(tmp_path: pathlib.Path) -> None:
     with pytest.raises(SaveError, match="without checkpoints"):
         load_checkpoint(tmp_path / "td")
     TensorDict(a=torch.ones(1)).save(tmp_path / "td.tdz")
-    with pytest.raises(SaveError, match="is no checkpoint"):
+    with pytest.raises(SaveError, match="is not a checkpoint"):
         load_checkpoint(tmp_path / "td.tdz")
     torch.save({"a": 1}, tmp_path / "x.pt")
-    with pytest.raises(SaveError, match="is no checkpoint"):
+    with pytest.raises(SaveError, match="is not a checkpoint"):
         load_checkpoint(tmp_path / "x.pt")
 
 
@@ -510,10 +523,10 @@ def test_files_that_are_cut_off(tmp_path: pathlib.Path) -> None:
     before = state_of(run)
     for length in (0, 1, 100, len(content) // 2, len(content) - 1):
         path.write_bytes(content[:length])
-        with pytest.raises(SaveError, match="x' is no checkpoint, or is broken"):
+        with pytest.raises(SaveError, match="x' is not a checkpoint, or it is broken"):
             load_checkpoint(path, **run)
         with pytest.raises(SaveError, match="replaces only a checkpoint"):
-            save_checkpoint(path, **run)
+            save_checkpoint(path, **run, overwrite=True)
     assert all(map(torch.equal, before, state_of(run)))
 
 
@@ -578,7 +591,7 @@ def test_no_pickle_is_loaded(tmp_path: pathlib.Path) -> None:
                          '"_checkpoint": {"type": "NonTensorData"}}')  # fmt: skip
         archive.writestr("_checkpoint/meta.json", '{"_type": "<class \'tensordict.tensorclass.NonTensorData\'>"}')
         archive.writestr("_checkpoint/other.pickle", pickle.dumps({"data": Evil(str(marker))}))
-    with pytest.raises(SaveError, match=r"evil.tdz' is no checkpoint"):
+    with pytest.raises(SaveError, match=r"evil.tdz' is not a checkpoint"):
         load_checkpoint(tmp_path / "evil.tdz")
     assert not marker.exists()
 
@@ -595,6 +608,6 @@ def test_a_link_is_followed_and_its_mode_kept(tmp_path: pathlib.Path) -> None:
     save_checkpoint(tmp_path / "real", step=1)
     (tmp_path / "real").chmod(0o640)
     (tmp_path / "last").symlink_to("real")
-    save_checkpoint(tmp_path / "last", step=2, durable=True)
+    save_checkpoint(tmp_path / "last", step=2, durable=True, overwrite=True)
     assert (tmp_path / "last").is_symlink() and load_checkpoint(tmp_path / "real")["step"] == 2
     assert (tmp_path / "real").stat().st_mode & 0o777 == 0o640

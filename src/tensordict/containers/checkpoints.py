@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from tensordict.parallel.sharded_checkpoints import RankParts
 
 _RNG = "_rng"
-# What an entry holds: the state of an object, a container, or a plain value.
+# The kinds of entries: the state of an object, a container, or a plain value.
 _STATE, _CONTAINER, _VALUE = "state", "container", "value"
 # Stands for a tensor that ranks save together, with its name, in the state of a module or an optimizer.
 _PART = "%part"
@@ -60,6 +60,7 @@ def save_checkpoint(
     keep: int | None = ...,
     rng: bool = ...,
     durable: bool = ...,
+    overwrite: bool = ...,
     return_early: Literal[False] = ...,
     **objects: Any,
 ) -> pathlib.Path: ...
@@ -71,6 +72,7 @@ def save_checkpoint(
     keep: int | None = ...,
     rng: bool = ...,
     durable: bool = ...,
+    overwrite: bool = ...,
     return_early: Literal[True],
     **objects: Any,
 ) -> Future[pathlib.Path]: ...
@@ -81,6 +83,7 @@ def save_checkpoint(
     keep: int | None = None,
     rng: bool = True,
     durable: bool = False,
+    overwrite: bool = False,
     return_early: bool = False,
     **objects: Any,
 ) -> pathlib.Path | Future[pathlib.Path]:
@@ -99,12 +102,14 @@ def save_checkpoint(
     A process that is killed at any moment leaves the old checkpoint or the new one.
 
     Args:
-        path: the file, which is an archive (see :meth:`TensorDict.memmap`) under any name. It replaces an older
-            checkpoint. With `keep`, the folder of the checkpoints.
+        path: the file, which is an archive (see :meth:`TensorDict.memmap`) under any name. With `keep`, the folder of
+            the checkpoints.
         keep: add a checkpoint to the folder, as `step-00000100.tdz`, and remove the oldest ones, so that so many
-            remain. Only checkpoints that this function has added to the folder are removed. Needs an int `step=`.
+            remain. Only checkpoints that this function has added to the folder are removed, and one of the same step is
+            replaced. Needs an int `step=`.
         rng: also save the states of the random number generators of torch (CPU and all CUDA devices), NumPy and Python.
         durable: return when all files have reached the disk, so that the checkpoint survives a loss of power.
+        overwrite: replace an older checkpoint at `path`, and nothing else.
         return_early: copy all tensors to memory, save them in the background, and return a
             `concurrent.futures.Future`. The next call waits for this save. If nobody has asked the future for its
             error, the next call raises it.
@@ -117,7 +122,7 @@ def save_checkpoint(
 
     Raises:
         UnsupportedEntryError: a state or a value cannot be saved without pickle. The error names it.
-        SaveError: `path` is something else than a checkpoint, or another process is saving there.
+        SaveError: `path` exists, without `overwrite`; it is not a checkpoint; or another process is saving there.
         OSError: a file cannot be written. The old checkpoint is unchanged.
         TransferError: saving sharded tensors failed on another rank.
 
@@ -151,14 +156,15 @@ def save_checkpoint(
             )
         target = f"{folder}/{checkpoint_files.make_name(header['step'], together)}"
         header["order"] = max((found.order for found in checkpoint_files.list_kept(folder)), default=0) + 1
+    check = partial(checkpoint_files.check_free, replaces=overwrite or keep is not None)
     if together:
-        write = _plan_parts(objects, states, rng, copier, header, target, durable)
+        write = _plan_parts(objects, states, rng, copier, header, target, check, durable)
     else:
         if rng:
             states[_RNG] = _rng_states()
         entries = {name: _make_entry(name, state, copier) for name, state in states.items()}
         entries[checkpoint_files.ENTRY] = NonTensorData(header)
-        checkpoint_files.check_replaceable(target)
+        check(target)
         options = FolderOptions(durable=durable, progress=False, copy_existing=True, returns_nothing=True)
         write = plan_archive(TensorDict(entries), target, options)
     copier.wait()
@@ -223,6 +229,7 @@ def _plan_parts(
     copier: StateCopier,
     header: dict[str, Any],
     target: str,
+    check: Callable[[str], None],
     durable: bool,
 ) -> Callable[[], None]:
     """Prepare a checkpoint that all ranks write, and return the function that writes it."""
@@ -238,7 +245,7 @@ def _plan_parts(
         states[_RNG] = _rng_states()
     values = TensorDict({name: _make_entry(name, state, copier) for name, state in states.items()})
     header["ranks"] = dist.get_world_size()
-    return partial(save_parts, target, group, parts, values, header, checkpoint_files.check_replaceable, durable)
+    return partial(save_parts, target, group, parts, values, header, check, durable)
 
 
 def _take_part(name: str, parts: RankParts, copier: StateCopier, path: tuple[Any, ...], value: Any) -> Any:
@@ -281,7 +288,7 @@ def load_checkpoint(path: PathLike, /, *, rng: bool = True, **objects: Any) -> d
         StateError: an entry is missing, or does not fit its object. The error names both. In a sharded checkpoint, an
             entry that does not fit raises a `TransferError` on all ranks.
         FileNotFoundError: there is nothing at `path`.
-        SaveError: it is no checkpoint, or is broken.
+        SaveError: it is not a checkpoint, or it is broken.
 
     The call checks all modules, optimizers and containers before it changes one of them. It loads other objects first,
     whose `load_state_dict` may fail half-way. A sharded checkpoint can be loaded by any number of ranks, and without
@@ -439,7 +446,7 @@ class _Load:
             raise
 
     def _check_groups(self) -> None:
-        """Compare the parameters of an optimizer with those of the saved one."""
+        """Raise an error unless the parameters of the optimizer have the groups and shapes of the saved ones."""
         shapes, own = self._saved.header["shapes"].get(self._name), _shapes_of(self._obj)
         if shapes is None or shapes == own:
             return

@@ -35,7 +35,7 @@ def read_header(path: str) -> dict[str, Any]:
 
     Raises:
         FileNotFoundError: the path does not exist.
-        SaveError: it is no checkpoint, or its description is broken.
+        SaveError: it is not a checkpoint, or its description is broken.
     """
     file = f"{path}/{FILE}" if os.path.isdir(path) else path
     header: Any
@@ -48,11 +48,11 @@ def read_header(path: str) -> dict[str, Any]:
     except FileNotFoundError:
         if not os.path.lexists(path):
             raise
-        raise SaveError(f"{path!r} is no checkpoint: it has no {FILE!r}") from None
+        raise SaveError(f"{path!r} is not a checkpoint: it has no {FILE!r}") from None
     except (KeyError, ValueError) as error:
-        raise SaveError(f"{file!r} is no checkpoint, or is broken: {error}") from error
+        raise SaveError(f"{file!r} is not a checkpoint, or it is broken: {error}") from error
     if not isinstance(header, dict) or header.get("format") != FORMAT:
-        raise SaveError(f"{path!r} is no checkpoint: save_checkpoint has not written its description")
+        raise SaveError(f"{path!r} is not a checkpoint: save_checkpoint has not written its description")
     if header.get("version") != VERSION:
         raise SaveError(
             f"{path!r} is a checkpoint of version {header.get('version')!r}, and this package reads {VERSION}"
@@ -62,15 +62,23 @@ def read_header(path: str) -> dict[str, Any]:
     return dict(header)
 
 
-def check_replaceable(path: str) -> None:
-    """Raise an error if there is something at `path` that is not a checkpoint."""
-    if os.path.lexists(path):
-        try:
-            read_header(path)
-        except OSError as error:
-            raise SaveError(
-                f"a checkpoint replaces only a checkpoint: {error}; remove it, or save elsewhere"
-            ) from error
+def check_free(path: str, replaces: bool) -> None:
+    """Raise an error if there is something at `path` that a new checkpoint may not replace.
+
+    Args:
+        path: where the new checkpoint will be.
+        replaces: allow to replace a checkpoint.
+    """
+    if not os.path.lexists(path):
+        return
+    if not replaces:
+        raise SaveError(
+            f"{path!r} exists: pass overwrite=True to replace a checkpoint, or keep=3 for a folder of the last three"
+        )
+    try:
+        read_header(path)
+    except OSError as error:
+        raise SaveError(f"a checkpoint replaces only a checkpoint: {error}; remove it, or save elsewhere") from error
 
 
 class Kept(NamedTuple):
