@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from tensordict.containers.lazy import LazyStackedTensorDict
     from tensordict.containers.persistent_tensordict import PersistentTensorDict
     from tensordict.core.keys import Key
+    from tensordict.io.remote.urls import StorageOptions
     from tensordict.ops.storing.persisting import OpenH5, OpenZarr
 
 
@@ -31,10 +32,29 @@ class TensorDictBase(TensorCollection):
     if TYPE_CHECKING:
         # Methods whose result has another class than the container. Wrappers return their own class.
         def to_lazystack(self, dim: int = 0) -> LazyStackedTensorDict: ...
-        def to_h5(self, filename: object, **options: Any) -> PersistentTensorDict: ...
+        def to_h5(
+            self,
+            filename: object,
+            *,
+            durable: bool = False,
+            progress: bool | None = None,
+            overwrite: bool = False,
+            storage_options: StorageOptions | None = None,
+            **kwargs: object,
+        ) -> PersistentTensorDict: ...
         @classmethod
         def from_h5(cls, filename: object, **options: Unpack[OpenH5]) -> PersistentTensorDict: ...
-        def to_zarr(self, filename: object, **options: Any) -> PersistentTensorDict: ...
+        def to_zarr(
+            self,
+            filename: object,
+            *,
+            allow_pickle: bool | None = None,
+            durable: bool = False,
+            progress: bool | None = None,
+            overwrite: bool = False,
+            storage_options: StorageOptions | None = None,
+            **kwargs: object,
+        ) -> PersistentTensorDict: ...
         @classmethod
         def from_zarr(
             cls, filename: object, *, allow_pickle: bool | None = None, **options: Unpack[OpenZarr]
