@@ -177,9 +177,8 @@ class Contract:
     _undo: tuple[Any, ...] | None = None
     # True for a lazy stack that `torch.vmap` made dense, because it maps over the stack dim.
     _was_stacked: bool = False
-    # For a container that `torch.vmap` maps over the stack dim of a lazy stack: the stack, its dense copy, and how
-    # often each leaf of the copy was written when the function began.
-    _dense_copy: tuple[Any, Any, list[int | None], Sequence[Any]] | None = None
+    # For a container that `torch.vmap` maps over the stack dim of a lazy stack: a `DenseCopy`.
+    _dense_copy: Any = None
     _is_memmap: bool = _backing_field("is_memmap")
     _is_shared: bool = _backing_field("is_shared")
     _memmap_prefix: pathlib.Path | None = _backing_field("memmap_prefix")

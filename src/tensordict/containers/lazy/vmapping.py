@@ -33,6 +33,22 @@ class _MappedCopies(threading.local):
 _COPIES = _MappedCopies()
 
 
+class DenseCopy(NamedTuple):
+    """What a function that is mapped over the stack dim of a lazy stack gets: a dense copy of the stack.
+
+    Args:
+        stack: the lazy stack.
+        dense: the copy, before it is mapped.
+        counts: how often each leaf of the copy was written before the call; see `count_writes`.
+        members: the members of the stack. Empty if an outer `vmap` maps their dims, too.
+    """
+
+    stack: Any
+    dense: Any
+    counts: list[int | None]
+    members: list[Any]
+
+
 class LazyContext(NamedTuple):
     """The pytree context of a lazy stack: everything except its members."""
 
@@ -238,7 +254,8 @@ def _make_dense_along(value: Any, dim: int | None) -> Any:
         return value
     dense = _dense(stack)
     dense._was_stacked = True
-    dense._dense_copy = stack, dense, [internals.count_writes(leaf) for _, leaf in dense._walk()], store.containers
+    counts = [internals.count_writes(leaf) for _, leaf in dense._walk()]
+    dense._dense_copy = DenseCopy(stack, dense, counts, list(store.containers))
     if stack._locked:
         dense._lock_tree()
     return value._rewrap(dense)
@@ -260,19 +277,18 @@ def _enter(value: Any, dim: int | None, level: int) -> Any:
     result = vmapped.enter_function(value, dim, level, lambda node: _enter(node, dim, level))
     if container._was_stacked:
         _mark_stacked(result)
-    if container._dense_copy is not None:
+    if (copied := container._dense_copy) is not None:
         mapped = result._wrapped_container()
-        stack, dense, counts, members = container._dense_copy
-        # In an inner `vmap`, elements of the mapped container are no members.
-        mapped._dense_copy = stack, dense, counts, members if dense is container else ()
+        # An inner `vmap` maps a container that is mapped already, and whose rows are not the members.
+        mapped._dense_copy = copied if copied.dense is container else copied._replace(members=[])
         _COPIES.by_level.setdefault(level, []).append(mapped if torch.compiler.is_compiling() else weakref.ref(mapped))
     return result
 
 
 def _write_back(copies: list[Any]) -> None:
-    """Copy what a mapped function wrote in place into dense copies of lazy stacks, into the members of these.
+    """Copy the in-place writes of a mapped function from dense copies to the members of their lazy stacks.
 
-    Where torch does not count writes, every entry is copied whose members can be written.
+    Where torch does not count writes, copy all entries, except those that cannot be written in all members.
     """
     for entry in copies:
         mapped = entry() if isinstance(entry, weakref.ref) else entry
@@ -328,8 +344,8 @@ def _stack_again(mapped: Any, result: Any, dim: int) -> Any:
         return result
     members = list(result._wrapped_container().unbind(dim))
     if (copied := mapped._wrapped_container()._dense_copy) is not None:
-        for member, old in zip(members, copied[3], strict=False):
-            _take_other_entries(member, old, copied[1])
+        for member, old in zip(members, copied.members, strict=False):
+            _take_other_entries(member, old, copied.dense)
     stack = makers.lazy_stack._over(Members(members, dim))
     if result._locked:
         stack._lock_tree()
