@@ -73,7 +73,10 @@ def read_lerobot(source: Any, decode: Decode) -> Iterator[Any]:
             texts = [tasks.get(index) for index in rows.get("task_index").tolist()]
             rows.set("task", makers.values(texts, rows.batch_size, 0, None))
         for name, video in frames.items():
-            places = [episodes[index][name] for index in rows.get("episode_index").tolist()]
+            numbers = rows.get("episode_index").tolist()
+            if missing := sorted(set(numbers) - episodes.keys()):
+                raise SaveError(f"{root!r}: meta/episodes does not describe the episodes {missing[:5]} of its rows")
+            places = [episodes[number][name] for number in numbers]
             starts = torch.tensor([start for _, start in places], dtype=torch.float64)
             paths, times = [path for path, _ in places], starts + rows.get("timestamp").double()
             if decode:

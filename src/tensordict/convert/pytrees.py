@@ -67,7 +67,7 @@ def _entry_of(value: Any) -> Any:
 
 
 def _find_settings(value: Any) -> bool | None:
-    """Return True for a list, tuple or dict of numbers, texts and `None`, with at least one that is no number.
+    """Return True for a list, tuple or dict that holds texts or `None`, with or without numbers.
 
     Returns `None` for a value that has something else in it, such as a tensor, and False for numbers alone.
     """
