@@ -244,6 +244,24 @@ def test_random_numbers_are_left_alone_on_request(tmp_path: pathlib.Path) -> Non
         assert drawn == (random.random(), np.random.rand(), torch.rand(1).item())
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("early", [False, True])
+def test_states_on_a_gpu(tmp_path: pathlib.Path, early: bool) -> None:
+    """The checkpoint has what was on the device at the call, and the random numbers of the device go on."""
+    net = nn.Linear(256, 256, device="cuda")
+    expected = net.weight.detach().clone()
+    saved: Any = save_checkpoint(tmp_path / "x", model=net, return_early=early)
+    with torch.no_grad():
+        net.weight.zero_()
+    drawn = torch.rand(3, device="cuda")
+    if early:
+        saved.result()
+    other = nn.Linear(256, 256, device="cuda")
+    load_checkpoint(tmp_path / "x", model=other)
+    assert other.weight.is_cuda and torch.equal(other.weight, expected)
+    assert torch.equal(torch.rand(3, device="cuda"), drawn)
+
+
 def test_numpy_generators_as_values(tmp_path: pathlib.Path) -> None:
     one, other = np.random.default_rng(1), np.random.default_rng(2)
     save_checkpoint(tmp_path / "x", numpy=one.bit_generator.state)
