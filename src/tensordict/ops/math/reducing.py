@@ -305,7 +305,7 @@ class Reducing(ReductionBase):
         if not self._leaves():
             raise RuntimeError("norm needs at least one entry, but the container has no entries")
         how = Reduction(
-            partial(torch.linalg.vector_norm, dtype=dtype), many=partial(internals.foreach_norm, ord=2, dtype=dtype)
+            partial(torch.linalg.vector_norm, dtype=dtype), many=partial(internals.on_lists["norm"], ord=2, dtype=dtype)
         )
         result = rename_keys(self._run_plan(plan_everything(how)), key_transform)
         return self._same_lock(result) if out is None else _update_out(out, result)
@@ -591,7 +591,7 @@ _STD = Reduction(partial(_call_with_bessel, Tensor.std))
 _VAR = Reduction(partial(_call_with_bessel, Tensor.var))
 _LOGSUMEXP = Reduction(Tensor.logsumexp, stacked=True)
 _AMIN = Reduction(Tensor.amin, combine=Tensor.amin)
-_AMAX = Reduction(Tensor.amax, combine=Tensor.amax, many=internals.foreach_max)
+_AMAX = Reduction(Tensor.amax, combine=Tensor.amax, many=internals.on_lists["max"])
 _ALL = Reduction(Tensor.all, stacked=True)
 _ANY = Reduction(Tensor.any, stacked=True)
 
