@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Literal, overload
+from typing import TYPE_CHECKING, overload
 
 import torch.distributed as dist
 from torch.futures import Future
@@ -18,6 +18,8 @@ from tensordict.parallel.transfers import Receiving, Sending
 
 if TYPE_CHECKING:
     from typing_extensions import Self, TypedDict, Unpack
+
+    from tensordict.core.annotations import No, On
 
     class _Tags(TypedDict, total=False):
         group: object
@@ -128,9 +130,9 @@ class Communicating(Leaves):
         return channel.last_tag(receiving.count)
 
     @overload
-    def isend(self, dst: int | None = ..., *, return_early: Literal[False] = ..., **options: Unpack[_To]) -> int: ...
+    def isend(self, dst: int | None = ..., *, return_early: No = ..., **options: Unpack[_To]) -> int: ...
     @overload
-    def isend(self, dst: int | None = ..., *, return_early: Literal[True], **options: Unpack[_To]) -> list[Sending]: ...
+    def isend(self, dst: int | None = ..., *, return_early: On, **options: Unpack[_To]) -> list[Sending]: ...
     @spells(_open_channel)
     def isend(
         self,
@@ -167,13 +169,9 @@ class Communicating(Leaves):
         return channel.last_tag(sending.count)
 
     @overload
-    def irecv(
-        self, src: int | None = ..., *, return_premature: Literal[False] = ..., **options: Unpack[_From]
-    ) -> None: ...
+    def irecv(self, src: int | None = ..., *, return_premature: No = ..., **options: Unpack[_From]) -> None: ...
     @overload
-    def irecv(
-        self, src: int | None = ..., *, return_premature: Literal[True], **options: Unpack[_From]
-    ) -> list[Future[Self]]: ...
+    def irecv(self, src: int | None = ..., *, return_premature: On, **options: Unpack[_From]) -> list[Future[Self]]: ...
     @spells(_open_channel)
     def irecv(
         self,

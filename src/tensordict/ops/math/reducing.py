@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 import torch
 from torch import Tensor
@@ -39,10 +39,7 @@ from tensordict.ops.math.reduction_plans import (
 if TYPE_CHECKING:
     from typing_extensions import Self, Unpack
 
-    # A flag that must be True, one that must be False, and one that may also be omitted.
-    On = Literal[True]
-    No = Literal[False]
-    Off = Literal[False] | None
+    from tensordict.core.annotations import No, Off, On
 
     SelfT = TypeVar("SelfT", bound="Reducing")
 
