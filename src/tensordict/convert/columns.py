@@ -24,6 +24,7 @@ from tensordict.core.json_text import parse_json
 from tensordict.core.keys import Path, entry_of, joined
 from tensordict.core.shapes import refuse_two_sizes
 from tensordict.io import checks
+from tensordict.io.formats.stack_columns import densify_rows
 from tensordict.io.specification import (
     DICT,
     LAZY,
@@ -335,11 +336,8 @@ class _ColumnCollector:
                 column.type = metadata.pop(name + TYPE)
 
     def _collect_leaf(self, path: Path, leaf: Tensor) -> None:
-        try:
-            if not leaf.is_nested:
-                check_storable(leaf)
-        except UnsupportedEntryError as error:
-            raise UnsupportedEntryError(f"{entry_of(path)}{error}") from None
+        if not leaf.is_nested:
+            check_storable(leaf, path)
         if leaf.is_meta:
             raise UnsupportedEntryError(f"{entry_of(path)}it is on the meta device and has no content")
         if not leaf.dim():
@@ -420,20 +418,14 @@ def _encode_value(path: Path, value: Any) -> Any:
 
 
 def _densify(stack: Any, path: Path) -> Any:
-    """Make one container of a lazy stack, with jagged leaves if its rows differ."""
+    """Make one container of a lazy stack whose members have the same keys."""
     members = stack._members() or ()
     if len({frozenset(member.keys(True, True)) for member in members}) > 1:
         raise UnsupportedEntryError(
             f"{entry_of(path)}the members of the lazy stack have different keys, and a table has the same columns in "
             "all rows: densify() adds empty rows for missing entries"
         )
-    try:
-        return stack.densify(torch.jagged)
-    except RuntimeError:
-        try:  # The rows differ in several dims.
-            return stack.densify()
-        except RuntimeError as error:
-            raise UnsupportedEntryError(f"{entry_of(path)}the lazy stack has no form as rows: {error}") from None
+    return densify_rows(stack, path)
 
 
 # --- to containers ----------------------------------------------------------------------------------------------------

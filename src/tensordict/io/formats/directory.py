@@ -291,11 +291,8 @@ def _plan_leaf(
         raise UnsupportedEntryError(
             f"entry {joined(key)!r}: a {type(value).__name__} cannot be saved in the directory format yet"
         )
-    try:
-        check_storable(value)
-        spec = leaf_spec(value.dtype, tuple(value.shape))
-    except UnsupportedEntryError as error:
-        raise UnsupportedEntryError(f"entry {joined(key)!r}: {error}") from None
+    check_storable(value, key)
+    spec = leaf_spec(value.dtype, tuple(value.shape), key)
     if value.is_meta and not options.like:
         raise SaveError(f"entry {joined(key)!r} is on the meta device and has no content; see memmap_like")
     if not folder:
@@ -331,10 +328,7 @@ def _plan_ragged_leaf(
     if isinstance(value, Tensor) and value.is_meta:
         raise SaveError(f"entry {joined(key)!r} is ragged and on the meta device, and has no rows to save")
     content, sizes, row = split_ragged(value)
-    try:
-        spec = ragged_spec(value.dtype, tuple(sizes.shape), row)
-    except UnsupportedEntryError as error:
-        raise UnsupportedEntryError(f"entry {joined(key)!r}: {error}") from None
+    spec = ragged_spec(value.dtype, tuple(sizes.shape), row, key)
     file = f"{folder}/{file_name(name, options.robust)}" if folder else ""
     path, path_of_table = (file + LEAF_SUFFIX, file + TABLE_SUFFIX) if folder else ("", "")
     copies = options.copy_existing or options.archive or options.like
