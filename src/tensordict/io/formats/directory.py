@@ -54,15 +54,10 @@ from tensordict.io.specification import (
 )
 from tensordict.memory import files
 from tensordict.memory.file_source import FileSource
-from tensordict.memory.mapped import (
-    MemoryMappedTensor,
-    PathLike,
-    SharedBlock,
-    is_whole_file,
-    map_file,
-)
+from tensordict.memory.mapped import MemoryMappedTensor, PathLike, is_whole_file, map_block, map_file
 from tensordict.memory.names import LEAF_SUFFIX, META, TABLE_SUFFIX, file_name, folder_name, local_path
 from tensordict.memory.reserving import Preallocate, reserves
+from tensordict.memory.shared_block import SharedBlock
 from tensordict.memory.storable import check_storable
 
 # The file system does not support hard links, or the file is gone.
@@ -394,7 +389,7 @@ def _copy_into(
     leaf: _PlannedLeaf, block: SharedBlock, offset: int, options: FolderOptions, jobs: list[Callable[[], None]]
 ) -> None:
     """Give a leaf its place in a block, and add the job that copies its content."""
-    leaf.result = block.tensor(leaf.tensor.dtype, leaf.tensor.shape, offset)
+    leaf.result = map_block(block, leaf.tensor.dtype, leaf.tensor.shape, offset)
     if leaf.always or not options.like:
         jobs.append(partial(files.write_tensor, block.fd, leaf.tensor, offset))
 
