@@ -220,7 +220,7 @@ def _read_entries(
         try:
             insert_entry(entries, path, _make_leaf(path, values, encodings[name]))
         except DuplicateKeyError as error:
-            raise ValueError(f"{place!r}: {error}, or pass separator=None") from error
+            raise ValueError(f"{place!r}: column {name!r}: {error}, or pass separator=None") from error
     return entries, count
 
 
