@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, overload
 
 import numpy as np
@@ -127,7 +127,7 @@ class Foreign(Converting):
         if not isinstance(obj, (tuple, list)):
             raise TypeError(f"from_tuple reads a tuple or a list, got {type(obj).__name__}: from_any reads anything")
         entries = {str(position): value for position, value in enumerate(obj)}
-        return cls._from_entries(cls.from_tuple, entries, options)
+        return cls._from_entries("from_tuple", entries, options)
 
     @classmethod
     @spells(from_any)
@@ -153,15 +153,14 @@ class Foreign(Converting):
             what = type(named_tuple).__name__
             raise TypeError(f"from_namedtuple reads a named tuple, got {what}: from_any reads anything")
         entries = dict(zip(named_tuple._fields, named_tuple, strict=True))
-        return cls._from_entries(cls.from_namedtuple, entries, options)
+        return cls._from_entries("from_namedtuple", entries, options)
 
     @classmethod
-    def _from_entries(
-        cls, method: Callable[..., Self], entries: dict[str, Any], options: _FromStructureOptions
-    ) -> Self:
-        """Make a container of the entries that `method` has found, with its options."""
-        refuse_unknown(method, options)
-        refuse_two_sizes(options.setdefault("auto_batch_size", False), options.get("batch_size"))
+    def _from_entries(cls, method: str, entries: dict[str, Any], options: _FromStructureOptions) -> Self:
+        """Make a container of the entries that a method has found, with the options of its caller."""
+        if options:
+            refuse_unknown(getattr(cls, method), options)
+            refuse_two_sizes(bool(options.get("auto_batch_size")), options.get("batch_size"))
         return cls.from_dict(entries, **options)
 
     @classmethod
@@ -305,7 +304,7 @@ class Foreign(Converting):
             and not options.get("auto_batch_size")
         ):
             options["batch_size"] = shape
-        return cls._from_entries(cls.from_struct_array, entries, options)
+        return cls._from_entries("from_struct_array", entries, options)
 
     # --- and back -------------------------------------------------------------------------------------------------
 
