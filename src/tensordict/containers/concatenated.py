@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from tensordict.containers.dense import TensorDict
-from tensordict.containers.fixed_size import FixedSize
 from tensordict.containers.on_disk import FileSelection, StoredContainer, _ReadEntries
 from tensordict.containers.parts import JoinedValues, Parts, RowRequest, RowsOfParts
+from tensordict.containers.tensordict_base import FixedSize
 from tensordict.core import indices, pytree, registry
 from tensordict.core.contract import Contract, Names, is_node
 from tensordict.core.exceptions import ShapeError

@@ -16,8 +16,7 @@ from torch import Tensor
 from torch.utils.data import get_worker_info
 
 from tensordict.containers.dense import TensorDict
-from tensordict.containers.fixed_size import FixedSize
-from tensordict.containers.tensordict_base import GivesTensorDicts
+from tensordict.containers.tensordict_base import FixedSize, GivesTensorDicts
 from tensordict.core import indices, pytree, ragged, registry
 from tensordict.core import torch_internals as internals
 from tensordict.core.contract import Contract, EntryStore, Names, is_node, state_of

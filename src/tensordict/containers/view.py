@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from tensordict.containers.dense import TensorDict
-from tensordict.containers.fixed_size import FixedSize
-from tensordict.containers.tensordict_base import TensorDictBase
+from tensordict.containers.tensordict_base import FixedSize, TensorDictBase
 from tensordict.core import pytree, registry
 from tensordict.core.context import remember, remember_state
 from tensordict.core.contract import (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Sequence
 from functools import partial
 from operator import index
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 from torch import Tensor
 
-from tensordict.core import ragged, ragged_padding
+from tensordict.core import ragged
 from tensordict.core.contract import Contract, Filler, LeafFn, identity, named_error
 from tensordict.core.exceptions import ShapeError
 from tensordict.core.keys import Path, joined
@@ -106,7 +107,7 @@ class Padding(Sizing):
                     f"mask_key={mask_key!r} needs a ragged batch dim, but no dim of the batch size {list(size)} is "
                     "ragged; set a batch size that includes the ragged dim"
                 )
-            out.set(mask_key, ragged_padding.valid(spanning[0], len(size)))
+            out.set(mask_key, _mask_rows(spanning[0], len(size)))
         return out
 
     def _list_sizes(self) -> list[torch.Size]:
@@ -192,7 +193,7 @@ def _has_ragged_dim(size: torch.Size) -> bool:
 
 
 def _pad_rows(leaf: Any, padding: float) -> Any:
-    return ragged_padding.pad(leaf, padding) if leaf.is_nested else leaf
+    return _pad_to_longest(leaf, padding) if leaf.is_nested else leaf
 
 
 def _pad_ragged_dims(node: Any, padding: float, path: Path) -> Any:
@@ -211,3 +212,36 @@ def _pad_ragged_dims(node: Any, padding: float, path: Path) -> Any:
                     f"but another entry has the length {length}"
                 )
     return node._build(entries, torch.Size(size), node._device, node._names)
+
+
+def _pad_to_longest(leaf: Tensor, padding: float = 0.0) -> Tensor:
+    """Return a plain tensor with the rows of a ragged leaf, all padded at the end to the longest length."""
+    if leaf.layout is not torch.jagged or ragged.jagged_dim(leaf) == 1:
+        # Torch pads only some dtypes, and no leaves with holes. With other ragged dims, it computes no gradient.
+        with contextlib.suppress(*ragged.REFUSALS):
+            dense: Tensor = torch.nested.to_padded_tensor(leaf, padding)
+            return dense
+    leaf = ragged.compact(leaf)
+    flat, sizes, dim = ragged.pack_elements(leaf), ragged.row_sizes(leaf), 1
+    if leaf.layout is torch.jagged:
+        dim = ragged.jagged_dim(leaf)
+        flat, sizes = flat.movedim(dim - 1, 0), sizes[:, dim - 1 : dim]
+    mask = _make_mask(sizes).to(leaf.device)
+    out = flat.new_full((*mask.shape, *flat.shape[1:]), padding)
+    out[mask] = flat
+    return out.movedim(1, dim)
+
+
+def _mask_rows(leaf: Tensor, ndim: int) -> Tensor:
+    """Return a mask of the first `ndim` dims of a padded leaf: True for elements, False for padding."""
+    return _make_mask(ragged.row_sizes(leaf)[:, : ndim - 1]).to(leaf.device)
+
+
+def _make_mask(sizes: Tensor) -> Tensor:
+    """Return a mask that is True for the elements of rows of these sizes, in a tensor that is large enough for all."""
+    longest = sizes.amax(0).tolist() if len(sizes) else [0] * sizes.shape[1]
+    mask = torch.ones((len(sizes), *longest), dtype=torch.bool)
+    for dim, longest_here in enumerate(longest):
+        within = torch.arange(longest_here) < sizes[:, dim, None]
+        mask &= within.reshape(len(sizes), *[-1 if other == dim else 1 for other in range(len(longest))])
+    return mask
