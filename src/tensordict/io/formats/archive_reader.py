@@ -113,6 +113,8 @@ class Archive:
             flat = torch.frombuffer(self.inflate(entry), dtype=dtype, count=numel)
         return flat if len(shape) == 1 else flat.view(shape)
 
+    map_ragged = map
+
     def exists(self, path: str) -> bool:
         """Return True if a file or a folder exists at this path."""
         return path[len(self.path) + 1 :] in self.entries or self.is_folder(path)
