@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from tensordict.core.exceptions import SaveError
-from tensordict.core.keys import Path, entry_of
+from tensordict.core.keys import Path
 from tensordict.io.formats import zipping
 from tensordict.io.formats.archive import check_top
 from tensordict.io.formats.archive_reader import Archive
@@ -35,7 +35,7 @@ from tensordict.io.remote.credentials import GuardedOptions, StorageOptions
 from tensordict.io.remote.urls import IN_FLIGHT, Remote, RemoteFile, is_url
 from tensordict.io.saving.progress import show_transfer
 from tensordict.memory import file_maps, files
-from tensordict.memory.mapped import PathLike
+from tensordict.memory.mapped import PathLike, make_size_error
 from tensordict.memory.names import META, SCHEMA, without_scheme
 
 # Length of the first read at the end of an archive: an end record with the longest comment, and zip64 records.
@@ -506,7 +506,4 @@ class RemoteFolder:
 
 def _check_size(path: str, size: int, dtype: torch.dtype, shape: tuple[int, ...], key: Path) -> None:
     if size < (nbytes := math.prod(shape) * dtype.itemsize):
-        raise SaveError(
-            f"{entry_of(key)}the file {path!r} has {size} bytes, but shape {list(shape)} of {dtype} needs {nbytes}; it "
-            "was cut off or belongs to another save"
-        )
+        raise make_size_error(path, size, dtype, shape, nbytes, key)
