@@ -226,7 +226,7 @@ class CompressedSource:
     def __init__(self, archive: Archive) -> None:
         self._archive = archive
         self.read, self.exists, self.is_folder = archive.read, archive.exists, archive.is_folder
-        self.map_ragged = archive.map_ragged
+        self.map_ragged_file = archive.map_ragged_file
 
     def map(self, path: str, dtype: torch.dtype, shape: tuple[int, ...], key: Path) -> Any:
         """Map a tensor; for a compressed one, return a `LeafSpec` that decompresses it on demand."""

@@ -111,7 +111,7 @@ class Archive:
             flat = torch.frombuffer(self.inflate(entry), dtype=dtype, count=numel)
         return flat if len(shape) == 1 else flat.view(shape)
 
-    map_ragged = map
+    map_ragged_file = map
 
     def exists(self, path: str) -> bool:
         """Return True if a file or a folder exists at this path."""

@@ -424,7 +424,7 @@ def _map_file(
     ragged: bool,
 ) -> Tensor:
     """Map one file of the entry `name`, which is ragged or not."""
-    map_path = options.source.map_ragged if ragged else options.source.map
+    map_path = options.source.map_ragged_file if ragged else options.source.map
     file = file_name(name, options.robust)
     path = f"{folder}/{file}{suffix}"
     try:

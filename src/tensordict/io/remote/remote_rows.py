@@ -80,7 +80,7 @@ class _RowSource:
     def __init__(self, save: RemoteSave) -> None:
         self._save, self._source = save, save.source()
         self.read, self.exists, self.is_folder = self._source.read, self._source.exists, self._source.is_folder
-        self.map_ragged = self._source.map_ragged
+        self.map_ragged_file = self._source.map_ragged_file
 
     def map(self, path: str, dtype: torch.dtype, shape: tuple[int, ...], key: Path) -> Tensor:
         """Return a tensor, or a stored tensor that is read later."""

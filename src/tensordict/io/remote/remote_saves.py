@@ -411,12 +411,12 @@ class RemoteFolder:
     def map(self, path: str, dtype: torch.dtype, shape: tuple[int, ...], key: Path) -> Tensor:
         """Map the tensor in a file privately; while `wanted` collects names, return an empty one on the meta device."""
         if self.wanted is None:
-            return self.map_ragged(path, dtype, shape, key)
+            return self.map_ragged_file(path, dtype, shape, key)
         self.check_size(path, dtype, shape, key)
         self.wanted.append(self._name(path))
         return torch.empty(shape, dtype=dtype, device="meta")
 
-    def map_ragged(self, path: str, dtype: torch.dtype, shape: tuple[int, ...], key: Path) -> Tensor:
+    def map_ragged_file(self, path: str, dtype: torch.dtype, shape: tuple[int, ...], key: Path) -> Tensor:
         """Fetch a file and map the tensor in it privately."""
         self.check_size(path, dtype, shape, key)
         cached, nbytes = self._open_copy(self._name(path)), math.prod(shape) * dtype.itemsize

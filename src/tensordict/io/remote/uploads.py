@@ -191,4 +191,4 @@ class _StagedSource:
         with files.closing(files.open_file(path)) as fd:
             return file_maps.map_bytes(fd, nbytes, path).view(dtype).view(shape)
 
-    map_ragged = map
+    map_ragged_file = map

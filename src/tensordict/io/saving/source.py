@@ -35,7 +35,7 @@ class Source(Protocol):
         """
         ...
 
-    def map_ragged(self, path: str, dtype: torch.dtype, shape: tuple[int, ...], key: Path) -> Tensor:
+    def map_ragged_file(self, path: str, dtype: torch.dtype, shape: tuple[int, ...], key: Path) -> Tensor:
         """Return the tensor in a file of a ragged leaf. The structure needs its content."""
         ...
 
@@ -65,7 +65,7 @@ class FileSystem:
     def map(self, path: str, dtype: torch.dtype, shape: tuple[int, ...], key: Path) -> MemoryMappedTensor:
         return map_file(path, dtype, shape, key)
 
-    def map_ragged(self, path: str, dtype: torch.dtype, shape: tuple[int, ...], key: Path) -> MemoryMappedTensor:
+    def map_ragged_file(self, path: str, dtype: torch.dtype, shape: tuple[int, ...], key: Path) -> MemoryMappedTensor:
         return self.map(path, dtype, shape, key)
 
     def exists(self, path: str) -> bool:

@@ -224,7 +224,7 @@ class _CheckingSource:
         """Check a file, record its problems, and return a tensor of this shape without content."""
         return self._check(path, dtype, shape, key, False)
 
-    def map_ragged(self, path: str, dtype: torch.dtype, shape: tuple[int, ...], key: Path) -> Tensor:
+    def map_ragged_file(self, path: str, dtype: torch.dtype, shape: tuple[int, ...], key: Path) -> Tensor:
         """Check a file of a ragged tensor, record its problems, and map it."""
         return self._check(path, dtype, shape, key, True)
 
