@@ -238,7 +238,10 @@ def test_devices() -> None:
     assert moved.is_consolidated()
     assert moved.is_locked
     assert moved["n", "b"].device.type == "meta"
-    here = TensorDict(a=torch.ones(3)).consolidate().to("cpu")
+    source = TensorDict(a=torch.ones(3)).consolidate().requires_grad_()
+    here = source.to("cpu")
+    assert here["a"] is source["a"]
+    assert here["a"].requires_grad
     assert here.is_consolidated()
     assert here.device == torch.device("cpu")
     assert not td.consolidate().to(torch.float64).is_consolidated()

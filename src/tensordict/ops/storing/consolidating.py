@@ -224,20 +224,25 @@ class Consolidating(Leaves):
     def _moved_whole(self, device: torch.device, non_blocking: bool) -> Self | None:
         """Move a consolidated container to another device with one copy of its storage.
 
-        Returns `None` if the container is not consolidated, or has ragged leaves.
+        On the same device, the result shares the leaves. Returns `None` if the container is not consolidated, or has
+        ragged leaves.
         """
         leaves = self._leaves()
         if not flat_buffers.is_whole(leaves, self._consolidated) or any(leaf.is_nested for leaf in leaves):
             return None
         assert self._consolidated is not None
-        block = Block(put_on(self._consolidated[0], device, non_blocking=True))
+        source = self._consolidated[0]
+        storage = put_on(source, device, non_blocking=True)
+        if storage is source:
+            return self._over_block(leaves, source, device, lock=self._locked)
         if not non_blocking:
-            wait_for((device, self._consolidated[0].device))
+            wait_for((device, source.device))
+        block = Block(storage)
         moved = [
             block.tensor(leaf.dtype, leaf.shape, leaf.storage_offset() * leaf.itemsize, leaf.stride())
             for leaf in leaves
         ]
-        return self._over_block(moved, block.storage, device, lock=self._locked)
+        return self._over_block(moved, storage, device, lock=self._locked)
 
     @classmethod
     def from_consolidated(
