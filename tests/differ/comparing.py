@@ -7,32 +7,38 @@ import math
 import re
 from typing import Any, NamedTuple
 
+from differ.invariants import broken_in
 from differ.programs import Construction, Line, Step
 from differ.sides import Replies, Summary
+from differ.stacks import dense, form_of
 
 # These kinds name a difference only where no other kind does.
-MINOR = {"key order", "flags", "leaf class"}
+MINOR = {"key order", "flags", "leaf class", "lazy or dense"}
 NOT_FIELDS = {"k", "entries", "members", "nontensor", "msg"}
 # Kinds of differences from the newest level begin so; it counts where level 0.14.3 refuses a line.
 NEWEST = "0.15.3"
 # No difference: ours does what the newest level does, and level 0.14.3 goes on with other values.
 AS_NEWEST = "as " + NEWEST
+# Our result is broken, where the reference's is not: whatever else differs, this counts.
+OURS_BREAKS = "ours breaks a rule"
 
 
 class Difference(NamedTuple):
-    """One difference: its kind, its place and the value of each side."""
+    """One difference: its kind, its place, the value of each side, and the rule that the reference breaks there."""
 
     kind: str
     path: str
     reference: str
     ours: str
+    breaks: str = ""
 
     def variable(self) -> str:
         """The variable that holds the place."""
         return re.match(r"\w*", self.path)[0]
 
     def __str__(self) -> str:
-        return f"{self.kind} at {self.path}: reference {self.reference} | ours {self.ours}"
+        end = f" | the reference breaks a rule: {self.breaks}" if self.breaks else ""
+        return f"{self.kind} at {self.path}: reference {self.reference} | ours {self.ours}{end}"
 
 
 class Found(NamedTuple):
@@ -96,6 +102,10 @@ def differences(a: Summary, b: Summary, path: str = "") -> list[Difference]:
         return [Difference(kind, path, *texts)]
     if a["k"] != b["k"]:
         return [Difference("type", path, a.get("cls", a["k"]), b.get("cls", b["k"]))]
+    if a["k"] == "td" and "nontensor" not in a and "nontensor" not in b and form_of(a) != form_of(b):
+        x, y = dense(a), dense(b)
+        if x is not None and y is not None:
+            return [Difference("lazy or dense", path, form_of(a), form_of(b)), *differences(x, y, path)]
     out = [d for field in a if field not in NOT_FIELDS for d in _in_field(field, a, b, path)]
     if "flags" in b and "flags" not in a:
         out.append(Difference("flags", path, "none", short(b["flags"])))
@@ -158,8 +168,18 @@ def _in_keys(a: Summary, b: Summary, path: str) -> list[Difference]:
 def _in_values(a: Summary, b: Summary, path: str) -> list[Difference]:
     if "nontensor" not in b:
         return [_classes(a, b, path)]
-    found = differences(a["nontensor"], b["nontensor"], path)
+    x, y = a["nontensor"], b["nontensor"]
+    if x != y and (_all_are(x, y) or _all_are(y, x)):
+        return [Difference("one value or a stack", path, short(x), short(y))]
+    found = differences(x, y, path)
     return [d._replace(kind="non-tensor " + d.kind) for d in found]
+
+
+def _all_are(values: Summary, value: Summary) -> bool:
+    """Return whether (nested) lists hold one value only, at least once."""
+    if values["k"] != "list" or not values["entries"]:
+        return values == value
+    return all(_all_are(entry, value) for entry in values["entries"])
 
 
 def _in_members(a: Summary, b: Summary, path: str) -> list[Difference]:
@@ -217,8 +237,42 @@ def first_difference(program: list[Step], replies: Replies) -> Found | None:
         else:
             kind, detail, differing = _in_step(step, a, b, before if i else None)
         if kind:
-            return Found(i, step.operation(), kind, detail, a["exc"], b["exc"], differing[:8], c and c["exc"])
+            theirs = c if c and kind.startswith(NEWEST) else a
+            states = [theirs["state"], b["state"]]
+            if rules := _broken_by_ours(before, *states):
+                kind, detail, differing = OURS_BREAKS, rules[0].kind, rules
+            elif kind != AS_NEWEST:
+                earlier = reference if theirs is a else newest
+                differing = _beside_broken(differing, earlier[i - 1]["state"] if i else {}, theirs["state"])
+            return Found(i, step.operation(), kind, detail, a["exc"], b["exc"], differing[:40], c and c["exc"])
     return None
+
+
+def _broken(state: dict[str, Summary]) -> dict[str, str]:
+    """The rule that is broken, by the place where it is."""
+    return {path: rule for name, summary in state.items() for path, rule in broken_in(summary, name)}
+
+
+def _broken_by_ours(
+    before: dict[str, Summary], theirs: dict[str, Summary], ours: dict[str, Summary]
+) -> list[Difference]:
+    """What a line has broken on our side only. A size of -1 stands for unequal members on all sides."""
+    known = {**_broken(before), **_broken(theirs)}
+    new = {path: rule for path, rule in _broken(ours).items() if path not in known and "-1" not in rule}
+    return [Difference(rule.split(" ")[0], path, "whole", rule) for path, rule in new.items()]
+
+
+def _beside_broken(found: list[Difference], before: dict[str, Summary], after: dict[str, Summary]) -> list[Difference]:
+    """Differences with the rule that the reference breaks at their place; where ours raises, what a line has broken."""
+    broken = _broken(after)
+    if not found:
+        known = _broken(before)
+        return [Difference("whole", path, rule, "raises") for path, rule in broken.items() if path not in known]
+    out = []
+    for difference in found:
+        rules = [rule for path, rule in broken.items() if difference.path.startswith(path)]
+        out.append(difference._replace(breaks="; ".join(rules)))
+    return out
 
 
 def _alike(step: Step, newest: dict[str, Summary], ours: dict[str, Summary]) -> bool:
