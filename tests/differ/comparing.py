@@ -58,7 +58,7 @@ class Found(NamedTuple):
 
     def in_results(self) -> bool:
         """Return whether both sides run, or both fail, and leave different values."""
-        return self.kind.removeprefix(NEWEST + ": ") in ("result", "state")
+        return _of_values(self.kind)
 
     def of_newest(self) -> bool:
         """Return whether ours differs from the newest level."""
@@ -141,7 +141,9 @@ def _field_kind(field: str, x: Any, y: Any) -> str:
     if field == "rg":
         return "requires_grad"
     if field == "names" and None not in (x, y) and len(x) == len(y):
-        return "names lost by reference" if not any(x) else "names lost by ours" if not any(y) else "names"
+        if not any(x) or not any(y):
+            return "names lost by reference" if not any(x) else "names lost by ours"
+        return "names fewer in reference" if all(p in (None, q) for p, q in zip(x, y)) else "names"
     if field == "locked":
         return "locked in ours only" if y else "locked in reference only"
     if field == "device" and None not in (x, y) and "None" in (x, y):
@@ -244,8 +246,35 @@ def first_difference(program: list[Step], replies: Replies) -> Found | None:
             elif kind != AS_NEWEST:
                 earlier = reference if theirs is a else newest
                 differing = _beside_broken(differing, earlier[i - 1]["state"] if i else {}, theirs["state"])
+                differing = [_beside_operands(d, step, before) for d in differing]
+                if _of_values(kind):
+                    mine = [d for d in differing if d.variable() == step.result]
+                    detail = kinds_of(mine or differing)
             return Found(i, step.operation(), kind, detail, a["exc"], b["exc"], differing[:40], c and c["exc"])
     return None
+
+
+def _of_values(kind: str) -> bool:
+    return kind.removeprefix(NEWEST + ": ") in ("result", "state")
+
+
+def _beside_operands(difference: Difference, step: Step, before: dict[str, Summary]) -> Difference:
+    """A leaf that requires grad on the reference only: its own kind where no operand of that key requires grad."""
+    if difference.kind != "requires_grad" or difference.reference != "true":
+        return difference
+    key = re.findall(r"\[([^\]]*)\]", difference.path)[-1:]
+    operands = [leaf for name, summary in before.items() if step.uses(name) for leaf in _with_grad(summary, None)]
+    lost = any(not key or name in (None, *key) for name in operands)
+    return difference if lost else difference._replace(kind="requires_grad of nothing")
+
+
+def _with_grad(summary: Summary, key: str | None) -> list[str | None]:
+    """The keys of the leaves that require grad."""
+    if summary.get("rg"):
+        return [key]
+    keys = summary.get("keys") or [key] * len(summary.get("entries", []))
+    parts = [*zip(keys, summary.get("entries", [])), *[(key, part) for part in summary.get("members", [])]]
+    return [found for name, part in parts for found in _with_grad(part, name)]
 
 
 def _broken(state: dict[str, Summary]) -> dict[str, str]:
