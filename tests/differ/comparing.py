@@ -289,7 +289,7 @@ def _broken(state: dict[str, Summary]) -> dict[str, str]:
 def _broken_by_ours(
     before: dict[str, Summary], theirs: dict[str, Summary], ours: dict[str, Summary]
 ) -> list[Difference]:
-    """What a line has broken on our side only. A size of -1 stands for unequal members on all sides."""
+    """List the places that a line has broken on our side only. A size of -1 stands for unequal members on all sides."""
     known = {**_broken(before), **_broken(theirs)}
     new = {path: rule for path, rule in _broken(ours).items() if path not in known and "-1" not in rule}
     return [Difference(rule.split(" ")[0], path, "whole", rule) for path, rule in new.items()]

@@ -1,4 +1,4 @@
-"""What every container keeps to, on each side: a container that does not is broken, whatever an operation is."""
+"""Rules that every container keeps on every side, and the search for places that break one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Summaries of lazy stacks as those of dense containers, so that the values of a lazy and of a dense one compare."""
+"""Dense summaries of lazy stacks, so that the values of a lazy and of a dense container compare."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ def dense(summary: Summary) -> Summary | None:
     members = [dense(member) for member in summary["members"]]
     if not members or None in members:
         return None
-    return _stacked_containers(members, summary["stack_dim"], summary)
+    return _stack_containers(members, summary["stack_dim"], summary)
 
 
-def _stacked(parts: Sequence[Any], dim: int) -> Summary | None:
+def _stack_entries(parts: Sequence[Any], dim: int) -> Summary | None:
     """Entries of all members under one key, stacked."""
     first = parts[0]
     if any(part["k"] != first["k"] or part["cls"] != first["cls"] for part in parts):
@@ -45,27 +45,27 @@ def _stacked(parts: Sequence[Any], dim: int) -> Summary | None:
             return None
         head = {**first, "batch_size": _longer(first["batch_size"], dim, len(parts))}
         head["names"] = _longer(first["names"], dim, None) if first["names"] else first["names"]
-        return _stacked_containers(parts, dim, head)
-    return _stacked_tensors(parts, dim) if first["k"] == "tensor" else None
+        return _stack_containers(parts, dim, head)
+    return _stack_tensors(parts, dim) if first["k"] == "tensor" else None
 
 
 def _longer(sizes: list[Any], dim: int, item: Any) -> list[Any]:
     return [*sizes[:dim], item, *sizes[dim:]]
 
 
-def _stacked_containers(parts: Sequence[Any], dim: int, head: Summary) -> Summary | None:
+def _stack_containers(parts: Sequence[Any], dim: int, head: Summary) -> Summary | None:
     first = parts[0]
     if any("keys" not in part or {*part["keys"]} != {*first["keys"]} or part["cls"] != first["cls"] for part in parts):
         return None
     columns = [dict(zip(part["keys"], part["entries"])) for part in parts]
-    entries = [_stacked([column[key] for column in columns], dim) for key in first["keys"]]
+    entries = [_stack_entries([column[key] for column in columns], dim) for key in first["keys"]]
     if None in entries:
         return None
     about = {field: head[field] for field in ("k", "batch_size", "device", "names", "locked")}
     return {**about, "cls": first["cls"], "keys": first["keys"], "entries": entries}
 
 
-def _stacked_tensors(parts: Sequence[Any], dim: int) -> Summary | None:
+def _stack_tensors(parts: Sequence[Any], dim: int) -> Summary | None:
     first, shape = parts[0], parts[0]["shape"]
     if any(part[field] != first[field] for part in parts for field in ("shape", "dtype", "device")):
         return None
