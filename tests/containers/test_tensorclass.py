@@ -870,6 +870,9 @@ def test_typed_dict_checks() -> None:
         Step(obs=torch.zeros(3))
     with pytest.raises(TypeError, match=r"Step\(\) got 'zz', which it does not declare"):
         Step(obs=torch.zeros(3), act=torch.zeros(3), zz=1)
+    more = {"obs": torch.zeros(3), "act": torch.zeros(3), "reward": torch.zeros(3), "zz": torch.ones(3)}
+    for made in (Step(more), Step(TensorDict(more)), Step.from_dict(more)):
+        assert made["zz"].sum() == 3
     with pytest.raises(TypeError, match=r"Step\.obs is declared as Tensor and cannot hold a str"):
         Step(obs="x", act=torch.zeros(3))
     made = Named(obs=torch.zeros(3), act=torch.zeros(3), name="a")

@@ -7,32 +7,38 @@ import math
 import re
 from typing import Any, NamedTuple
 
+from differ.invariants import broken_in
 from differ.programs import Construction, Line, Step
 from differ.sides import Replies, Summary
+from differ.stacks import dense, form_of
 
 # These kinds name a difference only where no other kind does.
-MINOR = {"key order", "flags", "leaf class"}
+MINOR = {"key order", "flags", "leaf class", "lazy or dense"}
 NOT_FIELDS = {"k", "entries", "members", "nontensor", "msg"}
 # Kinds of differences from the newest level begin so; it counts where level 0.14.3 refuses a line.
 NEWEST = "0.15.3"
 # No difference: ours does what the newest level does, and level 0.14.3 goes on with other values.
 AS_NEWEST = "as " + NEWEST
+# Our result is broken, where the reference's is not: whatever else differs, this counts.
+OURS_BREAKS = "ours breaks a rule"
 
 
 class Difference(NamedTuple):
-    """One difference: its kind, its place and the value of each side."""
+    """One difference: its kind, its place, the value of each side, and the rule that the reference breaks there."""
 
     kind: str
     path: str
     reference: str
     ours: str
+    breaks: str = ""
 
     def variable(self) -> str:
         """The variable that holds the place."""
         return re.match(r"\w*", self.path)[0]
 
     def __str__(self) -> str:
-        return f"{self.kind} at {self.path}: reference {self.reference} | ours {self.ours}"
+        end = f" | the reference breaks a rule: {self.breaks}" if self.breaks else ""
+        return f"{self.kind} at {self.path}: reference {self.reference} | ours {self.ours}{end}"
 
 
 class Found(NamedTuple):
@@ -52,7 +58,7 @@ class Found(NamedTuple):
 
     def in_results(self) -> bool:
         """Return whether both sides run, or both fail, and leave different values."""
-        return self.kind.removeprefix(NEWEST + ": ") in ("result", "state")
+        return _of_values(self.kind)
 
     def of_newest(self) -> bool:
         """Return whether ours differs from the newest level."""
@@ -96,6 +102,10 @@ def differences(a: Summary, b: Summary, path: str = "") -> list[Difference]:
         return [Difference(kind, path, *texts)]
     if a["k"] != b["k"]:
         return [Difference("type", path, a.get("cls", a["k"]), b.get("cls", b["k"]))]
+    if a["k"] == "td" and "nontensor" not in a and "nontensor" not in b and form_of(a) != form_of(b):
+        x, y = dense(a), dense(b)
+        if x is not None and y is not None:
+            return [Difference("lazy or dense", path, form_of(a), form_of(b)), *differences(x, y, path)]
     out = [d for field in a if field not in NOT_FIELDS for d in _in_field(field, a, b, path)]
     if "flags" in b and "flags" not in a:
         out.append(Difference("flags", path, "none", short(b["flags"])))
@@ -131,7 +141,9 @@ def _field_kind(field: str, x: Any, y: Any) -> str:
     if field == "rg":
         return "requires_grad"
     if field == "names" and None not in (x, y) and len(x) == len(y):
-        return "names lost by reference" if not any(x) else "names lost by ours" if not any(y) else "names"
+        if not any(x) or not any(y):
+            return "names lost by reference" if not any(x) else "names lost by ours"
+        return "names fewer in reference" if all(p in (None, q) for p, q in zip(x, y)) else "names"
     if field == "locked":
         return "locked in ours only" if y else "locked in reference only"
     if field == "device" and None not in (x, y) and "None" in (x, y):
@@ -158,8 +170,18 @@ def _in_keys(a: Summary, b: Summary, path: str) -> list[Difference]:
 def _in_values(a: Summary, b: Summary, path: str) -> list[Difference]:
     if "nontensor" not in b:
         return [_classes(a, b, path)]
-    found = differences(a["nontensor"], b["nontensor"], path)
+    x, y = a["nontensor"], b["nontensor"]
+    if x != y and (_all_are(x, y) or _all_are(y, x)):
+        return [Difference("one value or a stack", path, short(x), short(y))]
+    found = differences(x, y, path)
     return [d._replace(kind="non-tensor " + d.kind) for d in found]
+
+
+def _all_are(values: Summary, value: Summary) -> bool:
+    """Return whether (nested) lists hold one value only, at least once."""
+    if values["k"] != "list" or not values["entries"]:
+        return values == value
+    return all(_all_are(entry, value) for entry in values["entries"])
 
 
 def _in_members(a: Summary, b: Summary, path: str) -> list[Difference]:
@@ -173,6 +195,10 @@ def _in_members(a: Summary, b: Summary, path: str) -> list[Difference]:
 
 def _in_entries(a: Summary, b: Summary, path: str) -> list[Difference]:
     if "keys" not in a:
+        if a.get("cls") == "view" and a["entries"] != b["entries"]:
+            x, y = (sorted(json.dumps(entry, sort_keys=True) for entry in side["entries"]) for side in (a, b))
+            if x == y:
+                return [Difference("key order", path, short(a["entries"]), short(b["entries"]))]
         pairs = enumerate(zip(a["entries"], b["entries"]))
         return [d for i, pair in pairs for d in differences(*pair, f"{path}({i})")]
     mine = dict(zip(b.get("keys", []), b["entries"]))
@@ -217,8 +243,69 @@ def first_difference(program: list[Step], replies: Replies) -> Found | None:
         else:
             kind, detail, differing = _in_step(step, a, b, before if i else None)
         if kind:
-            return Found(i, step.operation(), kind, detail, a["exc"], b["exc"], differing[:8], c and c["exc"])
+            theirs = c if c and kind.startswith(NEWEST) else a
+            states = [theirs["state"], b["state"]]
+            if rules := _broken_by_ours(before, *states):
+                kind, detail, differing = OURS_BREAKS, rules[0].kind, rules
+            elif kind != AS_NEWEST:
+                earlier = reference if theirs is a else newest
+                differing = _beside_broken(differing, earlier[i - 1]["state"] if i else {}, theirs["state"])
+                differing = [_beside_operands(d, step, before) for d in differing]
+                if _of_values(kind):
+                    mine = [d for d in differing if d.variable() == step.result]
+                    detail = kinds_of(mine or differing)
+            return Found(i, step.operation(), kind, detail, a["exc"], b["exc"], differing[:40], c and c["exc"])
     return None
+
+
+def _of_values(kind: str) -> bool:
+    return kind.removeprefix(NEWEST + ": ") in ("result", "state")
+
+
+def _beside_operands(difference: Difference, step: Step, before: dict[str, Summary]) -> Difference:
+    """A leaf that requires grad on the reference only: its own kind where no operand of that key requires grad."""
+    if difference.kind != "requires_grad" or difference.reference != "true":
+        return difference
+    key = re.findall(r"\[([^\]]*)\]", difference.path)[-1:]
+    operands = [leaf for name, summary in before.items() if step.uses(name) for leaf in _with_grad(summary, None)]
+    lost = any(not key or name in (None, *key) for name in operands)
+    return difference if lost else difference._replace(kind="requires_grad of nothing")
+
+
+def _with_grad(summary: Summary, key: str | None) -> list[str | None]:
+    """The keys of the leaves that require grad."""
+    if summary.get("rg"):
+        return [key]
+    keys = summary.get("keys") or [key] * len(summary.get("entries", []))
+    parts = [*zip(keys, summary.get("entries", [])), *[(key, part) for part in summary.get("members", [])]]
+    return [found for name, part in parts for found in _with_grad(part, name)]
+
+
+def _broken(state: dict[str, Summary]) -> dict[str, str]:
+    """The rule that is broken, by the place where it is."""
+    return {path: rule for name, summary in state.items() for path, rule in broken_in(summary, name)}
+
+
+def _broken_by_ours(
+    before: dict[str, Summary], theirs: dict[str, Summary], ours: dict[str, Summary]
+) -> list[Difference]:
+    """List the places that a line has broken on our side only. A size of -1 stands for unequal members on all sides."""
+    known = {**_broken(before), **_broken(theirs)}
+    new = {path: rule for path, rule in _broken(ours).items() if path not in known and "-1" not in rule}
+    return [Difference(rule.split(" ")[0], path, "whole", rule) for path, rule in new.items()]
+
+
+def _beside_broken(found: list[Difference], before: dict[str, Summary], after: dict[str, Summary]) -> list[Difference]:
+    """Differences with the rule that the reference breaks at their place; where ours raises, what a line has broken."""
+    broken = _broken(after)
+    if not found:
+        known = _broken(before)
+        return [Difference("whole", path, rule, "raises") for path, rule in broken.items() if path not in known]
+    out = []
+    for difference in found:
+        rules = [rule for path, rule in broken.items() if difference.path.startswith(path)]
+        out.append(difference._replace(breaks="; ".join(rules)))
+    return out
 
 
 def _alike(step: Step, newest: dict[str, Summary], ours: dict[str, Summary]) -> bool:

@@ -1,7 +1,9 @@
 """Groups of differences, and what is known about them.
 
 `judged.txt` has rules, first match wins: a letter, a pattern over a group's text, a note. `judged-newest.txt` has those
-for lines that level 0.14.3 refuses and the newest level runs. `seen.txt` has the digests of single groups that somebody
+for lines that level 0.14.3 refuses and the newest level runs. `judged-properties.txt` comes before both: its rules are
+about one difference between values, or about one error, whatever the operation. A group of several differences that no
+rule covers as a whole is judged difference by difference. `seen.txt` has the digests of single groups that somebody
 looked at and found to be no more than arguable.
 """
 
@@ -22,6 +24,7 @@ from differ.sides import Replies
 
 JUDGED = pathlib.Path(__file__).with_name("judged.txt")
 JUDGED_NEWEST = pathlib.Path(__file__).with_name("judged-newest.txt")
+JUDGED_PROPERTIES = pathlib.Path(__file__).with_name("judged-properties.txt")
 SEEN = pathlib.Path(__file__).with_name("seen.txt")
 UNKNOWN = "?"
 # Groups of these letters fail a run.
@@ -34,6 +37,10 @@ OLD_KINDS = {
     f"{NEWEST} runs, ours raises": "ours raises",
     f"{NEWEST} raises": "reference raises",
 }
+
+
+# The end of the key of a group whose differences are those between values.
+OF_VALUES = re.compile(r" \| (0\.15\.3: )?(result|state) \| [^|]*$")
 
 
 class Group(NamedTuple):
@@ -90,15 +97,39 @@ def digest(key: str) -> str:
 
 
 def judge(group: Group) -> tuple[str, str]:
-    """Letter and note of a group."""
+    """Letter and note of a group. One of several differences is judged as these are one by one, if not as a whole."""
+    letter, note = _judge_whole(group)
+    if letter not in BAD or len(group.differences) < 2 or not OF_VALUES.search(group.key):
+        return letter, note
+    letters = {}
+    for difference in group.differences:
+        letter, note = _judge_whole(_one_of(group, difference))
+        if letter in BAD:
+            return _judge_whole(group)
+        letters[letter] = note
+    return min(letters.items())
+
+
+def _one_of(group: Group, difference: str) -> Group:
+    """A group with one of its differences only."""
+    kind = re.match(r"(.*?) at \w", difference)[1]
+    return group._replace(key=f"{group.key.rsplit(' | ', 1)[0]} | {kind}", differences=[difference])
+
+
+def _judge_whole(group: Group) -> tuple[str, str]:
     text = str(group)
+    beside_old = text
+    for kind, old in OLD_KINDS.items():
+        beside_old = beside_old.replace(f" | {kind} |", f" | {old} |", 1)
+    if len(group.differences) == 1 or not OF_VALUES.search(group.key):
+        letter, note = _judge_by(JUDGED_PROPERTIES, beside_old)
+        if letter != UNKNOWN:
+            return letter, note
     if f" | {NEWEST}" in group.key:
         letter, note = _judge_by(JUDGED_NEWEST, text)
         if letter != AS_BESIDE_OLD:
             return letter, note
-        for kind, old in OLD_KINDS.items():
-            text = text.replace(f" | {kind} |", f" | {old} |", 1)
-    letter, note = _judge_by(JUDGED, text)
+    letter, note = _judge_by(JUDGED, beside_old)
     return ("d", "looked at") if letter == UNKNOWN and digest(group.key) in seen() else (letter, note)
 
 

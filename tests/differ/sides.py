@@ -55,7 +55,9 @@ class Side:
 
     def _environment(self) -> dict[str, str]:
         threads = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-        same = {"PYTHONHASHSEED": "0", "PYTHONWARNINGS": "ignore", "PYTHONPATH": f"{self.package}:{TESTS}"}
+        # The folder of temporary files may hold modules of any name.
+        same = {"PYTHONSAFEPATH": "1", "PYTHONHASHSEED": "0", "PYTHONWARNINGS": "ignore"}
+        same |= {"PYTHONPATH": f"{self.package}:{TESTS}"}
         return {**os.environ, **threads, **same}
 
     def _start(self) -> subprocess.Popen[bytes]:

@@ -762,3 +762,11 @@ def test_a_pickle_says_the_kind_of_store(tmp_path: pathlib.Path) -> None:
     assert state.pop("backend") == "h5"
     with pytest.raises(ValueError, match="the backend is 'h5' or 'zarr', got 'x'"):
         PersistentTensorDict.__new__(PersistentTensorDict).__setstate__({**state, "backend": "x"})
+
+
+def test_rows_have_the_names_of_their_dims_at_every_depth(tmp_path: pathlib.Path) -> None:
+    inner = TensorDict({"o": TensorDict({"a": torch.zeros(2, 3, 4)}, [2, 3, 4])}, [2, 3])
+    stored = TensorDict({"n": inner}, [2], names=["t"]).to_h5(tmp_path / "x.h5")
+    rows = stored[:1]
+    assert [part.names for part in (rows, rows["n"], rows["n", "o"])] == [["t"], ["t", None], ["t", None, None]]
+    assert rows["n", "o"].batch_size == (1, 3, 4)

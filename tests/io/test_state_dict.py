@@ -435,3 +435,10 @@ def test_lazy_stacks_with_a_tensor_of_its_own_shape() -> None:
     loaded = stack(0.0).load_state_dict(stack(4.0).state_dict())
     assert loaded["u"].tolist() == [4.0, 4.0]
     assert loaded[1]["u"].tolist() == [4.0, 4.0]
+
+
+def test_values_take_the_batch_size_that_is_loaded() -> None:
+    td = TensorDict({"note": "text", "a": torch.zeros(2)}, [2])
+    td.load_state_dict(td[:1].state_dict(), assign=True)
+    assert td.batch_size == td.get("note").batch_size == (1,)
+    assert td["note"] == "text"

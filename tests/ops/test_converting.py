@@ -190,3 +190,7 @@ def test_numbers_in_a_dict_of_another_batch_size_are_values() -> None:
     assert isinstance(TensorDict.from_dict(data, batch_size=[])["n"], torch.Tensor)
     with pytest.raises(RuntimeError, match="batch size"):
         TensorDict.from_dict({"n": torch.tensor(7)}, batch_size=[3])
+
+
+def test_from_any_of_a_list_takes_the_name_of_a_device() -> None:
+    assert TensorDict.from_any([torch.zeros(2), torch.ones(2)], device="cpu").tolist() == [[0.0, 0.0], [1.0, 1.0]]

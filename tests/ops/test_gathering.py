@@ -279,3 +279,10 @@ def test_masked_fill_in_place_of_ragged_leaves_beside_dense_ones() -> None:
     td.masked_fill_(torch.tensor([True, False]), 5)
     assert td["a"].tolist() == [5, 0]
     assert [row.tolist() for row in td["r"].unbind()] == [[5, 5], [1, 1, 1]]
+
+
+@pytest.mark.parametrize("other", [0.0, torch.zeros(2, 1)], ids=["number", "tensor"])
+def test_where_gives_each_member_of_a_nested_stack_its_part_of_the_mask(other: Any) -> None:
+    stack = lazy_stack([TensorDict({"x": torch.ones(1, n)}, [1]) for n in (3, 4)], 0)
+    result = TensorDict({"a": stack}, [2, 1]).where(torch.tensor([[True], [False]]), other)
+    assert [member["x"].tolist() for member in result["a"].tensordicts] == [[[1.0] * 3], [[0.0] * 4]]

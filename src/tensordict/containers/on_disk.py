@@ -516,7 +516,7 @@ class FileView(FixedSize, _DerivedContainer):
             return value._index(part.index)
         node = value._wrapped_container()
         behind = node._batch_size[len(part.old) :]
-        mine = self._own_names or [None] * len(self._size)
+        mine = (self._own_names or [None] * len(self._size))[: len(part.size)]
         theirs = [None] * len(behind) if node._names is None else node._names[len(part.old) :]
         return value._rewrap(FileView._over(node, part, [*mine, *theirs], (*self._prefix, name)))
 

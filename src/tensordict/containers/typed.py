@@ -154,7 +154,7 @@ class TypedTensorDict(FieldWrapper, TensorDictBase):
             raise TypeError(f"{cls.__name__} is made of a mapping or a container, got {type(source).__name__}")
         declared = {key if isinstance(key, str) else key[0] for key in source.keys()}
         cls._check_required_keys(declared, f"{cls.__name__}()")
-        if unknown := declared - cls._types.keys():
+        if source is kwargs and (unknown := declared - cls._types.keys()):
             raise FieldError(
                 f"{cls.__name__}() got {quote_names(unknown)}, which it does not declare; "
                 f"it has {quote_names(cls._types)}"
@@ -220,10 +220,10 @@ class TypedTensorDict(FieldWrapper, TensorDictBase):
 
         Args:
             check: check that the required keys exist and that declared keys have the right types. Without it, reading a
-                key that is missing raises an `AttributeError`.
+                key that is missing raises an `AttributeError`. Undeclared keys are kept.
 
         Raises:
-            TypeError: a required key is missing, a key is not declared, or a value has another type.
+            TypeError: a required key is missing, or a value has another type.
         """
         make: Any = super().from_dict if check else TensorDict.from_dict
         made = make(

@@ -416,7 +416,7 @@ class Contract:
             batch_dims: the number of batch dims that `size` replaces.
             rename: maps the names of the replaced dims to the new ones; `None` drops the names (with `size`).
             on_node: does to a nested lazy stack what `fn` does to a leaf. Without it, the leaves of the stack are
-                stacked for `fn`.
+                stacked for `fn`, or with the same batch dims, `fn` gets the leaves of the members.
         """
         mapping = self._entries
         on_leaf = fn
@@ -426,9 +426,11 @@ class Contract:
                     with block:
                         return self._map(fn, size, batch_dims, rename, on_node)
                 if (members := mapping.members(True)) is not None:
+                    if on_node is not None:
+                        return on_node(self)  # type: ignore[no-any-return]
                     if size is None:
                         return self._restack([member._map(fn) for member in members])
-                    return self._dense()._map(fn, size, batch_dims, rename) if on_node is None else on_node(self)
+                    return self._dense()._map(fn, size, batch_dims, rename)
             mapping, on_leaf = dict(self._writable().items()), self._on_read(fn)
         if is_flat(mapping):
             entries = dict(zip(mapping, map(on_leaf, mapping.values())))

@@ -115,15 +115,19 @@ class _LoadPlan:
         elif not current._is_non_tensor:
             self._add_misfit(key, f"it is a container, and a {type(item).__name__} in the state dict")
             return
-        self._plan_value(parent, name, current, item, key)
+        self._plan_value(parent, name, current, item, size, key)
 
-    def _plan_value(self, parent: Any, name: str, current: Any, item: Any, key: Path) -> None:
-        """Plan the new value of a holder, unless it is equal to the old one."""
-        holder = self._make_holder(item, current._batch_size, current._device, key)
-        if holder is None or (holder._batch_size == current._batch_size and _have_equal_values(holder, current)):
+    def _plan_value(self, parent: Any, name: str, current: Any, item: Any, size: torch.Size, key: Path) -> None:
+        """Plan the new value of a holder, unless it is equal to the old one and fits the batch size of the parent."""
+        own = current._batch_size
+        if own[: len(size)] != size:
+            self._plan_write(parent, name, self._make_holder(item, size, current._device, key), key)
+            return
+        holder = self._make_holder(item, own, current._device, key)
+        if holder is None or (holder._batch_size == own and _have_equal_values(holder, current)):
             return
         try:
-            self.actions.append(current._replacing(parent, name, holder, (), current._batch_size, key))
+            self.actions.append(current._replacing(parent, name, holder, (), own, key))
         except (RuntimeError, TypeError) as error:
             self.misfits.append(str(error))
 
@@ -157,7 +161,7 @@ class _LoadPlan:
             if value is None or name in level.entries:
                 continue
             if isinstance(current, Contract) and current._is_non_tensor:
-                self._plan_value(node, name, current, value, path)
+                self._plan_value(node, name, current, value, size, path)
             elif current is None and (fresh or not self.strict):
                 self._plan_write(container, name, self._make_holder(value, size, node._device, path), path)
             else:

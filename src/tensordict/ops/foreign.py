@@ -13,6 +13,7 @@ from tensordict.convert import numpy as arrays
 from tensordict.convert import pytrees
 from tensordict.convert.python_structures import is_h5, is_zarr, open_structure
 from tensordict.core.contract import Contract
+from tensordict.core.devices import as_device
 from tensordict.core.exceptions import ShapeError
 from tensordict.core.keys import joined, path_of
 from tensordict.core.shapes import as_size, refuse_two_sizes
@@ -99,7 +100,8 @@ class Foreign(Converting):
             return cls.from_zarr(obj, **given)  # type: ignore[attr-defined]
         tree = open_structure(obj)
         if type(tree) is list:
-            return make_entry(tree, ("obj",), torch.Size(()), device)
+            place = None if device is None else as_device(device)
+            return make_entry(tree, ("obj",), torch.Size(()), place)
         if isinstance(tree, dict):
             return cls.from_dict(tree, **given)
         if not isinstance(tree, Contract) or isinstance(tree, Tensor):

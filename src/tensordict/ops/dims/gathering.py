@@ -231,10 +231,14 @@ class Gathering(Contract):
             return self._restack([member._choose(part, piece, pad, path) for member, part, piece in columns])
         if isinstance(other, Contract):
             return _choose_entries(self, other, masks, pad, path)  # type: ignore[no-any-return]
+
+        def choose_in_stack(node: Any) -> Any:
+            return node._choose(masks, other, pad, path)
+
         if isinstance(other, Tensor) and other.ndim:
             others = ByNdim(other)
-            return self._map(lambda v: ragged.where(masks[v.dim()], v, others[v.dim()]))
-        return self._map(lambda v: ragged.where(masks[v.dim()], v, other))
+            return self._map(lambda v: ragged.where(masks[v.dim()], v, others[v.dim()]), on_node=choose_in_stack)
+        return self._map(lambda v: ragged.where(masks[v.dim()], v, other), on_node=choose_in_stack)
 
 
 class _ByShape(dict[torch.Size, Tensor]):

@@ -101,12 +101,20 @@ def _stack_containers(item: object) -> Any:
     return None if any(part is None for part in parts) else type(parts[0]).maybe_dense_stack(parts)
 
 
+def _has_tuples(items: list[Any]) -> bool:
+    """Return whether nested lists contain tuples, which are values there, as in a lazy stack."""
+    kinds = set(map(type, items))
+    return tuple in kinds or (list in kinds and any(type(x) is list and _has_tuples(x) for x in items))
+
+
 def make_entry(item: object, path: Path, size: torch.Size, device: torch.device | None) -> Any:
     """Convert an item that is not a tensor, container or mapping to an entry of a container of batch size `size`.
 
     Numbers become a tensor, a list of containers becomes their stack, and a structured array becomes a container over
     its memory. Any other object is put in a holder.
     """
+    if isinstance(item, list) and _has_tuples(item):
+        return makers.held(item, size, device)
     tensor = _numbers_to_tensor(item, path, device if device is None or device.index is None else place_of(device))
     if tensor is not None:
         return tensor

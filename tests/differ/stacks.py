@@ -1,0 +1,83 @@
+"""Dense summaries of lazy stacks, so that the values of a lazy and of a dense container compare."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from differ.sides import Summary
+
+LARGEST = 400
+
+
+def form_of(summary: Summary) -> str:
+    """Return how a container holds its entries."""
+    return f"a stack along dim {summary['stack_dim']}" if "members" in summary else "dense"
+
+
+def dense(summary: Summary) -> Summary | None:
+    """The summary of a container whose lazy stacks are dense; `None` where one cannot be."""
+    if summary["k"] != "td" or "nontensor" in summary:
+        return summary
+    if "entries" in summary:
+        entries = [dense(entry) for entry in summary["entries"]]
+        return None if None in entries else {**summary, "entries": entries}
+    members = [dense(member) for member in summary["members"]]
+    if not members or None in members:
+        return None
+    return _stack_containers(members, summary["stack_dim"], summary)
+
+
+def _stack_entries(parts: Sequence[Any], dim: int) -> Summary | None:
+    """Entries of all members under one key, stacked."""
+    first = parts[0]
+    if any(part["k"] != first["k"] or part["cls"] != first["cls"] for part in parts):
+        return None
+    if first["cls"] == "UnbatchedTensor":
+        return first if all(part == first for part in parts) else None
+    if "nontensor" in first:
+        longer = {**first, "batch_size": _longer(first["batch_size"], dim, len(parts))}
+        return longer if all(part == first for part in parts) else None
+    if first["k"] == "td":
+        if any(part["batch_size"] != first["batch_size"] for part in parts):
+            return None
+        head = {**first, "batch_size": _longer(first["batch_size"], dim, len(parts))}
+        head["names"] = _longer(first["names"], dim, None) if first["names"] else first["names"]
+        return _stack_containers(parts, dim, head)
+    return _stack_tensors(parts, dim) if first["k"] == "tensor" else None
+
+
+def _longer(sizes: list[Any], dim: int, item: Any) -> list[Any]:
+    return [*sizes[:dim], item, *sizes[dim:]]
+
+
+def _stack_containers(parts: Sequence[Any], dim: int, head: Summary) -> Summary | None:
+    first = parts[0]
+    if any("keys" not in part or {*part["keys"]} != {*first["keys"]} or part["cls"] != first["cls"] for part in parts):
+        return None
+    columns = [dict(zip(part["keys"], part["entries"])) for part in parts]
+    entries = [_stack_entries([column[key] for column in columns], dim) for key in first["keys"]]
+    if None in entries:
+        return None
+    about = {field: head[field] for field in ("k", "batch_size", "device", "names", "locked")}
+    return {**about, "cls": first["cls"], "keys": first["keys"], "entries": entries}
+
+
+def _stack_tensors(parts: Sequence[Any], dim: int) -> Summary | None:
+    first, shape = parts[0], parts[0]["shape"]
+    if any(part[field] != first[field] for part in parts for field in ("shape", "dtype", "device")):
+        return None
+    values: Any = [part["values"] for part in parts]
+    if values[0] != "meta":
+        count = int(np.prod(shape)) * len(parts)
+        if values[0][:1] == ["sum"]:
+            values = ["sum", sum(value[1] for value in values)]
+        else:
+            rows = [np.array(value).reshape([*shape, -1] if value else [*shape, 1]) for value in values]
+            values = np.stack(rows, dim).flatten().tolist()
+            values = ["sum", float(sum(values))] if count > LARGEST else values
+    requires_grad = any(part["rg"] for part in parts)
+    longer = _longer(shape, dim, len(parts))
+    return {**first, "shape": longer, "rg": requires_grad, "values": "meta" if "meta" in values else values}

@@ -1,0 +1,37 @@
+"""Tests of summaries: lazy and dense ones compare, broken containers are found, differences are judged one by one."""
+
+from __future__ import annotations
+
+import torch
+
+from differ.comparing import differences
+from differ.invariants import broken_in
+from differ.judging import Group, judge
+from differ.summaries import summarise
+from tensordict import TensorDict, lazy_stack
+
+
+def test_a_lazy_stack_compares_with_a_dense_container() -> None:
+    members = [TensorDict({"a": torch.arange(6.0).view(2, 3) + i, "n": {"b": torch.ones(2)}}, [2]) for i in (0, 9)]
+    lazy, dense = summarise(lazy_stack(members, 1)), summarise(torch.stack(members, 1))
+    assert [str(d) for d in differences(lazy, dense, "r0")] == [
+        "lazy or dense at r0: reference a stack along dim 1 | ours dense"
+    ]
+    other = summarise(torch.stack(members[::-1], 1))
+    assert {d.kind for d in differences(lazy, other, "r0")} == {"lazy or dense", "values"}
+
+
+def test_broken_containers_are_found() -> None:
+    whole = summarise(TensorDict({"n": TensorDict({"a": torch.zeros(2, 3)}, [2, 3])}, [2], names=["t"]))
+    assert list(broken_in(whole, "r0")) == []
+    whole["entries"][0]["entries"][0]["shape"] = [3]
+    whole["entries"][0]["names"] = ["u", None]
+    assert [place for place, _ in broken_in(whole, "r0")] == ["r0[n]", "r0[n][a]"]
+
+
+def test_several_differences_are_judged_one_by_one() -> None:
+    known = "lazy or dense at r0: reference dense | ours a stack along dim 0", "names lost by reference at r0: "
+    group = Group("x.anything() | TensorDict | result | names lost by reference", 0, 1, "", "runs", "runs", [*known])
+    assert judge(group)[0] in "BD"
+    wrong = group._replace(key="x.anything() | TensorDict | result | names lost by reference+values")
+    assert judge(wrong._replace(differences=[*known, "values at r0[a]: reference 1 | ours 2"]))[0] == "?"
