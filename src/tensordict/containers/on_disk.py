@@ -16,11 +16,12 @@ from torch import Tensor
 from torch.utils.data import get_worker_info
 
 from tensordict.containers.dense import TensorDict
+from tensordict.containers.fixed_size import FixedSize
 from tensordict.containers.tensordict_base import GivesTensorDicts
 from tensordict.core import indices, pytree, ragged, registry
 from tensordict.core import torch_internals as internals
 from tensordict.core.contract import Contract, EntryStore, Names, is_node, state_of
-from tensordict.core.exceptions import ShapeError, UnsupportedEntryError, refuse_stored
+from tensordict.core.exceptions import UnsupportedEntryError, refuse_stored
 from tensordict.core.indices import INTEGERS, checked_size, is_basic, leaf_index, result_size
 from tensordict.core.keys import Path, joined, path_of
 from tensordict.core.ragged import REFUSALS
@@ -155,14 +156,20 @@ class StoredContainer(GivesTensorDicts):
     _is_in_file = True
     # Operations return containers in memory.
     _make: Any = TensorDict._make
-    # The same class with `UnreadMixin`.
-    _unread_class: ClassVar[type[StoredContainer]]
+    # The same class with `UnreadMixin`, made for each subclass.
+    _unread_class: ClassVar[type[Any]]
+    _is_unread: ClassVar[bool] = False
     # The container whose entries or rows this one shows.
     _source: Any = None
     # True if indexing returns a `FileView` and not a copy in memory.
     _gives_views: bool = False
     # True if a pickle of this container names a file that any process can open.
     _is_reopened: bool = False
+
+    def __init_subclass__(cls, **options: object) -> None:
+        super().__init_subclass__(**options)
+        if not cls._is_unread:
+            cls._unread_class = type(f"_Unread{cls.__name__}", (UnreadMixin, cls), {})
 
     def _together(self, pick: Pick | None) -> AbstractContextManager[None] | None:
         """See `EntryStore.together`. `pick` returns the selection that is read of each tensor; `None` if unknown."""
@@ -283,6 +290,8 @@ class StoredContainer(GivesTensorDicts):
 class UnreadMixin(StoredContainer):
     """Mixin for the class of :attr:`StoredContainer._unread`: its entries are `StoredTensor`s."""
 
+    _is_unread = True
+
     @property
     def _entries(self) -> MutableMapping[str, Any]:  # type: ignore[override]
         return _UnreadEntries(self)
@@ -374,16 +383,9 @@ class FileSelection(_DerivedContainer):
         return _reduce_as_read(self)
 
 
-class _UnreadSelection(UnreadMixin, FileSelection):
-    """See `UnreadMixin`."""
-
-
-FileSelection._unread_class = _UnreadSelection
-
-
 @pytree.register
 @registry.register
-class FileView(_DerivedContainer):
+class FileView(FixedSize, _DerivedContainer):
     """Some rows of a container over a file: the result of `data[index]` for HDF5 and Zarr.
 
     - Making a view reads nothing. Each read of an entry reads these rows from the file and returns a tensor in memory.
@@ -415,8 +417,8 @@ class FileView(_DerivedContainer):
 
     _is_over_another = True
     _gives_views = True
+    _size_reason = "a view of a file", "its index", "use td.to_tensordict(), a copy in memory"
     _part: _LeafIndex
-    _size: torch.Size
     _own_names: Names | None
     # The path of the source in the container that was indexed, for errors.
     _prefix: Path = ()
@@ -430,21 +432,6 @@ class FileView(_DerivedContainer):
         return self
 
     # --- the state, most of it shared with the source ---------------------------------------------------------------
-
-    @property
-    def _batch_size(self) -> torch.Size:
-        return self._size
-
-    @_batch_size.setter
-    def _batch_size(self, size: torch.Size) -> None:
-        self._refuse_size(size)
-
-    def _refuse_size(self, size: torch.Size) -> None:
-        if size != self._size:
-            raise ShapeError(
-                f"the batch size {list(self._size)} of a view of a file follows from its index and cannot become "
-                f"{list(size)}; use td.to_tensordict(), a copy in memory"
-            )
 
     @property
     def _names(self) -> Names | None:
@@ -567,11 +554,6 @@ class FileView(_DerivedContainer):
         return FileView._over(self._source, _LeafIndex(composed, part.old, composed_size), names, self._prefix)
 
 
-class _UnreadView(UnreadMixin, FileView):
-    """See `UnreadMixin`."""
-
-
-FileView._unread_class = _UnreadView
 ForkingPickler.register(FileView, FileView._reduce_for_process)
 
 

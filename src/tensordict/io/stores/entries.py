@@ -39,6 +39,7 @@ from tensordict.io.specification import (
     check,
     check_level,
     class_name,
+    find_uneven,
     shape_of,
     specification_of,
     tensorclass_over,
@@ -342,16 +343,13 @@ def _find_item(store: Store, value: object, key: Path, above: tuple[int, ...]) -
 
 def check_leaf(store: Store | type[Store], value: Tensor, key: Path) -> None:
     """Raise an `UnsupportedEntryError` that names the key if a tensor cannot be stored."""
-    try:
-        if value.is_nested and not store.holds_ragged:
-            raise UnsupportedEntryError(f"{store.a_kind} holds no ragged tensor; a folder or an archive (memmap) does")
-        if not value.is_nested:
-            check_storable(value)
-        if value.is_meta:
-            raise UnsupportedEntryError("a tensor on the meta device has no content that could be stored")
-        stored_dtype(value.dtype)
-    except UnsupportedEntryError as error:
-        raise UnsupportedEntryError(f"entry {joined(key)!r}: {error}") from None
+    if value.is_nested and not store.holds_ragged:
+        raise _unsupported_kind(store, "ragged tensor", key)
+    if not value.is_nested:
+        check_storable(value, key)
+    if value.is_meta:
+        raise UnsupportedEntryError(f"{entry_of(key)}a tensor on the meta device has no content that could be stored")
+    stored_dtype(value.dtype, key)
 
 
 def fill(array: ArrayItem, value: Tensor) -> None:
@@ -421,9 +419,8 @@ def check_container(
         for member in container._members() or ():
             check_container(store, target, member, key, allow_pickle)
     elif form.is_value:
-        if allow_pickle and store.holds_pickles and not _is_encodable(form.value):
-            return
-        for at, tensor in enumerate(_encode_value(store, form.value, key).tensors):
+        encoded = _encode_value(store, form.value, key, allow_pickle)
+        for at, tensor in enumerate(() if encoded is None else encoded.tensors):
             check_leaf(store, tensor, (*key, str(at)))
     elif form.kind != DICT:
         raise _unsupported_kind(store, form.kind, key)
@@ -452,11 +449,13 @@ def _unsupported_kind(store: Store | type[Store], kind: str, key: Path) -> Unsup
     return UnsupportedEntryError(f"{entry_of(key)}{store.a_kind} holds no {kind}; a folder or an archive (memmap) does")
 
 
-def _encode_value(store: Store | type[Store], value: object, key: Path) -> EncodedValue:
-    """Encode a value; raises `UnsupportedEntryError` if it has no JSON form."""
+def _encode_value(store: Store | type[Store], value: object, key: Path, allow_pickle: bool) -> EncodedValue | None:
+    """Encode a value; returns `None` if it must be pickled, and raises `UnsupportedEntryError` if it may not be."""
     try:
         return encode(value)
     except NotJson as error:
+        if allow_pickle and store.holds_pickles:
+            return None
         raise _unsupported_value(store, error, key) from None
 
 
@@ -527,39 +526,12 @@ def _nbytes(container: Contract) -> int:
 
 def _check_even(stack: object, key: Path) -> None:
     """Refuse a lazy stack whose members differ in their keys or shapes."""
-    uneven = _uneven(stack, key)
-    if uneven is not None:
+    if (uneven := find_uneven(stack, key)) is not None:
         raise UnsupportedEntryError(
             f"entry {joined(uneven)!r} has different shapes in the members of a lazy stack, or is not in all of them, "
             "and has no form as one array: a folder or an archive (memmap) holds it as it is; Zarr holds what "
             "densify(torch.jagged) gives; or save a padded form"
         )
-
-
-def _uneven(stack: Any, key: Path) -> Path | None:
-    common = set(stack._entries)
-    for member in stack._members():
-        for name in member._entries:
-            if name not in common:
-                return (*key, name)
-    for name, value in stack._structure().items():
-        if isinstance(value, Contract):
-            inner = value._wrapped_container()
-            if not inner._is_non_tensor and inner._members() is not None:
-                found = _uneven(inner, (*key, name))
-                if found is not None:
-                    return found
-        elif -1 in stack._shape_of(name):
-            return (*key, name)
-    return None
-
-
-def _is_encodable(value: object) -> bool:
-    try:
-        encode(value)
-    except NotJson:
-        return False
-    return True
 
 
 def _write_pickle(group: Group, form: Specification, key: Path) -> Item:
@@ -576,11 +548,12 @@ def _write_pickle(group: Group, form: Specification, key: Path) -> Item:
 
 
 def _write_value(group: Group, form: Specification, options: Mapping[str, Any], key: Path) -> Item:
-    value = form.value
-    if group.store.holds_pickles and group.store.allow_pickle and not _is_encodable(value):
+    store, value = group.store, form.value
+    is_text = not store.texts_are_json and type(value) is str and "\0" not in value
+    encoded = EncodedValue(value, []) if is_text else _encode_value(store, value, key, store.allow_pickle)
+    if encoded is None:
         return _write_pickle(group, form, key)
-    is_text = not group.store.texts_are_json and type(value) is str and "\0" not in value
-    content, tensors = EncodedValue(value, []) if is_text else _encode_value(group.store, value, key)
+    content, tensors = encoded
     text = content if is_text else json.dumps(content)
     node = group.new_group(key) if tensors else None
     try:
