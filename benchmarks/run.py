@@ -240,8 +240,10 @@ def _peak_memory(folder: Path, options: argparse.Namespace) -> dict[str, dict[st
                 label = f"{name}, {layout}"
                 _progress(f"peak memory: {side}, {label}")
                 sizes = ["--leaves", str(leaves), "--leaf-bytes", str(leaf_bytes)]
+                step = ["--step", "save", "--format", name]
                 try:
-                    reply = _ask(python, "peak_memory.py", "--folder", str(folder), "--format", name, *sizes)
+                    with tempfile.TemporaryDirectory(dir=folder) as own:
+                        reply = _ask(python, "peak_memory.py", *step, "--folder", own, *sizes)
                 except Failed as error:
                     print(f"! peak memory of {side}, {label}: {error}")
                     continue

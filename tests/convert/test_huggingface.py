@@ -101,3 +101,14 @@ def test_data_sets_on_disk(tmp_path: pathlib.Path, kept_in_memory: bool) -> None
     del data, back
     gc.collect()
     assert td["f"].tolist() == [2.0, 3.0, 4.0]  # the map lives as long as the tensors
+
+
+def test_to_hf_does_not_hash_the_data(monkeypatch):
+    # The hash of a table is computed from its pickle, which copies the data several times.
+    def fail(*_):
+        raise AssertionError("the data were hashed")
+
+    monkeypatch.setattr(datasets.arrow_dataset, "generate_fingerprint", fail)
+    made = TensorDict(a=torch.arange(3), batch_size=[3]).to_hf()
+    assert made["a"][:] == [0, 1, 2]
+    assert made._fingerprint

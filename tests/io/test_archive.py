@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bz2
+import importlib.util
 import json
 import lzma
 import os
@@ -13,6 +14,7 @@ import stat
 import struct
 import subprocess
 import sys
+import threading
 import zipfile
 import zlib
 from collections.abc import Callable
@@ -43,6 +45,7 @@ from tensordict.io.formats.archive import find_archive_problems
 from tensordict.io.formats.archive_reader import Archive
 from tensordict.io.saving.transaction import FileTransaction
 from tensordict.memmap import MemoryMappedTensor
+from tensordict.memory import files
 
 # Torch says of its nested tensors, once, that they are a prototype.
 pytestmark = pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
@@ -936,3 +939,39 @@ def test_leaves_that_are_written_to_are_shared_memory(tmp_path: pathlib.Path) ->
     assert received.unique().tolist() == [7] and TensorDict.load_memmap(path)["a"].unique().tolist() == [7]
     received.fill_(8)
     assert leaf.unique().tolist() == [8] and TensorDict.load_memmap(path)["a"].unique().tolist() == [8]
+
+
+def test_one_thread_writes_the_large_leaves(tmp_path, monkeypatch):
+    writers, write = set(), files.write_bytes
+
+    def note(fd, content, offset=0):
+        if len(content) > 1 << 20:
+            writers.add(threading.get_ident())
+        write(fd, content, offset)
+
+    monkeypatch.setattr(files, "write_bytes", note)
+    td = TensorDict({f"k{i}": torch.rand(5 << 19) for i in range(3)})
+    loaded = td.memmap(tmp_path / "a.tdz", num_threads=4)
+    assert len(writers) == 1
+    assert (loaded == td).all()
+    with zipfile.ZipFile(tmp_path / "a.tdz") as archive:
+        assert archive.testzip() is None
+
+
+def test_checksums_are_those_of_zlib_with_and_without_isal():
+    program = (
+        "import sys, zlib\n"
+        "if sys.argv[1] == 'without':\n    sys.modules['isal'] = None\n"
+        "from tensordict.io.saving import checksums\n"
+        "crc = checksums.Crc32()\n"
+        "crc.update(b'ab' * 1000)\n"
+        "crc.update(memoryview(b'c' * 77))\n"
+        "assert crc.value == zlib.crc32(b'ab' * 1000 + b'c' * 77)\n"
+        "print(checksums.crc32.__module__)\n"
+    )
+    run = [
+        subprocess.run([sys.executable, "-c", program, how], capture_output=True, text=True, check=True)
+        for how in ("with", "without")
+    ]
+    assert run[1].stdout.strip() == "zlib"
+    assert run[0].stdout.strip() == ("zlib" if importlib.util.find_spec("isal") is None else "isal.isal_zlib")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import secrets
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -197,7 +198,9 @@ def make_dataset(table: Any) -> Any:
             codes = pa.chunked_array([chunk.indices.cast(pa.int64()) for chunk in column.chunks], pa.int64())
             codes = codes.fill_null(-1)
             table = table.set_column(position, field.name, codes)
-    made = datasets.Dataset(datasets.table.InMemoryTable(table.replace_schema_metadata()))
+    memory = datasets.table.InMemoryTable(table.replace_schema_metadata())
+    # Without a fingerprint, `datasets` computes one from a pickle of the table: four more copies of the data.
+    made = datasets.Dataset(memory, fingerprint=secrets.token_hex(8))
     for name, names in labels.items():
         made.info.features[name] = datasets.ClassLabel(names=names)
     return made
