@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import itertools
 import weakref
+from abc import abstractmethod
 from array import array
 from bisect import bisect_right
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property, partial
 from typing import Any, TypeVar, overload
@@ -23,6 +25,7 @@ from tensordict.core.locks import Lock
 from tensordict.looking.texts import format_values
 from tensordict.memory import files
 from tensordict.memory import rows as scattered
+from tensordict.memory.file_maps import Finder
 from tensordict.memory.stored_tensors import SPREAD, Selection, StoredTensor, Values, as_tensor, read_stored
 from tensordict.ops.dims.stacking import cat_containers
 
@@ -34,6 +37,24 @@ Columns = dict[Path, Values]
 _MOST_PREVIEWED = 1000
 Item = TypeVar("Item")
 Read = TypeVar("Read")
+
+
+class MapsAgain(Sequence[Any]):
+    """A sequence that loads its containers when they are used, and can map their tensors again without loading them.
+
+    Attributes:
+        max_mapped: how many parts may stay mapped.
+    """
+
+    max_mapped: int
+
+    @abstractmethod
+    def remember(self, number: int, leaves: Mapping[Path, Tensor], maps: Finder) -> None:
+        """Note the place of the tensors of a container, which was loaded and checked. `maps` has the maps of now."""
+
+    @abstractmethod
+    def map_again(self, number: int) -> Columns | None:
+        """Return the rows of each tensor, if their places are known and the files are the same; otherwise `None`."""
 
 
 class Parts(Sequence[Any]):
@@ -146,6 +167,8 @@ class Parts(Sequence[Any]):
         self.starts_array = np.frombuffer(self.starts, dtype=np.int64)
         self.growing = Lock()
         self._checked = [_NONE] * len(self)
+        # The parts that were mapped again, in this order. They have no container.
+        self._mapped: deque[_CheckedPart] = deque()
 
     def refuse_read_only(self, path: Path) -> None:
         """Raise a `SaveError` if the parts cannot be written."""
@@ -213,30 +236,51 @@ class Parts(Sequence[Any]):
         known = self._checked
         found = [known[number].columns for number in numbers]
         absent = [at for at, columns in enumerate(found) if columns is None]
+        for at in absent:
+            found[at] = self._map_again(numbers[at])
+        absent = [at for at in absent if found[at] is None]
         parts = self.each(self.__getitem__, [numbers[at] for at in absent])
+        maps = Finder() if absent else None
         for at, part in zip(absent, parts, strict=True):
-            columns: Columns = {}
-            self._collect(part._wrapped_container(), self.template, (), columns)
-            if columns:
+            leaves: dict[Path, Tensor] = {}
+            self._collect(part._wrapped_container(), self.template, (), leaves)
+            if leaves:
                 part._lock_tree(weakref.ref(self))
-            found[at] = columns
+            found[at] = columns = {path: scattered.records(leaf) for path, leaf in leaves.items()}
             checked = known[numbers[at]]
             # Another thread may have loaded the same part meanwhile, into another container.
             if checked() is part:
                 checked.columns = columns
+            sequence, place = self._locate(numbers[at])
+            if isinstance(sequence, MapsAgain) and maps is not None:
+                sequence.remember(place, leaves, maps)
         loaded += parts
         return found  # type: ignore[return-value]
 
-    def _collect(self, node: Any, template: Any, path: Path, columns: Columns) -> None:
+    def _map_again(self, number: int) -> Columns | None:
+        """Return the arrays of rows of a part whose container is gone, without loading it; `None` if that fails."""
+        sequence, at = self._locate(number)
+        if not isinstance(sequence, MapsAgain) or self._checked[number]() is not None:
+            return None
+        columns = sequence.map_again(at)
+        if columns is not None:
+            self._checked[number] = mapped = _CheckedPart(set())
+            mapped.columns = columns
+            self._mapped.append(mapped)
+            if len(self._mapped) > sequence.max_mapped:
+                self._mapped.popleft().columns = None
+        return columns
+
+    def _collect(self, node: Any, template: Any, path: Path, leaves: dict[Path, Tensor]) -> None:
         if not isinstance(node._entries, dict):  # a loaded container has a subclass
             return
         for name, sample in template._structure().items():
             value: Any = node._entries.get(name)
             key = (*path, name)
             if is_node(sample) and is_node(value) and not value._is_non_tensor:
-                self._collect(value._wrapped_container(), sample._wrapped_container(), key, columns)
+                self._collect(value._wrapped_container(), sample._wrapped_container(), key, leaves)
             elif isinstance(value, Tensor) and _stays_in_place(value, sample):
-                columns[key] = scattered.records(value)
+                leaves[key] = value
 
     # --- one schema -------------------------------------------------------------------------------------------------
 
