@@ -35,6 +35,8 @@ Piece = tuple[int, Any, Any]
 Columns = dict[Path, Values]
 # The most rows whose values are read to be shown.
 _MOST_PREVIEWED = 1000
+# The most containers that are loaded before their arrays are kept.
+_BLOCK = 16
 Item = TypeVar("Item")
 Read = TypeVar("Read")
 
@@ -49,8 +51,17 @@ class MapsAgain(Sequence[Any]):
     max_mapped: int
 
     @abstractmethod
-    def remember(self, number: int, leaves: Mapping[Path, Tensor], maps: Finder) -> None:
-        """Note the place of the tensors of a container, which was loaded and checked. `maps` has the maps of now."""
+    def remember(self, number: int, leaves: Mapping[Path, Tensor], maps: Finder) -> bool:
+        """Note the places of the tensors of a container, which was loaded and checked.
+
+        Args:
+            number: the number of the container.
+            leaves: its tensors in files.
+            maps: the maps of this process.
+
+        Returns:
+            True if the sequence holds the container no longer, because there are too many.
+        """
 
     @abstractmethod
     def map_again(self, number: int) -> Columns | None:
@@ -239,31 +250,45 @@ class Parts(Sequence[Any]):
         for at in absent:
             found[at] = self._map_again(numbers[at])
         absent = [at for at in absent if found[at] is None]
+        # Containers that are let go must not hold files until the last one is loaded.
+        step = _BLOCK if self.in_flight == 1 else max(1, len(absent))
+        for start in range(0, len(absent), step):
+            self._load_columns(numbers, absent[start : start + step], found, loaded)
+        return found  # type: ignore[return-value]
+
+    def _load_columns(
+        self, numbers: Sequence[int], absent: Sequence[int], found: list[Columns | None], loaded: list[Any]
+    ) -> None:
+        """Load the parts at some positions of `numbers`, and put the arrays of their rows into `found`."""
         parts = self.each(self.__getitem__, [numbers[at] for at in absent])
-        maps = Finder() if absent else None
-        for at, part in zip(absent, parts, strict=True):
+        maps = Finder()
+        while parts:
+            at, part = absent[len(parts) - 1], parts.pop()
             leaves: dict[Path, Tensor] = {}
             self._collect(part._wrapped_container(), self.template, (), leaves)
             if leaves:
                 part._lock_tree(weakref.ref(self))
             found[at] = columns = {path: scattered.records(leaf) for path, leaf in leaves.items()}
-            checked = known[numbers[at]]
+            checked = self._checked[numbers[at]]
             # Another thread may have loaded the same part meanwhile, into another container.
             if checked() is part:
                 checked.columns = columns
             sequence, place = self._locate(numbers[at])
-            if isinstance(sequence, MapsAgain) and maps is not None:
-                sequence.remember(place, leaves, maps)
-        loaded += parts
-        return found  # type: ignore[return-value]
+            if isinstance(sequence, MapsAgain) and sequence.remember(place, leaves, maps):
+                mapped = self._map(numbers[at])
+                if mapped is not None:
+                    found[at] = mapped
+                    continue
+            loaded.append(part)
 
     def _map_again(self, number: int) -> Columns | None:
         """Return the arrays of rows of a part whose container is gone, without loading it; `None` if that fails."""
+        return None if self._checked[number]() is not None else self._map(number)
+
+    def _map(self, number: int) -> Columns | None:
         sequence, at = self._locate(number)
-        if not isinstance(sequence, MapsAgain) or self._checked[number]() is not None:
-            return None
-        columns = sequence.map_again(at)
-        if columns is not None:
+        columns = sequence.map_again(at) if isinstance(sequence, MapsAgain) else None
+        if columns is not None and isinstance(sequence, MapsAgain):
             self._checked[number] = mapped = _CheckedPart(set())
             mapped.columns = columns
             self._mapped.append(mapped)

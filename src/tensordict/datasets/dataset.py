@@ -84,15 +84,18 @@ class Shards(MapsAgain):
         other.__dict__.update(self.__dict__, parts=parts, _places=_Places(len(parts)))
         return other
 
-    def remember(self, number: int, leaves: Mapping[Path, Tensor], maps: Finder) -> None:
-        """Note the places of the tensors of a shard. Many shards are then mapped without a container."""
+    def remember(self, number: int, leaves: Mapping[Path, Tensor], maps: Finder) -> bool:
+        """Note the places of the tensors of a shard. Let its container go if there are many."""
         part = self.parts[number]
         if leaves.keys() != self.schema.fields.keys():
-            return
-        if self._places.note(number, self._manifests.place.path(part.path), leaves, maps):
-            with self._lock.held:
-                if len(self._recent) > min(self._max_open, _MAX_CONTAINERS):
-                    self._recent.pop((part.path, part.start, part.rows), None)
+            return False
+        if not self._places.note(number, self._manifests.place.path(part.path), leaves, maps):
+            return False
+        with self._lock.held:
+            if len(self._recent) < min(self._max_open, _MAX_CONTAINERS):
+                return False
+            self._recent.pop((part.path, part.start, part.rows), None)
+        return True
 
     def map_again(self, number: int) -> Columns | None:
         """Map the tensors of a shard as `remember` found them, if its files are the same."""
