@@ -68,9 +68,7 @@ def main() -> None:
                     done = subprocess.run(command, check=True, capture_output=True, text=True)
                     figures.append(json.loads(done.stdout))
             found[step] = {
-                name: {
-                    f"{shards:,}": statistics.median(each[name] for each in figures) for shards, figures in runs.items()
-                }
+                name: {f"{n:,}": statistics.median(each[name] for each in figures) for n, figures in runs.items()}
                 for name in runs[options.few][0]
             }
             print(json.dumps({step: found[step]}, indent=2), flush=True)
