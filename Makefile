@@ -11,7 +11,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK = 1
 export PYTHONDONTWRITEBYTECODE =
 
 .PHONY: help demo demo-rl docs test test-fast redis chromium test-slow test-pythons test-torches test-clients test-clients-slow differ lint \
-	format bench bench-keep bench-compare bench-clients bench-programs
+	format bench bench-keep bench-compare bench-clients bench-programs bench-rows
 .DEFAULT_GOAL := help
 
 help:
@@ -35,6 +35,7 @@ help:
 	@echo "make bench-keep     keep the figures of the last make bench in benchmarks/kept"
 	@echo "make bench-compare  say what moved in the last make bench since the run that is kept"
 	@echo "make bench-clients  measure TorchRL on this package and on the reference"
+	@echo "make bench-rows     measure a data set of 10^9 rows in 10^5 shards"
 	@echo "make bench-programs sample whole programs of TorchRL, verl, rsl_rl: what takes the time of a step"
 
 demo: .venv-demo/installed

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import itertools
 import weakref
+from abc import abstractmethod
 from array import array
 from bisect import bisect_right
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property, partial
 from typing import Any, TypeVar, overload
@@ -23,6 +25,7 @@ from tensordict.core.locks import Lock
 from tensordict.looking.texts import format_values
 from tensordict.memory import files
 from tensordict.memory import rows as scattered
+from tensordict.memory.file_maps import Finder
 from tensordict.memory.stored_tensors import SPREAD, Selection, StoredTensor, Values, as_tensor, read_stored
 from tensordict.ops.dims.stacking import cat_containers
 
@@ -32,8 +35,37 @@ Piece = tuple[int, Any, Any]
 Columns = dict[Path, Values]
 # The most rows whose values are read to be shown.
 _MOST_PREVIEWED = 1000
+# The most containers that are loaded before their arrays are kept.
+_BLOCK = 16
 Item = TypeVar("Item")
 Read = TypeVar("Read")
+
+
+class MapsAgain(Sequence[Any]):
+    """A sequence that loads its containers when they are used, and can map their tensors again without loading them.
+
+    Attributes:
+        max_mapped: how many parts may stay mapped.
+    """
+
+    max_mapped: int
+
+    @abstractmethod
+    def remember(self, number: int, leaves: Mapping[Path, Tensor], maps: Finder) -> bool:
+        """Note the places of the tensors of a container, which was loaded and checked.
+
+        Args:
+            number: the number of the container.
+            leaves: its tensors in files.
+            maps: the maps of this process.
+
+        Returns:
+            True if the sequence holds the container no longer, because there are too many.
+        """
+
+    @abstractmethod
+    def map_again(self, number: int) -> Columns | None:
+        """Return the rows of each tensor, if their places are known and the files are the same; otherwise `None`."""
 
 
 class Parts(Sequence[Any]):
@@ -146,6 +178,8 @@ class Parts(Sequence[Any]):
         self.starts_array = np.frombuffer(self.starts, dtype=np.int64)
         self.growing = Lock()
         self._checked = [_NONE] * len(self)
+        # The parts that were mapped again, in this order. They have no container.
+        self._mapped: deque[_CheckedPart] = deque()
 
     def refuse_read_only(self, path: Path) -> None:
         """Raise a `SaveError` if the parts cannot be written."""
@@ -213,30 +247,65 @@ class Parts(Sequence[Any]):
         known = self._checked
         found = [known[number].columns for number in numbers]
         absent = [at for at, columns in enumerate(found) if columns is None]
+        for at in absent:
+            found[at] = self._map_again(numbers[at])
+        absent = [at for at in absent if found[at] is None]
+        # Containers that are let go must not hold files until the last one is loaded.
+        step = _BLOCK if self.in_flight == 1 else max(1, len(absent))
+        for start in range(0, len(absent), step):
+            self._load_columns(numbers, absent[start : start + step], found, loaded)
+        return found  # type: ignore[return-value]
+
+    def _load_columns(
+        self, numbers: Sequence[int], absent: Sequence[int], found: list[Columns | None], loaded: list[Any]
+    ) -> None:
+        """Load the parts at some positions of `numbers`, and put the arrays of their rows into `found`."""
         parts = self.each(self.__getitem__, [numbers[at] for at in absent])
-        for at, part in zip(absent, parts, strict=True):
-            columns: Columns = {}
-            self._collect(part._wrapped_container(), self.template, (), columns)
-            if columns:
+        maps = Finder()
+        while parts:
+            at, part = absent[len(parts) - 1], parts.pop()
+            leaves: dict[Path, Tensor] = {}
+            self._collect(part._wrapped_container(), self.template, (), leaves)
+            if leaves:
                 part._lock_tree(weakref.ref(self))
-            found[at] = columns
-            checked = known[numbers[at]]
+            found[at] = columns = {path: scattered.records(leaf) for path, leaf in leaves.items()}
+            checked = self._checked[numbers[at]]
             # Another thread may have loaded the same part meanwhile, into another container.
             if checked() is part:
                 checked.columns = columns
-        loaded += parts
-        return found  # type: ignore[return-value]
+            sequence, place = self._locate(numbers[at])
+            if isinstance(sequence, MapsAgain) and sequence.remember(place, leaves, maps):
+                mapped = self._map(numbers[at])
+                if mapped is not None:
+                    found[at] = mapped
+                    continue
+            loaded.append(part)
 
-    def _collect(self, node: Any, template: Any, path: Path, columns: Columns) -> None:
+    def _map_again(self, number: int) -> Columns | None:
+        """Return the arrays of rows of a part whose container is gone, without loading it; `None` if that fails."""
+        return None if self._checked[number]() is not None else self._map(number)
+
+    def _map(self, number: int) -> Columns | None:
+        sequence, at = self._locate(number)
+        columns = sequence.map_again(at) if isinstance(sequence, MapsAgain) else None
+        if columns is not None and isinstance(sequence, MapsAgain):
+            self._checked[number] = mapped = _CheckedPart(set())
+            mapped.columns = columns
+            self._mapped.append(mapped)
+            if len(self._mapped) > sequence.max_mapped:
+                self._mapped.popleft().columns = None
+        return columns
+
+    def _collect(self, node: Any, template: Any, path: Path, leaves: dict[Path, Tensor]) -> None:
         if not isinstance(node._entries, dict):  # a loaded container has a subclass
             return
         for name, sample in template._structure().items():
             value: Any = node._entries.get(name)
             key = (*path, name)
             if is_node(sample) and is_node(value) and not value._is_non_tensor:
-                self._collect(value._wrapped_container(), sample._wrapped_container(), key, columns)
+                self._collect(value._wrapped_container(), sample._wrapped_container(), key, leaves)
             elif isinstance(value, Tensor) and _stays_in_place(value, sample):
-                columns[key] = scattered.records(value)
+                leaves[key] = value
 
     # --- one schema -------------------------------------------------------------------------------------------------
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import errno
 import os
 import warnings
+from array import array
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, overload
 from weakref import WeakValueDictionary
 
@@ -17,28 +18,32 @@ from torch import Tensor
 from tensordict.containers.concatenated import LazyConcatenatedTensorDict
 from tensordict.containers.dense import TensorDict
 from tensordict.containers.on_disk import FileSelection
+from tensordict.containers.parts import Columns, MapsAgain
 from tensordict.core import pytree, registry
 from tensordict.core.contract import is_node
 from tensordict.core.exceptions import SaveError, SchemaError
 from tensordict.core.keys import Key, Path
 from tensordict.core.locks import Lock
 from tensordict.datasets.index import Manifests, ShardPart, ShardParts
-from tensordict.datasets.location import Location
+from tensordict.datasets.location import Location, format_of
 from tensordict.datasets.schema import Schema
 from tensordict.datasets.writer import DatasetWriter, require_schema
+from tensordict.io.formats.opening import ARCHIVE
 from tensordict.io.remote.remote_saves import Access, CacheDir
 from tensordict.io.remote.urls import StorageOptions
+from tensordict.memory import system
+from tensordict.memory.file_maps import Finder, find_place, identify_file, map_rows
 from tensordict.memory.mapped import PathLike
 from tensordict.memory.stored_tensors import Selection, StoredTensor, as_tensor, read_stored
 
-# The most maps of files that stay open (the default limit of a process is 65,530), and the most copies of remote
-# shards, each of which is an open file.
-_MAX_MAPS, _MAX_COPIES = 32_000, 256
+# The most copies of remote shards that stay open, each an open file. The most shards whose containers stay open if
+# their tensors can be mapped again without one: a container takes 3 KB, a map 1 KB. The most shards that stay mapped.
+_MAX_COPIES, _MAX_CONTAINERS, _MAX_MAPPED = 256, 1_024, 100_000
 # Rows of a writer, as a range of lines of its manifest: (writer, first line, last line + 1).
 Segment = tuple[str, int, int]
 
 
-class Shards(Sequence[Any]):
+class Shards(MapsAgain):
     """The shards of a data set as a sequence that opens a shard when it is indexed.
 
     Args:
@@ -57,7 +62,15 @@ class Shards(Sequence[Any]):
         # Open shards: the most recently used ones, the latest at the end; and all that are referenced elsewhere.
         self._recent: OrderedDict[Any, Any] = OrderedDict()
         self._in_use: WeakValueDictionary[Any, Any] = WeakValueDictionary()
-        self._max_open = _MAX_COPIES if index.place.is_remote else max(1, _MAX_MAPS // max(1, len(schema.fields)))
+        # Programs need some maps and files for other purposes, too. A mapped archive keeps its file open.
+        maps, files = system.count_maps_and_files()
+        self._max_open = max(1, maps // 2 // max(1, len(schema.fields)))
+        self.max_mapped = min(self._max_open, _MAX_MAPPED)
+        if index.place.is_remote:
+            self._max_open = _MAX_COPIES
+        elif any(format_of(f"0{suffix}") == ARCHIVE for suffix in parts.suffixes):
+            self._max_open = max(1, min(self._max_open, files // 2))
+        self._places = _Places(len(parts))
         # Guards the two dicts when several threads read. No shard is opened while it is held.
         self._lock = Lock()
 
@@ -68,8 +81,28 @@ class Shards(Sequence[Any]):
     def with_parts(self, parts: ShardParts) -> Shards:
         """Return a sequence of other parts of the same data set that shares the open shards."""
         other = object.__new__(Shards)
-        other.__dict__.update(self.__dict__, parts=parts)
+        other.__dict__.update(self.__dict__, parts=parts, _places=_Places(len(parts)))
         return other
+
+    def remember(self, number: int, leaves: Mapping[Path, Tensor], maps: Finder) -> bool:
+        """Note the places of the tensors of a shard. Let its container go if there are many."""
+        part = self.parts[number]
+        if leaves.keys() != self.schema.fields.keys():
+            return False
+        if not self._places.note(number, self._manifests.place.path(part.path), leaves, maps):
+            return False
+        with self._lock.held:
+            if len(self._recent) < min(self._max_open, _MAX_CONTAINERS):
+                return False
+            self._recent.pop((part.path, part.start, part.rows), None)
+        return True
+
+    def map_again(self, number: int) -> Columns | None:
+        """Map the tensors of a shard as `remember` found them, if its files are the same."""
+        if not self._places.knows(number):
+            return None
+        part = self.parts[number]
+        return self._places.map(number, self._manifests.place.path(part.path), part.rows, self.schema.sizes)
 
     def __len__(self) -> int:
         return len(self.parts)
@@ -199,6 +232,66 @@ class Shards(Sequence[Any]):
             entries.update(TensorDict._make(read, inner._batch_size, inner._device, None)._index(own)._entries)
         size = torch.Size((part.rows, *inner._batch_size[1:]))
         return container._rewrap(FileSelection._of(entries, size, inner._device, inner._names))
+
+
+class _Places:
+    """The places of the tensors of shards in their files, in 16 bytes for each shard.
+
+    Args:
+        count: the number of shards.
+    """
+
+    def __init__(self, count: int) -> None:
+        # Each entry with the end of its file's path, after that of the shard, and its first byte. Shards share layouts.
+        self._layouts: dict[tuple[tuple[Path, str, int], ...], int] = {}
+        self._known: list[tuple[tuple[Path, str, int], ...]] = []
+        # For each shard the number of its layout, and a hash that tells its files from others.
+        self._numbers, self._hashes = array("q", [-1]) * count, array("q", [0]) * count
+
+    def knows(self, number: int) -> bool:
+        """Return True if the places of a shard were noted."""
+        return self._numbers[number] >= 0
+
+    def note(self, number: int, path: str, leaves: Mapping[Path, Tensor], maps: Finder) -> bool:
+        """Note the places of the tensors of a shard. Return False if they lie elsewhere than in its files."""
+        found = {key: find_place(leaf, maps) for key, leaf in leaves.items()}
+        layout = []
+        identities = dict[str, tuple[int, ...]]()
+        for key, place in found.items():
+            if place is None or not place.path.startswith(path):
+                return False
+            suffix = place.path[len(path) :]
+            layout.append((key, suffix, place.offset))
+            identities[suffix] = place.identity
+        form = tuple(layout)
+        if form not in self._layouts:
+            self._known.append(form)
+            self._layouts[form] = len(self._known) - 1
+        self._hashes[number] = hash(tuple(identities.values()))
+        self._numbers[number] = self._layouts[form]
+        return True
+
+    def map(self, number: int, path: str, rows: int, sizes: Mapping[Path, int]) -> Columns | None:
+        """Map the tensors of a shard again; `None` if a file is missing or another one.
+
+        Args:
+            number: the number of the shard.
+            path: its path.
+            rows: the number of its rows.
+            sizes: the bytes of a row of each entry.
+        """
+        layout = self._known[self._numbers[number]]
+        identities = {suffix: identify_file(path + suffix) for _, suffix, _ in layout}
+        if hash(tuple(identities.values())) != self._hashes[number]:
+            return None
+        files = {suffix: map_rows(path + suffix, status[2]) for suffix, status in identities.items()}
+        columns: Columns = {}
+        for key, suffix, offset in layout:
+            content, size = files[suffix], sizes[key]
+            if content is None or len(content) < offset + rows * size:
+                return None
+            columns[key] = content[offset : offset + rows * size].view(f"V{size}")
+        return columns
 
 
 class _ShardArray:

@@ -55,10 +55,11 @@ class ShardParts(Sequence[ShardPart]):
     _WIDTH = 9
 
     def __init__(self) -> None:
-        # For each part the position of the shard's writer and suffix in `_texts`, with the number in the shard's name
-        # between them; then the other fields of `ShardPart`, with the position of the writer.
+        # For each part the shard's writer, the number in its name and its suffix; then the other fields of `ShardPart`.
+        # Texts are positions in `_names`.
         self._numbers = array("q")
         self._texts: dict[str, int] = {}
+        self._names: list[str] = []
 
     @classmethod
     def of(cls, parts: Iterable[ShardPart]) -> ShardParts:
@@ -80,7 +81,7 @@ class ShardParts(Sequence[ShardPart]):
             return [self[at] for at in range(len(self))[number]]
         at = range(len(self))[number] * self._WIDTH
         owner, name, suffix, start, rows, whole, writer, first, last = self._numbers[at : at + self._WIDTH]
-        texts = list(self._texts)
+        texts = self._names
         path = f"{SHARDS}/{texts[owner]}/{name:08}{texts[suffix]}"
         return ShardPart(path, start, rows, whole, texts[writer], first, last)
 
@@ -101,7 +102,10 @@ class ShardParts(Sequence[ShardPart]):
         return (owner, name, ending, part.start, part.rows, part.whole, writer, part.first, part.last)
 
     def _position(self, text: str) -> int:
-        return self._texts.setdefault(text, len(self._texts))
+        if text not in self._texts:
+            self._texts[text] = len(self._names)
+            self._names.append(text)
+        return self._texts[text]
 
     def add_lines(self, writer: str, lines: Lines, start: int, stop: int) -> None:
         """Append a part for each line from `start` to `stop`. None of them has a place in a merged shard."""
@@ -114,6 +118,11 @@ class ShardParts(Sequence[ShardPart]):
         added[:, 7] = np.arange(start, start + len(table))
         added[:, 8] = added[:, 7] + 1
         self._numbers.frombytes(added.tobytes())
+
+    @property
+    def suffixes(self) -> set[str]:
+        """The suffixes of the shards."""
+        return {self._names[at] for at in set(self._numbers[2 :: self._WIDTH])}
 
     def list_rows(self) -> array[int]:
         """Return the number of rows of each part."""

@@ -14,7 +14,9 @@ import os
 import weakref
 from collections.abc import Callable
 from multiprocessing.reduction import ForkingPickler
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.multiprocessing import reductions
@@ -22,6 +24,7 @@ from torch.multiprocessing import reductions
 from tensordict.core import torch_internals as internals
 from tensordict.core.exceptions import SaveError
 from tensordict.memory import kernel, rows, system
+from tensordict.memory.file_source import FileSource
 
 # Bytes of a map: the position of the first one, and the content.
 Piece = tuple[int, bytes]
@@ -41,6 +44,9 @@ class FileMap:
         status: the status of the file.
         storage: the torch storage over the map; `None` for an `mmap` of Python's.
         fd: a descriptor of the file, which this object takes over. Without one, the file is opened when needed.
+
+    Attributes:
+        file: the device and the inode.
     """
 
     def __init__(
@@ -54,7 +60,7 @@ class FileMap:
     ) -> None:
         self.start, self.nbytes, self.path = start, nbytes, path
         self.shared = storage is not None or fd is not None
-        self._file = (status.st_dev, status.st_ino)
+        self.file = (status.st_dev, status.st_ino)
         # The address alone does not suffice: torch may unmap the memory of a storage before it drops the storage.
         self._storage_id = None if storage is None else internals.storage_id(storage)
         self._storage = None if storage is None else weakref.ref(storage)
@@ -108,7 +114,7 @@ class FileMap:
             return
         status = os.fstat(fd)
         # No other file can get this inode number while the file is mapped.
-        if (status.st_dev, status.st_ino) == self._file:
+        if (status.st_dev, status.st_ino) == self.file:
             self._keep(fd)
         else:
             os.close(fd)
@@ -207,6 +213,47 @@ def _view_storage(storage: torch.UntypedStorage, path: str, status: os.stat_resu
         weakref.finalize(storage, file_map.forget)
         rows.register_map(storage, start, nbytes)
     return torch.empty(0, dtype=torch.uint8, device="cpu").set_(storage)
+
+
+# --- mapping again ----------------------------------------------------------------------------------------------------
+
+
+class FilePlace(NamedTuple):
+    """The place of a tensor in a file: the path, the first byte, and what tells the file from others."""
+
+    path: str
+    offset: int
+    identity: tuple[int, ...]
+
+
+def find_place(tensor: Tensor, maps: Finder) -> FilePlace | None:
+    """Return the place of a contiguous tensor in the file that it maps; `None` if the file is unknown or replaced."""
+    source = getattr(tensor, "_source", None)
+    if isinstance(source, FileSource):
+        path, file, offset = source.path, (source.device, source.inode), int(tensor.storage_offset()) * tensor.itemsize
+    elif (found := maps.of(tensor)) is not None:
+        path, file, offset = found.path, found.file, tensor.data_ptr() - found.start
+    else:
+        return None
+    identity = identify_file(path)
+    return FilePlace(path, offset, identity) if identity[:2] == file else None
+
+
+def identify_file(path: str) -> tuple[int, ...]:
+    """Return the device, inode, size and time of the last change; zeros if the file is missing."""
+    try:
+        status = os.stat(path)
+    except OSError:
+        return (0, 0, 0, 0)
+    return (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
+
+
+def map_rows(path: str, nbytes: int) -> np.ndarray[Any, np.dtype[np.uint8]] | None:
+    """Map the first bytes of a file for reading, without a descriptor that stays open; `None` if that fails."""
+    try:
+        return torch.from_file(path, False, nbytes, dtype=torch.uint8, device="cpu").numpy()
+    except RuntimeError:
+        return None
 
 
 # --- to another process -----------------------------------------------------------------------------------------------

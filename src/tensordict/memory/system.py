@@ -7,6 +7,7 @@ positioned reads and writes, the position moves under a lock.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import mmap
@@ -233,3 +234,18 @@ def give_back_memory() -> None:
     """Return freed memory to the system, if the C library can (glibc)."""
     if hasattr(libc, "malloc_trim"):
         libc.malloc_trim(ctypes.c_size_t(0))
+
+
+def count_maps_and_files() -> tuple[int, int]:
+    """Return how many maps and how many open files the system allows this process."""
+    maps = _DEFAULT_MAPS
+    with contextlib.suppress(OSError, ValueError), open("/proc/sys/vm/max_map_count") as file:
+        maps = int(file.read())
+    if resource is None:
+        return maps, _DEFAULT_FILES  # type: ignore[unreachable]
+    files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return maps, files if files > 0 else maps
+
+
+# The limits of most systems.
+_DEFAULT_MAPS, _DEFAULT_FILES = 65_530, 1_024

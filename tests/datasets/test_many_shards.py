@@ -1,0 +1,160 @@
+"""Data sets of more shards than stay open: packed lines and parts, and shards that are mapped without a container."""
+
+from __future__ import annotations
+
+import os
+import resource
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tensordict import DatasetWriter, TensorDict, open_dataset
+from tensordict.datasets import compact, dataset
+from tensordict.datasets.index import ShardPart, ShardParts
+from tensordict.datasets.lines import Line, Lines
+
+DIGEST = "0123456789abcdef" * 4
+
+
+def write(path: Path, format: str, count: int = 20) -> Any:
+    rows = TensorDict({"x": torch.arange(count), "in": {"y": torch.arange(2.0 * count).view(count, 2)}}, [count])
+    with DatasetWriter(path, rows_per_shard=2, format=format) as writer:
+        writer.extend(rows)
+    return rows
+
+
+def read_twice(data: Any, rows: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Open all shards, keep one container, and read each shard again, by maps."""
+    monkeypatch.setattr(dataset, "_MAX_CONTAINERS", 2)
+    at = torch.randperm(len(rows))
+    assert (data[at] == rows[at]).all()
+    assert len(data._shards._recent) == 1
+    opened = []
+    monkeypatch.setattr(type(data._shards), "_open", lambda self, part: opened.append(part))
+    assert (data[at] == rows[at]).all() and (data[at] == rows[at]).all()
+    assert not opened
+    monkeypatch.undo()
+
+
+@pytest.mark.parametrize("format", ["folder", "archive"])
+def test_shards_are_mapped_again(tmp_path: Path, format: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = write(tmp_path / "data", format)
+    data = open_dataset(tmp_path / "data")
+    read_twice(data, rows, monkeypatch)
+    # No more stay mapped than may.
+    monkeypatch.setattr(data._shards, "max_mapped", 3)
+    data._joint._mapped.clear()
+    data._joint._start()
+    data._shards._recent.clear()
+    assert (data[torch.arange(20)] == rows).all() and len(data._joint._mapped) == 3
+
+
+@pytest.mark.parametrize("format", ["folder", "archive"])
+def test_other_files_are_not_mapped_again(tmp_path: Path, format: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = write(tmp_path / "data", format)
+    write(tmp_path / "other", format, 22)
+    data = open_dataset(tmp_path / "data")
+    read_twice(data, rows, monkeypatch)
+    data._joint._start()
+    data._shards._recent.clear()
+    # A save of another data set takes the place of a shard, with a file of the same length.
+    shard = next((tmp_path / "data/shards").glob("*/00000003*"))
+    other = next((tmp_path / "other/shards").glob("*/00000003*"))
+    shutil.rmtree(shard) if shard.is_dir() else shard.unlink()
+    os.rename(other, shard)
+    with pytest.raises(OSError, match=r"00000003.*another shard lies in its place"):
+        data[torch.arange(20)]
+    assert (data[torch.arange(6)] == rows[:6]).all()
+
+
+@pytest.mark.parametrize("format", ["folder", "archive"])
+def test_mapped_shards_are_compacted(tmp_path: Path, format: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = write(tmp_path / "data", format)
+    data = open_dataset(tmp_path / "data")
+    read_twice(data, rows, monkeypatch)
+    data._joint._start()
+    data._shards._recent.clear()
+    assert compact(tmp_path / "data", rows_per_shard=10) == (10, 2)
+    assert (data[torch.arange(20)] == rows).all()
+
+
+def test_writes_to_a_container_are_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = write(tmp_path / "data", "folder")
+    data = open_dataset(tmp_path / "data", mode="r+")
+    read_twice(data, rows, monkeypatch)
+    data[4] = rows[0]
+    assert data[torch.tensor([4, 5])]["x"].tolist() == [0, 5]
+    assert open_dataset(tmp_path / "data")[torch.tensor([4, 5])]["x"].tolist() == [0, 5]
+
+
+def test_more_archives_than_files_may_be_open(tmp_path: Path) -> None:
+    write(tmp_path / "data", "archive", 400)
+    limit = 256
+    script = (
+        "import sys, torch; from tensordict import open_dataset; data = open_dataset(sys.argv[1])\n"
+        "for _ in range(2): assert data[torch.randperm(400)]['x'].sort().values.equal(torch.arange(400))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(tmp_path / "data")],
+        capture_output=True,
+        text=True,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit)),
+    )
+    assert not done.returncode, done.stderr
+
+
+def test_lines_are_packed() -> None:
+    lines = Lines("w")
+    merged = Line("shards/w/00000007.tdz", 3, 9, DIGEST, 1, (("v", 0, (1, 2)),))
+    made = [
+        Line("shards/w/00000000", 1, None, DIGEST),
+        Line("shards/w/00000000.tdz", 2**40, 0, DIGEST),
+        merged,
+        Line("shards/w/00000003.zarr", 5, 2**50, DIGEST[::-1]),
+    ]
+    for line in made:
+        lines.add(line)
+    assert list(lines) == made == lines[:] and lines[-1] == made[-1] and lines.merged == {2: merged}
+    assert lines.paths() == {line.path for line in made} and list(lines.first(3)) == made[:3]
+    assert lines.has("shards/w/00000003.zarr") and not lines.has("shards/w/00000003")
+    assert not lines.has("shards/v/00000000")
+    for line in made:
+        with pytest.raises(ValueError, match="listed twice"):
+            lines.add(line)
+    with pytest.raises(IndexError):
+        lines[4]
+    assert list(lines) == made and lines.merged == {2: merged}
+
+
+def test_texts_of_lines_are_those_of_json() -> None:
+    lines = Lines("w")
+    usual = [f'["00000000.tdz",1,null,"{DIGEST}"]', f'["00000001",999999999999999,0,"{DIGEST}"]']
+    assert all(lines.add_text(text.encode()) for text in usual) and len(lines) == 2
+    assert lines[0] == Line("shards/w/00000000.tdz", 1, None, DIGEST)
+    with pytest.raises(ValueError, match="listed twice"):
+        lines.add_text(usual[1].encode())
+    others = [
+        '["00000002",0,0,"D"]', '["00000002",01,0,"D"]', '["00000002",1,0,"D",1,[]]', '["2",1,0,"D"]',
+        '["00000002",1,0,"D"]\n', '["00000002", 1,0,"D"]', '["00000002",-1,0,"D"]', '["00000002",1,1.0,"D"]',
+        '["00000002/",1,0,"D"]', '["00000002.T",1,0,"D"]', '["00000002",9999999999999999,0,"D"]',
+    ]  # fmt: skip
+    assert not any(lines.add_text(text.replace("D", DIGEST).encode()) for text in others) and len(lines) == 2
+
+
+def test_parts_are_packed() -> None:
+    lines = Lines("w")
+    for number, suffix in enumerate(("", ".tdz", "")):
+        lines.add(Line(f"shards/w/{number:08}{suffix}", number + 1, None, DIGEST))
+    parts = ShardParts.of([ShardPart("shards/m/00000009.zarr", 2, 3, 10, "v", 4, 6)])
+    parts.add_lines("w", lines, 1, 3)
+    assert parts.suffixes == {".zarr", ".tdz", ""} and list(parts.list_rows()) == [3, 2, 3]
+    assert parts[1:] == [
+        ShardPart("shards/w/00000001.tdz", 0, 2, 2, "w", 1, 2), ShardPart("shards/w/00000002", 0, 3, 3, "w", 2, 3)
+    ]  # fmt: skip
+    parts[-1] = moved = ShardPart("shards/n/00000001", 5, 3, 9, "w", 2, 3)
+    assert list(parts) == [ShardPart("shards/m/00000009.zarr", 2, 3, 10, "v", 4, 6), parts[1], moved]
