@@ -187,7 +187,9 @@ class Server:
             "<StorageClass>STANDARD</StorageClass></Contents>"
             for key in page
         )
-        items += "".join(f"<CommonPrefixes><Prefix>{escape(name)}</Prefix></CommonPrefixes>" for name in sorted(folders))
+        items += "".join(
+            f"<CommonPrefixes><Prefix>{escape(name)}</Prefix></CommonPrefixes>" for name in sorted(folders)
+        )
         token = f"<NextContinuationToken>{escape(last)}</NextContinuationToken>" if more else ""
         found = f"<Name>{bucket}</Name><Prefix>{escape(prefix)}</Prefix><KeyCount>{len(page) + len(folders)}</KeyCount>"
         found += f"<MaxKeys>{most}</MaxKeys><IsTruncated>{str(more).lower()}</IsTruncated>{token}{items}"

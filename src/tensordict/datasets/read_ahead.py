@@ -43,22 +43,22 @@ class ShardsAhead:
         # The bytes that wait for a batch, by its number.
         self._waiting: dict[int, int] = {}
 
-    def wait_for(self, number: int) -> None:
-        """Wait until the shards of a batch are here. Begins to fetch those of later batches.
+    def read(self, read: Callable[[int], Any], number: int) -> Any:
+        """Return `read(number)`, a batch, once its shards are here. Begins to fetch those of later batches.
 
-        An error is left to the reading of the batch, which raises it again.
+        An error of a fetch is left to `read`, which meets it again.
         """
         while self._next <= number or (self._next < self._end(number) and sum(self._waiting.values()) < self._most):
             self._look_at(self._next)
             self._next += 1
         self._waiting.pop(number, None)
         wait([self._fetched[shard] for shard in self._shards[number]])
-
-    def drop(self, number: int) -> None:
-        """Let go of shards that no batch after this one needs, as far as they are known."""
+        batch = read(number)
         for shard in self._shards.pop(number):
+            # Let go of shards that no later batch needs, as far as they are known.
             if self._last[shard] == number:
                 del self._last[shard], self._fetched[shard]
+        return batch
 
     def close(self) -> None:
         """End the threads. Shards that were not begun are not fetched."""

@@ -27,7 +27,6 @@ from tensordict.memory import system
 from tensordict.memory.mapped import PathLike
 from tensordict.memory.stored_tensors import Selection, StoredTensor
 
-
 # Smaller archives are fetched as a whole, in one request: sending so much takes less time than a second answer.
 _SMALL = 1 << 20
 # The estimate of the bytes of an archive besides its tensors: headers, descriptions and the index.

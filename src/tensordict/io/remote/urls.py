@@ -328,9 +328,7 @@ class Remote:
 
         return self._try("list", name, ask)
 
-    def read(
-        self, name: str = "", start: int = 0, stop: int | None = None, known: RemoteFile | None = None
-    ) -> bytes:
+    def read(self, name: str = "", start: int = 0, stop: int | None = None, known: RemoteFile | None = None) -> bytes:
         """Read a file, from `start` (negative: counted from the end) to `stop`.
 
         An answer longer than the range, or than the size that the server reported, is refused.
@@ -364,9 +362,7 @@ class Remote:
 
         return self._try("read", name, ask)
 
-    def _range(
-        self, name: str, start: int, stop: int, at_end: bool = False, known: RemoteFile | None = None
-    ) -> bytes:
+    def _range(self, name: str, start: int, stop: int, at_end: bool = False, known: RemoteFile | None = None) -> bytes:
         """Read a range in one request; with `at_end`, the file must end one byte before `stop`."""
         path = self._path(name)
         info: dict[str, Any] = {}
