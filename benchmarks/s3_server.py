@@ -1,10 +1,10 @@
-"""A server of S3 in memory for measurements: each request waits for a fixed delay, and all share a link of limited speed.
+"""A server of S3 in memory, for measurements: a fixed delay for each request, and a link of limited speed for all.
 
     python benchmarks/s3_server.py --delay 0.1 --bandwidth 50e6
 
-It prints its address, and ends with its standard input. It serves GET with ranges, HEAD, PUT, DELETE, uploads in parts and
-listings, for s3fs, obstore, boto3 and plain HTTP, to anybody: signatures are not checked. `control` changes the delay and
-the speed, and reads the counts. The delay comes before the answer to each request, whether its connection is new or not.
+It prints its address, and ends with its standard input. It serves GET with ranges, HEAD, PUT, DELETE, uploads in parts
+and listings, for s3fs, obstore, boto3 and plain HTTP, without checking signatures. `Control` changes the delay and the
+speed, and reads the counts. The delay comes before each answer, whether the connection is new or not.
 """
 
 from __future__ import annotations

@@ -154,10 +154,10 @@ class DatasetLoader:
             yield from DataLoader(fetch, None, sampler=numbers, num_workers=self._num_workers, **options)
             return
         ahead = None
-        concatenation = rows._wrapped_container() if is_node(rows) else rows
-        if self.shuffle is not True and isinstance(concatenation, LazyConcatenatedTensorDict):
-            if concatenation._joint.in_flight > 1 and self._read_ahead:
-                ahead = ShardsAhead(concatenation, order.batch, len(order), self._read_ahead)
+        shards = rows._wrapped_container() if is_node(rows) else None
+        is_remote = isinstance(shards, LazyConcatenatedTensorDict) and shards._joint.in_flight > 1
+        if is_remote and self.shuffle is not True and self._read_ahead:
+            ahead = ShardsAhead(shards, order.batch, len(order), self._read_ahead)
         read = fetch.__getitem__ if ahead is None else partial(ahead.read, fetch.__getitem__)
         try:
             if not self._prefetch:

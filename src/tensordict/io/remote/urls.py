@@ -366,6 +366,7 @@ class Remote:
         """Read a range in one request; with `at_end`, the file must end one byte before `stop`."""
         path = self._path(name)
         info: dict[str, Any] = {}
+        content: bytes
         if self.is_s3:
             ask = _s3().read_and_describe(self._fs, path, f"{start}-{stop - 1}", stop - start)
             content, info = self._wait_for(ask)
