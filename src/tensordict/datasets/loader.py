@@ -153,11 +153,11 @@ class DatasetLoader:
             options = {"prefetch_factor": prefetch, "collate_fn": _return_batch, **self._options}
             yield from DataLoader(fetch, None, sampler=numbers, num_workers=self._num_workers, **options)
             return
-        ahead = None
+        ahead: ShardsAhead | None = None
         shards = rows._wrapped_container() if is_node(rows) else None
-        is_remote = isinstance(shards, LazyConcatenatedTensorDict) and shards._joint.in_flight > 1
-        if is_remote and self.shuffle is not True and self._read_ahead:
-            ahead = ShardsAhead(shards, order.batch, len(order), self._read_ahead)
+        if isinstance(shards, LazyConcatenatedTensorDict) and self.shuffle is not True and self._read_ahead:
+            is_remote = shards._joint.in_flight > 1
+            ahead = ShardsAhead(shards, order.batch, len(order), self._read_ahead) if is_remote else None
         read = fetch.__getitem__ if ahead is None else partial(ahead.read, fetch.__getitem__)
         try:
             if not self._prefetch:

@@ -35,6 +35,7 @@ from __future__ import annotations
 import contextlib
 import re
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
@@ -188,7 +189,7 @@ def read_manifest(place: Location, manifest: Manifest, listed: list[ManifestFile
     """
     manifest.problem = ""
     ordered = sorted(listed, key=lambda file: (file.first, -(file.stop or 0)))
-    contents = _read_segments(place, manifest, ordered, num_threads)
+    contents = _read_segments(place, manifest, ordered, num_threads) if num_threads > 1 else {}
     for file in ordered:
         if file.stop is None:
             for attempt in range(_TRIES):
@@ -208,14 +209,13 @@ def _read_segments(
 ) -> dict[str, tuple[bytes, int]]:
     """Read files that do not grow and have new lines, several at once. A file that cannot be read is left out."""
     contents: dict[str, tuple[bytes, int]] = {}
-    if num_threads <= 1:
-        return contents
 
     def read(file: ManifestFile) -> None:
         with contextlib.suppress(OSError):
             contents[file.name] = place.read(file.name, 0, file.size)
 
-    jobs, have = [], len(manifest.lines)
+    jobs: list[Callable[[], None]] = []
+    have = len(manifest.lines)
     for file in ordered:
         if file.stop is not None and (file.stop > have or (manifest.schema is None and not jobs)):
             jobs.append(partial(read, file))
