@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import difflib
 import importlib
+import inspect
 import os
 import sys
 from collections.abc import Iterable, Sequence
@@ -142,15 +143,17 @@ def _build_parsers() -> tuple[_Parser, dict[str, _Parser]]:
     parser.add_argument("--version", action=_Version, nargs=0, help="print the version")
     group = parser.add_subparsers(title="commands", metavar="COMMAND", dest="command", required=True)
     commands: dict[str, _Parser] = {}
-    for name, command in COMMANDS.items():
+    for name, add_arguments in COMMANDS.items():
+        first, _, rest = (inspect.getdoc(add_arguments) or "").partition("\n\n")
+        description, title, examples = rest.partition("examples:\n")
         commands[name] = group.add_parser(
             name,
-            help=command.help,
-            description=command.description,
-            epilog=command.examples,
+            help=first[:1].lower() + first[1:].rstrip("."),
+            description=description,
+            epilog=title + examples,
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
-        command.arguments(commands[name])
+        add_arguments(commands[name])
     return parser, commands
 
 

@@ -160,7 +160,7 @@ def test_rows_from_table_to_table_have_a_bar(
 ) -> None:
     pytest.importorskip("tqdm")
     monkeypatch.setattr(progress, "_PATIENCE", 0.0)
-    monkeypatch.setattr(progress, "_has_viewer", lambda: True)
+    monkeypatch.setattr(progress, "has_viewer", lambda: True)
     TensorDict(a=torch.arange(70_000), batch_size=70_000).to_parquet(tmp_path / "x.parquet")
     capsys.readouterr()
     assert main(["convert", str(tmp_path / "x.parquet"), str(tmp_path / "x.csv")]) == 0

@@ -497,15 +497,24 @@ def test_classes_that_nobody_knows_are_plain(monkeypatch):
 
 def test_metadata_from_anywhere_is_checked():
     table = containers()["batch"].to_arrow()
-    for text in (b"no json", b"[]", b'{"version":1,"nodes":[[[1],{}]],"columns":[]}', b"[" * 100_000):
+    for text in (b"no json", b"[]", b'{"version":2,"nodes":[[[1],{}]],"columns":[]}', b"[" * 100_000):
         with pytest.raises(OSError, match="description of a container"):
             from_arrow(table.replace_schema_metadata({b"tensordict": text}))
-    for node in ('{"batch":[99]}', '{"batch":[-1]}', '{"batch":"x"}', '{"batch":[3],"stack_dim":7}', '{"names":[1]}'):
-        text = f'{{"version":1,"nodes":[[[],{node}]],"columns":[]}}'
+    for facts in (
+        '"batch_size":[0,99]',
+        '"batch_size":[0,-1]',
+        '"batch_size":"x"',
+        '"batch_size":[0,3],"stack_dim":7',
+        '"batch_size":[0],"names":[1]',
+        '"batch_size":[0],"class":1',
+        '"batch_size":[0],"kind":"x"',
+    ):
+        node = f'{{"kind":"TensorDict",{facts}}}'
+        text = f'{{"version":2,"nodes":[[[],{node}]],"columns":[]}}'
         with pytest.raises(OSError, match="replace_schema_metadata"):
             from_arrow(table.replace_schema_metadata({b"tensordict": text}))
     for note in ('{"dtype":"load"}', '{"dtype":"complex64"}'):
-        text = f'{{"version":1,"nodes":[],"columns":[[["a"],{note}]]}}'
+        text = f'{{"version":2,"nodes":[],"columns":[[["a"],{note}]]}}'
         with pytest.raises(ValueError, match="'a'"):
             from_arrow(pa.table({"a": [1]}).replace_schema_metadata({b"tensordict": text}))
 

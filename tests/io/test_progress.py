@@ -50,7 +50,7 @@ def bars(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         real(self)
 
     monkeypatch.setattr(progress, "_PATIENCE", 0.0)
-    monkeypatch.setattr(progress, "_has_viewer", lambda: not _preparing)
+    monkeypatch.setattr(progress, "has_viewer", lambda: not _preparing)
     monkeypatch.setattr(Progress, "_show", show)
     return shown
 
@@ -221,11 +221,11 @@ def test_only_where_somebody_watches(
         patch.setattr(sys.stderr, "isatty", lambda: False)
         shell = type("Shell", (), {"config": {"IPKernelApp": {}}})()
         patch.setitem(sys.modules, "IPython", type("IPython", (), {"get_ipython": staticmethod(lambda: shell)})())
-        assert progress._has_viewer()
+        assert progress.has_viewer()
 
 
 def test_what_is_quick_shows_nothing(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(progress, "_has_viewer", lambda: True)
+    monkeypatch.setattr(progress, "has_viewer", lambda: True)
     now = [100.0]
     monkeypatch.setattr("time.monotonic", lambda: now[0])
     with progress_bar(None, "saving", lambda: 10) as bar:

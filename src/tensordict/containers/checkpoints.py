@@ -13,7 +13,7 @@ import random
 import warnings
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 import torch
@@ -40,6 +40,7 @@ from tensordict.memory.storable import is_sharded
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
+    from tensordict.core.annotations import No, On
     from tensordict.parallel.sharded_checkpoints import RankParts
 
 _RNG = "_rng"
@@ -61,7 +62,7 @@ def save_checkpoint(
     rng: bool = ...,
     durable: bool = ...,
     overwrite: bool = ...,
-    return_early: Literal[False] = ...,
+    return_early: No = ...,
     **objects: Any,
 ) -> pathlib.Path: ...
 @overload
@@ -73,7 +74,7 @@ def save_checkpoint(
     rng: bool = ...,
     durable: bool = ...,
     overwrite: bool = ...,
-    return_early: Literal[True],
+    return_early: On,
     **objects: Any,
 ) -> Future[pathlib.Path]: ...
 def save_checkpoint(

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from tensordict.containers.dense import TensorDict
+from tensordict.containers.fixed_size import FixedSize
 from tensordict.containers.on_disk import FileSelection, StoredContainer, UnreadMixin, _ReadEntries
 from tensordict.containers.parts import JoinedValues, Parts, RowRequest, RowsOfParts
 from tensordict.core import indices, pytree, registry
@@ -55,7 +56,7 @@ class _ConcatenatedEntries(_ReadEntries):
 
 @pytree.register
 @registry.register
-class LazyConcatenatedTensorDict(StoredContainer):
+class LazyConcatenatedTensorDict(FixedSize, StoredContainer):
     """Containers of equal schema, joined along the first batch dim without a copy.
 
     The parts stay in memory or in their files. The concatenation loads a part when its rows are used.
@@ -123,6 +124,11 @@ class LazyConcatenatedTensorDict(StoredContainer):
         def select(self, *keys: object, **options: object) -> LazyConcatenatedTensorDict: ...
         def exclude(self, *keys: object, **options: object) -> LazyConcatenatedTensorDict: ...
 
+    _size_reason = (
+        "a lazy concatenation",
+        "the batch sizes of its parts",
+        "extend adds parts, and to_tensordict() gives a copy of any batch size",
+    )
     _joint: Parts
     # The rows of the parts that this container shows, and its path in the parts if it is nested.
     # Views of chosen rows have an array of their numbers in the parts.
@@ -259,21 +265,6 @@ class LazyConcatenatedTensorDict(StoredContainer):
     def _entries(self) -> MutableMapping[str, Any]:  # type: ignore[override]
         return _ConcatenatedEntries(self)
 
-    @property
-    def _batch_size(self) -> torch.Size:
-        return self._size
-
-    @_batch_size.setter
-    def _batch_size(self, size: torch.Size) -> None:
-        self._refuse_size(size)
-
-    def _refuse_size(self, size: torch.Size) -> None:
-        if size != self._size:
-            raise ShapeError(
-                f"the batch size {list(self._size)} of a lazy concatenation follows from the batch sizes of its parts "
-                f"and cannot become {list(size)}: extend adds parts, and to_tensordict() gives a copy of any batch size"
-            )
-
     def __getstate__(self) -> dict[str, Any]:
         state = {name: value for name, value in self.__dict__.items() if name not in TRANSIENT}
         # A `StoredTensor` cannot be pickled; its array can.
@@ -335,8 +326,6 @@ class LazyConcatenatedTensorDict(StoredContainer):
         return view
 
     def _plan_write(self, write: Write, source: Any, prefix: Path = ()) -> None:
-        if isinstance(write, Resize):
-            self._refuse_size(source)
         # The copy allows other threads to add entries meanwhile.
         read = [name for name, value in self._held.copy().items() if isinstance(value, JoinedValues)]
         if read and write.inplace and not isinstance(write, Resize):

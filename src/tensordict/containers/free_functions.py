@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from typing_extensions import TypedDict, Unpack
 
     from tensordict.containers.tensordict_base import TensorDictBase
+    from tensordict.core.annotations import No, On
     from tensordict.nn.params import TensorDictParams
     from tensordict.ops.collection import TensorCollection
 
@@ -607,19 +608,11 @@ def _are_tensors(input: object) -> bool:
 
 @overload
 def from_module(
-    module: nn.Module,
-    as_module: Literal[False] = ...,
-    lock: bool = ...,
-    use_state_dict: bool = ...,
-    filter_empty: bool = ...,
+    module: nn.Module, as_module: No = ..., lock: bool = ..., use_state_dict: bool = ..., filter_empty: bool = ...
 ) -> TensorDict: ...
 @overload
 def from_module(
-    module: nn.Module,
-    as_module: Literal[True],
-    lock: bool = ...,
-    use_state_dict: bool = ...,
-    filter_empty: bool = ...,
+    module: nn.Module, as_module: On, lock: bool = ..., use_state_dict: bool = ..., filter_empty: bool = ...
 ) -> TensorDictParams: ...
 def from_module(
     module: object,
@@ -644,21 +637,15 @@ def from_module(
 
 @overload
 def from_modules(
-    *modules: nn.Module, as_module: Literal[True], lazy_stack: bool = ..., **options: Unpack[_FromModulesOptions]
+    *modules: nn.Module, as_module: On, lazy_stack: bool = ..., **options: Unpack[_FromModulesOptions]
 ) -> TensorDictParams: ...
 @overload
 def from_modules(
-    *modules: nn.Module,
-    as_module: Literal[False] = ...,
-    lazy_stack: Literal[True],
-    **options: Unpack[_FromModulesOptions],
+    *modules: nn.Module, as_module: No = ..., lazy_stack: On, **options: Unpack[_FromModulesOptions]
 ) -> LazyStackedTensorDict: ...
 @overload
 def from_modules(
-    *modules: nn.Module,
-    as_module: Literal[False] = ...,
-    lazy_stack: Literal[False] = ...,
-    **options: Unpack[_FromModulesOptions],
+    *modules: nn.Module, as_module: No = ..., lazy_stack: No = ..., **options: Unpack[_FromModulesOptions]
 ) -> TensorDict: ...
 def from_modules(
     *modules: object,

@@ -16,11 +16,12 @@ from torch import Tensor
 from torch.utils.data import get_worker_info
 
 from tensordict.containers.dense import TensorDict
+from tensordict.containers.fixed_size import FixedSize
 from tensordict.containers.tensordict_base import GivesTensorDicts
 from tensordict.core import indices, pytree, ragged, registry
 from tensordict.core import torch_internals as internals
 from tensordict.core.contract import Contract, EntryStore, Names, is_node, state_of
-from tensordict.core.exceptions import ShapeError, UnsupportedEntryError, refuse_stored
+from tensordict.core.exceptions import UnsupportedEntryError, refuse_stored
 from tensordict.core.indices import INTEGERS, checked_size, is_basic, leaf_index, result_size
 from tensordict.core.keys import Path, joined, path_of
 from tensordict.core.ragged import REFUSALS
@@ -383,7 +384,7 @@ FileSelection._unread_class = _UnreadSelection
 
 @pytree.register
 @registry.register
-class FileView(_DerivedContainer):
+class FileView(FixedSize, _DerivedContainer):
     """Some rows of a container over a file: the result of `data[index]` for HDF5 and Zarr.
 
     - Making a view reads nothing. Each read of an entry reads these rows from the file and returns a tensor in memory.
@@ -415,8 +416,8 @@ class FileView(_DerivedContainer):
 
     _is_over_another = True
     _gives_views = True
+    _size_reason = "a view of a file", "its index", "use td.to_tensordict(), a copy in memory"
     _part: _LeafIndex
-    _size: torch.Size
     _own_names: Names | None
     # The path of the source in the container that was indexed, for errors.
     _prefix: Path = ()
@@ -430,21 +431,6 @@ class FileView(_DerivedContainer):
         return self
 
     # --- the state, most of it shared with the source ---------------------------------------------------------------
-
-    @property
-    def _batch_size(self) -> torch.Size:
-        return self._size
-
-    @_batch_size.setter
-    def _batch_size(self, size: torch.Size) -> None:
-        self._refuse_size(size)
-
-    def _refuse_size(self, size: torch.Size) -> None:
-        if size != self._size:
-            raise ShapeError(
-                f"the batch size {list(self._size)} of a view of a file follows from its index and cannot become "
-                f"{list(size)}; use td.to_tensordict(), a copy in memory"
-            )
 
     @property
     def _names(self) -> Names | None:

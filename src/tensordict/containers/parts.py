@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import weakref
+from array import array
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property, partial
@@ -71,14 +72,16 @@ class Parts(Sequence[Any]):
                 "a concatenation runs along the first batch dim, but the template (or first part) has no batch dims"
             )
         self.template = template._wrapped_container()
-        self.starts = [0]
-        self._where: list[tuple[Sequence[Any], int]] = []
+        self.starts = array("q", [0])
+        # The sequences of containers, and the number of the first part in each.
+        self._sequences: list[Sequence[Any]] = []
+        self._firsts: list[int] = []
         self._start()
         self.extend(containers, lengths)
 
     def extend(self, containers: Sequence[Any], lengths: Iterable[int] | None) -> None:
         """Add containers of these lengths behind the last one. Without lengths, load and check all of them now."""
-        count = len(self._where)
+        count = len(self)
         if lengths is None:
             for number, part in enumerate(containers, count):
                 self._check(number, part, None)
@@ -91,11 +94,12 @@ class Parts(Sequence[Any]):
                     f"{min(lengths, default=0)}) for {len(containers)} parts"
                 )
         self.in_flight = max(self.in_flight, getattr(containers, "in_flight", 1))
-        self._where += [(containers, at) for at in range(len(containers))]
+        self._sequences.append(containers)
+        self._firsts.append(count)
         self._checked += [_NONE] * len(containers)
-        added = list(itertools.accumulate(lengths, initial=self.starts[-1]))[1:]
-        self.starts += added
-        self.starts_array = np.append(self.starts_array, np.asarray(added, dtype=np.int64))
+        # A new array: other threads may read the old one.
+        self.starts = self.starts[:-1] + array("q", itertools.accumulate(lengths, initial=self.starts[-1]))
+        self.starts_array = np.frombuffer(self.starts, dtype=np.int64)
 
     @property
     def total(self) -> int:
@@ -103,7 +107,7 @@ class Parts(Sequence[Any]):
         return self.starts[-1]
 
     def __len__(self) -> int:
-        return len(self._where)
+        return len(self.starts) - 1
 
     @overload
     def __getitem__(self, number: int) -> Any: ...
@@ -113,28 +117,35 @@ class Parts(Sequence[Any]):
         if isinstance(number, slice):
             return [self[at] for at in range(len(self))[number]]
         number = range(len(self))[number]
-        sequence, at = self._where[number]
+        sequence, at = self._locate(number)
         part = sequence[at]
         if self._checked[number]() is not part:
             self._check(number, part, self.starts[number + 1] - self.starts[number])
             self._checked[number] = _CheckedPart(part)
         return part
 
+    def _locate(self, number: int) -> tuple[Sequence[Any], int]:
+        """Return the sequence that has a part, and the position of the part in it."""
+        at = bisect_right(self._firsts, number) - 1
+        return self._sequences[at], number - self._firsts[at]
+
     def __getstate__(self) -> dict[str, Any]:
-        state = {"template": self.template, "starts": self.starts, "where": self._where, "read_only": self.read_only}
+        state = {"template": self.template, "starts": self.starts, "read_only": self.read_only}
+        state |= {"sequences": self._sequences, "firsts": self._firsts}
         return {**state, "in_flight": self.in_flight, "fixed_values": self.fixed_values}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.template, self.starts, self._where = state["template"], state["starts"], state["where"]
+        self.template, self.starts = state["template"], state["starts"]
+        self._sequences, self._firsts = state["sequences"], state["firsts"]
         self.read_only, self.in_flight = state["read_only"], state["in_flight"]
         self.fixed_values = state["fixed_values"]
         self._start()
 
     def _start(self) -> None:
         """Set the attributes that are not pickled. Every part will be checked when it is read next."""
-        self.starts_array = np.asarray(self.starts, dtype=np.int64)
+        self.starts_array = np.frombuffer(self.starts, dtype=np.int64)
         self.growing = Lock()
-        self._checked = [_NONE] * len(self._where)
+        self._checked = [_NONE] * len(self)
 
     def refuse_read_only(self, path: Path) -> None:
         """Raise a `SaveError` if the parts cannot be written."""

@@ -30,7 +30,7 @@ __all__ = ["TensorAttrs", "TensorClass", "is_tensorclass", "tensorclass"]
 if TYPE_CHECKING:
     from typing import Generic, TypeVar
 
-    from typing_extensions import Self
+    from typing_extensions import Self, TypedDict, Unpack
 
     C = TypeVar("C")
     V = TypeVar("V")
@@ -440,35 +440,27 @@ def _make_property(cls: type[TensorClass], name: str) -> property:
     return property(read, write, delete)
 
 
+if TYPE_CHECKING:
+
+    class _Options(TypedDict, total=False):
+        autocast: bool
+        frozen: bool
+        nocast: bool
+        shadow: bool
+        tensor_only: bool
+        skip_post_init_on_rebuild: bool
+        cast_filter: CastFilter | None
+
+
 @overload
 @dataclass_transform(field_specifiers=(dataclasses.field, dataclasses.Field))
 def tensorclass(cls: type[C], /) -> type[C]: ...
 @overload
 @dataclass_transform(field_specifiers=(dataclasses.field, dataclasses.Field))
-def tensorclass(
-    *,
-    autocast: bool = ...,
-    frozen: bool = ...,
-    nocast: bool = ...,
-    shadow: bool = ...,
-    tensor_only: bool = ...,
-    skip_post_init_on_rebuild: bool = ...,
-    cast_filter: CastFilter | None = ...,
-    kw_only: Literal[False] = ...,
-) -> Callable[[type[C]], type[C]]: ...
+def tensorclass(*, kw_only: Literal[False] = ..., **options: Unpack[_Options]) -> Callable[[type[C]], type[C]]: ...
 @overload
 @dataclass_transform(kw_only_default=True, field_specifiers=(dataclasses.field, dataclasses.Field))
-def tensorclass(
-    *,
-    autocast: bool = ...,
-    frozen: bool = ...,
-    nocast: bool = ...,
-    shadow: bool = ...,
-    tensor_only: bool = ...,
-    skip_post_init_on_rebuild: bool = ...,
-    cast_filter: CastFilter | None = ...,
-    kw_only: bool,
-) -> Callable[[type[C]], type[C]]: ...
+def tensorclass(*, kw_only: bool, **options: Unpack[_Options]) -> Callable[[type[C]], type[C]]: ...
 @dataclass_transform(field_specifiers=(dataclasses.field, dataclasses.Field))
 def tensorclass(
     cls: object = None,

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from tensordict.containers.dense import TensorDict
+from tensordict.containers.fixed_size import FixedSize
 from tensordict.containers.tensordict_base import TensorDictBase
 from tensordict.core import pytree, registry
 from tensordict.core.context import remember, remember_state
@@ -23,12 +24,10 @@ from tensordict.core.contract import (
     named_error,
     state_of,
 )
-from tensordict.core.exceptions import ShapeError
 from tensordict.core.keys import Path, path_of
 from tensordict.core.settings import set_lazy_legacy
 from tensordict.ops.dims.batch_ops import BatchOp, Reshape
 from tensordict.ops.entries.locking import do_nothing
-from tensordict.ops.entries.write_plans import Resize, Write
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -155,7 +154,7 @@ class _ViewItems(ItemsView[str, Any]):
 
 @pytree.register
 @registry.register
-class LazyView(TensorDictBase):
+class LazyView(FixedSize, TensorDictBase):
     """The result of `view`, `permute`, `transpose`, `squeeze` and `unsqueeze` under `set_lazy_legacy(True)`.
 
     Reading an entry reads it from the source and reshapes it. Writing an entry, even a new one, reshapes it back and
@@ -175,6 +174,7 @@ class LazyView(TensorDictBase):
     """
 
     _is_over_another = True
+    _size_reason = "a lazy view", "its source", "use td.copy(), a separate container over the same tensors"
     _entries: _ViewEntries
     # Saving a view stores its entries as a plain TensorDict.
     _stored_as = "TensorDict"
@@ -185,7 +185,7 @@ class LazyView(TensorDictBase):
         self._source = source
         self._entries = _ViewEntries(source, op)
         size, old = source._batch_size, op.old
-        self._size: torch.Size = op.size if size == old else op.size + size[len(old) :]
+        self._size = op.size if size == old else op.size + size[len(old) :]
         remember_state(self, do_nothing)
 
     @classmethod
@@ -217,26 +217,6 @@ class LazyView(TensorDictBase):
         return self._entries.apply_op(path_of(key), self._source._find(key))
 
     # --- the state, shared with the source --------------------------------------------------------------------------
-
-    @property
-    def _batch_size(self) -> torch.Size:
-        return self._size
-
-    @_batch_size.setter
-    def _batch_size(self, size: torch.Size) -> None:
-        self._refuse_size(size)
-
-    def _plan_write(self, write: Write, source: Any, prefix: Path = ()) -> None:
-        if isinstance(write, Resize):
-            self._refuse_size(source)
-        super()._plan_write(write, source, prefix)
-
-    def _refuse_size(self, size: torch.Size) -> None:
-        if size != self._size:
-            raise ShapeError(
-                f"the batch size {list(self._size)} of a lazy view follows from its source and cannot become "
-                f"{list(size)}; use td.copy(), a separate container over the same tensors"
-            )
 
     @property
     def _names(self) -> Names | None:

@@ -11,7 +11,7 @@ import json
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import torch
@@ -23,7 +23,8 @@ from tensordict.core.exceptions import DuplicateKeyError, SaveError, Unsupported
 from tensordict.core.json_text import parse_json
 from tensordict.core.keys import Path, entry_of, joined
 from tensordict.core.shapes import refuse_two_sizes
-from tensordict.io import checks
+from tensordict.io.formats.stack_columns import densify_rows
+from tensordict.io.formats.structure import node_from_json, node_to_json
 from tensordict.io.specification import (
     DICT,
     LAZY,
@@ -54,7 +55,7 @@ _TYPES = {
 }
 # The type names of codes with ordered categories, and of tensors of fixed shape.
 ORDERED, TENSOR = "ordered", "fixed_shape_tensor"
-_VERSION = 1
+_VERSION = 2
 
 Nulls = Literal["raise", "fill", "mask"] | None
 Fill = float | Mapping[str, Any] | None
@@ -172,8 +173,8 @@ class TableColumn:
 class TableStructure:
     """The description of a container that is stored next to its columns.
 
-    nodes: for each container, by path: the batch dims after the first (`None` without batch dims), dim names, the dim
-        of a lazy stack, the tensorclass, the values of `MetaData`, and a flag for containers without columns.
+    nodes: for each container, by path: its description in the form of `io/formats/structure.py`, with 0 rows, the
+        values of `MetaData`, and a flag for containers without columns.
     notes: for each column, by its path in the table: facts that its type does not express.
     """
 
@@ -276,12 +277,12 @@ class _ColumnCollector:
     def collect(self, container: Any, path: Path) -> None:
         check_level(path)
         form = specification_of(container, path)
-        node: dict[str, Any] = {}
+        described: dict[str, Any] = {}
         if form.is_tensorclass:
-            node["class"] = form.kind
+            described["class"] = form.kind
             form = specification_of(form.entries[WRAPPED], path)
-        if form.kind == LAZY:
-            node["stack_dim"] = form.stack_dim
+        kind, dim = form.kind, form.stack_dim
+        if kind == LAZY:
             form = specification_of(_densify(container, path), path)
             if form.is_tensorclass:
                 form = specification_of(form.entries[WRAPPED], path)
@@ -290,9 +291,9 @@ class _ColumnCollector:
         size = form.batch_size
         if self.rows is None and size:
             self.rows = size[0]
-        node["batch"] = list(size[1:]) if size else None
-        if form.names is not None and any(form.names):
-            node["names"] = form.names
+        described |= node_to_json(replace(form, kind=kind, stack_dim=dim, device=None))
+        # All parts of a table have one description, whatever their numbers of rows.
+        described["batch_size"] = [0, *size[1:]] if size else []
         metadata: dict[str, Any] = {}
         before = len(self.columns)
         for name, entry in form.entries.items():
@@ -303,11 +304,10 @@ class _ColumnCollector:
         if metadata:
             self._assign_metadata(self.columns[before:], path, metadata)
         if metadata:
-            node["metadata"] = {name: _encode_value((*path, name), value) for name, value in metadata.items()}
+            described["metadata"] = {name: _encode_value((*path, name), value) for name, value in metadata.items()}
         if len(self.columns) == before:
-            node["empty"] = True
-        if not path or len(node) > 1 or size[1:] or not size:
-            self.structure.nodes[path] = node
+            described["empty"] = True
+        self.structure.nodes[path] = described
 
     def _collect_entry(self, parent: Specification, path: Path, entry: Any, metadata: dict[str, Any]) -> None:
         if isinstance(entry, Tensor) and not hasattr(entry, "_wrapped_container"):
@@ -335,11 +335,8 @@ class _ColumnCollector:
                 column.type = metadata.pop(name + TYPE)
 
     def _collect_leaf(self, path: Path, leaf: Tensor) -> None:
-        try:
-            if not leaf.is_nested:
-                check_storable(leaf)
-        except UnsupportedEntryError as error:
-            raise UnsupportedEntryError(f"{entry_of(path)}{error}") from None
+        if not leaf.is_nested:
+            check_storable(leaf, path)
         if leaf.is_meta:
             raise UnsupportedEntryError(f"{entry_of(path)}it is on the meta device and has no content")
         if not leaf.dim():
@@ -420,20 +417,14 @@ def _encode_value(path: Path, value: Any) -> Any:
 
 
 def _densify(stack: Any, path: Path) -> Any:
-    """Make one container of a lazy stack, with jagged leaves if its rows differ."""
+    """Make one container of a lazy stack whose members have the same keys."""
     members = stack._members() or ()
     if len({frozenset(member.keys(True, True)) for member in members}) > 1:
         raise UnsupportedEntryError(
             f"{entry_of(path)}the members of the lazy stack have different keys, and a table has the same columns in "
             "all rows: densify() adds empty rows for missing entries"
         )
-    try:
-        return stack.densify(torch.jagged)
-    except RuntimeError:
-        try:  # The rows differ in several dims.
-            return stack.densify()
-        except RuntimeError as error:
-            raise UnsupportedEntryError(f"{entry_of(path)}the lazy stack has no form as rows: {error}") from None
+    return densify_rows(stack, path)
 
 
 # --- to containers ----------------------------------------------------------------------------------------------------
@@ -542,13 +533,11 @@ def _insert(tree: dict[str, Any], path: Path, value: Any) -> None:
 
 
 def _build_node(tree: dict[str, Any], rows: int, nodes: Mapping[Path, dict[str, Any]], path: Path) -> Specification:
-    facts = nodes.get(path, {})
+    described = nodes.get(path, {"kind": DICT, "batch_size": [0]})
+    node, tensorclass = node_from_json(described, path)
+    size = torch.Size((rows, *node.batch_size[1:])) if node.batch_size else node.batch_size
     try:
-        batch = facts.get("batch", [])
-        size = torch.Size(()) if batch is None else torch.Size((rows, *checks.ints(batch, "its batch size")))
-        names = checks.names(facts.get("names"), len(size))
-        dim = None if facts.get("stack_dim") is None else checks.dim(facts["stack_dim"], len(size))
-        for name, value in dict(facts.get("metadata", {})).items():
+        for name, value in dict(described.get("metadata", {})).items():
             tree.setdefault(name, Specification("MetaData", size, value=decode(value)))
     except (ValueError, TypeError) as error:
         raise SaveError(f"{entry_of(path)}{error}") from None
@@ -559,15 +548,12 @@ def _build_node(tree: dict[str, Any], rows: int, nodes: Mapping[Path, dict[str, 
         elif isinstance(value, Specification) and value.kind == "MetaData":
             value.batch_size = size
         entries[name] = value
-    node = Specification(DICT, size, None, names, entries)
-    if dim is not None:
-        node.finish = _make_restack(dim)
-    check(node, path)
-    name = facts.get("class")
-    cls = registry.declared(name) if type(name) is str else None
-    if cls is None or tensorclass_problem(cls, DICT, True, tree) is not None:
-        return node
-    return tensorclass_over(str(name), node)
+    finish = None if node.stack_dim is None else _make_restack(node.stack_dim)
+    found = check(Specification(DICT, size, None, node.names, entries, finish=finish), path)
+    cls = None if tensorclass is None else registry.declared(tensorclass)
+    if tensorclass is None or cls is None or tensorclass_problem(cls, DICT, True, tree) is not None:
+        return found
+    return tensorclass_over(tensorclass, found)
 
 
 def _make_restack(dim: int) -> Any:

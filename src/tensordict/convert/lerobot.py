@@ -21,7 +21,7 @@ from tensordict.convert.columns import TableOptions
 from tensordict.convert.images import Decode
 from tensordict.convert.input_files import SourceFile
 from tensordict.convert.parquet import iterate_batches
-from tensordict.convert.records import NBYTES, ROWS
+from tensordict.convert.records import NBYTES, ROWS, make_values
 from tensordict.core import makers
 from tensordict.core.exceptions import SaveError
 from tensordict.core.extras import require
@@ -71,7 +71,7 @@ def read_lerobot(source: Any, decode: Decode) -> Iterator[Any]:
         rows = huggingface.container_of_rows(table, images, shapes, options, decode)
         if tasks:
             texts = [tasks.get(index) for index in rows.get("task_index").tolist()]
-            rows.set("task", makers.values(texts, rows.batch_size, 0, None))
+            rows.set("task", make_values(texts))
         for name, video in frames.items():
             numbers = rows.get("episode_index").tolist()
             if missing := sorted(set(numbers) - episodes.keys()):
@@ -82,7 +82,7 @@ def read_lerobot(source: Any, decode: Decode) -> Iterator[Any]:
             if decode:
                 entry = video.read(paths, times.tolist())
             else:
-                entries = {"path": makers.values(paths, rows.batch_size, 0, None), "timestamp": times}
+                entries = {"path": make_values(paths), "timestamp": times}
                 entry = makers.dense(entries, rows.batch_size, None, None)
             rows.set(tuple(name.split(_SEPARATOR)), entry)
         yield rows

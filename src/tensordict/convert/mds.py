@@ -17,9 +17,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tensordict.core import makers, ragged
+from tensordict.convert.records import insert_entry, make_entry, make_values
+from tensordict.core import ragged
 from tensordict.core.contract import is_node
-from tensordict.core.exceptions import SaveError, StackError, UnsupportedEntryError
+from tensordict.core.exceptions import DuplicateKeyError, SaveError, StackError, UnsupportedEntryError
 from tensordict.core.extras import require
 from tensordict.core.json_text import parse_json
 from tensordict.core.keys import Path, joined
@@ -215,28 +216,17 @@ def _read_entries(
             shown.add(1)
     entries: dict[str, Any] = {}
     for name, values in found.items():
-        *parents, last = name.split(separator) if separator else [name]
-        level = entries
-        for depth, parent in enumerate(parents, 1):
-            level = level.setdefault(parent, {})
-            if not isinstance(level, dict):
-                above = (separator or "").join(parents[:depth])
-                raise ValueError(f"{place!r}: {above!r} is a column, and {name!r} is in it: pass separator=None")
-        if last in level:
-            raise ValueError(f"{place!r}: {name!r} is a column, and others are in it: pass separator=None")
-        level[last] = _make_leaf(values, encodings[name])
+        path: Path = tuple(name.split(separator)) if separator else (name,)
+        try:
+            insert_entry(entries, path, _make_leaf(path, values, encodings[name]))
+        except DuplicateKeyError as error:
+            raise ValueError(f"{place!r}: column {name!r}: {error}, or pass separator=None") from error
     return entries, count
 
 
-def _make_leaf(values: list[Any], encoding: str) -> Any:
+def _make_leaf(path: Path, values: list[Any], encoding: str) -> Any:
     """Make an entry from the rows of a column: a tensor, a ragged tensor for different shapes, or values."""
     kind = encoding.partition(":")[0]
     if kind in _NUMBERS:
         return torch.from_numpy(np.array(values, dtype=_NUMBERS[kind]))
-    if kind != "ndarray":
-        return makers.values(values, torch.Size((len(values),)), 0, None)
-    if len({row.shape for row in values}) == 1:
-        return torch.from_numpy(np.stack(values))
-    rows = [torch.from_numpy(np.array(row)) for row in values]
-    inner = {row.shape[1:] for row in rows}
-    return torch.nested.nested_tensor(rows, layout=torch.jagged if len(inner) == 1 else torch.strided)
+    return make_entry(path, values) if kind == "ndarray" else make_values(values)

@@ -55,6 +55,11 @@ def make_entry(path: Path, rows: Column, decode: Decode = False, is_ragged: bool
             return torch.nested.nested_tensor(tensors, layout=torch.jagged)
         flat = torch.cat([tensor.flatten() for tensor in tensors])
         return ragged.from_buffer(flat, torch.tensor([tensor.shape for tensor in tensors]))
+    return make_values(rows)
+
+
+def make_values(rows: Sequence[Any]) -> Any:
+    """Make an entry with one value for each row."""
     return makers.values(list(rows), torch.Size((len(rows),)), 0, None)
 
 

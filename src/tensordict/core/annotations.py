@@ -7,13 +7,19 @@ import types
 import typing
 from collections import ChainMap
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 from typing_extensions import is_typeddict
 
 from tensordict.core.contract import Contract, is_node
+
+# Flags in overloads: one that must be True, one that must be False, and one that may also be `None`.
+On = Literal[True]
+No = Literal[False]
+Off = Literal[False] | None
+
 
 UNION = (typing.Union, types.UnionType)
 

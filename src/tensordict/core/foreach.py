@@ -24,13 +24,8 @@ _INTEGRAL = frozenset((torch.int32, torch.int64))
 # Larger floats are infinite in float32; larger ints are not exact in float64.
 _LARGEST = {float: torch.finfo(torch.float32).max, int: 2**53}
 # Calls that keep the kind of number: operands without fractions give results without fractions.
-_CLOSED = frozenset(
-    (
-        internals.foreach_abs_, internals.foreach_neg_, internals.foreach_sign_, internals.foreach_add_,
-        internals.foreach_sub_, internals.foreach_mul_, internals.foreach_clamp_min_, internals.foreach_clamp_max_,
-        internals.foreach_maximum_, internals.foreach_minimum_,
-    )
-)  # fmt: skip
+_CLOSED_NAMES = "abs_ neg_ sign_ add_ sub_ mul_ clamp_min_ clamp_max_ maximum_ minimum_"
+_CLOSED = frozenset(internals.on_lists[name] for name in _CLOSED_NAMES.split())
 
 # The errors that torch raises when it cannot process a leaf.
 _REFUSALS = (*ragged.REFUSALS, TypeError)

@@ -20,7 +20,7 @@ from tensordict.core.exceptions import SaveError, SchemaError
 from tensordict.core.keys import Path, joined, path_of
 from tensordict.core.logs import logger
 from tensordict.datasets.dataset import Shards
-from tensordict.datasets.index import Manifests, ShardPart
+from tensordict.datasets.index import Manifests, ShardPart, ShardParts
 from tensordict.datasets.lines import SHARDS, Line, new_id
 from tensordict.datasets.location import Location, format_of
 from tensordict.datasets.manifest import new_manifest, replace_schema
@@ -55,7 +55,7 @@ def add_column(place: Location, key: object, fn: Callable[[Any], Any]) -> None:
         with contextlib.ExitStack() as opened:
             manifest = None
             for number, group in enumerate(groups):
-                shards = Shards(index, group, base, "r")
+                shards = Shards(index, ShardParts.of(group), base, "r")
                 rows = LazyConcatenatedTensorDict(shards, lengths=[p.rows for p in group], template=base.template)
                 label = Line(
                     f"{SHARDS}/{writer}/{number:08}{options.suffix}", len(rows), generation=generation,
@@ -109,7 +109,7 @@ def _read_index(place: Location, schema: Schema) -> Manifests:
     return index
 
 
-def _choose_options(place: Location, index: Manifests, parts: list[ShardPart]) -> ShardOptions:
+def _choose_options(place: Location, index: Manifests, parts: ShardParts) -> ShardOptions:
     """Return options for shards like the first one."""
     format = format_of(parts[0].path).replace(DIRECTORY, "folder") if parts else "folder"
     has_checksums = format == "folder" and bool(parts)

@@ -22,7 +22,7 @@ from tensordict.core.contract import is_node
 from tensordict.core.exceptions import SaveError, SchemaError
 from tensordict.core.keys import Key, Path
 from tensordict.core.locks import Lock
-from tensordict.datasets.index import Manifests, ShardPart
+from tensordict.datasets.index import Manifests, ShardPart, ShardParts
 from tensordict.datasets.location import Location
 from tensordict.datasets.schema import Schema
 from tensordict.datasets.writer import DatasetWriter, require_schema
@@ -51,7 +51,7 @@ class Shards(Sequence[Any]):
         in_flight: how many shards are best read at once.
     """
 
-    def __init__(self, index: Manifests, parts: list[ShardPart], schema: Schema, mode: str) -> None:
+    def __init__(self, index: Manifests, parts: ShardParts, schema: Schema, mode: str) -> None:
         self._manifests, self.parts, self.schema, self._mode = index, parts, schema, mode
         self.in_flight = index.place.in_flight
         # Open shards: the most recently used ones, the latest at the end; and all that are referenced elsewhere.
@@ -65,7 +65,7 @@ class Shards(Sequence[Any]):
         # The other process opens the shards again.
         return type(self), (self._manifests, self.parts, self.schema, self._mode)
 
-    def with_parts(self, parts: list[ShardPart]) -> Shards:
+    def with_parts(self, parts: ShardParts) -> Shards:
         """Return a sequence of other parts of the same data set that shares the open shards."""
         other = object.__new__(Shards)
         other.__dict__.update(self.__dict__, parts=parts)
@@ -92,11 +92,11 @@ class Shards(Sequence[Any]):
                     return self._join(moved)
                 part = self.parts[number] = moved[0]
 
-    def _locate_again(self, part: ShardPart, error: FileNotFoundError) -> list[ShardPart]:
+    def _locate_again(self, part: ShardPart, error: FileNotFoundError) -> ShardParts:
         """Find the new places of the rows of a part whose shard is gone. Raise `error` if there are none."""
         self._manifests.read()
         while True:
-            moved: list[ShardPart] = []
+            moved = ShardParts()
             self._manifests.add_parts(moved, part.writer, part.first, part.last)
             if [item.path for item in moved] != [part.path]:
                 return moved
@@ -110,9 +110,9 @@ class Shards(Sequence[Any]):
                     warnings.warn(f"{problem}; all other rows are read", stacklevel=4)
         raise error
 
-    def _join(self, parts: list[ShardPart]) -> Any:
+    def _join(self, parts: ShardParts) -> Any:
         return LazyConcatenatedTensorDict(
-            self.with_parts(parts), lengths=[item.rows for item in parts], template=self.schema.template
+            self.with_parts(parts), lengths=parts.list_rows(), template=self.schema.template
         )
 
     def read_again(self, part: ShardPart, error: FileNotFoundError) -> Any:
@@ -278,7 +278,7 @@ class Dataset(LazyConcatenatedTensorDict):
         parts = self._find_parts(self._segments, counts)
         self._shards = Shards(index, parts, schema, mode)
         self._mode = mode
-        super().__init__(self._shards, lengths=[part.rows for part in parts], template=schema.template)
+        super().__init__(self._shards, lengths=parts.list_rows(), template=schema.template)
         if mode == "r":
             self._joint.read_only = (
                 f"{self.path!r} is open for reading only: open_dataset(path, mode='r+') can be written"
@@ -296,8 +296,8 @@ class Dataset(LazyConcatenatedTensorDict):
                 self._warned.add(problem)
                 warnings.warn(f"{problem}; all other rows are read", stacklevel=4)
 
-    def _find_parts(self, segments: Sequence[Segment], counts: dict[str, int]) -> list[ShardPart]:
-        parts: list[ShardPart] = []
+    def _find_parts(self, segments: Sequence[Segment], counts: dict[str, int]) -> ShardParts:
+        parts = ShardParts()
         for writer, start, stop in segments:
             if stop > counts.get(writer, 0):
                 raise SaveError(f"{self.path!r} has lost shards: those up to line {stop} of the writer {writer!r}")
@@ -368,7 +368,7 @@ class Dataset(LazyConcatenatedTensorDict):
             starts = [(writer, before.get(writer, 0)) for writer in sorted(counts)]
             new = [(writer, start, counts[writer]) for writer, start in starts if counts[writer] > start]
             parts = self._find_parts(new, counts)
-            rows = [part.rows for part in parts]
+            rows = parts.list_rows()
             self.extend(self._shards.with_parts(parts), rows)
             self._segments += new
         return sum(rows)

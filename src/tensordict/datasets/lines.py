@@ -7,8 +7,12 @@ import re
 import secrets
 import socket
 import time
+from array import array
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, overload
+
+import numpy as np
 
 from tensordict.memory.names import DATASET_FOLDERS
 
@@ -17,6 +21,10 @@ _ID = re.compile(r"[0-9A-Za-z][0-9A-Za-z._-]{0,127}")
 _NAME = re.compile(r"[0-9]{8}(\.[0-9a-z]{1,16})?")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _MOST = 2**53
+# The record of a shard that is not merged, as writers write it: number, suffix, rows, bytes and digest.
+_PLAIN = re.compile(
+    rb'\["([0-9]{8})((?:\.[0-9a-z]{1,16})?)",([1-9][0-9]{0,14}),(null|0|[1-9][0-9]{0,14}),"([0-9a-f]{64})"\]'
+)
 
 # Lines of a writer that a merged shard replaces: the writer, the number of the first line, and the rows of each line.
 Run = tuple[str, int, tuple[int, ...]]
@@ -66,6 +74,120 @@ class Line:
         """Return the record for a manifest."""
         item: list[Any] = [os.path.basename(self.path), self.rows, self.nbytes, self.digest]
         return [*item, self.generation, self.holds] if self.holds else item
+
+
+class Lines(Sequence[Line]):
+    """The lines of a manifest, packed into 64 bytes each, because a data set may have 100,000 of them.
+
+    Args:
+        writer: the id of the writer.
+
+    Attributes:
+        merged: the lines of merged shards by number, which are not packed.
+    """
+
+    def __init__(self, writer: str) -> None:
+        self._writer = writer
+        # For each line the number in the name, the suffix as a position in `_suffixes`, the rows, and the bytes or -1.
+        self._numbers = array("q")
+        self._digests = bytearray()
+        self._suffixes: dict[str, int] = {}
+        self._highest = -1
+        self.merged: dict[int, Line] = {}
+
+    def __len__(self) -> int:
+        return len(self._numbers) // 4
+
+    @overload
+    def __getitem__(self, number: int) -> Line: ...
+    @overload
+    def __getitem__(self, number: slice) -> Sequence[Line]: ...
+    def __getitem__(self, number: int | slice) -> Any:
+        if isinstance(number, slice):
+            return [self[at] for at in range(len(self))[number]]
+        number = range(len(self))[number]
+        if (found := self.merged.get(number)) is not None:
+            return found
+        name, suffix, rows, nbytes = self._numbers[4 * number : 4 * number + 4]
+        path = f"{SHARDS}/{self._writer}/{name:08}{list(self._suffixes)[suffix]}"
+        return Line(path, rows, None if nbytes < 0 else nbytes, self._digests[32 * number : 32 * number + 32].hex())
+
+    def __iter__(self) -> Iterator[Line]:
+        return map(self.__getitem__, range(len(self)))
+
+    def add(self, line: Line) -> None:
+        """Append a line.
+
+        Raises:
+            ValueError: another line has the same path.
+        """
+        number, suffix = split_name(line.path)
+        if line.holds:
+            self.merged[len(self)] = line
+        try:
+            self._add(number, suffix, line.rows, -1 if line.nbytes is None else line.nbytes, line.digest)
+        except ValueError:
+            self.merged.pop(len(self), None)
+            raise
+
+    def add_text(self, text: bytes) -> bool:
+        """Append a line from its JSON, if that has the usual form of a line that is not merged.
+
+        Returns:
+            False if the text has another form; nothing was added then.
+
+        Raises:
+            ValueError: another line has the same path.
+        """
+        found = _PLAIN.fullmatch(text)
+        if found is None:
+            return False
+        name, suffix, rows, nbytes, digest = found.groups()
+        self._add(int(name), suffix.decode(), int(rows), -1 if nbytes == b"null" else int(nbytes), digest.decode())
+        return True
+
+    def _add(self, number: int, suffix: str, rows: int, nbytes: int, digest: str) -> None:
+        # The names of most writers rise, so that the search is rare.
+        if number <= self._highest and self._find(number, suffix):
+            raise ValueError(f"the shard '{number:08}{suffix}' is listed twice")
+        self._highest = max(self._highest, number)
+        # Another thread may read meanwhile: the length changes last.
+        self._digests += bytes.fromhex(digest)
+        self._numbers.extend((number, self._suffixes.setdefault(suffix, len(self._suffixes)), rows, nbytes))
+
+    def _find(self, number: int, suffix: str) -> bool:
+        return bool((self.table()[:, :2] == (number, self._suffixes.get(suffix, -1))).all(1).any())
+
+    def has(self, path: str) -> bool:
+        """Return True if a line has this path."""
+        return path.split("/")[1] == self._writer and self._find(*split_name(path))
+
+    def paths(self) -> set[str]:
+        """Return the paths of all shards."""
+        return {line.path for line in self}
+
+    def first(self, count: int) -> Lines:
+        """Return a copy of the first lines."""
+        made = Lines(self._writer)
+        made._numbers, made._digests = self._numbers[: 4 * count], self._digests[: 32 * count]
+        made._suffixes, made._highest = self._suffixes.copy(), self._highest
+        made.merged = {number: line for number, line in self.merged.items() if number < count}
+        return made
+
+    def table(self) -> np.ndarray[Any, np.dtype[np.int64]]:
+        """Return a copy of the number in the name, the position in `suffixes`, the rows and the bytes of each line."""
+        return np.array(self._numbers, dtype=np.int64).reshape(-1, 4)
+
+    @property
+    def suffixes(self) -> list[str]:
+        """The suffixes of the names."""
+        return list(self._suffixes)
+
+
+def split_name(path: str) -> tuple[int, str]:
+    """Return the number and the suffix in the path of a shard."""
+    name = path.rpartition("/")[2]
+    return int(name[:8]), name[8:]
 
 
 def new_id() -> str:

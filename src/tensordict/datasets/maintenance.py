@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import itertools
 import time
 import warnings
 from collections.abc import Iterable, Iterator
@@ -16,7 +17,7 @@ from tensordict.core.exceptions import SaveError, SchemaError
 from tensordict.core.keys import Path
 from tensordict.core.logs import logger
 from tensordict.datasets.dataset import Dataset, Shards, open_with_row_class
-from tensordict.datasets.index import Manifests, ShardPart
+from tensordict.datasets.index import Manifests, ShardPart, ShardParts
 from tensordict.datasets.lines import SHARDS, Line, new_id
 from tensordict.datasets.location import Location, RemoteLocation, format_of
 from tensordict.datasets.manifest import list_manifests, new_manifest, pack_manifest
@@ -123,7 +124,7 @@ def compact(
                     path = f"{SHARDS}/{writer}/{number:08}{options.suffix}"
                     label = Line(path, count, generation=generation, holds=holds)
                     with contextlib.closing(new_shard(schema, count, place, label, options, {})) as shard:
-                        _copy(Shards(index, group, schema, "r"), shard, schema, shown)
+                        _copy(Shards(index, ShardParts.of(group), schema, "r"), shard, schema, shown)
                         line = shard.save()
                         manifest.add(line)
                     made[line.path] = {part.path for part in group}
@@ -150,11 +151,11 @@ def _warn(problems: Iterable[str]) -> None:
         warnings.warn(problem, stacklevel=3)
 
 
-def _group_shards(place: Location, index: Manifests, parts: list[ShardPart], limit: int) -> Iterator[list[ShardPart]]:
+def _group_shards(place: Location, index: Manifests, parts: ShardParts, limit: int) -> Iterator[list[ShardPart]]:
     """Yield groups of sound neighbouring shards that fit into one shard of at most `limit` rows."""
     group: list[ShardPart] = []
     rows = 0
-    for part in [*parts, None]:
+    for part in itertools.chain(parts, [None]):
         if part is None or part.rows + rows > limit or part.rows >= limit:
             yield from _split_at_damage(place, index, group)
             group, rows = [], 0
@@ -281,7 +282,7 @@ def describe(path: PathLike, complain: Complain | None, access: Access) -> Speci
         rows = content(key)
         return (rows if count is None else rows[:count]).tolist()
 
-    rows = sum(part.rows for part in index.parts())
+    rows = sum(index.parts().list_rows())
     leaves: dict[Path, Any] = {}
     for key, field in schema.fields.items():
         if field.dtype is None:

@@ -41,7 +41,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from tensordict.core.exceptions import SaveError
-from tensordict.datasets.lines import WRITERS, Line, is_id, parse_line
+from tensordict.datasets.lines import WRITERS, Lines, is_id, parse_line
 from tensordict.datasets.location import Location, Log
 from tensordict.datasets.records import read_records, to_file
 from tensordict.memory import files
@@ -62,7 +62,6 @@ class Manifest:
         writer: the id of the writer.
         schema: the schema of its rows as JSON; `None` before the first line was read.
         lines: the lines, one for each shard.
-        paths: the paths of these shards.
         end: the number of bytes of `ID.jsonl` that were read.
         crc: the CRC-32 of these bytes.
         problem: describes damage to the rest; empty without damage.
@@ -70,11 +69,13 @@ class Manifest:
 
     writer: str
     schema: Any = None
-    lines: list[Line] = field(default_factory=list)
-    paths: set[str] = field(default_factory=set)
+    lines: Lines = field(init=False)
     end: int = 0
     crc: int = 0
     problem: str = ""
+
+    def __post_init__(self) -> None:
+        self.lines = Lines(self.writer)
 
 
 class ManifestFile(NamedTuple):
@@ -232,17 +233,17 @@ def _read_segment(
     if file.first > have:
         return f"the manifest of the writer {manifest.writer!r} lacks its lines {have} to {file.first - 1}"
     # Lines that another file had already are read again, but not added.
-    own = Manifest(manifest.writer, lines=manifest.lines[: file.first])
-    own.paths |= {line.path for line in own.lines}
+    own = Manifest(manifest.writer)
+    own.lines = manifest.lines if file.first == have else manifest.lines.first(file.first)
     problem = _read_lines(place, own, file, content)
     if not problem and len(own.lines) != stop:
         problem = f"{place.path(file.name)!r} has the lines up to {len(own.lines)}, and its name says {stop}"
     if not problem and manifest.schema not in (None, own.schema):
         problem = f"{place.path(file.name)!r} names another schema than the files before it"
     manifest.schema = manifest.schema or own.schema
-    if len(own.lines) > have:
-        manifest.lines += own.lines[have:]
-        manifest.paths |= own.paths
+    if own.lines is not manifest.lines:
+        for line in own.lines[have:]:
+            manifest.lines.add(line)
     return problem
 
 
@@ -259,7 +260,8 @@ def _read_lines(place: Location, manifest: Manifest, file: ManifestFile, known: 
     content, length = known or place.read(file.name, manifest.end, file.size)
     if length < manifest.end:
         return f"{path!r} was cut short: it had {manifest.end} bytes, and has {length}"
-    end, manifest.crc, problem = read_records(content, manifest.crc, partial(_take_record, manifest, file.first))
+    take = partial(_take_record, manifest, file.first)
+    end, manifest.crc, problem = read_records(content, manifest.crc, take, partial(_take_text, manifest))
     manifest.end += end
     done = len(manifest.lines) - file.first
     number = done + 1 + (manifest.schema is not None)
@@ -271,11 +273,12 @@ def _take_record(manifest: Manifest, first: int, item: list[Any]) -> None:
     if manifest.schema is None:
         _take_head(manifest, first, item)
         return
-    line = parse_line(manifest.writer, item)
-    if line.path in manifest.paths:
-        raise ValueError(f"the shard {item[0]!r} is listed twice")
-    manifest.paths.add(line.path)
-    manifest.lines.append(line)
+    manifest.lines.add(parse_line(manifest.writer, item))
+
+
+def _take_text(manifest: Manifest, text: bytes) -> bool:
+    """Add a record from its JSON, if it is that of an ordinary shard."""
+    return manifest.schema is not None and manifest.lines.add_text(text)
 
 
 def _take_head(manifest: Manifest, first: int, item: list[Any]) -> None:

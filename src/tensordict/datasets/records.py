@@ -33,13 +33,20 @@ def to_file(items: list[list[Any]]) -> bytes:
     return bytes(content)
 
 
-def read_records(content: bytes, crc: int, take: Callable[[list[Any]], object]) -> tuple[int, int, str]:
+def read_records(
+    content: bytes,
+    crc: int,
+    take: Callable[[list[Any]], object],
+    take_text: Callable[[bytes], bool] = lambda text: False,
+) -> tuple[int, int, str]:
     """Decode lines up to the first damaged one.
 
     Args:
         content: the bytes, which may be anything.
         crc: the CRC-32 of the lines before them.
         take: receives each record, and raises a `ValueError` if it is invalid.
+        take_text: receives the JSON of each record before that, and returns True if it has taken the record. Decoding
+            JSON takes most of the time.
 
     Returns:
         the number of bytes of the sound lines, the CRC-32 after them, and a description of the damage, which is empty
@@ -55,10 +62,11 @@ def read_records(content: bytes, crc: int, take: Callable[[list[Any]], object]) 
         if content[end : end + 9] != b"%08x " % new:
             return end, crc, "its checksum is wrong"
         try:
-            item = json.loads(text)
-            if type(item) is not list:
-                raise ValueError("it holds no JSON array")
-            take(item)
+            if not take_text(text):
+                item = json.loads(text)
+                if type(item) is not list:
+                    raise ValueError("it holds no JSON array")
+                take(item)
         except (ValueError, RecursionError) as error:
             return end, crc, str(error)
         crc, end = new, stop + 1

@@ -19,7 +19,7 @@ from tensordict.core.exceptions import SchemaError, UnsupportedEntryError
 from tensordict.core.keys import Path, entry_of, joined
 from tensordict.io import checks
 from tensordict.io.formats.meta import DTYPES
-from tensordict.io.formats.stack_columns import count_elements, join_ragged, split_ragged
+from tensordict.io.formats.stack_columns import count_elements, densify_rows, join_ragged, split_ragged
 from tensordict.io.formats.structure import node_from_json, node_to_json, structure_error
 from tensordict.io.specification import (
     DICT,
@@ -362,7 +362,7 @@ def _describe_container(container: Any, key: Path, leaves: dict[Path, Any]) -> S
         inner = _describe_container(form.entries[WRAPPED], key, leaves)
         return replace(form, device=None, entries={WRAPPED: inner})
     if form.kind == LAZY:
-        return _describe_container(_densify(container, key), key, leaves)
+        return _describe_container(densify_rows(container, key), key, leaves)
     if form.kind != DICT:
         what = "an UnbatchedTensor" if form.kind == UNBATCHED else f"a {form.kind}"
         raise UnsupportedEntryError(f"{entry_of(key)}{what} has no rows, which is what a data set is made of")
@@ -432,17 +432,6 @@ def _field_from_json(item: dict[str, Any], key: Path) -> Field:
         raise structure_error(key, str(error)) from None
 
 
-def _densify(stack: Any, key: Path) -> Any:
-    try:
-        return stack.densify(torch.jagged)
-    except RuntimeError:
-        # The rows differ in several dims.
-        try:
-            return stack.densify()
-        except RuntimeError as error:
-            raise SchemaError(f"{entry_of(key)}the lazy stack has no form as rows: {error}") from None
-
-
 def _kinds(node: Specification, key: Path) -> Any:
     """Yield key, class and batch size of a row for every container, except the inner containers of tensorclasses."""
     if node.is_tensorclass:
@@ -482,10 +471,7 @@ def _describe_leaf(key: Path, leaf: Any, may_differ: bool) -> Field:
     if leaf.is_nested:
         form = ragged.row_form(leaf)
         return Field(leaf.dtype, form or (-1,) * (leaf.dim() - 1), form is not None)
-    try:
-        check_storable(leaf)
-    except UnsupportedEntryError as error:
-        raise UnsupportedEntryError(f"{entry_of(key)}{error}") from None
+    check_storable(leaf, key)
     if may_differ:
         if len(shape) < 2:
             raise SchemaError(f"{entry_of(key)}its rows are numbers, which cannot be ragged")

@@ -24,6 +24,7 @@ from tensordict.io.specification import (
     OWN,
     VALUE_STACK,
     Specification,
+    find_uneven,
     is_stored_as_class,
     specification_of,
 )
@@ -154,32 +155,13 @@ def _detach(leaf: Any) -> Any:
 def _dense_form(container: Contract, key: Path) -> Specification:
     """Describe a container. If the members of a lazy stack have equal keys and shapes, describe its stacked entries."""
     form = specification_of(container, key)
-    if form.kind != LAZY or not _is_even(container):
+    if form.kind != LAZY or find_uneven(container) is not None:
         return form
     try:
         entries = {name: container._entries[name] for name in container._structure()}
     except StackError:
         return form
     return Specification(DICT, form.batch_size, form.device, form.names, entries, form.stack_dim)
-
-
-def _is_even(stack: Any) -> bool:
-    """Return True if the members of a stack have the same keys, and dense tensors of the same shapes."""
-    names = stack._structure()
-    if any(member._structure().keys() != names.keys() for member in stack._members()):
-        return False
-    for name in names:
-        node = stack._node(name)
-        if node is None:
-            if -1 in stack._shape_of(name) or any(map(ragged.is_ragged, stack._leaves_of(name))):
-                return False
-        elif _is_lazy(node) and not _is_even(node._wrapped_container()):
-            return False
-    return True
-
-
-def _is_lazy(node: Contract) -> bool:
-    return hasattr(node._wrapped_container(), "stack_dim") and not node._is_non_tensor
 
 
 # --- reading ----------------------------------------------------------------------------------------------------------

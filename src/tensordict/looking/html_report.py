@@ -20,11 +20,13 @@ from tensordict.io.saving.comparing import Difference, Tolerance, find_differenc
 from tensordict.io.saving.progress import Progress, ShowBar, count_bytes, count_disk_usage, hide_bars, progress_bar
 from tensordict.io.specification import BrokenValue, DeferredValue, LeafSpec, Specification, replace_broken, walk
 from tensordict.looking.markup import (
-    STYLE,
     count_text,
     escape,
+    first_values,
+    note,
     number_text,
-    picture,
+    pictures,
+    read_style,
     shorten,
     size_text,
     span,
@@ -39,7 +41,7 @@ from tensordict.memory.names import without_scheme
 
 # Limits of a page: leaves and values, listed positions, columns in the table of rows, characters of a value.
 _MOST_LEAVES, _MOST_POSITIONS, _MOST_CELLS, _MOST_TEXT = 300, 20, 12, 200
-# The colors of the first and the second save; both are visible on light and on dark pages.
+# The colors of the first and the second save, as in `report.css`; both are visible on light and on dark pages.
 _COLOURS = ("#3b7dd8", "#e0872b")
 # A placeholder for the text color: Matplotlib draws in it, and the page replaces it by `currentColor`.
 _INK = "#010203"
@@ -159,31 +161,14 @@ def _iter_differences(one: Specification, other: Specification, elements: bool, 
 
 # --- the page ---------------------------------------------------------------------------------------------------------
 
-_PAGE_STYLE = """
-:root { color-scheme: light dark; }
-body.tensordict { max-width: 75em; margin: 0 auto; padding: 1em 1.5em 4em; }
-.tensordict h1 { font-size: 20px; overflow-wrap: anywhere; } .tensordict h2 { font-size: 16px; margin: 1.6em 0 0.4em; }
-.tensordict h3 { font-size: 13px; margin: 0 0 0.3em; overflow-wrap: anywhere; }
-.tensordict nav a { margin-right: 1em; } .tensordict a { color: var(--td-blue); text-decoration: none; }
-.tensordict .td-cards { display: grid; grid-template-columns: repeat(auto-fill, minmax(26em, 1fr)); gap: 12px; }
-.tensordict .td-card { border: 1px solid var(--td-line); border-radius: 6px; padding: 8px 12px; min-width: 0; }
-.tensordict .td-card svg { width: 100%; height: auto; max-height: 150px; display: block; }
-.tensordict .td-card img { height: 58px; }
-.tensordict .td-wide { overflow-x: auto; } .tensordict ul { margin: 0; padding-left: 1.3em; }
-.tensordict .td-numbers td { font-variant-numeric: tabular-nums; white-space: nowrap; }
-.tensordict .td-first, .tensordict .td-second { font-weight: 600; }
-.tensordict .td-first::before, .tensordict .td-second::before { content: "■ "; }
-""" + "".join(
-    f".tensordict .td-{name}::before {{ color: {colour}; }}\n" for name, colour in zip(("first", "second"), _COLOURS)
-)
-
 
 def _build_page(
     saves: Sequence[_ReportedSave], found: list[Difference] | None, limit: int, bar: Progress
 ) -> Iterator[str]:
     title = " and ".join(save.path for save in saves)
     yield f'<html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>'
-    yield f'<meta name="viewport" content="width=device-width"><style>{STYLE}{_PAGE_STYLE}</style></head>'
+    style = read_style("style.css") + read_style("report.css")
+    yield f'<meta name="viewport" content="width=device-width"><style>{style}</style></head>'
     yield '<body class="tensordict">'
     yield f"<h1>{' and '.join(_path_html(saves, number) for number in range(len(saves)))}</h1>"
     yield "".join(f"<div>{_headline_html(saves, number)}</div>" for number in range(len(saves)))
@@ -249,7 +234,7 @@ def _format_shape(shape: Iterable[int]) -> str:
 
 def _differences_html(found: list[Difference], is_limited: bool) -> Iterator[str]:
     if is_limited:
-        yield '<div class="td-note">Elements were not compared, as not all of them were read.</div>'
+        yield note("Elements were not compared, as not all of them were read.")
     if not found:
         yield "<div>None: keys, kinds, shapes, dtypes, values{} are the same.</div>".format(
             "" if is_limited else " and elements"
@@ -271,7 +256,7 @@ def _format_value(value: object) -> str:
 
 
 def _more_html(count: int, shown: int, what: str) -> str:
-    return f'<div class="td-note">… {count_text(count - shown, f"more {what}")}</div>' if count > shown else ""
+    return note(f"… {count_text(count - shown, f'more {what}')}") if count > shown else ""
 
 
 # --- findings ---------------------------------------------------------------------------------------------------------
@@ -332,7 +317,7 @@ def _structure_html(saves: Sequence[_ReportedSave]) -> Iterator[str]:
             )
     yield f'<div class="td-wide">{table(head, rows, "td-numbers")}</div>'
     if any(MEMBER in key for key in keys):
-        yield _note_html(f"{MEMBER} stands for the members of a lazy stack, which are looked at together.")
+        yield note(f"{MEMBER} stands for the members of a lazy stack, which are looked at together.")
     yield _more_html(len(keys), min(len(keys), 5 * _MOST_LEAVES), "key")
 
 
@@ -353,7 +338,7 @@ def _cards_html(saves: Sequence[_ReportedSave], bar: Progress) -> Iterator[str]:
     yield "</div>"
     hidden = len(_list_keys(saves)) - len(keys)
     if hidden:
-        yield f'<div class="td-note">{count_text(hidden, "more leaf")} in the table above were not read.</div>'
+        yield note(f"{count_text(hidden, 'more leaf')} in the table above were not read.")
 
 
 def _card_html(both: Sequence[LeafFigures | None], key: Path) -> str:
@@ -376,26 +361,17 @@ def _figures_html(found: LeafFigures) -> str:
     pieces = []
     if found.is_sampled:
         share = found.tally.count / max(found.total, 1)
-        pieces.append(_note_html(f"Of {share:.2%} of the elements, in pieces at equal distances:"))
+        pieces.append(note(f"Of {share:.2%} of the elements, in pieces at equal distances:"))
     zero = {"zero": f"{found.tally.zero / found.tally.count:.1%}"} if found.tally.zero and found.tally.count > 1 else {}
     pieces.append(figures_html({**list_figures(found.tally), **zero}))
     numbers = [number for piece in found.first for number in piece.tolist()][:8]
     if found.total > 1 and numbers:
-        more = ", …" if found.total > len(numbers) else ""
-        pieces.append(
-            f"<div>{span('name', 'first')} {span('values', ', '.join(map(number_text, numbers)) + more)}</div>"
-        )
+        pieces.append(first_values(numbers, found.total))
     if found.is_drawn:
-        pieces.append(_note_html(f"The histogram is of {found.sample.size:,} elements drawn at random."))
+        pieces.append(note(f"The histogram is of {found.sample.size:,} elements drawn at random."))
     if found.images:
-        cut = span("more", f" … {count_text(found.more_images, 'more image')}") if found.more_images > 0 else ""
-        pictures = "".join(picture(url, f"image {number}") for number, url in enumerate(found.images))
-        pieces.append(f"<div>{pictures}{cut}</div>")
+        pieces.append(pictures(found.images, found.more_images))
     return "".join(pieces)
-
-
-def _note_html(text: str) -> str:
-    return f'<div class="td-note">{escape(text)}</div>'
 
 
 def _draw_svg(samples: Sequence[Numbers], edges: Numbers) -> str:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import html
 from collections.abc import Iterable, Sequence
+from importlib.resources import files
 
 
 def escape(value: object) -> str:
@@ -28,9 +30,22 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]], name: str = "") ->
     return f'<table class="td-table {name}"><thead><tr>{cells}</tr></thead><tbody>{body}</tbody></table>'
 
 
-def picture(url: str, title: str) -> str:
-    """Return an `<img>` for a data URL."""
-    return f'<img src="{html.escape(url)}" alt="{escape(title)}" title="{escape(title)}"/>'
+def note(text: str) -> str:
+    """Return a `<div>` with a remark."""
+    return f'<div class="td-note">{escape(text)}</div>'
+
+
+def pictures(urls: Sequence[str], more: int) -> str:
+    """Return images by their data URLs in one line, with the number of those that are not shown."""
+    cut = span("more", f" … {count_text(more, 'more image')}") if more > 0 else ""
+    images = [f'<img src="{html.escape(url)}" alt="image {n}" title="image {n}"/>' for n, url in enumerate(urls)]
+    return f"<div>{''.join(images)}{cut}</div>"
+
+
+def first_values(numbers: Sequence[object], count: int) -> str:
+    """Return the first of `count` numbers in one line."""
+    more = ", …" if count > len(numbers) else ""
+    return f"<div>{span('name', 'first')} {span('values', ', '.join(map(number_text, numbers)) + more)}</div>"
 
 
 def shorten(text: str, most: int) -> str:
@@ -78,49 +93,10 @@ _LIGHT = "--td-blue: #0b5cad; --td-green: #1a6b35; --td-red: #b3261e; --td-bar: 
 _DARK = "--td-blue: #79b8ff; --td-green: #7bd88f; --td-red: #ff8a80; --td-bar: #5a9bf0;" + _color_variables(
     "#e6edf3", "#9198a1", "#0d1117", "#1c2430", "#3d444d"
 )
-# Marks of a page with a theme: JupyterLab, VS Code (twice), Sphinx and others, Colab.
-_LIGHT_PAGES = """[data-jp-theme-light="true"], .vscode-light, .vscode-high-contrast-light,
-  [data-theme="light"], [theme="light"]"""
-_DARK_PAGES = """[data-jp-theme-light="false"], .vscode-dark,
-  .vscode-high-contrast:not(.vscode-high-contrast-light), [data-theme="dark"], [theme="dark"]"""
-STYLE = f"""
-.tensordict {{ {_LIGHT}
-  color: var(--td-text); background: var(--td-back); font: 13px/1.5 system-ui, sans-serif; max-width: 62em;
-  padding: 2px 4px; }}
-@media (prefers-color-scheme: dark) {{ .tensordict {{ {_DARK} }} }}
-:is({_LIGHT_PAGES}) .tensordict {{ {_LIGHT} }}
-:is({_DARK_PAGES}) .tensordict {{ {_DARK} }}
-.tensordict summary {{ cursor: pointer; list-style: none; border-radius: 3px; padding: 1px 6px 1px 0; }}
-.tensordict summary::-webkit-details-marker {{ display: none; }}
-.tensordict summary:hover {{ background: var(--td-over); }}
-.tensordict summary::before {{ content: "▸"; color: var(--td-quiet); display: inline-block; width: 1.1em; }}
-.tensordict details[open] > summary::before {{ content: "▾"; }}
-.tensordict .td-node > summary::before {{ margin-right: 0.6em; }}
-.tensordict .td-node > summary .td-kind:first-child {{ font-weight: 600; color: var(--td-text); }}
-.tensordict .td-node > summary .td-size {{ margin-left: 0.6em; }}
-.tensordict .td-leaf > summary {{ display: grid; align-items: baseline; column-gap: 0.6em;
-  grid-template-columns: 1.1em minmax(7em, 1fr) 7em minmax(9em, 1.2fr) 5em 6em 10em; }}
-.tensordict .td-entries {{ margin-left: 0.35em; border-left: 1px solid var(--td-line); }}
-.tensordict .td-body {{ padding: 2px 6px 8px 1.7em; overflow-x: auto; }}
-.tensordict .td-key {{ font-weight: 600; overflow-wrap: anywhere; }}
-.tensordict .td-kind, .tensordict .td-device, .tensordict .td-facts, .tensordict .td-note {{ color: var(--td-quiet); }}
-.tensordict .td-dtype {{ color: var(--td-blue); }}
-.tensordict .td-shape, .tensordict .td-values {{ font-family: ui-monospace, monospace; font-size: 12px; }}
-.tensordict .td-more {{ color: var(--td-quiet); white-space: nowrap; }}
-.tensordict .td-size {{ text-align: right; white-space: nowrap; }}
-.tensordict .td-node > summary .td-size {{ color: var(--td-quiet); }}
-.tensordict .td-values {{ overflow-wrap: anywhere; }}
-.tensordict .td-preview {{ grid-column: 5 / -1; overflow: hidden; text-overflow: ellipsis; white-space: nowrap; }}
-.tensordict .td-name {{ color: var(--td-quiet); margin-right: 0.3em; }}
-.tensordict .td-figure {{ margin-right: 1.2em; white-space: nowrap; }}
-.tensordict .td-bad {{ color: var(--td-red); }}
-.tensordict .td-text {{ white-space: pre-wrap; overflow-wrap: anywhere; font-family: ui-monospace, monospace;
-  font-size: 12px; }}
-.tensordict .td-table {{ border-collapse: collapse; text-align: left; margin: 4px 0; font-size: 12px; }}
-.tensordict .td-table th, .tensordict .td-table td {{ padding: 2px 10px 2px 0; text-align: left; vertical-align: top;
-  border-bottom: 1px solid var(--td-line); overflow-wrap: break-word; background: none; color: inherit; }}
-.tensordict .td-table td:last-child {{ overflow-wrap: anywhere; }}
-.tensordict .td-table th {{ color: var(--td-quiet); font-weight: 600; }}
-.tensordict img {{ height: 72px; margin: 3px 4px 3px 0; image-rendering: pixelated; border: 1px solid var(--td-line);
-  display: inline-block; max-width: 100%; }}
-"""
+
+
+@functools.cache
+def read_style(name: str) -> str:
+    """Return a style sheet of this folder, with the colors in it."""
+    style = files(__package__).joinpath(name).read_text("utf-8")
+    return style.replace("@light@", _LIGHT).replace("@dark@", _DARK)

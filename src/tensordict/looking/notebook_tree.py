@@ -12,11 +12,12 @@ from torch.nn.parameter import is_lazy
 from tensordict.core.contract import Contract, EntryStore
 from tensordict.looking.images import find_image_form, first_images
 from tensordict.looking.markup import (
-    STYLE,
     count_text,
     escape,
-    number_text,
-    picture,
+    first_values,
+    note,
+    pictures,
+    read_style,
     shorten,
     size_text,
     span,
@@ -24,7 +25,7 @@ from tensordict.looking.markup import (
 )
 from tensordict.looking.read_limits import Budget, elements_of, first_numbers
 from tensordict.looking.shown_entries import ShownLeaf, has_stored_leaves, list_entries_by_member
-from tensordict.looking.tally import Numbers, figures_html, list_figures
+from tensordict.looking.tally import figures_html, list_figures
 from tensordict.looking.texts import MOST_COUNTED, Preview, count_held_texts, format_counts, format_value
 
 # Limits of a tree: entries of one container, entries in all; then rows and characters of a value.
@@ -44,7 +45,8 @@ def tree_html(container: Contract, order: Order) -> str:
 
     Leaves start closed. Inside are their figures and first elements, read within the limits of `read_limits.py`.
     """
-    return f'<div class="tensordict"><style>{STYLE}</style>{_Tree(order).node("", container, 0)[0]}</div>'
+    style, tree = read_style("style.css"), _Tree(order).node("", container, 0)[0]
+    return f'<div class="tensordict"><style>{style}</style>{tree}</div>'
 
 
 class _Tree:
@@ -73,7 +75,7 @@ class _Tree:
             return "", nbytes
         if len(items) < len(names):
             rest = len(names) - len(items)
-            items.append(_note_html(f"… {rest:,} more {'entry' if rest == 1 else 'entries'}"))
+            items.append(note(f"… {rest:,} more {'entry' if rest == 1 else 'entries'}"))
         head = " ".join(
             [
                 *([span("key", key)] if key else []),
@@ -107,27 +109,27 @@ class _Tree:
         shape = leaf.shape_text.removeprefix("torch.Size(").removesuffix(")")
         dtype = str(leaf.dtype).removeprefix("torch.")
         cells = [dtype, shape, str(leaf.tensor.device), size_text(nbytes), leaf.kind]
-        return _row_html(name, cells, _note_html(_STORED) if stored else self._content_html(leaf, batch_dims))
+        return _row_html(name, cells, note(_STORED) if stored else self._content_html(leaf, batch_dims))
 
     def _content_html(self, leaf: ShownLeaf, batch_dims: int) -> str:
         try:
             return self._read_html(leaf, batch_dims)
         except (RuntimeError, TypeError, ValueError, OSError) as error:
             # Tensor subclasses of other packages may refuse any operation.
-            return _note_html(f"its elements cannot be read: {error}")
+            return note(f"its elements cannot be read: {error}")
 
     def _read_html(self, leaf: ShownLeaf, batch_dims: int) -> str:
         parts = [elements_of(part) for part in leaf.parts or [leaf.tensor]]
         for why in parts:
             if isinstance(why, str):
-                return _note_html(why)
+                return note(why)
         tensors: list[Any] = parts
         tally = self._budget.tally(tensors)
-        pieces = [_note_html(tally) if isinstance(tally, str) else figures_html(list_figures(tally))]
+        pieces = [note(tally) if isinstance(tally, str) else figures_html(list_figures(tally))]
         first = first_numbers(tensors)
         count = sum(part.numel() for part in tensors)
         if count > 1 or isinstance(tally, str):
-            pieces.append(_values_html(first, count))
+            pieces.append(first_values([number for piece in first for number in piece.tolist()], count))
         if not leaf.tensor.is_nested:
             pieces.append(_pictures_html(leaf, tensors, batch_dims))
         return "".join(pieces)
@@ -144,9 +146,7 @@ class _Tree:
             for row, value in enumerate(first)
         ]
         kinds = {type(value).__name__ for value in first}
-        more = (
-            f'<div class="td-note">… {count_text(size[0] - len(rows), "more row")}</div>' if size[0] > len(rows) else ""
-        )
+        more = note(f"… {count_text(size[0] - len(rows), 'more row')}") if size[0] > len(rows) else ""
         kind = kinds.pop() if len(kinds) == 1 else ""
         counts = count_held_texts(holder) if kind == "str" and math.prod(size) <= MOST_COUNTED else {}
         start = [*map(format_value, first[:2]), *(["…"] if math.prod(size) > 2 else [])]
@@ -186,10 +186,6 @@ def _row_html(name: str, cells: Sequence[str], body: str, preview: str = "") -> 
     return f'<details class="td-leaf"><summary>{head}</summary><div class="td-body">{body}</div></details>'
 
 
-def _note_html(text: str) -> str:
-    return f'<div class="td-note">{escape(text)}</div>'
-
-
 def _pictures_html(leaf: ShownLeaf, tensors: Sequence[Tensor], batch_dims: int) -> str:
     """Return the first images of a leaf as HTML; "" when it does not look like images."""
     shape = leaf.shape or leaf.tensor.shape
@@ -197,16 +193,8 @@ def _pictures_html(leaf: ShownLeaf, tensors: Sequence[Tensor], batch_dims: int) 
     if not form:
         return ""
     urls = first_images(tensors, form, _MOST_IMAGES)
-    more = math.prod(shape[: len(shape) - len(form)]) - len(urls)
-    cut = span("more", f" … {count_text(more, 'more image')}") if more else ""
-    return f"<div>{''.join(picture(url, f'image {number}') for number, url in enumerate(urls))}{cut}</div>"
+    return pictures(urls, math.prod(shape[: len(shape) - len(form)]) - len(urls))
 
 
 def _text_html(text: str) -> str:
     return f'<div class="td-text">{escape(shorten(text, _MOST_TEXT))}</div>'
-
-
-def _values_html(first: Sequence[Numbers], count: int) -> str:
-    numbers = [number for piece in first for number in piece.tolist()]
-    more = ", …" if count > len(numbers) else ""
-    return f"<div>{span('name', 'first')} {span('values', ', '.join(map(number_text, numbers)) + more)}</div>"

@@ -5,11 +5,9 @@ from __future__ import annotations
 import errno
 import functools
 import math
-import mmap
 import os
 import pickle
 import stat
-import weakref
 from collections.abc import Callable, Sequence
 from multiprocessing.reduction import ForkingPickler
 from typing import Any, Literal, Union
@@ -21,11 +19,12 @@ from tensordict.core import ragged
 from tensordict.core import torch_internals as internals
 from tensordict.core.exceptions import SaveError, UnsupportedEntryError
 from tensordict.core.keys import Path, entry_of
-from tensordict.memory import files, system
+from tensordict.memory import files
 from tensordict.memory.file_source import FileSource, check_identity
 from tensordict.memory.names import local_path
 from tensordict.memory.reserving import Preallocate, check_preallocate, reserves
 from tensordict.memory.rows import picks_rows, rows_of
+from tensordict.memory.shared_block import SharedBlock
 from tensordict.memory.storable import check_storable
 
 __all__ = ["MemmapTensor", "MemoryMappedTensor"]
@@ -37,41 +36,6 @@ Mode = Literal["r", "r+"] | None
 Shape = Sequence[int] | Tensor
 
 _getitem, _as_subclass, _is_view = Tensor.__getitem__, Tensor.as_subclass, internals.is_view
-
-
-class SharedBlock:
-    """Anonymous memory that other processes can map too, through its file descriptor.
-
-    Args:
-        nbytes: the size, at least 1.
-        fd: a descriptor of existing memory, which the block takes over; by default new memory, filled with zeros.
-    """
-
-    __slots__ = ("__weakref__", "buffer", "fd", "nbytes", "shape")
-
-    def __init__(self, nbytes: int, fd: int | None = None) -> None:
-        self.nbytes = nbytes
-        self.shape: tuple[int, ...] | None = None  # of the tensor that it was made for, if that is known
-        if fd is None:
-            fd = system.new_memory(nbytes)
-        self.fd = fd
-        weakref.finalize(self, os.close, fd)
-        status = os.fstat(fd)
-        if status.st_size < nbytes:
-            raise SaveError(f"the shared memory behind descriptor {fd} is shorter than {nbytes} bytes")
-        # `mmap` leaves the descriptor to this block, so that it can be sent to other processes. Torch would keep it.
-        self.buffer = mmap.mmap(fd, nbytes)
-        _blocks[status.st_dev, status.st_ino] = self
-
-    @property
-    def address(self) -> int:
-        """The address of the memory in this process."""
-        return torch.frombuffer(self.buffer, dtype=torch.uint8).data_ptr()
-
-    def tensor(self, dtype: torch.dtype, shape: Sequence[int], offset: int = 0) -> MemoryMappedTensor:
-        """Return the tensor over the elements that begin at byte `offset`."""
-        flat = torch.frombuffer(self.buffer, dtype=dtype, count=math.prod(shape), offset=offset)
-        return _wrap(flat.view(tuple(shape)), self)
 
 
 class MemoryMappedTensor(Tensor):
@@ -427,7 +391,7 @@ class MemoryMappedTensor(Tensor):
         size = _flat_size(shape)
         if isinstance(handler, int):
             handler = SharedBlock(max(1, math.prod(size) * dtype.itemsize), handler)
-        return _index_flat(handler.tensor(dtype, size), shape, index)
+        return _index_flat(map_block(handler, dtype, size), shape, index)
 
     @classmethod
     def from_storage(
@@ -607,7 +571,7 @@ def _make(
         block.shape = None if isinstance(shape, Tensor) else size
         if content is not None:
             files.write_tensor(block.fd, content)
-        result = block.tensor(dtype, size)
+        result = map_block(block, dtype, size)
     return _index_flat(result, shape)
 
 
@@ -770,29 +734,14 @@ def _nested_bytes(tensor: MemoryMappedTensor, shapes: Tensor) -> bytes:
     return files.to_bytes(flat.set_(tensor.untyped_storage(), 0, (_nested_numel(shapes),), (1,)))
 
 
-# The blocks of this process. Tensors of one block share one map, whichever process sent them.
-_blocks: weakref.WeakValueDictionary[tuple[int, int], SharedBlock] = weakref.WeakValueDictionary()
-
-
-def receive_block(descriptor: system.Descriptor, nbytes: int) -> SharedBlock:
-    """Return the block of a descriptor that another process sent, and take the descriptor over."""
-    fd = descriptor.detach()
-    status = os.fstat(fd)
-    block = _blocks.get((status.st_dev, status.st_ino))
-    if block is None:
-        return SharedBlock(nbytes, fd)
-    os.close(fd)
-    return block
+def map_block(block: SharedBlock, dtype: torch.dtype, shape: Sequence[int], offset: int = 0) -> MemoryMappedTensor:
+    """Return the tensor over the elements of a block that begin at byte `offset`."""
+    return _wrap(block.view(dtype, shape, offset), block)
 
 
 def wrap_like(tensor: MemoryMappedTensor, other: Tensor) -> MemoryMappedTensor:
     """Wrap another tensor over the memory of a memory-mapped tensor, with the same file or block."""
     return _wrap(other, tensor._source)
-
-
-def _reduce_block(block: SharedBlock) -> tuple[Callable[..., SharedBlock], tuple[object, ...]]:
-    """Describe a block for `multiprocessing`, once for all tensors of a message."""
-    return receive_block, (system.send_descriptor(block.fd), block.nbytes)
 
 
 def _over_block(
@@ -817,7 +766,6 @@ def _reduce_for_process(
 
 
 ForkingPickler.register(MemoryMappedTensor, _reduce_for_process)
-ForkingPickler.register(SharedBlock, _reduce_block)
 
 
 # The name of the class in older releases.

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from tensordict.core.contract import Contract
 from tensordict.core.exceptions import UnsupportedEntryError
-from tensordict.core.keys import entry_of
+from tensordict.core.keys import Path, entry_of
 from tensordict.memory.stored_tensors import StoredTensor
 
 # Follows the name of the entry in an error.
@@ -35,17 +35,17 @@ def refuse_sharded(container: Contract) -> None:
             raise UnsupportedEntryError(f"{entry_of(key)}{SHARDED}")
 
 
-def check_storable(tensor: Tensor) -> None:
+def check_storable(tensor: Tensor, key: Path = ()) -> None:
     """Refuse tensors without elements in plain memory: sparse, nested, quantized, sharded and wrapper tensors.
 
     Raises:
-        UnsupportedEntryError: the tensor is of such a type, which the error names.
+        UnsupportedEntryError: the tensor is of such a type. The error names the type, and the entry at `key`.
     """
     kind = type(tensor)
     if kind is Tensor and tensor.layout is torch.strided and not tensor.is_quantized and not tensor.is_nested:
         return
     if is_sharded(tensor):
-        raise UnsupportedEntryError(SHARDED)
+        raise UnsupportedEntryError(f"{entry_of(key)}{SHARDED}")
     if tensor.is_nested:
         what = f"nested (ragged) tensors of layout {tensor.layout}"
     elif tensor.layout is not torch.strided:
@@ -56,4 +56,4 @@ def check_storable(tensor: Tensor) -> None:
         what = f"tensors of class {kind.__name__}"
     else:
         return
-    raise UnsupportedEntryError(f"{what} cannot be stored as one block of elements")
+    raise UnsupportedEntryError(f"{entry_of(key)}{what} cannot be stored as one block of elements")

@@ -14,7 +14,7 @@ from torch import Tensor
 from tensordict.core import torch_internals as internals
 from tensordict.core.devices import place_of
 from tensordict.core.exceptions import UnsupportedEntryError
-from tensordict.core.keys import Path, joined
+from tensordict.core.keys import Path, entry_of, joined
 
 aten = torch.ops.aten
 T = TypeVar("T")
@@ -44,7 +44,7 @@ _NUMPY = {
 _TORCH = {numpy: dtype for dtype, numpy in _NUMPY.items()}
 
 
-def stored_dtype(dtype: torch.dtype) -> tuple[np.dtype[Any], str | None]:
+def stored_dtype(dtype: torch.dtype, key: Path = ()) -> tuple[np.dtype[Any], str | None]:
     """Return the NumPy dtype of the array for a tensor, and the name to store beside it if only the bits are the same.
 
     Raises:
@@ -54,7 +54,7 @@ def stored_dtype(dtype: torch.dtype) -> tuple[np.dtype[Any], str | None]:
         return _NUMPY[dtype], None
     name = str(dtype).removeprefix("torch.")
     if name not in _UNKNOWN_TO_NUMPY:
-        raise UnsupportedEntryError(f"tensors of {dtype} cannot be stored as an array")
+        raise UnsupportedEntryError(f"{entry_of(key)}tensors of {dtype} cannot be stored as an array")
     return _BITS[dtype.itemsize], name
 
 

@@ -16,20 +16,20 @@ from tensordict.core import pytree, registry
 from tensordict.core.contract import Clones, Contract, is_node
 from tensordict.core.exceptions import ContainerExpected, ModuleError, SaveError
 from tensordict.core.keys import Path, entry_of, is_nested_key, path_of
+from tensordict.core.signatures import spells
 from tensordict.core.uninitialized import uninitialized_like
 from tensordict.io.formats import pickled_containers
 from tensordict.io.specification import is_stored_as_class
-from tensordict.memory.mapped import MemoryMappedTensor, Mode
+from tensordict.memory.mapped import MemoryMappedTensor
 from tensordict.ops.dims.rows import LATER_METHODS
 from tensordict.ops.entries.copying import TRANSIENT
 from tensordict.ops.entries.write_plans import Update, Write
 from tensordict.ops.modules import as_buffer, is_buffer, is_parameter
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
+    from typing_extensions import Self, Unpack
 
-    from tensordict.io.remote.remote_saves import CacheDir
-    from tensordict.io.remote.urls import StorageOptions
+    from tensordict.ops.storing.saving import LoadInto
 
 __all__ = ["TensorDictParams"]
 
@@ -298,23 +298,14 @@ class TensorDictParams(Wrapper, GivesTensorDicts, nn.Module):  # type: ignore[mi
         else:
             super().__setitem__(index, value)
 
-    def load_memmap_(
-        self,
-        prefix: Any,
-        robust_key: bool | None = True,
-        *,
-        allow_pickle: bool | None = None,
-        mode: Mode = None,
-        storage_options: StorageOptions | None = None,
-        cache_dir: CacheDir | None = None,
-    ) -> Self:
+    @spells(TensorDict.load_memmap_)
+    def load_memmap_(self, prefix: Any, robust_key: bool | None = True, **options: Unpack[LoadInto]) -> Self:
         """Load a save into the existing parameters and buffers; see :meth:`load_memmap`.
 
         Raises:
             KeyError: the save has other entries. Nothing was written.
         """
-        options: dict[str, Any] = {"mode": mode, "storage_options": storage_options, "cache_dir": cache_dir}
-        saved = TensorDict.load_memmap(prefix, robust_key=robust_key, allow_pickle=allow_pickle, **options)
+        saved = TensorDict.load_memmap(prefix, robust_key=robust_key, **options)
         mine, theirs = ({".".join(path) for path, _ in container._walk()} for container in (self, saved))
         if mine != theirs:
             raise ModuleError(

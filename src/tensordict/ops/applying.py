@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 import torch
 from torch import Tensor
@@ -24,6 +24,8 @@ from tensordict.ops.entries.writing import Writing
 
 if TYPE_CHECKING:
     from typing_extensions import Self
+
+    from tensordict.core.annotations import Off, On
 
     SelfT = TypeVar("SelfT", bound="Applying")
 
@@ -53,26 +55,15 @@ class Applying(Writing):
 
     # Type checkers infer the parameters of a lambda only from an overload with their exact number.
     @overload
-    def apply(
-        self: SelfT, fn: Callable[[Any], Any], *, filter_empty: Literal[False] | None = ..., **options: Any
-    ) -> SelfT: ...
+    def apply(self: SelfT, fn: Callable[[Any], Any], *, filter_empty: Off = ..., **options: Any) -> SelfT: ...
     @overload
     def apply(
-        self: SelfT,
-        fn: Callable[[Any, Any], Any],
-        other: Any,
-        *,
-        filter_empty: Literal[False] | None = ...,
-        **options: Any,
+        self: SelfT, fn: Callable[[Any, Any], Any], other: Any, *, filter_empty: Off = ..., **options: Any
     ) -> SelfT: ...
     @overload
-    def apply(
-        self: SelfT, fn: Callable[..., Any], *others: Any, filter_empty: Literal[True], **options: Any
-    ) -> SelfT | None: ...
+    def apply(self: SelfT, fn: Callable[..., Any], *others: Any, filter_empty: On, **options: Any) -> SelfT | None: ...
     @overload
-    def apply(
-        self: SelfT, fn: Callable[..., Any], *others: Any, filter_empty: Literal[False] | None = ..., **options: Any
-    ) -> SelfT: ...
+    def apply(self: SelfT, fn: Callable[..., Any], *others: Any, filter_empty: Off = ..., **options: Any) -> SelfT: ...
     def apply(
         self: SelfT,
         fn: Callable[..., Any],
@@ -137,24 +128,19 @@ class Applying(Writing):
     # Type checkers infer the parameters of a lambda only from an overload with their exact number.
     @overload
     def named_apply(
-        self: SelfT, fn: Callable[[Any, Any], Any], *, filter_empty: Literal[False] | None = ..., **options: Any
+        self: SelfT, fn: Callable[[Any, Any], Any], *, filter_empty: Off = ..., **options: Any
     ) -> SelfT: ...
     @overload
     def named_apply(
-        self: SelfT,
-        fn: Callable[[Any, Any, Any], Any],
-        other: Any,
-        *,
-        filter_empty: Literal[False] | None = ...,
-        **options: Any,
+        self: SelfT, fn: Callable[[Any, Any, Any], Any], other: Any, *, filter_empty: Off = ..., **options: Any
     ) -> SelfT: ...
     @overload
     def named_apply(
-        self: SelfT, fn: Callable[..., Any], *others: Any, filter_empty: Literal[True], **options: Any
+        self: SelfT, fn: Callable[..., Any], *others: Any, filter_empty: On, **options: Any
     ) -> SelfT | None: ...
     @overload
     def named_apply(
-        self: SelfT, fn: Callable[..., Any], *others: Any, filter_empty: Literal[False] | None = ..., **options: Any
+        self: SelfT, fn: Callable[..., Any], *others: Any, filter_empty: Off = ..., **options: Any
     ) -> SelfT: ...
     def named_apply(
         self: SelfT,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from tensordict.core import registry
 from tensordict.core.context import BlockContext
@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from tensordict.containers.summary import Summary
     from tensordict.containers.tensordict_base import TensorDictBase
     from tensordict.containers.tensordict_store import TensorDictStore
+    from tensordict.core.annotations import No, On
     from tensordict.core.contract import Contract
     from tensordict.nn.params import TensorDictParams
     from tensordict.ops.modules import _FromModules
@@ -150,7 +151,7 @@ class TensorCollection(
         def from_module(
             cls,
             module: nn.Module,
-            as_module: Literal[False] = ...,
+            as_module: No = ...,
             lock: bool = ...,
             use_state_dict: bool = ...,
             filter_empty: bool = ...,
@@ -160,7 +161,7 @@ class TensorCollection(
         def from_module(
             cls,
             module: nn.Module,
-            as_module: Literal[True],
+            as_module: On,
             lock: bool = ...,
             use_state_dict: bool = ...,
             filter_empty: bool = ...,
@@ -170,13 +171,11 @@ class TensorCollection(
         @overload  # type: ignore[override]
         @classmethod
         def from_modules(
-            cls, *modules: nn.Module, as_module: Literal[True], **options: Unpack[_FromModules]
+            cls, *modules: nn.Module, as_module: On, **options: Unpack[_FromModules]
         ) -> TensorDictParams: ...
         @overload
         @classmethod
-        def from_modules(
-            cls, *modules: nn.Module, as_module: Literal[False] = ..., **options: Unpack[_FromModules]
-        ) -> Self: ...
+        def from_modules(cls, *modules: nn.Module, as_module: No = ..., **options: Unpack[_FromModules]) -> Self: ...
         @classmethod
         def from_modules(cls, *modules: nn.Module, **options: Any) -> Any: ...
 

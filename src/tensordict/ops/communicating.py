@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Literal, overload
+from typing import TYPE_CHECKING, overload
 
 import torch.distributed as dist
 from torch.futures import Future
 
 from tensordict.core.devices import as_device
+from tensordict.core.signatures import refuse_unknown, spells
 from tensordict.ops.storing.leaves import Leaves
 from tensordict.parallel import collectives, transfers
 from tensordict.parallel.channels import Channel, as_group, rank_in
@@ -18,18 +19,36 @@ from tensordict.parallel.transfers import Receiving, Sending
 if TYPE_CHECKING:
     from typing_extensions import Self, TypedDict, Unpack
 
-    class _MessageOptions(TypedDict, total=False):
+    from tensordict.core.annotations import No, On
+
+    class _Tags(TypedDict, total=False):
         group: object
         init_tag: int
         pseudo_rand: bool
         consolidated: bool
+
+    class _To(_Tags, total=False):
+        group_dst: int | None
         allow_pickle: bool
 
-    class _To(_MessageOptions, total=False):
-        group_dst: int | None
-
-    class _From(_MessageOptions, total=False):
+    class _From(_Tags, total=False):
         group_src: int | None
+        allow_pickle: bool
+
+
+def _open_channel(
+    role: str,
+    peer: int | None,
+    group_peer: int | None,
+    *,
+    group: object = None,
+    init_tag: int = 0,
+    pseudo_rand: bool = False,
+    consolidated: bool = False,
+) -> Channel:
+    """Return the channel to another rank. A consolidated container is one message, which needs no tags."""
+    tags = (0, False) if consolidated else (init_tag, pseudo_rand)
+    return Channel.of(group, peer, group_peer, *tags, role)
 
 
 class Communicating(Leaves):
@@ -42,16 +61,9 @@ class Communicating(Leaves):
 
     # --- from one rank to another -----------------------------------------------------------------------------------
 
+    @spells(_open_channel)
     def send(
-        self,
-        dst: int | None = None,
-        *,
-        group: object = None,
-        group_dst: int | None = None,
-        init_tag: int = 0,
-        pseudo_rand: bool = False,
-        consolidated: bool = False,
-        allow_pickle: bool = False,
+        self, dst: int | None = None, *, group_dst: int | None = None, allow_pickle: bool = False, **tags: Unpack[_Tags]
     ) -> None:
         """Send this container to another rank, which calls :meth:`recv` or :meth:`from_remote_init`.
 
@@ -80,20 +92,12 @@ class Communicating(Leaves):
                 broke, or the timeout of the process group passed. A `RuntimeError`.
             SaveError: an entry cannot be sent. Both sides raise an error. A `RuntimeError` too.
         """
-        tags = _choose_tags(init_tag, pseudo_rand, consolidated)
-        channel = Channel.of(group, dst, group_dst, *tags, "dst")
-        Sending(channel, self, allow_pickle).wait()
+        refuse_unknown(Communicating.send, tags)
+        Sending(_open_channel("dst", dst, group_dst, **tags), self, allow_pickle).wait()
 
+    @spells(_open_channel)
     def recv(
-        self,
-        src: int | None = None,
-        *,
-        group: object = None,
-        group_src: int | None = None,
-        init_tag: int = 0,
-        pseudo_rand: bool = False,
-        consolidated: bool = False,
-        allow_pickle: bool = False,
+        self, src: int | None = None, *, group_src: int | None = None, allow_pickle: bool = False, **tags: Unpack[_Tags]
     ) -> int:
         """Receive a container from another rank, which calls :meth:`send`, and write it into the tensors of this one.
 
@@ -119,27 +123,25 @@ class Communicating(Leaves):
         receive a lazy stack. If the container does not fit, nothing changes. If the connection breaks, a part may have
         been written. Non-tensor values are replaced by the received ones.
         """
-        tags = _choose_tags(init_tag, pseudo_rand, consolidated)
-        channel = Channel.of(group, src, group_src, *tags, "src")
+        refuse_unknown(Communicating.recv, tags)
+        channel = _open_channel("src", src, group_src, **tags)
         receiving = Receiving(channel, self, allow_pickle=allow_pickle)
         receiving.run()
         return channel.last_tag(receiving.count)
 
     @overload
-    def isend(self, dst: int | None = ..., *, return_early: Literal[False] = ..., **options: Unpack[_To]) -> int: ...
+    def isend(self, dst: int | None = ..., *, return_early: No = ..., **options: Unpack[_To]) -> int: ...
     @overload
-    def isend(self, dst: int | None = ..., *, return_early: Literal[True], **options: Unpack[_To]) -> list[Sending]: ...
+    def isend(self, dst: int | None = ..., *, return_early: On, **options: Unpack[_To]) -> list[Sending]: ...
+    @spells(_open_channel)
     def isend(
         self,
         dst: int | None = None,
         *,
-        group: object = None,
         group_dst: int | None = None,
-        init_tag: int = 0,
-        pseudo_rand: bool = False,
         return_early: bool = False,
-        consolidated: bool = False,
         allow_pickle: bool = False,
+        **tags: Unpack[_Tags],
     ) -> int | list[Sending]:
         """Send this container to another rank, like :meth:`send`, and with `return_early` do not wait for the receiver.
 
@@ -158,8 +160,8 @@ class Communicating(Leaves):
         that sends to that rank, or receives from it, raises its errors. At the end of the program, errors are written
         to standard error.
         """
-        tags = _choose_tags(init_tag, pseudo_rand, consolidated)
-        channel = Channel.of(group, dst, group_dst, *tags, "dst")
+        refuse_unknown(Communicating.isend, tags)
+        channel = _open_channel("dst", dst, group_dst, **tags)
         sending = Sending(channel, self, allow_pickle=allow_pickle)
         if return_early:
             return [transfers.finish_at_exit(sending)]
@@ -167,24 +169,18 @@ class Communicating(Leaves):
         return channel.last_tag(sending.count)
 
     @overload
-    def irecv(
-        self, src: int | None = ..., *, return_premature: Literal[False] = ..., **options: Unpack[_From]
-    ) -> None: ...
+    def irecv(self, src: int | None = ..., *, return_premature: No = ..., **options: Unpack[_From]) -> None: ...
     @overload
-    def irecv(
-        self, src: int | None = ..., *, return_premature: Literal[True], **options: Unpack[_From]
-    ) -> list[Future[Self]]: ...
+    def irecv(self, src: int | None = ..., *, return_premature: On, **options: Unpack[_From]) -> list[Future[Self]]: ...
+    @spells(_open_channel)
     def irecv(
         self,
         src: int | None = None,
         *,
-        group: object = None,
         group_src: int | None = None,
         return_premature: bool = False,
-        init_tag: int = 0,
-        pseudo_rand: bool = False,
-        consolidated: bool = False,
         allow_pickle: bool = False,
+        **tags: Unpack[_Tags],
     ) -> list[Future[Self]] | None:
         """Receive a container from another rank, like :meth:`recv`, and with `return_premature` in another thread.
 
@@ -196,9 +192,8 @@ class Communicating(Leaves):
             with `return_premature`, a list of futures, whose `wait()` returns this container or raises the errors of
             :meth:`recv`; otherwise `None`.
         """
-        tags = _choose_tags(init_tag, pseudo_rand, consolidated)
-        channel = Channel.of(group, src, group_src, *tags, "src")
-        receiving = Receiving(channel, self, allow_pickle=allow_pickle)
+        refuse_unknown(Communicating.irecv, tags)
+        receiving = Receiving(_open_channel("src", src, group_src, **tags), self, allow_pickle=allow_pickle)
         if return_premature:
             return [transfers.receive_in_thread(receiving)]
         receiving.run()
@@ -514,8 +509,3 @@ class Communicating(Leaves):
             a new container that shares all other leaves.
         """
         return gather_leaves(self)
-
-
-def _choose_tags(init_tag: int, pseudo_rand: bool, consolidated: bool) -> tuple[int, bool]:
-    """Return the arguments that choose the tags of the messages; the default ones for consolidated containers."""
-    return (0, False) if consolidated else (init_tag, pseudo_rand)

@@ -26,7 +26,8 @@ from tensordict.core.contract import Contract
 from tensordict.memory import pickling, system
 from tensordict.memory.file_maps import Finder
 from tensordict.memory.files import write_bytes
-from tensordict.memory.mapped import MemoryMappedTensor, SharedBlock, receive_block, wrap_like
+from tensordict.memory.mapped import MemoryMappedTensor, map_block, wrap_like
+from tensordict.memory.shared_block import SharedBlock, receive_block
 from tensordict.parallel import shared_memory
 
 # Up to this many bytes of tensors are part of the message.
@@ -78,7 +79,7 @@ class Handle(NamedTuple):
     def map_memory(self) -> Tensor:
         """Map the memory as a tensor of bytes, which then owns the descriptor."""
         if self.is_block:
-            return receive_block(self.descriptor, self.nbytes).tensor(torch.uint8, (self.nbytes,))
+            return map_block(receive_block(self.descriptor, self.nbytes), torch.uint8, (self.nbytes,))
         storage = rebuild_storage_fd(torch.UntypedStorage, self.descriptor, self.nbytes)  # type: ignore[no-untyped-call]
         return torch.empty(0, dtype=torch.uint8, device="cpu").set_(storage)
 
@@ -286,7 +287,7 @@ class _Unpickler(pickle.Unpickler):
             home = self._common.tensors[number] if number >= 0 else self._sent_memory[-1 - number]
             block = _block(home)
             # The storage of `home` may begin anywhere in its block. Use a storage over the whole block.
-            storage = (home if block is None else block.tensor(torch.uint8, (block.nbytes,))).untyped_storage()
+            storage = (home if block is None else block.view(torch.uint8, (block.nbytes,))).untyped_storage()
             at, rest = divmod(_start_address(home) - storage.data_ptr() + start, dtype.itemsize)
             assert not rest, "memory is mapped at whole pages, so a tensor has the same alignment as in the sender"
             found = torch.empty(0, dtype=dtype, device="cpu").set_(storage, at, shape, strides)

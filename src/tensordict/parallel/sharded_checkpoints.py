@@ -61,6 +61,23 @@ class RankParts:
         self.locals: dict[str, Tensor] = {}
 
 
+class _Storage:
+    """The steps of DCP's writers and readers that this format does not need."""
+
+    def reset(self, checkpoint_id: Any = None) -> None:
+        pass
+
+    def prepare_local_plan(self, plan: Any) -> Any:
+        return plan
+
+    def prepare_global_plan(self, plans: list[Any]) -> list[Any]:
+        return plans
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: Any) -> bool:
+        return True
+
+
 # --- saving -----------------------------------------------------------------------------------------------------------
 
 
@@ -146,27 +163,14 @@ class _SavePlanner(DefaultSavePlanner):
         return self._parts[index.fqn]
 
 
-class _PartWriter(StorageWriter):
+class _PartWriter(_Storage, StorageWriter):
     """Writes the parts of this rank to one archive; rank 0 also writes the list of all parts."""
 
     def __init__(self, folder: str, header: dict[str, Any], durable: bool) -> None:
         self._folder, self._header, self._durable = folder, header, durable
 
-    def reset(self, checkpoint_id: Any = None) -> None:
-        pass
-
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
         pass
-
-    def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
-        return plan
-
-    def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
-        return plans
-
-    @classmethod
-    def validate_checkpoint_id(cls, checkpoint_id: Any) -> bool:
-        return True
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Any:
         file = f"shards-{dist.get_rank():05d}.tdz"
@@ -272,28 +276,15 @@ class ShardedCheckpoint:
             )
 
 
-class _PartReader(StorageReader):
+class _PartReader(_Storage, StorageReader):
     def __init__(self, tensors: dict[str, TensorStorageMetadata], places: dict[MetadataIndex, Tensor]) -> None:
         self._tensors, self._places = tensors, places
-
-    def reset(self, checkpoint_id: Any = None) -> None:
-        pass
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
         return Metadata(dict(self._tensors))
 
     def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
         pass
-
-    def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
-        return plan
-
-    def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
-        return plans
-
-    @classmethod
-    def validate_checkpoint_id(cls, checkpoint_id: Any) -> bool:
-        return True
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Any:
         for item in plan.items:

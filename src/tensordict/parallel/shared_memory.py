@@ -12,7 +12,8 @@ from tensordict.core.keys import joined
 from tensordict.memory import system
 from tensordict.memory.file_maps import Finder
 from tensordict.memory.file_source import FileSource
-from tensordict.memory.mapped import MemoryMappedTensor, SharedBlock
+from tensordict.memory.mapped import MemoryMappedTensor
+from tensordict.memory.shared_block import SharedBlock
 from tensordict.memory.stored_tensors import StoredTensor
 
 

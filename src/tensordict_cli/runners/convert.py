@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import importlib
 import os
 import sys
-import threading
-from collections.abc import Iterator
 
 from tensordict.core import registry
 from tensordict.core.exceptions import SaveError, UnsupportedEntryError
@@ -23,16 +20,13 @@ from tensordict.io.formats.opening import (
 )
 from tensordict.io.remote.remote_saves import is_saved_at
 from tensordict.io.remote.urls import Remote, is_url
-from tensordict.io.saving.progress import Progress, count_bytes
-from tensordict.io.specification import LeafSpec, PickledValue, Specification, walk
+from tensordict.io.saving.progress import count_bytes
+from tensordict.io.specification import PickledValue, Specification, walk
 from tensordict.io.stores.backends import BACKENDS, backend_at, backend_of
 from tensordict.memory.names import META, without_scheme
 from tensordict_cli.runners import tables
-from tensordict_cli.runners.terminal import GOOD, has_tqdm, key_text, show, size_text
+from tensordict_cli.runners.terminal import GOOD, key_text, show, size_text
 from tensordict_cli.text import printable
-
-# Linux counts here the bytes that this process reads and writes.
-_COUNTS = "/proc/self/io"
 
 
 def run(args: argparse.Namespace) -> int:
@@ -48,21 +42,19 @@ def run(args: argparse.Namespace) -> int:
         raise FileNotFoundError(2, "no such file or folder", source)
     _check_target(source, target, to, args.force)
     _import_all(args.modules)
-    outline = describe_save(source)[1]
-    _check_known(outline, args.allow_pickle)
-    with _show_progress(sum(node.nbytes for _, node in walk(outline) if isinstance(node, LeafSpec))):
-        saved = write_save(
-            open_save(source, allow_pickle=args.allow_pickle),
-            target,
-            to,
-            compression=args.compression,
-            checksum=args.checksum,
-            num_threads=args.num_threads,
-            allow_pickle=args.allow_pickle and to in (DIRECTORY, ARCHIVE),
-            overwrite=args.force,
-        )
-        if to in BACKENDS:
-            saved.close()
+    _check_known(describe_save(source)[1], args.allow_pickle)
+    saved = write_save(
+        open_save(source, allow_pickle=args.allow_pickle),
+        target,
+        to,
+        compression=args.compression,
+        checksum=args.checksum,
+        num_threads=args.num_threads,
+        allow_pickle=args.allow_pickle and to in (DIRECTORY, ARCHIVE),
+        overwrite=args.force,
+    )
+    if to in BACKENDS:
+        saved.close()
     nbytes = size_text(Remote(target).nbytes() or 0) if is_url(target) else f"{size_text(count_bytes(target))} on disk"
     show([[(f"{printable(target)}: {to}, {nbytes}", GOOD)]])
     return 0
@@ -134,36 +126,3 @@ def _check_known(root: Specification, allow_pickle: bool) -> None:
                 f"the value at {key_text(key)} is pickled, and unpickling runs any code that is in it; use "
                 "--allow-pickle if you trust who wrote it"
             )
-
-
-@contextlib.contextmanager
-def _show_progress(total: int) -> Iterator[None]:
-    """Show a progress bar on a terminal. It follows the bytes that this process writes, so it works for every format.
-
-    total: the bytes of all tensors. A compressed save writes fewer.
-    """
-    if not (sys.stderr.isatty() and has_tqdm() and os.path.exists(_COUNTS)):
-        yield
-        return
-    done = threading.Event()
-    with Progress("converting", total) as bar:
-        follower = threading.Thread(target=_follow, args=(bar, total, done), daemon=True)
-        follower.start()
-        try:
-            yield
-        finally:
-            done.set()
-            follower.join()
-        bar.add(total - bar.done)
-
-
-def _follow(bar: Progress, total: int, done: threading.Event) -> None:
-    start = _count_written_bytes()
-    while not done.wait(0.1):
-        bar.add(max(0, min(_count_written_bytes() - start, total) - bar.done))
-
-
-def _count_written_bytes() -> int:
-    """Return the number of bytes that this process has written so far, to files of any kind."""
-    with open(_COUNTS, encoding="ascii") as file:
-        return next(int(line.split()[1]) for line in file if line.startswith("wchar"))

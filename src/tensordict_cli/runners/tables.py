@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -21,9 +20,9 @@ from tensordict.datasets.importing import write_parts
 from tensordict.io.formats.opening import CSV, JSON, JSON_LINES, PARQUET, TABLES, open_save
 from tensordict.io.remote.remote_saves import Access, is_saved_at
 from tensordict.io.remote.urls import is_url
-from tensordict.io.saving.progress import progress_bar
+from tensordict.io.saving.progress import has_viewer, progress_bar
 from tensordict.memory.names import without_scheme
-from tensordict_cli.runners.terminal import GOOD, count_text, has_tqdm, show
+from tensordict_cli.runners.terminal import GOOD, count_text, show
 from tensordict_cli.text import printable
 
 # Limits of one piece in memory: rows of a Parquet file, bytes of a save.
@@ -39,7 +38,6 @@ def kind_of(path: str) -> str:
 def run(args: argparse.Namespace) -> int:
     """Convert from or to a table, and return 0."""
     source, target = without_scheme(args.source), without_scheme(args.target)
-    shown = sys.stderr.isatty() and has_tqdm()
     with_metadata = bool(kind_of(target)) and not args.to
     fill, nulls = _parse_fill(args.fill), args.nulls
     if fill is not None and not kind_of(source):
@@ -49,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
     if kind_of(source):
         parts = _read_table(source, TableOptions(separator=_SEPARATOR, nulls=nulls, fill=fill, metadata=with_metadata))
     else:
-        parts = _read_save(source, args.allow_pickle, shown)
+        parts = _read_save(source, args.allow_pickle)
     if not with_metadata and (args.to not in (None, "dataset") or os.path.splitext(target.rstrip("/"))[1]):
         raise SaveError(
             f"a table can be converted to a data set, which is a folder, or to another table, but {target!r} is "
@@ -59,7 +57,7 @@ def run(args: argparse.Namespace) -> int:
         if with_metadata:
             rows = _write_table(parts, target, args.force, nulls)
         else:
-            rows = write_parts(parts, target.rstrip("/"), progress=shown)
+            rows = write_parts(parts, target.rstrip("/"), progress=has_viewer())
     except ValueError as error:
         # The error names Python arguments. Name the options of the command line.
         text = str(error).replace("fill=0 ", "--fill 0 ").replace("nulls='mask' ", "--nulls mask ")
@@ -107,14 +105,14 @@ def _read_table(path: str, reading: TableOptions) -> Iterator[Any]:
         raise error if any(file.path in str(error) for file in found) else SaveError(f"{path!r}: {error}") from error
 
 
-def _read_save(path: str, allow_pickle: bool, shown: bool) -> Iterator[Any]:
+def _read_save(path: str, allow_pickle: bool) -> Iterator[Any]:
     # Open the save again for each part: pages read from a mapped file count as memory until the map is closed.
     container = open_save(path, allow_pickle=allow_pickle)
     if not container.batch_dims:
         raise SaveError(f"{path!r} has no batch dims, but a table needs the first one as its rows")
     rows, nbytes = container.batch_size[0], container.bytes()
     step = max(1, _NBYTES * rows // max(nbytes, 1)) if nbytes else _ROWS
-    with progress_bar(shown, "converting", nbytes) as bar:
+    with progress_bar(None, "converting", nbytes) as bar:
         for start in range(0, max(rows, 1), step):
             part = open_save(path, allow_pickle=allow_pickle)[start : start + step]
             yield part

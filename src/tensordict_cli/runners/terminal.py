@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.util
+import importlib
 import io
 import math
 import os
@@ -108,11 +108,6 @@ def json_value(value: object) -> object:
 def key_text(key: Sequence[str]) -> str:
     """Return a nested key in Python syntax."""
     return printable(repr(key[0] if len(key) == 1 else tuple(key))) if key else "the root"
-
-
-def has_tqdm() -> bool:
-    """Return whether tqdm is installed, which progress bars need."""
-    return importlib.util.find_spec("tqdm") is not None
 
 
 def number_text(value: object) -> str:

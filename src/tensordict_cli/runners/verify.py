@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 
 from tensordict.core.exceptions import SaveError
 from tensordict.io.saving.verification import Report, verify
-from tensordict_cli.runners.terminal import BAD, GOOD, NAME, count_text, has_tqdm, show, size_text
+from tensordict_cli.runners.terminal import BAD, GOOD, NAME, count_text, show, size_text
 from tensordict_cli.text import printable
 
 
@@ -18,8 +17,7 @@ def run(args: argparse.Namespace) -> int:
     Raises:
         SaveError: the save has no known format.
     """
-    watched = sys.stderr.isatty() and has_tqdm()
-    report = verify(args.path, raises=False, num_threads=args.num_threads, progress=watched)
+    report = verify(args.path, raises=False, num_threads=args.num_threads)
     if not report.format:
         raise SaveError("; ".join(report.problems))
     if args.json:

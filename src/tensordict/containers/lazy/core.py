@@ -33,8 +33,6 @@ class LazyCore(TensorDictBase):
     _sealed: bool = False
     # The backing that was set on the stack itself; see `_backing`.
     _own_backing: Backing = NOT_BACKED
-    # Set while `torch.vmap` flattens the stack; see `LazyContext.after`.
-    _after: int | None = None
 
     @classmethod
     def _over(cls, members: Members) -> Self:

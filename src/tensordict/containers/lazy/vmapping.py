@@ -20,7 +20,6 @@ from tensordict.core import makers, pytree, vmapped
 from tensordict.core import torch_internals as internals
 from tensordict.core.contract import Contract, is_node
 from tensordict.core.exceptions import StackError
-from tensordict.core.shapes import as_dim, as_new_dim
 
 
 class _MappedCopies(threading.local):
@@ -56,8 +55,6 @@ class LazyContext(NamedTuple):
     dim: int
     name: str | None
     hooks: tuple[Any, Any]
-    # The stack dim of the stack that is rebuilt on the other side of a `vmap` level. Ignored in comparisons.
-    after: int | None = None
     # The number of `vmap` levels that the members are in. Ignored in comparisons.
     depth: int = 0
 
@@ -76,7 +73,7 @@ def flatten_stack(stack: Any) -> tuple[list[Any], LazyContext]:
     store = stack._entries
     members = list(store.containers)
     hooks = (store.hook_in, store.hook_out)
-    return members, LazyContext(type(stack), store.dim, store.name, hooks, stack._after, pytree._count_levels(members))
+    return members, LazyContext(type(stack), store.dim, store.name, hooks, pytree._count_levels(members))
 
 
 def flatten_stack_with_keys(stack: object) -> tuple[list[tuple[Any, Any]], LazyContext]:
@@ -94,8 +91,7 @@ def unflatten_stack(values: Any, context: LazyContext) -> Any:
     members = list(values)
     if pytree.is_nothing(members):
         return None
-    # Torch also builds trees of dims, which keep the stack dim of the original stack.
-    dim = context.dim if context.after is None or not _have_tensors(members) else context.after
+    dim = context.dim
     if not _KNOWN and pytree._count_levels(members) > context.depth:
         raise RuntimeError(
             f"torch.vmap cannot map over a lazy stack in this version of torch, {torch.__version__}, because its "
@@ -105,14 +101,6 @@ def unflatten_stack(values: Any, context: LazyContext) -> Any:
         dim = min(dim, len(members[0]._batch_size))
     template = None if members else makers.dense({}, torch.Size(()), None, None)
     return context.cls._over(Members(members, dim, *context.hooks, template, context.name))
-
-
-def _have_tensors(members: list[Any]) -> bool:
-    leaves: list[Any] = []
-    for member in members:
-        if isinstance(member, Contract):
-            member._gather(leaves)
-    return any(isinstance(leaf, Tensor) for leaf in leaves)
 
 
 def map_over_stacks() -> bool:
@@ -135,10 +123,13 @@ def map_over_stacks() -> bool:
             return take_apart(in_dims, args, func)
         if dims is not None:
             dims = [vmapped.count_from_front(value, dim) for value, dim in zip(flat, dims, strict=True)]
-            if _are_wholes(flat) and (size := vmapped.find_map_size(flat, dims)) is not None:
+            if not _are_wholes(flat):
+                flat, dims = _make_plain(flat, dims)
+            elif (size := vmapped.find_map_size(flat, dims)) is not None:
                 return size, dims, [_make_dense_along(*pair) for pair in zip(flat, dims, strict=True)], spec
-            in_dims = _unflatten(dims, spec)
-        return take_apart(*_transform_stacks(in_dims, args, _enter_stack), func)
+            _check_dims(flat, dims)
+            in_dims, args = _unflatten(dims, spec), _unflatten(flat, spec)
+        return take_apart(in_dims, args, func)
 
     def create(flat_in_dims: list[Any], flat_args: list[Any], vmap_level: int, args_spec: object) -> Any:
         if not any(map(is_node, flat_args)):
@@ -156,11 +147,12 @@ def map_over_stacks() -> bool:
         flat, dims, spec = _flatten_with_dims((batched_outputs,) if one else batched_outputs, out_dims)
         if not any(isinstance(value, Contract) for value in flat):
             return from_form(batched_outputs, out_dims, vmap_level, batch_size, func)
-        if dims is not None:
-            dims = [vmapped.count_from_front(value, dim, 1) for value, dim in zip(flat, dims, strict=True)]
-            out_dims = dims[0] if one else _unflatten(dims, spec)
-        if dims is None or not (_are_wholes(flat) and all(map(vmapped.has_place, flat, dims))):
-            out_dims, batched_outputs = _transform_stacks(out_dims, batched_outputs, _leave_stack)
+        if dims is None:
+            return from_form(batched_outputs, out_dims, vmap_level, batch_size, func)
+        dims = [vmapped.count_from_front(value, dim, 1) for value, dim in zip(flat, dims, strict=True)]
+        if not _are_wholes(flat) or not all(map(vmapped.has_place, flat, dims)):
+            flat, dims = _make_plain(flat, dims)
+            batched_outputs, out_dims = (flat[0], dims[0]) if one else (_unflatten(flat, spec), _unflatten(dims, spec))
             return from_form(batched_outputs, out_dims, vmap_level, batch_size, func)
         outputs = [
             _leave(value, dim, vmap_level, batch_size)
@@ -199,26 +191,31 @@ def _are_wholes(flat: list[Any]) -> bool:
     return all(is_node(value) and _is_plain(value) for value in flat if isinstance(value, Contract))
 
 
-def _transform_stacks(dims: object, tree: object, fn: Callable[[Any, int], tuple[Any, int]]) -> tuple[Any, Any]:
-    """Apply `fn` to every lazy stack in a tree and its dim. An `UnbatchedTensor` is not mapped.
+def _make_plain(flat: list[Any], dims: list[Any]) -> tuple[list[Any], list[Any]]:
+    """Prepare values that torch takes apart by itself, because some of them cannot be mapped as wholes.
 
-    A batched `UnbatchedTensor` has another value for each element of the batch, so it becomes a plain tensor.
+    Lazy stacks become dense. A batched `UnbatchedTensor` has another value for each element of the batch, so it becomes
+    a plain tensor. Any other one is not mapped.
     """
-    flat, spec = internals.tree_flatten(tree, is_leaf=_is_stack)
-    if not any(map(_is_stack, flat)) and not any(map(_has_own_shape, flat)):
-        return dims, tree
-    each = internals.broadcast_to_leaves(dims, spec)
-    if each is None:
-        return dims, tree
-    for i, (stack, dim) in enumerate(zip(flat, each, strict=True)):
-        if _is_stack(stack) and isinstance(dim, int):
-            form, each[i] = fn(stack._wrapped_container(), dim)
-            flat[i] = stack._rewrap(form)
-        elif _has_own_shape(stack) and internals.is_batched(stack):
-            flat[i] = stack.as_subclass(Tensor)
-        elif _has_own_shape(stack):
-            each[i] = None
-    return internals.tree_unflatten(each, spec), internals.tree_unflatten(flat, spec)
+    values, places = list(flat), list(dims)
+    for i, value in enumerate(flat):
+        if _is_stack(value):
+            values[i] = value._rewrap(_dense(value._wrapped_container()))
+        elif _has_own_shape(value) and internals.is_batched(value):
+            values[i] = value.as_subclass(Tensor)
+        elif _has_own_shape(value):
+            places[i] = None
+    return values, places
+
+
+def _check_dims(flat: list[Any], dims: list[Any]) -> None:
+    for value, dim in zip(flat, dims, strict=True):
+        batch_dims = len(value._batch_size) if _is_stack(value) else 0
+        if batch_dims and isinstance(dim, int) and not 0 <= dim < batch_dims:
+            raise ValueError(
+                f"vmap: got in_dim={dim} for a lazy stack of batch size {list(value._batch_size)}, so in_dim goes from "
+                f"{-batch_dims} to {batch_dims - 1}"
+            )
 
 
 def _is_plain(value: object) -> bool:
@@ -361,42 +358,6 @@ def _take_other_entries(member: Any, old: Any, dense: Any) -> None:
             _take_other_entries(inner, value, dense._node(name))
 
 
-def _enter_stack(stack: Any, dim: int) -> tuple[Any, int]:
-    """Convert a lazy stack for mapping over `dim`, and return it with that dim in its leaves.
-
-    Mapping over the stack dim needs the dense stack, and fails if leaves differ in shape.
-    """
-    batch_dims = len(stack._batch_size)
-    if not -batch_dims <= dim < batch_dims:
-        raise ValueError(
-            f"vmap: got in_dim={dim} for a lazy stack of batch size {list(stack._batch_size)}, so in_dim goes from "
-            f"{-batch_dims} to {batch_dims - 1}"
-        )
-    dim = as_dim(dim, batch_dims)
-    store = stack._entries
-    if dim == store.dim or not store.containers or any(_holds_stacks(member) for member in store.containers):
-        return _dense(stack), dim
-    behind = dim > store.dim
-    return _with_dim_after(stack, store.dim - (not behind)), dim - behind
-
-
-def _leave_stack(stack: Any, dim: int) -> tuple[Any, int]:
-    """Convert a lazy stack for adding a batch dim at `dim`, and return it with that dim in its leaves."""
-    dim = as_new_dim(dim, len(stack._batch_size))
-    store = stack._entries
-    if not store.containers or any(_holds_stacks(member) for member in store.containers):
-        return _dense(stack), dim
-    behind = dim > store.dim
-    return _with_dim_after(stack, store.dim + (not behind)), dim - behind
-
-
-def _with_dim_after(stack: Any, after: int) -> Any:
-    """Return a copy that becomes a stack along `after` on the other side of the map."""
-    result = stack._like(stack._entries.containers)
-    result._after = after
-    return result
-
-
 def _dense(stack: Any) -> Any:
     try:
         return stack._dense()
@@ -405,12 +366,6 @@ def _dense(stack: Any) -> Any:
             f"vmap needs the dense form of a lazy stack to map over its stack dim, but the members differ: {error}. Or "
             "map over the entries that the function needs, as in vmap(fn)(stack.select(...))"
         ) from error
-
-
-def _holds_stacks(node: Contract) -> bool:
-    if isinstance(node._wrapped_container(), LazyCore):
-        return True
-    return any(isinstance(value, Contract) and _holds_stacks(value) for value in node._structure().values())
 
 
 _KNOWN = map_over_stacks()

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
@@ -27,7 +27,7 @@ from tensordict.memory import files, system
 # Parts below this size are written together, in system calls of at most `_VECTORS` buffers.
 _LARGE = 256 << 10
 _VECTORS = 1024
-# Larger parts are written in pieces of this size, for which several threads compute checksums and write.
+# Larger parts are written in pieces of this size, whose checksums several threads compute.
 _PIECE = 8 << 20
 # The window of deflate: it refers back by at most this many bytes.
 _WINDOW = 32 << 10
@@ -68,6 +68,7 @@ def write_plain_archive(
     stamp = Stamp()
     position = _lay_out(parts)
     jobs: list[Callable[[], None]] = []
+    pieces: list[_Piece] = []
     large: list[tuple[Part, list[Crc32]]] = []
     for is_small, group in itertools.groupby(parts, lambda item: item.size < _LARGE and not item.zero):
         run = list(group)
@@ -78,11 +79,13 @@ def write_plain_archive(
         for item in run:
             sums: list[Crc32] = []
             large.append((item, sums))
-            jobs += _plan_pieces(fd, item, sums, progress)
+            jobs += _plan_pieces(fd, item, sums, pieces, progress)
     if any(item.zero for item, _ in large):
         files.allocate(fd, position, reserve)
-    # The file system allows one write to a file at a time. A second thread computes checksums meanwhile.
-    files.run_all(jobs, max(num_threads, 2 if large else 0))
+    # The file system allows one write to a file at a time, and a thread that waits for another one's write keeps its
+    # processor busy. So one job writes, and the other threads compute checksums.
+    jobs = [partial(_write_pieces, fd, pieces, progress), *jobs, *[partial(_sum_piece, piece) for piece in pieces]]
+    files.run_all(jobs, max(files.choose_threads(num_threads, position), 2 if large else 0))
     for item, sums in large:
         item.crc = _combine_sums(item, sums)
         files.write_bytes(fd, zipping.local_header(item, stamp, item.padding), item.header)
@@ -137,8 +140,14 @@ def _read_content(item: Part) -> Any:
     return content
 
 
-def _plan_pieces(fd: int, item: Part, sums: list[Crc32], progress: Progress) -> list[Callable[[], None]]:
-    """Return the jobs that write a large part, and append their checksums to `sums`."""
+def _plan_pieces(
+    fd: int, item: Part, sums: list[Crc32], pieces: list[_Piece], progress: Progress
+) -> list[Callable[[], None]]:
+    """Plan a large part: append its checksums to `sums`, and what is in memory already to `pieces`.
+
+    Returns:
+        the jobs that write the rest, which is read, or copied in slabs.
+    """
     if item.zero:
         return []
     source = item.source
@@ -147,7 +156,35 @@ def _plan_pieces(fd: int, item: Part, sums: list[Crc32], progress: Progress) -> 
         return [partial(_write_tensor, fd, item, sums[0], progress)]
     starts = range(0, item.size, _PIECE)
     sums += [Crc32() for _ in starts]
-    return [partial(_write_piece, fd, item, start, crc, progress) for start, crc in zip(starts, sums, strict=True)]
+    if isinstance(source, str):
+        return [partial(_copy_piece, fd, item, start, crc, progress) for start, crc in zip(starts, sums, strict=True)]
+    content: Any = source
+    if isinstance(source, Tensor):
+        content = memoryview((ctypes.c_char * item.size).from_address(source.data_ptr())).cast("B")
+    pieces += [_Piece(item, start, content[start : start + _PIECE], crc) for start, crc in zip(starts, sums)]
+    return []
+
+
+class _Piece(NamedTuple):
+    """A piece of a large part, from byte `start` of it on."""
+
+    item: Part
+    start: int
+    content: memoryview | bytes
+    crc: Crc32
+
+
+def _write_pieces(fd: int, pieces: Sequence[_Piece], progress: Progress) -> None:
+    for item, start, content, _ in pieces:
+        try:
+            files.write_bytes(fd, content, item.start + start)
+        except OSError as error:
+            raise _name_entry(error, item) from error
+        progress.add(len(content))
+
+
+def _sum_piece(piece: _Piece) -> None:
+    piece.crc.update(piece.content)
 
 
 def _write_tensor(fd: int, item: Part, crc: Crc32, progress: Progress) -> None:
@@ -158,19 +195,15 @@ def _write_tensor(fd: int, item: Part, crc: Crc32, progress: Progress) -> None:
         raise _name_entry(error, item) from error
 
 
-def _write_piece(fd: int, item: Part, start: int, crc: Crc32, progress: Progress) -> None:
-    stop = min(start + _PIECE, item.size)
-    source = item.source
+def _copy_piece(fd: int, item: Part, start: int, crc: Crc32, progress: Progress) -> None:
+    assert isinstance(item.source, str)
     try:
-        if isinstance(source, Tensor):
-            files.write_range(fd, source, start, stop, item.start + start, crc.update)
-        else:
-            content = source[start:stop] if isinstance(source, bytes) else _read_range(source, start, stop)
-            crc.update(content)
-            files.write_bytes(fd, content, item.start + start)
+        content = _read_range(item.source, start, min(start + _PIECE, item.size))
+        crc.update(content)
+        files.write_bytes(fd, content, item.start + start)
     except OSError as error:
         raise _name_entry(error, item) from error
-    progress.add(stop - start)
+    progress.add(len(content))
 
 
 def _read_range(path: str, start: int, stop: int) -> bytes:

@@ -30,7 +30,7 @@ from torch import Tensor
 
 from tensordict.core import ragged
 from tensordict.core.contract import Contract
-from tensordict.core.exceptions import SaveError, UnsupportedEntryError
+from tensordict.core.exceptions import SaveError
 from tensordict.core.json_text import parse_json
 from tensordict.core.keys import Path, joined
 from tensordict.io import checks
@@ -94,12 +94,9 @@ class BlockPlan:
         for name, tensor in self.tensors.items():
             if tensor.is_meta:
                 raise SaveError(f"entry {joined(described.keys[name])!r} is on the meta device and has no content")
-            try:
-                check_storable(tensor)
-                if tensor.dtype not in self.dtypes:
-                    self.dtypes[tensor.dtype] = leaf_spec(tensor.dtype, ())["dtype"]
-            except UnsupportedEntryError as error:
-                raise UnsupportedEntryError(f"entry {joined(described.keys[name])!r}: {error}") from None
+            check_storable(tensor, described.keys[name])
+            if tensor.dtype not in self.dtypes:
+                self.dtypes[tensor.dtype] = leaf_spec(tensor.dtype, (), described.keys[name])["dtype"]
             self.layout.add(tensor)
         foreign = _ReferenceDescription(self)
         try:

@@ -54,15 +54,10 @@ from tensordict.io.specification import (
 )
 from tensordict.memory import files
 from tensordict.memory.file_source import FileSource
-from tensordict.memory.mapped import (
-    MemoryMappedTensor,
-    PathLike,
-    SharedBlock,
-    is_whole_file,
-    map_file,
-)
+from tensordict.memory.mapped import MemoryMappedTensor, PathLike, is_whole_file, map_block, map_file
 from tensordict.memory.names import LEAF_SUFFIX, META, TABLE_SUFFIX, file_name, folder_name, local_path
 from tensordict.memory.reserving import Preallocate, reserves
+from tensordict.memory.shared_block import SharedBlock
 from tensordict.memory.storable import check_storable
 
 # The file system does not support hard links, or the file is gone.
@@ -291,11 +286,8 @@ def _plan_leaf(
         raise UnsupportedEntryError(
             f"entry {joined(key)!r}: a {type(value).__name__} cannot be saved in the directory format yet"
         )
-    try:
-        check_storable(value)
-        spec = leaf_spec(value.dtype, tuple(value.shape))
-    except UnsupportedEntryError as error:
-        raise UnsupportedEntryError(f"entry {joined(key)!r}: {error}") from None
+    check_storable(value, key)
+    spec = leaf_spec(value.dtype, tuple(value.shape), key)
     if value.is_meta and not options.like:
         raise SaveError(f"entry {joined(key)!r} is on the meta device and has no content; see memmap_like")
     if not folder:
@@ -331,10 +323,7 @@ def _plan_ragged_leaf(
     if isinstance(value, Tensor) and value.is_meta:
         raise SaveError(f"entry {joined(key)!r} is ragged and on the meta device, and has no rows to save")
     content, sizes, row = split_ragged(value)
-    try:
-        spec = ragged_spec(value.dtype, tuple(sizes.shape), row)
-    except UnsupportedEntryError as error:
-        raise UnsupportedEntryError(f"entry {joined(key)!r}: {error}") from None
+    spec = ragged_spec(value.dtype, tuple(sizes.shape), row, key)
     file = f"{folder}/{file_name(name, options.robust)}" if folder else ""
     path, path_of_table = (file + LEAF_SUFFIX, file + TABLE_SUFFIX) if folder else ("", "")
     copies = options.copy_existing or options.archive or options.like
@@ -400,7 +389,7 @@ def _copy_into(
     leaf: _PlannedLeaf, block: SharedBlock, offset: int, options: FolderOptions, jobs: list[Callable[[], None]]
 ) -> None:
     """Give a leaf its place in a block, and add the job that copies its content."""
-    leaf.result = block.tensor(leaf.tensor.dtype, leaf.tensor.shape, offset)
+    leaf.result = map_block(block, leaf.tensor.dtype, leaf.tensor.shape, offset)
     if leaf.always or not options.like:
         jobs.append(partial(files.write_tensor, block.fd, leaf.tensor, offset))
 

@@ -116,27 +116,30 @@ class FolderSpecification(Specification):
             raise ValueError(f"its value is broken: {error}") from error
 
 
-def leaf_spec(dtype: torch.dtype, shape: tuple[int, ...]) -> dict[str, Any]:
+def leaf_spec(dtype: torch.dtype, shape: tuple[int, ...], key: Path = ()) -> dict[str, Any]:
     """Return the description of a leaf for meta.json.
 
     Raises:
         UnsupportedEntryError: readers do not know the dtype.
     """
     if str(dtype) not in DTYPES:
-        raise UnsupportedEntryError(f"tensors of {dtype} cannot be saved; known are {', '.join(DTYPES)}")
+        raise UnsupportedEntryError(f"{entry_of(key)}tensors of {dtype} cannot be saved; known are {', '.join(DTYPES)}")
     stored = _STORED_AS.get(dtype, f"torch.uint{8 * dtype.itemsize}")
     spec = {"device": "cpu", "shape": list(shape), "dtype": stored, "is_nested": False}
     return spec if dtype in _STORED_AS else {**spec, "_dtype": str(dtype)}
 
 
-def ragged_spec(dtype: torch.dtype, table: tuple[int, ...], row: tuple[int, ...] | None) -> dict[str, Any]:
+def ragged_spec(
+    dtype: torch.dtype, table: tuple[int, ...], row: tuple[int, ...] | None, key: Path = ()
+) -> dict[str, Any]:
     """Return the description of a ragged leaf for meta.json; `row` as in `LeafMeta`. The reference skips the row.
 
     Raises:
         UnsupportedEntryError: the reference cannot read the dtype.
     """
     if dtype not in _STORED_AS:
-        raise UnsupportedEntryError(f"ragged tensors of {dtype} cannot be saved; known are {', '.join(_PLAIN)}")
+        known = ", ".join(_PLAIN)
+        raise UnsupportedEntryError(f"{entry_of(key)}ragged tensors of {dtype} cannot be saved; known are {known}")
     spec = {"device": "cpu", "shape": list(table), "dtype": _STORED_AS[dtype], "is_nested": True}
     return spec if row is None else {**spec, _ROW: list(row)}
 

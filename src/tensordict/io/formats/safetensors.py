@@ -18,7 +18,7 @@ from tensordict.core.contract import Contract
 from tensordict.core.devices import put_on
 from tensordict.core.exceptions import SaveError, UnsupportedEntryError
 from tensordict.core.json_text import parse_json
-from tensordict.core.keys import Path, joined
+from tensordict.core.keys import Path, entry_of, joined
 from tensordict.io import checks
 from tensordict.io.formats.detect import refuse_other
 from tensordict.io.formats.loading import LoadOptions
@@ -139,16 +139,12 @@ def _encode_header(header: dict[str, Any], names: list[str], checksums: list[str
 
 def _stored_dtype(tensor: Tensor, key: Path) -> str | None:
     """Return the name of the dtype of a tensor in the format; `None` if the tensor is stored as bytes."""
-    entry = f"entry {joined(key)!r}: "
-    try:
-        check_storable(tensor)
-    except UnsupportedEntryError as error:
-        raise UnsupportedEntryError(f"{entry}{error}") from None
+    check_storable(tensor, key)
     if tensor.is_meta:
-        raise SaveError(f"{entry}it is on the meta device and has no content")
+        raise SaveError(f"{entry_of(key)}it is on the meta device and has no content")
     name = _NAMES.get(tensor.dtype)
     if name is None and str(tensor.dtype) not in _AS_BYTES:
-        raise UnsupportedEntryError(f"{entry}tensors of {tensor.dtype} cannot be stored")
+        raise UnsupportedEntryError(f"{entry_of(key)}tensors of {tensor.dtype} cannot be stored")
     return name
 
 

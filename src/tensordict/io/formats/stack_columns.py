@@ -19,7 +19,7 @@ from torch import Tensor
 from tensordict.core import makers, ragged
 from tensordict.core.contract import Contract
 from tensordict.core.exceptions import UnsupportedEntryError
-from tensordict.core.keys import Path
+from tensordict.core.keys import Path, entry_of
 from tensordict.memory.file_source import FileSource
 from tensordict.memory.mapped import MemoryMappedTensor, _wrap, make_nested_view
 from tensordict.memory.stored_tensors import SPREAD, Selection, StoredTensor, as_array, stored_dtype
@@ -127,6 +127,21 @@ def find_file(leaf: object) -> str | None:
         if isinstance(part, MemoryMappedTensor) and isinstance(part._source, FileSource):
             return part._source.path
     return None
+
+
+def densify_rows(stack: Any, key: Path) -> Any:
+    """Make one container of a lazy stack, with jagged leaves if its rows differ in one dim, else with strided ones.
+
+    Raises:
+        UnsupportedEntryError: the rows have no such form; the error names `key`.
+    """
+    try:
+        return stack.densify(torch.jagged)
+    except RuntimeError:
+        try:
+            return stack.densify()
+        except RuntimeError as error:
+            raise UnsupportedEntryError(f"{entry_of(key)}the lazy stack has no form as rows: {error}") from None
 
 
 # --- from members to columns ------------------------------------------------------------------------------------------

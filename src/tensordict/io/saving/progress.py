@@ -118,7 +118,7 @@ def progress_bar(
     """Return a context that gives a bar, `NO_BAR` if none is shown; further arguments as in `Progress`."""
     if show:
         return Progress(doing, total, unit)
-    if show is None and not _open and _has_viewer():
+    if show is None and not _open and has_viewer():
         return Progress(doing, total, unit, _PATIENCE)
     return hide_bars(show)
 
@@ -162,7 +162,7 @@ def show_transfer(doing: str, total: int) -> Iterator[Progress]:
             _transfers.remove(bar)
 
 
-def _has_viewer() -> bool:
+def has_viewer() -> bool:
     """Return True in the main process of a program on a terminal or in a notebook, and False in workers."""
     if multiprocessing.parent_process() is not None or os.environ.get("LOCAL_RANK", "0") != "0":
         return False

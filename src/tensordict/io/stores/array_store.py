@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from typing import TYPE_CHECKING, Any, ClassVar
 from urllib.parse import quote, unquote
 
+import numpy as np
 import torch
 
 from tensordict.core.exceptions import SaveError, UnsupportedEntryError
@@ -193,11 +194,21 @@ class UnreadableItem(Item):
 
 
 class ForeignArray(UnreadableItem):
-    """An array of another program that torch has no dtype for, such as one of texts or dates. It is read as a value."""
+    """An array of another program that torch has no dtype for, such as one of texts or dates. It is read as a value.
 
-    @abstractmethod
+    Args:
+        array: the array of the library of the store.
+        kind: the kind of its elements, for errors.
+    """
+
+    def __init__(self, store: Store, key: Path, address: int, array: Any, kind: object) -> None:
+        super().__init__(store, key, address, f"an array of {kind} of shape {list(array.shape)}")
+        self._array = array
+
     def elements(self) -> Any:
         """Read the array, as a NumPy array."""
+        with self.store.errors(self.key):
+            return np.asarray(self._array[...])
 
 
 class Group(Item):

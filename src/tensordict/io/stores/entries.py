@@ -39,6 +39,7 @@ from tensordict.io.specification import (
     check,
     check_level,
     class_name,
+    find_uneven,
     shape_of,
     specification_of,
     tensorclass_over,
@@ -342,16 +343,13 @@ def _find_item(store: Store, value: object, key: Path, above: tuple[int, ...]) -
 
 def check_leaf(store: Store | type[Store], value: Tensor, key: Path) -> None:
     """Raise an `UnsupportedEntryError` that names the key if a tensor cannot be stored."""
-    try:
-        if value.is_nested and not store.holds_ragged:
-            raise UnsupportedEntryError(f"{store.a_kind} holds no ragged tensor; a folder or an archive (memmap) does")
-        if not value.is_nested:
-            check_storable(value)
-        if value.is_meta:
-            raise UnsupportedEntryError("a tensor on the meta device has no content that could be stored")
-        stored_dtype(value.dtype)
-    except UnsupportedEntryError as error:
-        raise UnsupportedEntryError(f"entry {joined(key)!r}: {error}") from None
+    if value.is_nested and not store.holds_ragged:
+        raise _unsupported_kind(store, "ragged tensor", key)
+    if not value.is_nested:
+        check_storable(value, key)
+    if value.is_meta:
+        raise UnsupportedEntryError(f"{entry_of(key)}a tensor on the meta device has no content that could be stored")
+    stored_dtype(value.dtype, key)
 
 
 def fill(array: ArrayItem, value: Tensor) -> None:
@@ -527,31 +525,12 @@ def _nbytes(container: Contract) -> int:
 
 def _check_even(stack: object, key: Path) -> None:
     """Refuse a lazy stack whose members differ in their keys or shapes."""
-    uneven = _uneven(stack, key)
-    if uneven is not None:
+    if (uneven := find_uneven(stack, key)) is not None:
         raise UnsupportedEntryError(
             f"entry {joined(uneven)!r} has different shapes in the members of a lazy stack, or is not in all of them, "
             "and has no form as one array: a folder or an archive (memmap) holds it as it is; Zarr holds what "
             "densify(torch.jagged) gives; or save a padded form"
         )
-
-
-def _uneven(stack: Any, key: Path) -> Path | None:
-    common = set(stack._entries)
-    for member in stack._members():
-        for name in member._entries:
-            if name not in common:
-                return (*key, name)
-    for name, value in stack._structure().items():
-        if isinstance(value, Contract):
-            inner = value._wrapped_container()
-            if not inner._is_non_tensor and inner._members() is not None:
-                found = _uneven(inner, (*key, name))
-                if found is not None:
-                    return found
-        elif -1 in stack._shape_of(name):
-            return (*key, name)
-    return None
 
 
 def _is_encodable(value: object) -> bool:

@@ -226,18 +226,6 @@ class _Text(_Object, Text):
         return text.decode() if isinstance(text, bytes) else str(text)
 
 
-class _TextArray(ForeignArray):
-    """An array of texts, which is read as bytes."""
-
-    def __init__(self, store: File, key: Path, address: int, dataset: Any) -> None:
-        super().__init__(store, key, address, f"an array of strings of shape {list(dataset.shape)}")
-        self._dataset = dataset
-
-    def elements(self) -> Any:
-        with self.store.errors(self.key):
-            return self._dataset[...]
-
-
 class _Array(_Object, ArrayItem):
     def __init__(self, store: File, key: Path, object: Any, dtype: torch.dtype, address: int | None = None) -> None:
         super().__init__(store, key, object, address)
@@ -363,7 +351,7 @@ def _wrap_dataset(file: File, key: Path, address: int, dataset: Any) -> Item:
     elif (dtype := _find_dtype(file, key, dataset)) is not None:
         return _Array(file, key, dataset, dtype, address)
     elif is_text:
-        return _TextArray(file, key, address, dataset)
+        return ForeignArray(file, key, address, dataset, "strings")
     else:
         why = f"a dataset of {dataset.dtype}"
     return UnreadableItem(file, key, address, why)

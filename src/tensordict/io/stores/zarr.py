@@ -453,18 +453,6 @@ class _Strings(_ZarrText):
         return json.dumps(self._elements().astype(object).tolist())
 
 
-class _ForeignArray(ForeignArray):
-    """An array of a dtype that torch lacks."""
-
-    def __init__(self, store: ZarrStore, key: Path, address: int, array: Any) -> None:
-        super().__init__(store, key, address, f"an array of {array.dtype} of shape {list(array.shape)}")
-        self._array = array
-
-    def elements(self) -> Any:
-        with self.store.errors(self.key):
-            return np.asarray(self._array[...])
-
-
 class _ZarrArray(_ZarrNode, ArrayItem):
     def __init__(
         self, store: ZarrStore, key: Path, at: str, document: Document, address: int, array: Any, dtype: torch.dtype
@@ -779,7 +767,7 @@ def _make_item(store: ZarrStore, key: Path, path: str, document: Document, addre
         return _Strings(*where)
     kind = tensor_dtype(dtype, _ZarrNode(*where).text(DTYPE)) if dtype.kind in "biufc" else None
     if kind is None:
-        return _ForeignArray(store, key, address, array)
+        return ForeignArray(store, key, address, array, array.dtype)
     return _ZarrArray(*where, array, kind)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from functools import partial
 from operator import attrgetter
@@ -15,30 +16,55 @@ from tensordict.core.contract import Contract, EntryStore
 from tensordict.core.exceptions import refuse_stored
 from tensordict.core.keys import path_of
 from tensordict.core.shapes import as_ints, as_size
+from tensordict.core.signatures import spells
 from tensordict.ops.entries.reading import NO_DEFAULT, Reading
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
+    from typing_extensions import Self, TypedDict, Unpack
+
+    class _New(TypedDict, total=False):
+        dtype: torch.dtype | None
+        device: object
+        requires_grad: bool
+        layout: torch.layout
+        pin_memory: bool | None
+        empty_lazy: bool
 
     SelfT = TypeVar("SelfT", bound="Factories")
 
-# Keyword arguments of `Tensor.new_empty` and the like.
-_Options = dict[str, Any]
+
+def _collect_options(
+    *,
+    dtype: torch.dtype | None = None,
+    device: object = NO_DEFAULT,
+    requires_grad: bool = False,
+    layout: torch.layout = torch.strided,
+    pin_memory: bool | None = None,
+    empty_lazy: bool = False,
+) -> dict[str, Any]:
+    """Return the keyword arguments for `Tensor.new_empty`, without arguments at their default."""
+    options: dict[str, Any] = {}
+    if layout is not torch.strided:
+        options["layout"] = layout
+    if requires_grad:
+        options["requires_grad"] = True
+    if dtype is not None:
+        options["dtype"] = dtype
+    if device is not NO_DEFAULT and device is not None:
+        options["device"] = device
+    if pin_memory is not None:
+        options["pin_memory"] = pin_memory
+    return options
+
+
+_OPTIONS = list(inspect.signature(_collect_options).parameters)
 
 
 class Factories(Reading):
     """The methods `new_empty`, `new_zeros`, `new_ones`, `new_full`, `new_tensor`, `zero_` and `fill_`."""
 
-    def new_empty(
-        self,
-        *size: object,
-        dtype: torch.dtype | None = None,
-        device: object = NO_DEFAULT,
-        requires_grad: bool = False,
-        layout: torch.layout = torch.strided,
-        pin_memory: bool | None = None,
-        empty_lazy: bool = False,
-    ) -> Self:
+    @spells(_collect_options)
+    def new_empty(self, *size: object, **options: Unpack[_New]) -> Self:
         """Make a container of the same structure and another batch size, with uninitialised entries.
 
         Example:
@@ -60,19 +86,10 @@ class Factories(Reading):
             a new container, not locked. The new size replaces the batch dims of this container; nested containers keep
             their further batch dims.
         """
-        options = _collect_options(dtype, device, requires_grad, layout, pin_memory)
-        return self._make_of_size(as_size(as_ints(size)), lambda v, shape: v.new_empty(shape, **options), device)
+        return self._make_of_size(as_ints(size), Tensor.new_empty, options)
 
-    def new_zeros(
-        self,
-        *size: object,
-        dtype: torch.dtype | None = None,
-        device: object = NO_DEFAULT,
-        requires_grad: bool = False,
-        layout: torch.layout = torch.strided,
-        pin_memory: bool | None = None,
-        empty_lazy: bool = False,
-    ) -> Self:
+    @spells(_collect_options)
+    def new_zeros(self, *size: object, **options: Unpack[_New]) -> Self:
         """Make a container of the same structure and another batch size, filled with 0.
 
         Example:
@@ -83,19 +100,10 @@ class Factories(Reading):
 
         Takes the arguments of :meth:`new_empty`.
         """
-        options = _collect_options(dtype, device, requires_grad, layout, pin_memory)
-        return self._make_of_size(as_size(as_ints(size)), lambda v, shape: v.new_zeros(shape, **options), device)
+        return self._make_of_size(as_ints(size), Tensor.new_zeros, options)
 
-    def new_ones(
-        self,
-        *size: object,
-        dtype: torch.dtype | None = None,
-        device: object = NO_DEFAULT,
-        requires_grad: bool = False,
-        layout: torch.layout = torch.strided,
-        pin_memory: bool | None = None,
-        empty_lazy: bool = False,
-    ) -> Self:
+    @spells(_collect_options)
+    def new_ones(self, *size: object, **options: Unpack[_New]) -> Self:
         """Make a container of the same structure and another batch size, filled with 1.
 
         Example:
@@ -106,21 +114,10 @@ class Factories(Reading):
 
         Takes the arguments of :meth:`new_empty`.
         """
-        options = _collect_options(dtype, device, requires_grad, layout, pin_memory)
-        return self._make_of_size(as_size(as_ints(size)), lambda v, shape: v.new_ones(shape, **options), device)
+        return self._make_of_size(as_ints(size), Tensor.new_ones, options)
 
-    def new_full(
-        self,
-        size: Any,
-        fill_value: Any,
-        *,
-        dtype: torch.dtype | None = None,
-        device: Any = NO_DEFAULT,
-        requires_grad: bool = False,
-        layout: torch.layout = torch.strided,
-        pin_memory: bool | None = None,
-        empty_lazy: bool = False,
-    ) -> Self:
+    @spells(_collect_options)
+    def new_full(self, size: Any, fill_value: Any, **options: Unpack[_New]) -> Self:
         """Make a container of the same structure and of batch size `size`, filled with `fill_value`.
 
         Example:
@@ -131,17 +128,19 @@ class Factories(Reading):
 
         Takes the other arguments of :meth:`new_empty`.
         """
-        options = _collect_options(dtype, device, requires_grad, layout, pin_memory)
-        return self._make_of_size(
-            as_size(as_ints((size,))), lambda v, shape: v.new_full(shape, fill_value, **options), device
-        )
+        return self._make_of_size(as_ints((size,)), partial(Tensor.new_full, fill_value=fill_value), options)
 
-    def _make_of_size(
-        self, size: torch.Size, make: Callable[[Tensor, tuple[int, ...]], Tensor], device: object
-    ) -> Self:
-        head, batch_dims = tuple(size), len(self._batch_size)
-        keep_names = (lambda names: names) if len(size) == batch_dims else None
-        result = self._map(lambda v: make(v, (*head, *v.shape[batch_dims:])), size, batch_dims, keep_names)
+    def _make_of_size(self, size: object, make: Callable[..., Tensor], options: _New) -> Self:
+        """Return a container of a batch size, whose leaves `make` creates from the leaves here."""
+        for name in options:
+            if name not in _OPTIONS:
+                raise TypeError(f"there is no argument {name!r}; the arguments are {', '.join(_OPTIONS)}")
+        given, head, batch_dims = _collect_options(**options), tuple(as_size(size)), len(self._batch_size)
+        keep_names = (lambda names: names) if len(head) == batch_dims else None
+        result = self._map(
+            lambda v: make(v, (*head, *v.shape[batch_dims:]), **given), torch.Size(head), batch_dims, keep_names
+        )
+        device = options.get("device", NO_DEFAULT)
         return result if device is NO_DEFAULT else _set_device(result, device)
 
     def new_tensor(
@@ -242,24 +241,6 @@ def like(container: Any, make: Callable[..., Tensor], *, device: object = None, 
         kwargs["device"] = device
     result = container._map(partial(make, **kwargs) if kwargs else make)
     return result if device is None else _set_device(result, device)
-
-
-def _collect_options(
-    dtype: torch.dtype | None, device: object, requires_grad: bool, layout: torch.layout, pin_memory: bool | None
-) -> _Options:
-    """Return the keyword arguments for `Tensor.new_empty`, without arguments at their default."""
-    options: _Options = {}
-    if layout is not torch.strided:
-        options["layout"] = layout
-    if requires_grad:
-        options["requires_grad"] = True
-    if dtype is not None:
-        options["dtype"] = dtype
-    if device is not NO_DEFAULT and device is not None:
-        options["device"] = device
-    if pin_memory is not None:
-        options["pin_memory"] = pin_memory
-    return options
 
 
 def _set_device(node: Any, device: Any) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -93,8 +92,7 @@ class Arithmetic(Leaves, _DataSet):
             KeyError: the keys differ and `default` is not given.
             RuntimeError: the shapes of an entry do not broadcast, or a tensor does not broadcast to the batch size.
         """
-        one, many = _bind_alpha(torch.add, internals.foreach_add, alpha)
-        return self._apply_binary(one, many, "add", other, default)
+        return self._apply_binary(torch.add, "add", other, default, alpha=alpha)
 
     def add_(self, other: object, *, alpha: float | None = None) -> Self:
         """Add `alpha * other` to each element, in place. Returns this container.
@@ -106,18 +104,15 @@ class Arithmetic(Leaves, _DataSet):
             >>> td.add_(1) is td, td["a"]
             (True, tensor([1., 1.]))
         """
-        one, many = _bind_alpha(Tensor.add_, internals.foreach_add_, alpha)
-        return self._apply_binary_(one, many, "add_", other)
+        return self._apply_binary_(Tensor.add_, "add_", other, alpha=alpha)
 
     def sub(self, other: object, *, alpha: float | None = None, default: object = None) -> Self:
         """Subtract `alpha * other` from each element. Arguments as for :meth:`add`."""
-        one, many = _bind_alpha(torch.sub, internals.foreach_sub, alpha)
-        return self._apply_binary(one, many, "sub", other, default)
+        return self._apply_binary(torch.sub, "sub", other, default, alpha=alpha)
 
     def sub_(self, other: object, alpha: float | None = None) -> Self:
         """Subtract `alpha * other` from each element, in place. Returns this container."""
-        one, many = _bind_alpha(Tensor.sub_, internals.foreach_sub_, alpha)
-        return self._apply_binary_(one, many, "sub_", other)
+        return self._apply_binary_(Tensor.sub_, "sub_", other, alpha=alpha)
 
     def rsub(self, other: object, *, alpha: float | None = None, default: object = None) -> Self:
         """Subtract `alpha` times each element from `other`. Arguments as for :meth:`add`.
@@ -128,36 +123,35 @@ class Arithmetic(Leaves, _DataSet):
             >>> TensorDict(a=torch.ones(2)).rsub(3)["a"]
             tensor([2., 2.])
         """
-        one, many = _bind_alpha(torch.rsub, _foreach_rsub, alpha)
-        return self._apply_binary(one, many, "rsub", other, default)
+        return self._apply_binary(torch.rsub, "rsub", other, default, many=_foreach_rsub, alpha=alpha)
 
     def mul(self, other: object, *, default: object = None) -> Self:
         """Multiply each element by `other`. Arguments as for :meth:`add`."""
-        return self._apply_binary(torch.mul, internals.foreach_mul, "mul", other, default)
+        return self._apply_binary(torch.mul, "mul", other, default)
 
     def mul_(self, other: object) -> Self:
         """Multiply each element by `other`, in place. Returns this container."""
-        return self._apply_binary_(Tensor.mul_, internals.foreach_mul_, "mul_", other)
+        return self._apply_binary_(Tensor.mul_, "mul_", other)
 
     def div(self, other: object, *, default: object = None) -> Self:
         """Divide each element by `other`. Integers give floating point results. Arguments as for :meth:`add`."""
-        return self._apply_binary(torch.div, internals.foreach_div, "div", other, default)
+        return self._apply_binary(torch.div, "div", other, default)
 
     def div_(self, other: object) -> Self:
         """Divide each element by `other`, in place. Raises for integer entries. Returns this container."""
-        return self._apply_binary_(Tensor.div_, internals.foreach_div_, "div_", other)
+        return self._apply_binary_(Tensor.div_, "div_", other)
 
     def mod(self, other: object) -> Self:
         """Compute `self % other`, the remainder of the division rounded down (`torch.remainder`)."""
-        return self._apply_binary(torch.remainder, None, "mod", other)
+        return self._apply_binary(torch.remainder, "mod", other)
 
     def pow(self, other: object, *, default: object = None) -> Self:
         """Raise each element to the power `other`. Arguments as for :meth:`add`."""
-        return self._apply_binary(torch.pow, internals.foreach_pow, "pow", other, default, plain_number=True)
+        return self._apply_binary(torch.pow, "pow", other, default, plain_number=True)
 
     def pow_(self, other: object) -> Self:
         """Raise each element to the power `other`, in place. Returns this container."""
-        return self._apply_binary_(Tensor.pow_, internals.foreach_pow_, "pow_", other, plain_number=True)
+        return self._apply_binary_(Tensor.pow_, "pow_", other, plain_number=True)
 
     # --- three operands ---------------------------------------------------------------------------------------------
 
@@ -174,31 +168,27 @@ class Arithmetic(Leaves, _DataSet):
             end: a container or a tensor.
             weight: a container, a tensor or a number.
         """
-        return self._apply_ternary(torch.lerp, internals.foreach_lerp, "lerp", end, weight)
+        return self._apply_ternary(torch.lerp, "lerp", end, weight)
 
     def lerp_(self, end: object, weight: object) -> Self:
         """Interpolate linearly towards `end`, in place; see :meth:`lerp`. Returns this container."""
-        return self._apply_ternary_(Tensor.lerp_, internals.foreach_lerp_, "lerp_", end, weight)
+        return self._apply_ternary_(Tensor.lerp_, "lerp_", end, weight)
 
     def addcmul(self, other1: object, other2: object, *, value: float = 1) -> Self:
         """Compute `self + value * other1 * other2`, for two containers or tensors."""
-        one, many = partial(torch.addcmul, value=value), partial(internals.foreach_addcmul, value=value)
-        return self._apply_ternary(one, many, "addcmul", other1, other2)
+        return self._apply_ternary(torch.addcmul, "addcmul", other1, other2, value=value)
 
     def addcmul_(self, other1: object, other2: object, *, value: float = 1) -> Self:
         """Add `value * other1 * other2` to each element, in place. Returns this container."""
-        one, many = partial(Tensor.addcmul_, value=value), partial(internals.foreach_addcmul_, value=value)
-        return self._apply_ternary_(one, many, "addcmul_", other1, other2)
+        return self._apply_ternary_(Tensor.addcmul_, "addcmul_", other1, other2, value=value)
 
     def addcdiv(self, other1: object, other2: object, value: float = 1) -> Self:
         """Compute `self + value * other1 / other2`, for two containers or tensors."""
-        one, many = partial(torch.addcdiv, value=value), partial(internals.foreach_addcdiv, value=value)
-        return self._apply_ternary(one, many, "addcdiv", other1, other2)
+        return self._apply_ternary(torch.addcdiv, "addcdiv", other1, other2, value=value)
 
     def addcdiv_(self, other1: object, other2: object, *, value: float = 1) -> Self:
         """Add `value * other1 / other2` to each element, in place. Returns this container."""
-        one, many = partial(Tensor.addcdiv_, value=value), partial(internals.foreach_addcdiv_, value=value)
-        return self._apply_ternary_(one, many, "addcdiv_", other1, other2)
+        return self._apply_ternary_(Tensor.addcdiv_, "addcdiv_", other1, other2, value=value)
 
     # --- bounds -----------------------------------------------------------------------------------------------------
 
@@ -229,58 +219,50 @@ class Arithmetic(Leaves, _DataSet):
         elif max is None:
             result = self.clamp_min(min)
         else:
-            result = self._apply_ternary(_clamp, _foreach_clamp, "clamp", min, max)
+            result = self._apply_ternary(_clamp, "clamp", min, max, many=_foreach_clamp)
         return result if out is None else write_into(out, result)
 
     def clamp_min(self, other: object, default: object = None) -> Self:
         """Replace each element below the bound `other` by that bound. Arguments as for :meth:`add`."""
-        return self._apply_binary(
-            torch.clamp_min, internals.foreach_clamp_min, "clamp_min", other, default, plain_number=True
-        )
+        return self._apply_binary(torch.clamp_min, "clamp_min", other, default, plain_number=True)
 
     def clamp_min_(self, other: object) -> Self:
         """Replace each element below the bound `other` by that bound, in place. Returns this container."""
-        return self._apply_binary_(
-            Tensor.clamp_min_, internals.foreach_clamp_min_, "clamp_min_", other, plain_number=True
-        )
+        return self._apply_binary_(Tensor.clamp_min_, "clamp_min_", other, plain_number=True)
 
     def clamp_max(self, other: object, *, default: object = None) -> Self:
         """Replace each element above the bound `other` by that bound. Arguments as for :meth:`add`."""
-        return self._apply_binary(
-            torch.clamp_max, internals.foreach_clamp_max, "clamp_max", other, default, plain_number=True
-        )
+        return self._apply_binary(torch.clamp_max, "clamp_max", other, default, plain_number=True)
 
     def clamp_max_(self, other: object) -> Self:
         """Replace each element above the bound `other` by that bound, in place. Returns this container."""
-        return self._apply_binary_(
-            Tensor.clamp_max_, internals.foreach_clamp_max_, "clamp_max_", other, plain_number=True
-        )
+        return self._apply_binary_(Tensor.clamp_max_, "clamp_max_", other, plain_number=True)
 
     def maximum(self, other: object, *, default: object = None) -> Self:
         """Compute the larger of each pair of elements; NaN if one is NaN. Arguments as for :meth:`add`."""
-        return self._apply_binary(_maximum, internals.foreach_maximum, "maximum", other, default, plain_number=True)
+        return self._apply_binary(_maximum, "maximum", other, default, plain_number=True)
 
     def maximum_(self, other: object) -> Self:
         """Compute the larger of each pair of elements, in place. Returns this container."""
-        return self._apply_binary_(Tensor.clamp_min_, internals.foreach_maximum_, "maximum_", other, plain_number=True)
+        return self._apply_binary_(Tensor.clamp_min_, "maximum_", other, plain_number=True)
 
     def minimum(self, other: object, *, default: object = None) -> Self:
         """Compute the smaller of each pair of elements; NaN if one is NaN. Arguments as for :meth:`add`."""
-        return self._apply_binary(_minimum, internals.foreach_minimum, "minimum", other, default, plain_number=True)
+        return self._apply_binary(_minimum, "minimum", other, default, plain_number=True)
 
     def minimum_(self, other: object) -> Self:
         """Compute the smaller of each pair of elements, in place. Returns this container."""
-        return self._apply_binary_(Tensor.clamp_max_, internals.foreach_minimum_, "minimum_", other, plain_number=True)
+        return self._apply_binary_(Tensor.clamp_max_, "minimum_", other, plain_number=True)
 
     # --- logic ------------------------------------------------------------------------------------------------------
 
     def bitwise_and(self, other: object, *, default: object = None) -> Self:
         """Compute the bitwise "and"; for bools this is the logical "and". Arguments as for :meth:`add`."""
-        return self._apply_binary(torch.bitwise_and, None, "bitwise_and", other, default, plain_number=True)
+        return self._apply_binary(torch.bitwise_and, "bitwise_and", other, default, plain_number=True)
 
     def logical_and(self, other: object, *, default: object = None) -> Self:
         """Test whether both elements are true (non-zero). Returns bools. Arguments as for :meth:`add`."""
-        return self._apply_binary(_logical_and, None, "logical_and", other, default, plain_number=True)
+        return self._apply_binary(_logical_and, "logical_and", other, default, plain_number=True)
 
     # --- operators --------------------------------------------------------------------------------------------------
     # For any other object these return NotImplemented: Python then tries its operator, and raises a TypeError.
@@ -315,7 +297,7 @@ class Arithmetic(Leaves, _DataSet):
 
     def __rtruediv__(self, other: object) -> Self:
         return (
-            self._apply_binary(_rdiv, _foreach_rdiv, "/", other, plain_number=True)
+            self._apply_binary(_rdiv, "/", other, plain_number=True, many=_foreach_rdiv)
             if is_operand(other)
             else NotImplemented
         )
@@ -324,29 +306,29 @@ class Arithmetic(Leaves, _DataSet):
         return self.div_(other) if is_operand(other) else NotImplemented
 
     def __floordiv__(self, other: object) -> Self:
-        return self._apply_binary(torch.floor_divide, None, "//", other) if is_operand(other) else NotImplemented
+        return self._apply_binary(torch.floor_divide, "//", other) if is_operand(other) else NotImplemented
 
     def __rfloordiv__(self, other: object) -> Self:
-        return self._apply_binary(_rfloordiv, None, "//", other) if is_operand(other) else NotImplemented
+        return self._apply_binary(_rfloordiv, "//", other) if is_operand(other) else NotImplemented
 
     def __ifloordiv__(self, other: object) -> Self:
-        return self._apply_binary_(Tensor.floor_divide_, None, "//=", other) if is_operand(other) else NotImplemented
+        return self._apply_binary_(Tensor.floor_divide_, "//=", other) if is_operand(other) else NotImplemented
 
     def __mod__(self, other: object) -> Self:
         return self.mod(other) if is_operand(other) else NotImplemented
 
     def __rmod__(self, other: object) -> Self:
-        return self._apply_binary(_rmod, None, "%", other) if is_operand(other) else NotImplemented
+        return self._apply_binary(_rmod, "%", other) if is_operand(other) else NotImplemented
 
     def __imod__(self, other: object) -> Self:
-        return self._apply_binary_(Tensor.remainder_, None, "%=", other) if is_operand(other) else NotImplemented
+        return self._apply_binary_(Tensor.remainder_, "%=", other) if is_operand(other) else NotImplemented
 
     def __pow__(self, other: object) -> Self:
         return self.pow(other) if is_operand(other) else NotImplemented
 
     def __rpow__(self, other: object) -> Self:
         return (
-            self._apply_binary(_rpow, _foreach_rpow, "**", other, plain_number=True)
+            self._apply_binary(_rpow, "**", other, plain_number=True, many=_foreach_rpow)
             if is_operand(other)
             else NotImplemented
         )
@@ -368,7 +350,7 @@ class Arithmetic(Leaves, _DataSet):
         if value is NotImplemented:
             return NotImplemented  # type: ignore[no-any-return]
         plan = plan_operator(self, value, op) if isinstance(value, Contract) else None
-        self._apply_binary_(one, None, what, value, plain_number=True)
+        self._apply_binary_(one, what, value, plain_number=True)
         if plan is not None:
             plan.run(self)
         return self
@@ -376,19 +358,20 @@ class Arithmetic(Leaves, _DataSet):
     # --- implementation ---------------------------------------------------------------------------------------------
 
     def _apply_binary(
-        self, one: One, many: Many, what: str, other: object, default: object = None, plain_number: bool = False
+        self, one: One, what: str, other: object, default: object = None, plain_number: bool = False, **bound: Any
     ) -> Self:
         """Apply a function of two operands to every leaf.
 
         Args:
             one: the function of a leaf and its counterpart.
-            many: the same for lists of leaves and counterparts in one call, or `None`.
             what: the name of the operation, for error messages.
             other: the right operand.
             default: see the class docstring.
             plain_number: pass a Python number to torch unchanged, because torch is fast with it or gives it a special
                 meaning.
+            **bound: for `_bind`.
         """
+        one, many = _bind(one, what, **bound)
         default = check_default(default)
         value = as_operand(other)
         structure = self
@@ -407,16 +390,20 @@ class Arithmetic(Leaves, _DataSet):
         results = foreach.results(structure, one, many, left, right)
         return self._same_lock(structure._rebuilt(iter(results)))
 
-    def _apply_binary_(self, one: One, many: Many, what: str, other: object, plain_number: bool = False) -> Self:
+    def _apply_binary_(
+        self, one: One, what: str, other: object, plain_number: bool = False, alpha: float | None = None
+    ) -> Self:
         """Apply a function of two operands that writes into the leaves; see :meth:`_apply_binary`."""
+        one, many = _bind(one, what, alpha=alpha)
         left, right = self._pair_in_place(other, what)
         if not plain_number:
             right = foreach.convert_number(left, right)
         foreach.write(self, one, many, left, right)
         return self
 
-    def _apply_ternary(self, one: One, many: Many, what: str, first: object, second: object) -> Self:
+    def _apply_ternary(self, one: One, what: str, first: object, second: object, **bound: Any) -> Self:
         """Apply a function of three operands to every leaf; see :meth:`_apply_binary`."""
+        one, many = _bind(one, what, **bound)
         values = as_operand(first), as_operand(second)
         structure = self
         for value, given in zip(values, (first, second), strict=True):
@@ -430,8 +417,9 @@ class Arithmetic(Leaves, _DataSet):
         results = foreach.results(structure, one, many, structure._leaves(), *sides)
         return self._same_lock(structure._rebuilt(iter(results)))
 
-    def _apply_ternary_(self, one: One, many: Many, what: str, first: object, second: object) -> Self:
+    def _apply_ternary_(self, one: One, what: str, first: object, second: object, **bound: Any) -> Self:
         """Apply a function of three operands that writes into the leaves; see :meth:`_apply_binary`."""
+        one, many = _bind(one, what, **bound)
         left, one_side = self._pair_in_place(first, what)
         foreach.write(self, one, many, left, one_side, self._pair_in_place(second, what)[1])
         return self
@@ -482,12 +470,20 @@ def _list_shapes(leaves: list[Any]) -> list[Any]:
         return [None if leaf.is_nested else leaf.shape for leaf in leaves]
 
 
-def _bind_alpha(one: One, many: Callable[..., Any], alpha: float | None) -> tuple[One, Many]:
-    """Bind `alpha`, the factor of the other operand, to both functions, unless it is `None`."""
+def _bind(
+    one: One, what: str, many: Many = None, alpha: float | None = None, value: float | None = None
+) -> tuple[One, Many]:
+    """Return a function of a leaf, and the function of lists, by default torch's of the name `what`.
+
+    `alpha`, the factor of the other operand, and `value`, the factor of a product, are bound to both functions.
+    """
+    many = many or internals.on_lists.get(what)
+    if value is not None:
+        return partial(one, value=value), None if many is None else partial(many, value=value)
     return (one, many) if alpha is None else (partial(one, alpha=alpha), partial(_call_on_lists, many, alpha=alpha))
 
 
-def _call_on_lists(many: Callable[..., Any], left: list[Tensor], right: object, **options: Any) -> Any:
+def _call_on_lists(many: Any, left: list[Tensor], right: object, **options: Any) -> Any:
     """Call a function of two lists. Raises a `TypeError` for a number, which compiled code would raise too late."""
     if type(right) is not list:
         raise TypeError(f"torch cannot do this for a list of tensors and {right!r} in one call")
@@ -495,7 +491,7 @@ def _call_on_lists(many: Callable[..., Any], left: list[Tensor], right: object, 
 
 
 def _foreach_rsub(left: list[Tensor], right: Any, **alpha: Any) -> Any:
-    return _call_on_lists(lambda left, right: internals.foreach_sub(right, left, **alpha), left, right)
+    return _call_on_lists(lambda left, right: internals.on_lists["sub"](right, left, **alpha), left, right)
 
 
 def _rdiv(leaf: Tensor, other: Operand) -> Tensor:
@@ -504,9 +500,9 @@ def _rdiv(leaf: Tensor, other: Operand) -> Tensor:
 
 def _foreach_rdiv(left: list[Tensor], right: object) -> Any:
     if type(right) is list:
-        return internals.foreach_div(right, left)
+        return internals.on_lists["div"](right, left)
     # Torch divides a number by a tensor in the same two steps, so the results are equal to the last bit.
-    return internals.foreach_mul(internals.foreach_reciprocal(left), foreach.convert_number(left, right))
+    return internals.on_lists["mul"](internals.on_lists["reciprocal"](left), foreach.convert_number(left, right))
 
 
 def _rfloordiv(leaf: Tensor, other: Operand) -> Tensor:
@@ -522,7 +518,7 @@ def _rpow(leaf: Tensor, other: Operand) -> Tensor:
 
 
 def _foreach_rpow(left: list[Tensor], right: Any) -> Any:
-    return internals.foreach_pow(right, left)
+    return internals.on_lists["pow"](right, left)
 
 
 def _clamp(leaf: Tensor, low: Any, high: Any) -> Tensor:
@@ -530,12 +526,12 @@ def _clamp(leaf: Tensor, low: Any, high: Any) -> Tensor:
 
 
 def _foreach_clamp(left: list[Tensor], low: Any, high: Any) -> Any:
-    clamped = internals.foreach_clamp_min(left, low)
+    clamped = internals.on_lists["clamp_min"](left, low)
     if type(low) is type(high) is not list:
         # The first call has promoted the dtypes already.
-        internals.foreach_clamp_max_(clamped, high)
+        internals.on_lists["clamp_max_"](clamped, high)
         return clamped
-    return internals.foreach_clamp_max(clamped, high)
+    return internals.on_lists["clamp_max"](clamped, high)
 
 
 def _maximum(leaf: Tensor, other: Operand) -> Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 import torch
 from torch import Tensor
@@ -39,10 +39,7 @@ from tensordict.ops.math.reduction_plans import (
 if TYPE_CHECKING:
     from typing_extensions import Self, Unpack
 
-    # A flag that must be True, one that must be False, and one that may also be omitted.
-    On = Literal[True]
-    No = Literal[False]
-    Off = Literal[False] | None
+    from tensordict.core.annotations import No, Off, On
 
     SelfT = TypeVar("SelfT", bound="Reducing")
 
@@ -305,7 +302,7 @@ class Reducing(ReductionBase):
         if not self._leaves():
             raise RuntimeError("norm needs at least one entry, but the container has no entries")
         how = Reduction(
-            partial(torch.linalg.vector_norm, dtype=dtype), many=partial(internals.foreach_norm, ord=2, dtype=dtype)
+            partial(torch.linalg.vector_norm, dtype=dtype), many=partial(internals.on_lists["norm"], ord=2, dtype=dtype)
         )
         result = rename_keys(self._run_plan(plan_everything(how)), key_transform)
         return self._same_lock(result) if out is None else _update_out(out, result)
@@ -591,7 +588,7 @@ _STD = Reduction(partial(_call_with_bessel, Tensor.std))
 _VAR = Reduction(partial(_call_with_bessel, Tensor.var))
 _LOGSUMEXP = Reduction(Tensor.logsumexp, stacked=True)
 _AMIN = Reduction(Tensor.amin, combine=Tensor.amin)
-_AMAX = Reduction(Tensor.amax, combine=Tensor.amax, many=internals.foreach_max)
+_AMAX = Reduction(Tensor.amax, combine=Tensor.amax, many=internals.on_lists["max"])
 _ALL = Reduction(Tensor.all, stacked=True)
 _ANY = Reduction(Tensor.any, stacked=True)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 import torch
 from torch import Tensor
@@ -31,6 +31,7 @@ from tensordict.parallel.sharded import has_sharded_leaves, save_whole
 if TYPE_CHECKING:
     from typing_extensions import Self, TypedDict, Unpack
 
+    from tensordict.core.annotations import No, On
     from tensordict.io.remote.remote_saves import CacheDir
     from tensordict.io.remote.urls import StorageOptions
 
@@ -61,19 +62,11 @@ class Consolidating(Leaves):
 
     @overload
     def consolidate(
-        self: SelfT,
-        filename: PathLike | None = ...,
-        *,
-        return_early: Literal[False] = ...,
-        **options: Unpack[_ConsolidateOptions],
+        self: SelfT, filename: PathLike | None = ..., *, return_early: No = ..., **options: Unpack[_ConsolidateOptions]
     ) -> SelfT: ...
     @overload
     def consolidate(
-        self: SelfT,
-        filename: PathLike | None = ...,
-        *,
-        return_early: Literal[True],
-        **options: Unpack[_ConsolidateOptions],
+        self: SelfT, filename: PathLike | None = ..., *, return_early: On, **options: Unpack[_ConsolidateOptions]
     ) -> Future[SelfT]: ...
     def consolidate(
         self: SelfT,

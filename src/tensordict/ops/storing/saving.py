@@ -7,7 +7,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from tensordict.core.contract import ContainerT, Contract, underlying
 from tensordict.core.devices import as_device, place_of
@@ -36,9 +36,9 @@ from tensordict.parallel.sharded import has_sharded_leaves, save_whole
 if TYPE_CHECKING:
     import pathlib
 
-    import torch
     from typing_extensions import Self, TypedDict, Unpack
 
+    from tensordict.core.annotations import No, On
     from tensordict.io.remote.remote_saves import CacheDir
     from tensordict.io.remote.urls import StorageOptions
 
@@ -55,6 +55,9 @@ if TYPE_CHECKING:
     class _Like(_Options, total=False):
         existsok: bool
         archive: bool | None
+
+    class _Preallocated(_Like, total=False):
+        preallocate: Preallocate
 
     class _InPlace(_Common, total=False):
         existsok: bool
@@ -73,6 +76,20 @@ if TYPE_CHECKING:
 
     class _Memmap(_Save, total=False):
         existsok: bool
+
+    class LoadInto(TypedDict, total=False):
+        allow_pickle: bool | None
+        mode: Mode
+        storage_options: StorageOptions | None
+        cache_dir: CacheDir | None
+
+    class _Load(LoadInto, total=False):
+        out: Any
+        robust_key: bool | None
+        subpath: Any
+        num_threads: int
+        keys: Any
+        progress: bool | None
 
     _To = PathLike | None
 
@@ -114,6 +131,42 @@ def _choose_options(
     )  # fmt: skip
 
 
+def _plan_load(
+    device: Any = None,
+    non_blocking: bool = False,
+    *,
+    out: Any = None,
+    robust_key: bool | None = True,
+    subpath: Any = None,
+    mode: Mode = None,
+    num_threads: int = 0,
+    allow_pickle: bool | None = None,
+    keys: Any = None,
+    progress: bool | None = None,
+    storage_options: StorageOptions | None = None,
+    cache_dir: CacheDir | None = None,
+) -> tuple[LoadOptions, Access]:
+    """Return the options of a load, from the arguments of the public methods.
+
+    Raises:
+        ValueError: `out` is on another device, or `keys` is given too.
+        RuntimeError: `out` is locked.
+    """
+    target = None if device is None else as_device(device)
+    if out is not None:
+        if target is not None and out._device is not None and place_of(target) != place_of(out._device):
+            raise ValueError(f"out is on {out._device}, which is not device={str(device)!r}; pass one of them")
+        out._refuse_if_locked("load into it")
+        if keys is not None:
+            raise ValueError("out would lose the entries that are not loaded: pass out or keys, not both")
+        target = target if out._device is None else out._device
+    options = LoadOptions(
+        target, non_blocking, robust_key is not False, unpickle=choose_unpickle(allow_pickle), subpath=subpath,
+        keys=keys, mode=mode, num_threads=num_threads, out=out, shows=progress,
+    )  # fmt: skip
+    return options, Access.of(storage_options, cache_dir)
+
+
 class Saving(Contract):
     """The methods `memmap`, `memmap_`, `memmap_like`, `save`, `load_memmap`, `load` and others."""
 
@@ -121,21 +174,11 @@ class Saving(Contract):
 
     @overload
     def memmap(
-        self: SelfT,
-        prefix: _To = ...,
-        copy_existing: bool = ...,
-        *,
-        return_early: Literal[False] = ...,
-        **options: Unpack[_Memmap],
+        self: SelfT, prefix: _To = ..., copy_existing: bool = ..., *, return_early: No = ..., **options: Unpack[_Memmap]
     ) -> SelfT: ...
     @overload
     def memmap(
-        self: SelfT,
-        prefix: _To = ...,
-        copy_existing: bool = ...,
-        *,
-        return_early: Literal[True],
-        **options: Unpack[_Memmap],
+        self: SelfT, prefix: _To = ..., copy_existing: bool = ..., *, return_early: On, **options: Unpack[_Memmap]
     ) -> Future[SelfT]: ...
     @spells(_choose_options)
     def memmap(
@@ -232,7 +275,7 @@ class Saving(Contract):
         copy_existing: bool = ...,
         num_threads: int = ...,
         *,
-        return_early: Literal[False] = ...,
+        return_early: No = ...,
         **options: Unpack[_InPlace],
     ) -> SelfT: ...
     @overload
@@ -242,7 +285,7 @@ class Saving(Contract):
         copy_existing: bool = ...,
         num_threads: int = ...,
         *,
-        return_early: Literal[True],
+        return_early: On,
         **options: Unpack[_InPlace],
     ) -> Future[SelfT]: ...
     @spells(_choose_options, without="archive compression storage_options full_tensor")
@@ -293,23 +336,11 @@ class Saving(Contract):
 
     @overload
     def memmap_like(
-        self,
-        prefix: _To = ...,
-        copy_existing: bool = ...,
-        *,
-        return_early: Literal[False] = ...,
-        preallocate: Preallocate = ...,
-        **options: Unpack[_Like],
+        self, prefix: _To = ..., copy_existing: bool = ..., *, return_early: No = ..., **options: Unpack[_Preallocated]
     ) -> Self: ...
     @overload
     def memmap_like(
-        self,
-        prefix: _To = ...,
-        copy_existing: bool = ...,
-        *,
-        return_early: Literal[True],
-        preallocate: Preallocate = ...,
-        **options: Unpack[_Like],
+        self, prefix: _To = ..., copy_existing: bool = ..., *, return_early: On, **options: Unpack[_Preallocated]
     ) -> Future[Self]: ...
     @spells(_choose_options, without="compression atomic checksum progress storage_options full_tensor")
     def memmap_like(
@@ -375,21 +406,11 @@ class Saving(Contract):
 
     @overload
     def save(
-        self: SelfT,
-        prefix: _To = ...,
-        copy_existing: bool = ...,
-        *,
-        return_early: Literal[False] = ...,
-        **options: Unpack[_Save],
+        self: SelfT, prefix: _To = ..., copy_existing: bool = ..., *, return_early: No = ..., **options: Unpack[_Save]
     ) -> SelfT: ...
     @overload
     def save(
-        self: SelfT,
-        prefix: _To = ...,
-        copy_existing: bool = ...,
-        *,
-        return_early: Literal[True],
-        **options: Unpack[_Save],
+        self: SelfT, prefix: _To = ..., copy_existing: bool = ..., *, return_early: On, **options: Unpack[_Save]
     ) -> Future[SelfT]: ...
     @spells(_choose_options, without="existsok")
     def save(
@@ -504,22 +525,9 @@ class Saving(Contract):
     # --- loading --------------------------------------------------------------------------------------------------
 
     @classmethod
+    @spells(_plan_load)
     def load_memmap(
-        cls: type[SelfT],
-        prefix: PathLike,
-        device: Any = None,
-        non_blocking: bool = False,
-        *,
-        out: Any = None,
-        robust_key: bool | None = True,
-        subpath: Any = None,
-        mode: Mode = None,
-        num_threads: int = 0,
-        allow_pickle: bool | None = None,
-        keys: Any = None,
-        progress: bool | None = None,
-        storage_options: StorageOptions | None = None,
-        cache_dir: CacheDir | None = None,
+        cls: type[SelfT], prefix: PathLike, device: Any = None, non_blocking: bool = False, **options: Unpack[_Load]
     ) -> SelfT:
         """Load a container that was saved to a folder or an archive.
 
@@ -583,34 +591,16 @@ class Saving(Contract):
         The tensors of an archive are plain tensors over one map of it. A compressed archive is read into memory.
         After `mode="r"`, the container has no `saved_path`, and new values (`update_`) stay in memory too.
         """
-        options = LoadOptions(
-            _choose_device(device, out, keys), non_blocking, robust_key is not False,
-            unpickle=choose_unpickle(allow_pickle), subpath=subpath, keys=keys, mode=mode, num_threads=num_threads,
-            out=out, shows=progress,
-        )  # fmt: skip
-        access = Access.of(storage_options, cache_dir)
-        loaded = formats.map_save(without_scheme(prefix), options, access)
-        if options.mapped and not is_url(prefix):
-            watch_entries(loaded, mode)
-        return _load_into(out, loaded)  # type: ignore[no-any-return]
+        how, access = _plan_load(device, non_blocking, **options)
+        loaded = formats.map_save(without_scheme(prefix), how, access)
+        if how.mapped and not is_url(prefix):
+            watch_entries(loaded, how.mode)
+        return _load_into(how.out, loaded)  # type: ignore[no-any-return]
 
     @classmethod
+    @spells(_plan_load)
     def load(
-        cls: type[SelfT],
-        prefix: PathLike,
-        device: Any = None,
-        non_blocking: bool = False,
-        *,
-        out: Any = None,
-        robust_key: bool | None = True,
-        subpath: Any = None,
-        mode: Mode = None,
-        num_threads: int = 0,
-        allow_pickle: bool | None = None,
-        keys: Any = None,
-        progress: bool | None = None,
-        storage_options: StorageOptions | None = None,
-        cache_dir: CacheDir | None = None,
+        cls: type[SelfT], prefix: PathLike, device: Any = None, non_blocking: bool = False, **options: Unpack[_Load]
     ) -> SelfT:
         """Load a save of any format.
 
@@ -653,27 +643,14 @@ class Saving(Contract):
             ValueError: the format of the file is unknown, the file is broken, or its format does not take an argument.
                 Load files of `torch.save` with `torch.load`.
         """
-        options = LoadOptions(
-            _choose_device(device, out, keys), non_blocking, robust_key is not False,
-            unpickle=choose_unpickle(allow_pickle), subpath=subpath, keys=keys, mode=mode, num_threads=num_threads,
-            out=out, shows=progress,
-        )  # fmt: skip
-        access = Access.of(storage_options, cache_dir)
-        loaded = formats.load(as_url(without_scheme(prefix)), options, access)
-        if options.mapped and (os.path.exists(f"{prefix}/{META}") or str(prefix).endswith(".tdz")):
-            watch_entries(loaded, mode)
-        return _load_into(out, loaded)  # type: ignore[no-any-return]
+        how, access = _plan_load(device, non_blocking, **options)
+        loaded = formats.load(as_url(without_scheme(prefix)), how, access)
+        if how.mapped and (os.path.exists(f"{prefix}/{META}") or str(prefix).endswith(".tdz")):
+            watch_entries(loaded, how.mode)
+        return _load_into(how.out, loaded)  # type: ignore[no-any-return]
 
-    def load_memmap_(
-        self,
-        prefix: PathLike,
-        robust_key: bool | None = True,
-        *,
-        allow_pickle: bool | None = None,
-        mode: Mode = None,
-        storage_options: StorageOptions | None = None,
-        cache_dir: CacheDir | None = None,
-    ) -> Self:
+    @spells(_plan_load, without="device non_blocking out subpath num_threads keys progress")
+    def load_memmap_(self, prefix: PathLike, robust_key: bool | None = True, **options: Unpack[LoadInto]) -> Self:
         """Load a save into this container: replace its entries by the entries of the save; see :meth:`load_memmap`.
 
         Example:
@@ -695,15 +672,7 @@ class Saving(Contract):
         Raises:
             RuntimeError: this container is locked, or an entry does not fit its batch size.
         """
-        self.load_memmap(
-            prefix,
-            out=self,
-            robust_key=robust_key,
-            allow_pickle=allow_pickle,
-            mode=mode,
-            storage_options=storage_options,
-            cache_dir=cache_dir,
-        )
+        self.load_memmap(prefix, out=self, robust_key=robust_key, **options)
         return self
 
     def load_(self, prefix: PathLike, *args: Any, **kwargs: Any) -> Self:
@@ -738,24 +707,6 @@ class Saving(Contract):
         # For a tensorclass, the folder has the save of the container inside.
         _load_into(self._wrapped_container(), loaded)
         return self
-
-
-def _choose_device(device: Any, out: Any, keys: object) -> torch.device | None:
-    """Return the device to load to: `device`, or the device of `out`.
-
-    Raises:
-        ValueError: `out` is on another device, or `keys` is given too.
-        RuntimeError: `out` is locked.
-    """
-    target = None if device is None else as_device(device)
-    if out is None:
-        return target
-    if target is not None and out._device is not None and place_of(target) != place_of(out._device):
-        raise ValueError(f"out is on {out._device}, which is not device={str(device)!r}; pass one of them")
-    out._refuse_if_locked("load into it")
-    if keys is not None:
-        raise ValueError("out would lose the entries that are not loaded: pass out or keys, not both")
-    return target if out._device is None else out._device
 
 
 def _load_into(out: Any, loaded: Any) -> Any:

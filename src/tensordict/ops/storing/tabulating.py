@@ -9,6 +9,7 @@ import torch
 from tensordict.convert import arrow, huggingface, pandas, polars
 from tensordict.convert.columns import Fill, Nulls, TableOptions
 from tensordict.core.keys import Key, path_of
+from tensordict.core.signatures import refuse_unknown, spells
 from tensordict.ops.converting import Converting
 from tensordict.ops.foreign import apply_options
 
@@ -16,9 +17,20 @@ if TYPE_CHECKING:
     from pandas import DataFrame  # type: ignore[import-untyped]
     from polars import DataFrame as PolarsFrame
     from pyarrow import Table  # type: ignore[import-untyped]
-    from typing_extensions import Self
+    from typing_extensions import Self, TypedDict, Unpack
 
     from datasets import Dataset  # type: ignore[import-untyped]
+
+    class ReadTable(TypedDict, total=False):
+        auto_batch_size: bool
+        batch_dims: int | None
+        device: object
+        batch_size: object
+        separator: str | None
+        dtype: torch.dtype | None
+        nulls: Nulls
+        fill: Fill
+        metadata: bool
 
 
 class Tables(Converting):
@@ -138,20 +150,8 @@ class Tables(Converting):
         return arrow.table_of(self, separator, nulls=nulls)
 
     @classmethod
-    def from_pandas(
-        cls,
-        dataframe: object,
-        *,
-        auto_batch_size: bool = False,
-        batch_dims: int | None = None,
-        device: object = None,
-        batch_size: object = None,
-        separator: str | None = None,
-        dtype: torch.dtype | None = None,
-        nulls: Nulls = None,
-        fill: Fill = None,
-        metadata: bool = True,
-    ) -> Self:
+    @spells(from_arrow, without="copy mask_key")
+    def from_pandas(cls, dataframe: object, **options: Unpack[ReadTable]) -> Self:
         """Convert a pandas data frame to a container with a batch dim over its rows. The index is left out.
 
         Example:
@@ -177,8 +177,9 @@ class Tables(Converting):
         Other dtypes of pandas are converted as in :meth:`from_arrow`: dates and times to integers in their own unit,
         categories to codes (-1 for missing ones, with `nulls` or `fill`), nullable integers to leaves.
         """
-        options = TableOptions(auto_batch_size, batch_dims, device, batch_size, separator, dtype, nulls, fill, metadata)
-        return finish_table(cls, pandas.container_of_frame(dataframe, options), options)  # type: ignore[no-any-return]
+        refuse_unknown(Tables.from_pandas, options)
+        how = TableOptions(**options)
+        return finish_table(cls, pandas.container_of_frame(dataframe, how), how)  # type: ignore[no-any-return]
 
     def to_pandas(self, *, separator: str | None = None, nulls: Nulls = None) -> DataFrame:
         """Convert to a `pandas.DataFrame` with one row for each element of the first batch dim.
@@ -212,20 +213,8 @@ class Tables(Converting):
         return pandas.frame_of(self, separator, nulls)
 
     @classmethod
-    def from_polars(
-        cls,
-        dataframe: object,
-        *,
-        auto_batch_size: bool = False,
-        batch_dims: int | None = None,
-        device: object = None,
-        batch_size: object = None,
-        separator: str | None = None,
-        dtype: torch.dtype | None = None,
-        nulls: Nulls = None,
-        fill: Fill = None,
-        metadata: bool = True,
-    ) -> Self:
+    @spells(from_arrow, without="copy mask_key")
+    def from_polars(cls, dataframe: object, **options: Unpack[ReadTable]) -> Self:
         """Convert a Polars data frame to a container with a batch dim over its rows.
 
         Example:
@@ -247,8 +236,9 @@ class Tables(Converting):
             TypeError: `dataframe` is not a data frame. Collect a lazy frame first.
             ValueError: for the same reasons as :meth:`from_arrow`.
         """
-        options = TableOptions(auto_batch_size, batch_dims, device, batch_size, separator, dtype, nulls, fill, metadata)
-        return finish_table(cls, polars.container_of_frame(dataframe, options), options)  # type: ignore[no-any-return]
+        refuse_unknown(Tables.from_polars, options)
+        how = TableOptions(**options)
+        return finish_table(cls, polars.container_of_frame(dataframe, how), how)  # type: ignore[no-any-return]
 
     def to_polars(self, *, separator: str | None = None, nulls: Nulls = None) -> PolarsFrame:
         """Convert to a `polars.DataFrame` with one row for each element of the first batch dim.
@@ -271,21 +261,8 @@ class Tables(Converting):
         return polars.frame_of(self, separator, nulls)
 
     @classmethod
-    def from_hf(
-        cls,
-        dataset: Any,
-        *,
-        auto_batch_size: bool = False,
-        batch_dims: int | None = None,
-        device: Any = None,
-        batch_size: Any = None,
-        separator: str | None = None,
-        dtype: torch.dtype | None = None,
-        nulls: Nulls = None,
-        fill: Fill = None,
-        metadata: bool = True,
-        decode: bool | str = False,
-    ) -> Self:
+    @spells(from_arrow, without="copy mask_key")
+    def from_hf(cls, dataset: Any, *, decode: bool | str = False, **options: Unpack[ReadTable]) -> Self:
         """Convert a data set of Hugging Face (`datasets`) to a container with a batch dim over its rows.
 
         Example:
@@ -315,12 +292,13 @@ class Tables(Converting):
         lists of numbers that have one length in all rows, become leaves with more dims. Other columns are converted as
         in :meth:`from_arrow`. For data larger than memory, see :func:`tensordict.datasets.import_dataset`.
         """
-        options = TableOptions(auto_batch_size, batch_dims, device, batch_size, separator, dtype, nulls, fill, metadata)
+        refuse_unknown(Tables.from_hf, options)
+        how = TableOptions(**options)
 
         def read(dataset: Any) -> Any:
             if isinstance(dataset, dict):
                 return cls.from_dict({name: read(split) for name, split in dataset.items()})
-            return finish_table(cls, huggingface.container_of_dataset(dataset, options, decode), options)
+            return finish_table(cls, huggingface.container_of_dataset(dataset, how, decode), how)
 
         return read(dataset)  # type: ignore[no-any-return]
 
