@@ -264,11 +264,14 @@ class Remote:
         return _file(name, info)
 
     def _info(self, path: str) -> dict[str, Any]:
-        # A bucket has no key.
-        if not self.is_s3 or not self._fs.split_path(path)[1]:
+        if not self._is_object(path):
             return self._fs.info(path)  # type: ignore[no-any-return]
         found: dict[str, Any] = self._wait_for(_s3().look_up(self._fs, path))
         return found
+
+    def _is_object(self, path: str) -> bool:
+        """Return True for a path of S3 that names an object, and not a bucket."""
+        return self.is_s3 and bool(self._fs.split_path(path)[1])
 
     def files(self, name: str = "") -> list[RemoteFile]:
         """List the files below a folder, at any depth, sorted by name; empty if the folder is missing.
@@ -383,10 +386,12 @@ class Remote:
         """Read the last `count` bytes of the file at the URL of S3, or all if it has fewer, in one request.
 
         Returns:
-            the file, and the bytes; `None` if it is missing, empty or the server does not say how long it is.
+            the file, and the bytes; `None` if it is missing, empty, a bucket, or the server does not say how long it is.
         """
 
         def ask() -> tuple[RemoteFile, bytes] | None:
+            if not self._is_object(self._root):
+                return None
             try:
                 content, info = self._wait_for(_s3().read_and_describe(self._fs, self._root, f"-{count}", count))
             except FileNotFoundError as error:
