@@ -386,7 +386,7 @@ class Remote:
         """Read the last `count` bytes of the file at the URL of S3, or all if it has fewer, in one request.
 
         Returns:
-            the file, and the bytes; `None` if it is missing, empty, a bucket, or the server does not say how long it is.
+            the file and the bytes; `None` if it is missing, empty or a bucket, or its length is unknown.
         """
 
         def ask() -> tuple[RemoteFile, bytes] | None:
