@@ -363,9 +363,9 @@ def test_data_frames() -> None:
     series = pandas.Series([1, 2], index=["x", "y"])
     assert TensorDict.from_dict(series).to_dict(convert_tensors=True) == {"x": 1, "y": 2}
     assert from_any(frame[["a"]], auto_batch_size=True).batch_size == (3,)
-    with pytest.raises(TypeError, match="column 0 of the data frame is called 0"):
+    with pytest.raises(TypeError, match="column 0 is called 0"):
         from_any(pandas.DataFrame([[1]]))
-    with pytest.raises(ValueError, match="two columns called 'a'"):
+    with pytest.raises(ValueError, match="columns 1 and 2 are both called 'a'"):
         from_any(pandas.DataFrame([[1, 2]], columns=["a", "a"]))
 
 

@@ -507,7 +507,6 @@ def test_metadata_from_anywhere_is_checked():
         '"batch_size":[0,3],"stack_dim":7',
         '"batch_size":[0],"names":[1]',
         '"batch_size":[0],"class":1',
-        '"batch_size":[0],"kind":"x"',
     ):
         node = f'{{"kind":"TensorDict",{facts}}}'
         text = f'{{"version":2,"nodes":[[[],{node}]],"columns":[]}}'

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from tensordict.containers.dense import TensorDict
 from tensordict.containers.fixed_size import FixedSize
-from tensordict.containers.on_disk import FileSelection, StoredContainer, UnreadMixin, _ReadEntries
+from tensordict.containers.on_disk import FileSelection, StoredContainer, _ReadEntries
 from tensordict.containers.parts import JoinedValues, Parts, RowRequest, RowsOfParts
 from tensordict.core import indices, pytree, registry
 from tensordict.core.contract import Contract, Names, is_node
@@ -507,13 +507,6 @@ class LazyConcatenatedTensorDict(FixedSize, StoredContainer):
             result = result.copy()
             result._name_tree(names)
         return result
-
-
-class _UnreadConcatenation(UnreadMixin, LazyConcatenatedTensorDict):
-    """See `UnreadMixin`."""
-
-
-LazyConcatenatedTensorDict._unread_class = _UnreadConcatenation
 
 
 def _unpack_entry(entry: Any) -> Any:

@@ -156,14 +156,20 @@ class StoredContainer(GivesTensorDicts):
     _is_in_file = True
     # Operations return containers in memory.
     _make: Any = TensorDict._make
-    # The same class with `UnreadMixin`.
-    _unread_class: ClassVar[type[StoredContainer]]
+    # The same class with `UnreadMixin`, made for each subclass.
+    _unread_class: ClassVar[type[Any]]
+    _is_unread: ClassVar[bool] = False
     # The container whose entries or rows this one shows.
     _source: Any = None
     # True if indexing returns a `FileView` and not a copy in memory.
     _gives_views: bool = False
     # True if a pickle of this container names a file that any process can open.
     _is_reopened: bool = False
+
+    def __init_subclass__(cls, **options: object) -> None:
+        super().__init_subclass__(**options)
+        if not cls._is_unread:
+            cls._unread_class = type(f"_Unread{cls.__name__}", (UnreadMixin, cls), {})
 
     def _together(self, pick: Pick | None) -> AbstractContextManager[None] | None:
         """See `EntryStore.together`. `pick` returns the selection that is read of each tensor; `None` if unknown."""
@@ -284,6 +290,8 @@ class StoredContainer(GivesTensorDicts):
 class UnreadMixin(StoredContainer):
     """Mixin for the class of :attr:`StoredContainer._unread`: its entries are `StoredTensor`s."""
 
+    _is_unread = True
+
     @property
     def _entries(self) -> MutableMapping[str, Any]:  # type: ignore[override]
         return _UnreadEntries(self)
@@ -373,13 +381,6 @@ class FileSelection(_DerivedContainer):
 
     def __reduce__(self) -> Any:
         return _reduce_as_read(self)
-
-
-class _UnreadSelection(UnreadMixin, FileSelection):
-    """See `UnreadMixin`."""
-
-
-FileSelection._unread_class = _UnreadSelection
 
 
 @pytree.register
@@ -553,11 +554,6 @@ class FileView(FixedSize, _DerivedContainer):
         return FileView._over(self._source, _LeafIndex(composed, part.old, composed_size), names, self._prefix)
 
 
-class _UnreadView(UnreadMixin, FileView):
-    """See `UnreadMixin`."""
-
-
-FileView._unread_class = _UnreadView
 ForkingPickler.register(FileView, FileView._reduce_for_process)
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from tensordict.containers.dense import TensorDict
-from tensordict.containers.on_disk import StoredContainer, UnreadMixin
+from tensordict.containers.on_disk import StoredContainer
 from tensordict.core import makers, pytree, ragged, registry
 from tensordict.core.contract import Contract, Names
 from tensordict.core.devices import as_device
@@ -610,11 +610,6 @@ class PersistentTensorDict(StoredContainer):
         return f"{type(self).__name__}(closed {self._store.kind.split()[-1]} {self._store.name!r})"
 
 
-class _UnreadFile(UnreadMixin, PersistentTensorDict):
-    """See `UnreadMixin`."""
-
-
-PersistentTensorDict._unread_class = _UnreadFile
 PersistentTensorDict._plain = PersistentTensorDict
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from tensordict.containers.lazy import LazyStackedTensorDict
 from tensordict.containers.lazy.members import Members
 from tensordict.containers.lazy.vmapping import flatten_stack, flatten_stack_with_keys, unflatten_stack
-from tensordict.containers.on_disk import UnreadMixin, _all_of
+from tensordict.containers.on_disk import _all_of
 from tensordict.containers.persistent_tensordict import PersistentTensorDict
 from tensordict.core import pytree, registry
 from tensordict.core.contract import Contract, identity
@@ -52,11 +52,6 @@ class StackElement(PersistentTensorDict):
             self._lock_tree()
 
 
-class _UnreadElement(UnreadMixin, StackElement):
-    """See `UnreadMixin`."""
-
-
-StackElement._unread_class = _UnreadElement
 StackElement._plain = StackElement
 
 

@@ -442,7 +442,7 @@ def _make_property(cls: type[TensorClass], name: str) -> property:
 
 if TYPE_CHECKING:
 
-    class _Options(TypedDict, total=False):
+    class _ClassOptions(TypedDict, total=False):
         autocast: bool
         frozen: bool
         nocast: bool
@@ -457,10 +457,10 @@ if TYPE_CHECKING:
 def tensorclass(cls: type[C], /) -> type[C]: ...
 @overload
 @dataclass_transform(field_specifiers=(dataclasses.field, dataclasses.Field))
-def tensorclass(*, kw_only: Literal[False] = ..., **options: Unpack[_Options]) -> Callable[[type[C]], type[C]]: ...
+def tensorclass(*, kw_only: Literal[False] = ..., **options: Unpack[_ClassOptions]) -> Callable[[type[C]], type[C]]: ...
 @overload
 @dataclass_transform(kw_only_default=True, field_specifiers=(dataclasses.field, dataclasses.Field))
-def tensorclass(*, kw_only: bool, **options: Unpack[_Options]) -> Callable[[type[C]], type[C]]: ...
+def tensorclass(*, kw_only: bool, **options: Unpack[_ClassOptions]) -> Callable[[type[C]], type[C]]: ...
 @dataclass_transform(field_specifiers=(dataclasses.field, dataclasses.Field))
 def tensorclass(
     cls: object = None,

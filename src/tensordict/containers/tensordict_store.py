@@ -8,7 +8,6 @@ from typing import Any, ClassVar
 import torch
 
 from tensordict.containers.dense import TensorDict
-from tensordict.containers.on_disk import UnreadMixin
 from tensordict.containers.persistent_tensordict import PersistentTensorDict
 from tensordict.containers.stacked_store import LazyStackedTensorDictStore
 from tensordict.core import pytree, registry
@@ -300,9 +299,4 @@ class TensorDictStore(PersistentTensorDict):
         self._nested.clear()
 
 
-class _UnreadStore(UnreadMixin, TensorDictStore):
-    """See `UnreadMixin`."""
-
-
-TensorDictStore._unread_class = _UnreadStore
 TensorDictStore._plain = TensorDictStore

@@ -253,10 +253,6 @@ class ColumnReader:
 
     def _read_values(self, path: Path, place: Path, array: Any, note: dict[str, Any]) -> None:
         types = pyarrow().types
-        if str(array.type) in ("string_view", "binary_view"):
-            array = array.cast(
-                pyarrow().large_string() if str(array.type) == "string_view" else pyarrow().large_binary()
-            )
         kind = array.type
         if types.is_string(kind) or types.is_large_string(kind) or types.is_binary(kind) or types.is_large_binary(kind):
             values = array.to_numpy(zero_copy_only=False).tolist()
@@ -446,11 +442,8 @@ def _restore_dtype(leaf: Tensor, note: dict[str, Any], place: Path) -> Tensor:
 def is_list(kind: Any) -> bool:
     """Return whether a type is a list type, of fixed or variable length."""
     types = pyarrow().types
-    return bool(types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind) or _is_view(kind))
-
-
-def _is_view(kind: Any) -> bool:
-    return str(kind).startswith(("list_view<", "large_list_view<"))
+    known = types.is_list, types.is_large_list, types.is_fixed_size_list, types.is_list_view, types.is_large_list_view
+    return any(is_of_kind(kind) for is_of_kind in known)
 
 
 def _flatten_lists(array: Any) -> tuple[Any, Tensor]:

@@ -8,6 +8,8 @@ from __future__ import annotations
 import sys
 from typing import Any
 
+from tensordict.convert.columns import paths_of
+
 
 def columns_of(obj: object) -> dict[str, Any] | None:
     """Return the columns of a data frame by name, converted by :func:`values_of`; `None` for any other object.
@@ -21,17 +23,9 @@ def columns_of(obj: object) -> dict[str, Any] | None:
     if pandas is None or not isinstance(obj, getattr(pandas, "DataFrame", ())):
         return None
     frame: Any = obj
-    columns: dict[str, Any] = {}
-    for position, name in enumerate(frame.columns):
-        if not isinstance(name, str):
-            raise TypeError(
-                f"column {position} of the data frame is called {name!r}, but keys must be strings: rename the columns "
-                "first, as in frame.rename(columns=str)"
-            )
-        if name in columns:
-            raise ValueError(f"the data frame has two columns called {name!r}: rename one of them first")
-        columns[name] = values_of(frame.iloc[:, position])
-    return columns
+    names = list(frame.columns)
+    paths_of(names, None)
+    return {name: values_of(frame.iloc[:, position]) for position, name in enumerate(names)}
 
 
 def values_of(obj: object) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -39,6 +39,28 @@ def iterate_containers(columns: Mapping[Path, Column], count: int, decode: Decod
         for path, column in columns.items():
             insert_entry(entries, path, make_entry(path, column[start:stop], decode, type(column) is Ragged))
         yield make_container(entries, stop - start)
+
+
+def collect_rows(rows: Iterable[tuple[dict[Path, Sequence[Any]], int]], decode: Decode) -> Iterator[Any]:
+    """Yield rows as containers of at most 1,024 rows and about 16 MiB.
+
+    Args:
+        rows: for each row, its columns, each with one item, and its bytes. All rows have the same columns.
+        decode: decode images.
+    """
+    columns: dict[Path, Any] = {}
+    count = nbytes = 0
+    for row, size in rows:
+        for path, column in row.items():
+            if path in columns:
+                columns[path].extend(column)
+            else:
+                columns[path] = column if isinstance(column, Ragged) else list(column)
+        count, nbytes = count + 1, nbytes + size
+        if count == ROWS or nbytes >= NBYTES:
+            yield from iterate_containers(columns, count, decode)
+            columns, count, nbytes = {}, 0, 0
+    yield from iterate_containers(columns, count, decode)
 
 
 def make_entry(path: Path, rows: Column, decode: Decode = False, is_ragged: bool = False) -> Any:

@@ -11,19 +11,22 @@ import math
 import os
 import re
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 import numpy as np
 
 from tensordict.convert.images import Decode
-from tensordict.convert.records import NBYTES, ROWS, Column, Encoded, Ragged, iterate_containers
+from tensordict.convert.records import Column, Encoded, Ragged, collect_rows, iterate_containers
 from tensordict.convert.tfrecord import Values, iterate_records, parse_example
 from tensordict.core.exceptions import SaveError, UnsupportedEntryError
 from tensordict.core.json_text import parse_json
 from tensordict.core.keys import Path
 from tensordict.io import checks
+
+T = TypeVar("T")
 
 _STEPS = "steps"
 _SHARD = re.compile(r"(.*)\.tfrecord-(\d+)-of-(\d+)")
@@ -65,30 +68,24 @@ def read_rlds(source: Any, decode: Decode) -> Iterator[Any]:
     """
     files = _find_files(os.fspath(source))
     steps, others = _read_features(os.path.join(os.path.dirname(files[0]), "features.json"))
-    rows: dict[Path, list[Any]] = {key: Ragged() if feature.varies else [] for key, feature in others.items()}
-    episode = count = size = 0
+    if not steps:
+        yield from collect_rows(_read_records(files, partial(_read_row, features=others)), decode)
+        return
+    episodes = _read_records(files, partial(_read_episode, steps=steps, others=others))
+    for episode, ((columns, count), _) in enumerate(episodes):
+        columns["episode_index",] = np.full(count, episode)
+        yield from iterate_containers(columns, count, decode)
+
+
+def _read_records(files: list[str], read: Callable[[dict[str, Values]], T]) -> Iterator[tuple[T, int]]:
+    """Yield what a function makes of the features of each record, and the bytes of the record."""
     for file in files:
         for number, record in enumerate(iterate_records(file)):
             try:
-                example = parse_example(record)
-                if steps:
-                    columns, length = _read_episode(example, steps, others)
-                else:
-                    for key, feature in others.items():
-                        rows[key].extend(_read_column(_only_row(example, feature), feature, 1))
+                found = read(parse_example(record))
             except (ValueError, zlib.error) as error:
                 raise SaveError(f"{file!r}: record {number} is broken: {error}") from error
-            if steps:
-                columns["episode_index",] = np.full(length, episode)
-                yield from iterate_containers(columns, length, decode)
-                episode += 1
-                continue
-            count, size = count + 1, size + len(record)
-            if count == ROWS or size >= NBYTES:
-                yield from iterate_containers(rows, count, decode)
-                rows = {key: type(column)() for key, column in rows.items()}
-                count = size = 0
-    yield from iterate_containers(rows, count, decode)
+            yield found, len(record)
 
 
 def _find_files(source: str) -> list[str]:
@@ -166,16 +163,16 @@ def _read_episode(
         key: _read_column(_split_steps(example, item, count) if item.varies else example.get(item.name), item, count)
         for key, item in steps.items()
     }
-    for key, item in others.items():
-        column = _read_column(_only_row(example, item), item, 1)
+    for key, column in _read_row(example, others).items():
         is_array = isinstance(column, np.ndarray)
         columns[key] = np.repeat(column, count, 0) if is_array else type(column)(column * count)
     return columns, count
 
 
-def _only_row(example: dict[str, Values], feature: _Item) -> Any:
-    found = example.get(feature.name)
-    return [found] if feature.varies else found
+def _read_row(example: dict[str, Values], features: dict[Path, _Item]) -> dict[Path, Any]:
+    """Return the features of one row as columns."""
+    found = {key: (item, example.get(item.name)) for key, item in features.items()}
+    return {key: _read_column([value] if item.varies else value, item, 1) for key, (item, value) in found.items()}
 
 
 def _split_steps(example: dict[str, Values], feature: _Item, count: int) -> list[Any]:

@@ -9,14 +9,14 @@ import contextlib
 import io
 import os
 import tarfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
 from tensordict.convert.images import Decode
 from tensordict.convert.input_files import SourceFile, files_of
-from tensordict.convert.records import DECODED_ROWS, NBYTES, ROWS, Encoded, iterate_containers
+from tensordict.convert.records import Encoded, collect_rows
 from tensordict.core.exceptions import SaveError
 from tensordict.core.json_text import parse_json
 from tensordict.core.keys import Path
@@ -42,26 +42,22 @@ def read_webdataset(source: Any, decode: Decode, access: Access) -> Iterator[Any
     """
     if isinstance(source, (str, os.PathLike)) and os.path.isdir(source):
         source = os.path.join(os.fspath(source), "*.tar")
-    limit = DECODED_ROWS if decode else ROWS
-    columns: dict[Path, list[Any]] = {}
-    count = nbytes = 0
-    for file in files_of(source, access):
+    return collect_rows(_iterate_rows(files_of(source, access)), decode)
+
+
+def _iterate_rows(files: Iterable[SourceFile]) -> Iterator[tuple[dict[Path, Sequence[Any]], int]]:
+    """Yield the samples of tar files as columns of one row, with their bytes."""
+    known: dict[Path, Any] = {}
+    for file in files:
         for sample, size in _iterate_samples(file):
-            if count and columns.keys() != sample.keys():
-                names = [sorted(path[0] for path in found) for found in (columns, sample)]
+            if known and known.keys() != sample.keys():
+                names = [sorted(path[0] for path in found) for found in (known, sample)]
                 raise SaveError(
                     f"{file.path!r}: the sample {sample[_KEY,]!r} has the members {names[1]}, and the samples before "
                     f"it have {names[0]}: the rows of a data set have the same entries"
                 )
-            for path, value in sample.items():
-                columns.setdefault(path, []).append(value)
-            count, nbytes = count + 1, nbytes + size
-            if count >= limit or nbytes >= NBYTES:
-                yield from iterate_containers(columns, count, decode)
-                columns = {path: [] for path in columns}
-                count = nbytes = 0
-    if count:
-        yield from iterate_containers(columns, count, decode)
+            known = sample
+            yield {path: [value] for path, value in sample.items()}, size
 
 
 def _iterate_samples(file: SourceFile) -> Iterator[tuple[dict[Path, Any], int]]:

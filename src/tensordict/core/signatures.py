@@ -35,12 +35,12 @@ def spells(template: Any, without: str = "") -> Callable[[_F], _F]:
 
 
 def refuse_unknown(function: Callable[..., Any], options: Iterable[str]) -> None:
-    """Raise an error for options that the signature of a function does not show.
+    """Raise an error for options that the signature of a function, which `spells` made, does not show.
 
     Raises:
         TypeError: there are some.
     """
-    unknown = set(options) - set(inspect.signature(function).parameters)
+    unknown = set(options).difference(function.__signature__.parameters)  # type: ignore[attr-defined]
     if unknown:
         raise TypeError(f"{function.__name__}() takes no argument {', '.join(sorted(unknown))}")
 

@@ -76,27 +76,7 @@ def number_text(value: object) -> str:
     return f"{value:.5g}" if isinstance(value, float) else str(value)
 
 
-# Every class begins with `td-`, so that it cannot clash with the classes of the notebook. The colors come from the
-# theme of the notebook. Without one, they are light or dark, as the page says, or else as the system prefers.
-def _color_variables(text: str, quiet: str, back: str, over: str, line: str) -> str:
-    return f"""
-  --td-text: var(--jp-content-font-color1, var(--vscode-editor-foreground, {text}));
-  --td-quiet: var(--jp-content-font-color2, var(--vscode-descriptionForeground, {quiet}));
-  --td-back: var(--jp-layout-color0, var(--vscode-editor-background, {back}));
-  --td-over: var(--jp-layout-color2, var(--vscode-list-hoverBackground, {over}));
-  --td-line: var(--jp-border-color2, var(--vscode-panel-border, {line}));"""
-
-
-_LIGHT = "--td-blue: #0b5cad; --td-green: #1a6b35; --td-red: #b3261e; --td-bar: #3b7dd8;" + _color_variables(
-    "#1f2328", "#59636e", "#ffffff", "#eef1f4", "#d1d9e0"
-)
-_DARK = "--td-blue: #79b8ff; --td-green: #7bd88f; --td-red: #ff8a80; --td-bar: #5a9bf0;" + _color_variables(
-    "#e6edf3", "#9198a1", "#0d1117", "#1c2430", "#3d444d"
-)
-
-
 @functools.cache
 def read_style(name: str) -> str:
-    """Return a style sheet of this folder, with the colors in it."""
-    style = files(__package__).joinpath(name).read_text("utf-8")
-    return style.replace("@light@", _LIGHT).replace("@dark@", _DARK)
+    """Return a style sheet of this folder."""
+    return files(__package__).joinpath(name).read_text("utf-8")

@@ -495,8 +495,10 @@ def _map(
     """Map the first `numel` elements of a file, which must be that long; `shape` is for errors."""
     status = os.stat(path)
     nbytes = numel * dtype.itemsize
-    if status.st_size < nbytes or not stat.S_ISREG(status.st_mode):
-        raise _make_size_error(path, status, dtype, shape, nbytes, key)
+    if not stat.S_ISREG(status.st_mode):
+        raise SaveError(f"{entry_of(key)}{path!r} is not a regular file")
+    if status.st_size < nbytes:
+        raise make_size_error(path, status.st_size, dtype, shape, nbytes, key)
     if not nbytes:
         flat = torch.empty(0, dtype=dtype, device="cpu")
         return flat, FileSource.of(path, status, True)
@@ -511,13 +513,12 @@ def _map(
     return flat, FileSource.of(path, status, shared)
 
 
-def _make_size_error(
-    path: str, status: os.stat_result, dtype: torch.dtype, shape: tuple[int, ...], nbytes: int, key: Path
+def make_size_error(
+    path: str, size: int, dtype: torch.dtype, shape: tuple[int, ...], nbytes: int, key: Path
 ) -> SaveError:
-    if not stat.S_ISREG(status.st_mode):
-        return SaveError(f"{entry_of(key)}{path!r} is not a regular file")
+    """Return the error for a file of `size` bytes that should have the `nbytes` of a tensor."""
     return SaveError(
-        f"{entry_of(key)}the file {path!r} has {status.st_size} bytes, but shape {list(shape)} of {dtype} needs "
+        f"{entry_of(key)}the file {path!r} has {size} bytes, but shape {list(shape)} of {dtype} needs "
         f"{nbytes}; it was cut off or belongs to another save"
     )
 

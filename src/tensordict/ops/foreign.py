@@ -16,6 +16,7 @@ from tensordict.core.contract import Contract
 from tensordict.core.exceptions import ShapeError
 from tensordict.core.keys import joined, path_of
 from tensordict.core.shapes import as_size, refuse_two_sizes
+from tensordict.core.signatures import refuse_unknown, spells
 from tensordict.ops.converting import Converting
 from tensordict.ops.entries.numbers import make_entry
 
@@ -108,15 +109,8 @@ class Foreign(Converting):
         return apply_options(tree, **given)
 
     @classmethod
-    def from_tuple(
-        cls,
-        obj: object,
-        *,
-        auto_batch_size: bool = False,
-        batch_dims: int | None = None,
-        device: object = None,
-        batch_size: object = None,
-    ) -> Self:
+    @spells(from_any)
+    def from_tuple(cls, obj: object, **options: Unpack[_FromStructureOptions]) -> Self:
         """Make a container of the elements of a tuple or list, under the keys `"0"`, `"1"`, ...
 
         Example:
@@ -133,21 +127,11 @@ class Foreign(Converting):
         if not isinstance(obj, (tuple, list)):
             raise TypeError(f"from_tuple reads a tuple or a list, got {type(obj).__name__}: from_any reads anything")
         entries = {str(position): value for position, value in enumerate(obj)}
-        refuse_two_sizes(auto_batch_size, batch_size)
-        return cls.from_dict(
-            entries, auto_batch_size=auto_batch_size, batch_dims=batch_dims, device=device, batch_size=batch_size
-        )
+        return cls._from_entries("from_tuple", entries, options)
 
     @classmethod
-    def from_namedtuple(
-        cls,
-        named_tuple: object,
-        *,
-        auto_batch_size: bool = False,
-        batch_dims: int | None = None,
-        device: object = None,
-        batch_size: object = None,
-    ) -> Self:
+    @spells(from_any)
+    def from_namedtuple(cls, named_tuple: object, **options: Unpack[_FromStructureOptions]) -> Self:
         """Make a container of the fields of a named tuple. Nested named tuples become nested containers.
 
         Example:
@@ -169,10 +153,15 @@ class Foreign(Converting):
             what = type(named_tuple).__name__
             raise TypeError(f"from_namedtuple reads a named tuple, got {what}: from_any reads anything")
         entries = dict(zip(named_tuple._fields, named_tuple, strict=True))
-        refuse_two_sizes(auto_batch_size, batch_size)
-        return cls.from_dict(
-            entries, auto_batch_size=auto_batch_size, batch_dims=batch_dims, device=device, batch_size=batch_size
-        )
+        return cls._from_entries("from_namedtuple", entries, options)
+
+    @classmethod
+    def _from_entries(cls, method: str, entries: dict[str, Any], options: _FromStructureOptions) -> Self:
+        """Make a container of the entries that a method has found, with the options of its caller."""
+        if options:
+            refuse_unknown(getattr(cls, method), options)
+            refuse_two_sizes(bool(options.get("auto_batch_size")), options.get("batch_size"))
+        return cls.from_dict(entries, **options)
 
     @classmethod
     def from_list(
@@ -278,15 +267,8 @@ class Foreign(Converting):
         return cls.from_dict(tree, batch_size=batch_size, auto_batch_size=auto_batch_size, batch_dims=batch_dims)
 
     @classmethod
-    def from_struct_array(
-        cls,
-        struct_array: object,
-        *,
-        auto_batch_size: bool = False,
-        batch_dims: int | None = None,
-        device: object = None,
-        batch_size: object = None,
-    ) -> Self:
+    @spells(from_any)
+    def from_struct_array(cls, struct_array: object, **options: Unpack[_FromStructureOptions]) -> Self:
         """Make a container that shares the memory of a structured array.
 
         Fields of numbers become tensors, and nested structures become containers. Text, bytes and times, which torch
@@ -316,12 +298,13 @@ class Foreign(Converting):
             RuntimeError: the fields do not fit the batch size.
         """
         entries, shape = arrays.entries_of(struct_array)
-        if batch_size is None and batch_dims is None and not auto_batch_size:
-            batch_size = shape
-        refuse_two_sizes(auto_batch_size, batch_size)
-        return cls.from_dict(
-            entries, auto_batch_size=auto_batch_size, batch_dims=batch_dims, device=device, batch_size=batch_size
-        )
+        if (
+            options.get("batch_size") is None
+            and options.get("batch_dims") is None
+            and not options.get("auto_batch_size")
+        ):
+            options["batch_size"] = shape
+        return cls._from_entries("from_struct_array", entries, options)
 
     # --- and back -------------------------------------------------------------------------------------------------
 

@@ -11,6 +11,7 @@ from torch import Tensor
 from tensordict.io.formats.stack_columns import split_ragged
 from tensordict.io.saving.comparing import OPAQUE, open_source, read_piece
 from tensordict.io.specification import DeferredValue, LeafSpec, Specification
+from tensordict.looking.read_limits import first_index
 from tensordict_cli.runners.terminal import QUIET, VALUE, Line, json_number, json_value, number_text, shorten
 
 # At most this many elements of a row are printed for people.
@@ -79,7 +80,7 @@ def _read_rows(leaf: LeafSpec, count: int, whole: bool) -> list[Row]:
         return [Row((), read_piece(source, ()).flatten())][:count]
     if not (number := min(count, shape[0])):
         return []
-    read = read_piece(source, (slice(0, number), *(() if whole else _index_first(rows))))
+    read = read_piece(source, (slice(0, number), *(() if whole else first_index(rows, _MOST))))
     return [Row(rows, row.flatten()[: None if whole else _MOST]) for row in read.unbind(0)]
 
 
@@ -93,16 +94,6 @@ def _read_ragged_rows(leaf: LeafSpec, count: int, whole: bool) -> list[Row]:
         found.append(Row(shape, read_piece(flat, (shown,))))
         start = stop
     return found
-
-
-def _index_first(shape: tuple[int, ...]) -> tuple[int | slice, ...]:
-    """Return an index that selects the first elements of a tensor of this shape, and few others."""
-    if not shape:
-        return ()
-    inner = math.prod(shape[1:])
-    if not inner:
-        return ()
-    return (0, *_index_first(shape[1:])) if inner >= _MOST else (slice(0, -(-_MOST // inner)),)
 
 
 def _clean_numbers(value: Any) -> Any:

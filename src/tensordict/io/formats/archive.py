@@ -35,7 +35,7 @@ from tensordict.io.saving.transaction import FileTransaction, FolderTransaction,
 from tensordict.io.specification import LeafSpec, Specification
 from tensordict.memory import files
 from tensordict.memory.mapped import PathLike
-from tensordict.memory.names import LEAF_SUFFIX, META, TABLE_SUFFIX, local_path
+from tensordict.memory.names import LEAF_SUFFIX, META, local_path
 
 SUFFIX = ".tdz"
 
@@ -226,13 +226,13 @@ class CompressedSource:
     def __init__(self, archive: Archive) -> None:
         self._archive = archive
         self.read, self.exists, self.is_folder = archive.read, archive.exists, archive.is_folder
+        self.map_ragged_file = archive.map_ragged_file
 
     def map(self, path: str, dtype: torch.dtype, shape: tuple[int, ...], key: Path) -> Any:
         """Map a tensor; for a compressed one, return a `LeafSpec` that decompresses it on demand."""
         entry = self._archive.entries.get(path[len(self._archive.path) + 1 :])
-        is_ragged = path.endswith(TABLE_SUFFIX) or self.exists(path.removesuffix(LEAF_SUFFIX) + TABLE_SUFFIX)
         nbytes = math.prod(shape) * dtype.itemsize
-        if entry is None or entry.method == STORED or entry.size < nbytes or is_ragged:
+        if entry is None or entry.method == STORED or entry.size < nbytes:
             return self._archive.map(path, dtype, shape, key)
         return LeafSpec(dtype, shape, nbytes, False, partial(self._archive.map, path, dtype, shape, key))
 

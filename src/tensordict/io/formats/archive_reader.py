@@ -22,6 +22,7 @@ from tensordict.core.keys import Path, joined
 from tensordict.io.formats import zipping
 from tensordict.io.formats.zipping import BZIP2, DEFLATE, LZMA, METHODS, STORED, Entry
 from tensordict.memory import file_maps, system
+from tensordict.memory.mapped import make_size_error
 
 # The bytes that are decompressed in one step.
 _STEP = 1 << 20
@@ -92,10 +93,7 @@ class Archive:
             return torch.empty(shape, dtype=dtype, device="cpu")
         entry = self._find(path)
         if entry.size < nbytes:
-            raise SaveError(
-                f"entry {joined(key)!r}: {path!r} has {entry.size} bytes, but shape {list(shape)} of {dtype} needs "
-                f"{nbytes}; it was cut off or belongs to another save"
-            )
+            raise make_size_error(path, entry.size, dtype, shape, nbytes, key)
         if not nbytes:
             return torch.empty(shape, dtype=dtype, device="cpu")
         if entry.method == STORED and entry.start % dtype.itemsize == 0:
@@ -112,6 +110,8 @@ class Archive:
         else:
             flat = torch.frombuffer(self.inflate(entry), dtype=dtype, count=numel)
         return flat if len(shape) == 1 else flat.view(shape)
+
+    map_ragged_file = map
 
     def exists(self, path: str) -> bool:
         """Return True if a file or a folder exists at this path."""

@@ -391,7 +391,7 @@ def _load_tensor(
     if entry.ragged:
         sizes, count = _load_sizes(folder, name, entry, key, options)
         shape = (count,)
-    flat = _map_file(folder, name, LEAF_SUFFIX, entry.dtype, shape, key, options)
+    flat = _map_file(folder, name, LEAF_SUFFIX, entry.dtype, shape, key, options, entry.ragged)
     is_moved = not options.mapped
     if is_moved and (column or sizes is None):
         flat = flat.to(options.device, non_blocking=True)
@@ -405,7 +405,7 @@ def _load_tensor(
 
 def _load_sizes(folder: str, name: str, leaf: LeafMeta, key: Path, options: LoadOptions) -> tuple[Tensor, int]:
     """Load the table of the sizes of the rows of a ragged tensor. Returns it, and the number of elements."""
-    table = _map_file(folder, name, TABLE_SUFFIX, torch.int64, leaf.shape, key, options)
+    table = _map_file(folder, name, TABLE_SUFFIX, torch.int64, leaf.shape, key, options, True)
     sizes = table.clone().as_subclass(Tensor)
     try:
         return sizes, count_elements(sizes, leaf.row)
@@ -414,19 +414,27 @@ def _load_sizes(folder: str, name: str, leaf: LeafMeta, key: Path, options: Load
 
 
 def _map_file(
-    folder: str, name: str, suffix: str, dtype: torch.dtype, shape: tuple[int, ...], key: Path, options: LoadOptions
+    folder: str,
+    name: str,
+    suffix: str,
+    dtype: torch.dtype,
+    shape: tuple[int, ...],
+    key: Path,
+    options: LoadOptions,
+    ragged: bool,
 ) -> Tensor:
-    """Map one file of the entry `name`."""
+    """Map one file of the entry `name`, which is ragged or not."""
+    map_path = options.source.map_ragged_file if ragged else options.source.map
     file = file_name(name, options.robust)
     path = f"{folder}/{file}{suffix}"
     try:
-        return options.source.map(path, dtype, shape, (*key, name))
+        return map_path(path, dtype, shape, (*key, name))
     except FileNotFoundError as error:
         if file != name and "/" not in name and "\0" not in name:
             # `robust_key=False` and old releases do not encode names.
             plain = f"{folder}/{name}{suffix}"
             if options.source.exists(plain):
-                return options.source.map(plain, dtype, shape, (*key, name))
+                return map_path(plain, dtype, shape, (*key, name))
         if 0 in shape:
             # The reference does not write files for tensors without elements.
             return MemoryMappedTensor.empty(shape, dtype=dtype)

@@ -21,7 +21,7 @@ from tensordict.io.formats.loading import LoadOptions, load_directory, read_dire
 from tensordict.io.formats.structure import Complain
 from tensordict.io.formats.value_files import skip_unpickling
 from tensordict.io.remote.cache import merge_ranges
-from tensordict.io.remote.remote_saves import Access, RaggedFiles, RemoteArchive, RemoteFolder, RemoteSave, read_remote
+from tensordict.io.remote.remote_saves import Access, RemoteArchive, RemoteFolder, RemoteSave, read_remote
 from tensordict.io.specification import LeafSpec, Specification
 from tensordict.memory import system
 from tensordict.memory.mapped import PathLike
@@ -94,11 +94,11 @@ class _RowSource:
     def __init__(self, save: RemoteSave) -> None:
         self._save, self._source = save, save.source()
         self.read, self.exists, self.is_folder = self._source.read, self._source.exists, self._source.is_folder
-        self._ragged = RaggedFiles()
+        self.map_ragged_file = self._source.map_ragged_file
 
     def map(self, path: str, dtype: torch.dtype, shape: tuple[int, ...], key: Path) -> Tensor:
         """Return a tensor, or a stored tensor that is read later."""
-        if self._ragged.is_ragged_file(path) or not shape or 0 in shape:
+        if not shape or 0 in shape:
             return self._source.map(path, dtype, shape, key)
         self._source.check_size(path, dtype, shape, key)
         return StoredTensor.of(RemoteArray(self._save, self._source, path, dtype, shape, key), dtype, None, key)
@@ -108,9 +108,7 @@ class _SpecSource(_RowSource):
     """A source that maps tensors to specifications. Only ragged tensors are fetched."""
 
     def map(self, path: str, dtype: torch.dtype, shape: tuple[int, ...], key: Path) -> Any:
-        """Return the specification of a tensor; a ragged tensor itself."""
-        if self._ragged.is_ragged_file(path):
-            return self._source.map(path, dtype, shape, key)
+        """Return the specification of a tensor."""
         self._source.check_size(path, dtype, shape, key)
         later: Any = partial(self._source.map, path, dtype, shape, key)
         if shape and 0 not in shape and not self._source.is_compressed(path):

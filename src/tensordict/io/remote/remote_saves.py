@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from tensordict.core.exceptions import SaveError
-from tensordict.core.keys import Path, entry_of
+from tensordict.core.keys import Path
 from tensordict.io.formats import zipping
 from tensordict.io.formats.archive import check_top
 from tensordict.io.formats.archive_reader import Archive
@@ -35,8 +35,8 @@ from tensordict.io.remote.credentials import GuardedOptions, StorageOptions
 from tensordict.io.remote.urls import IN_FLIGHT, ChangedError, Remote, RemoteFile, is_url
 from tensordict.io.saving.progress import show_transfer
 from tensordict.memory import file_maps, files
-from tensordict.memory.mapped import PathLike
-from tensordict.memory.names import LEAF_SUFFIX, META, SCHEMA, TABLE_SUFFIX, without_scheme
+from tensordict.memory.mapped import PathLike, make_size_error
+from tensordict.memory.names import META, SCHEMA, without_scheme
 
 # Length of the first read at the end of an archive: an end record with the longest comment, and zip64 records.
 _TAIL = (1 << 16) + 256
@@ -300,7 +300,6 @@ class RemoteArchive(Archive):
         self._here: set[str] = set()
         self._placed: set[str] = set()
         self._fetched: list[Entry] = []
-        self._ragged = RaggedFiles()
         self.wanted: list[str] | None = None
         self.ahead = True
 
@@ -321,8 +320,7 @@ class RemoteArchive(Archive):
     def map(self, path: str, dtype: torch.dtype, shape: tuple[int, ...], key: Path) -> Tensor:
         """Map the tensor in a file; while `wanted` collects names, return an empty one on the meta device."""
         name = path[len(self.path) + 1 :]
-        is_ragged = self._ragged.is_ragged_file(path)
-        if self.wanted is None or name not in self.entries or is_ragged:
+        if self.wanted is None or name not in self.entries:
             return super().map(path, dtype, shape, key)
         self.wanted.append(name)
         return torch.empty(shape, dtype=dtype, device="meta")
@@ -400,7 +398,6 @@ class RemoteFolder:
         self._listed = None if remote.is_http else {file.name: file for file in remote.files()}
         self._folders = zipping.list_folders(self._listed or ())
         self._files: dict[str, CachedFile] = {}
-        self._ragged = RaggedFiles()
         self.wanted: list[str] | None = None
         self.ahead = True
 
@@ -434,13 +431,16 @@ class RemoteFolder:
 
     def map(self, path: str, dtype: torch.dtype, shape: tuple[int, ...], key: Path) -> Tensor:
         """Map the tensor in a file privately; while `wanted` collects names, return an empty one on the meta device."""
-        name, nbytes = self._name(path), math.prod(shape) * dtype.itemsize
+        if self.wanted is None:
+            return self.map_ragged_file(path, dtype, shape, key)
         self.check_size(path, dtype, shape, key)
-        cached = self._open_copy(name)
-        is_ragged = self._ragged.is_ragged_file(path)
-        if self.wanted is not None and not is_ragged:
-            self.wanted.append(name)
-            return torch.empty(shape, dtype=dtype, device="meta")
+        self.wanted.append(self._name(path))
+        return torch.empty(shape, dtype=dtype, device="meta")
+
+    def map_ragged_file(self, path: str, dtype: torch.dtype, shape: tuple[int, ...], key: Path) -> Tensor:
+        """Fetch a file and map the tensor in it privately."""
+        self.check_size(path, dtype, shape, key)
+        cached, nbytes = self._open_copy(self._name(path)), math.prod(shape) * dtype.itemsize
         if not nbytes:
             return torch.empty(shape, dtype=dtype, device="cpu")
         with cached.hold_open() as fd:
@@ -527,21 +527,4 @@ class RemoteFolder:
 
 def _check_size(path: str, size: int, dtype: torch.dtype, shape: tuple[int, ...], key: Path) -> None:
     if size < (nbytes := math.prod(shape) * dtype.itemsize):
-        raise SaveError(
-            f"{entry_of(key)}the file {path!r} has {size} bytes, but shape {list(shape)} of {dtype} needs {nbytes}; it "
-            "was cut off or belongs to another save"
-        )
-
-
-class RaggedFiles:
-    """Recognizes the files of ragged tensors, whose sizes are part of the structure. Their tables come first."""
-
-    def __init__(self) -> None:
-        self._stems: set[str] = set()
-
-    def is_ragged_file(self, path: str) -> bool:
-        """Return True if a file belongs to a ragged tensor. Must be called for all files in the order of loading."""
-        if path.endswith(TABLE_SUFFIX):
-            self._stems.add(path.removesuffix(TABLE_SUFFIX))
-            return True
-        return path.removesuffix(LEAF_SUFFIX) in self._stems
+        raise make_size_error(path, size, dtype, shape, nbytes, key)

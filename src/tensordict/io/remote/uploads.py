@@ -197,3 +197,5 @@ class _StagedSource:
         nbytes = os.path.getsize(path)
         with files.closing(files.open_file(path)) as fd:
             return file_maps.map_bytes(fd, nbytes, path).view(dtype).view(shape)
+
+    map_ragged_file = map

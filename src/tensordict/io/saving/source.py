@@ -29,7 +29,14 @@ class Source(Protocol):
         ...
 
     def map(self, path: str, dtype: torch.dtype, shape: tuple[int, ...], key: Path) -> Tensor:
-        """Check the length of a file, and return a tensor over it. Raises the errors of `read`, which name `key`."""
+        """Check the length of a file, and return a tensor over it. Raises the errors of `read`, which name `key`.
+
+        Sources whose tensors are not all wanted may return something that stands for the tensor.
+        """
+        ...
+
+    def map_ragged_file(self, path: str, dtype: torch.dtype, shape: tuple[int, ...], key: Path) -> Tensor:
+        """Return the tensor in a file of a ragged leaf. The structure needs its content."""
         ...
 
     def exists(self, path: str) -> bool:
@@ -57,6 +64,9 @@ class FileSystem:
 
     def map(self, path: str, dtype: torch.dtype, shape: tuple[int, ...], key: Path) -> MemoryMappedTensor:
         return map_file(path, dtype, shape, key)
+
+    def map_ragged_file(self, path: str, dtype: torch.dtype, shape: tuple[int, ...], key: Path) -> MemoryMappedTensor:
+        return self.map(path, dtype, shape, key)
 
     def exists(self, path: str) -> bool:
         return os.path.exists(path)

@@ -222,10 +222,16 @@ class _CheckingSource:
 
     def map(self, path: str, dtype: torch.dtype, shape: tuple[int, ...], key: Path) -> Tensor:
         """Check a file, record its problems, and return a tensor of this shape without content."""
+        return self._check(path, dtype, shape, key, False)
+
+    def map_ragged_file(self, path: str, dtype: torch.dtype, shape: tuple[int, ...], key: Path) -> Tensor:
+        """Check a file of a ragged tensor, record its problems, and map it."""
+        return self._check(path, dtype, shape, key, True)
+
+    def _check(self, path: str, dtype: torch.dtype, shape: tuple[int, ...], key: Path, nested: bool) -> Tensor:
         self._save.check(path, key)
         folder, _, file = path.rpartition("/")
         spec = self._specs.get(folder, {}).get(key[-1], {})
-        nested = bool(spec.get("is_nested"))
         table = nested and file.removesuffix(TABLE_SUFFIX) in (key[-1], file_name(key[-1], True))
         nbytes = math.prod(shape) * dtype.itemsize
         if not table:

@@ -419,9 +419,8 @@ def check_container(
         for member in container._members() or ():
             check_container(store, target, member, key, allow_pickle)
     elif form.is_value:
-        if allow_pickle and store.holds_pickles and not _is_encodable(form.value):
-            return
-        for at, tensor in enumerate(_encode_value(store, form.value, key).tensors):
+        encoded = _encode_value(store, form.value, key, allow_pickle)
+        for at, tensor in enumerate(() if encoded is None else encoded.tensors):
             check_leaf(store, tensor, (*key, str(at)))
     elif form.kind != DICT:
         raise _unsupported_kind(store, form.kind, key)
@@ -450,11 +449,13 @@ def _unsupported_kind(store: Store | type[Store], kind: str, key: Path) -> Unsup
     return UnsupportedEntryError(f"{entry_of(key)}{store.a_kind} holds no {kind}; a folder or an archive (memmap) does")
 
 
-def _encode_value(store: Store | type[Store], value: object, key: Path) -> EncodedValue:
-    """Encode a value; raises `UnsupportedEntryError` if it has no JSON form."""
+def _encode_value(store: Store | type[Store], value: object, key: Path, allow_pickle: bool) -> EncodedValue | None:
+    """Encode a value; returns `None` if it must be pickled, and raises `UnsupportedEntryError` if it may not be."""
     try:
         return encode(value)
     except NotJson as error:
+        if allow_pickle and store.holds_pickles:
+            return None
         raise _unsupported_value(store, error, key) from None
 
 
@@ -533,14 +534,6 @@ def _check_even(stack: object, key: Path) -> None:
         )
 
 
-def _is_encodable(value: object) -> bool:
-    try:
-        encode(value)
-    except NotJson:
-        return False
-    return True
-
-
 def _write_pickle(group: Group, form: Specification, key: Path) -> Item:
     """Write a pickled value, in the form of the reference."""
     try:
@@ -555,11 +548,12 @@ def _write_pickle(group: Group, form: Specification, key: Path) -> Item:
 
 
 def _write_value(group: Group, form: Specification, options: Mapping[str, Any], key: Path) -> Item:
-    value = form.value
-    if group.store.holds_pickles and group.store.allow_pickle and not _is_encodable(value):
+    store, value = group.store, form.value
+    is_text = not store.texts_are_json and type(value) is str and "\0" not in value
+    encoded = EncodedValue(value, []) if is_text else _encode_value(store, value, key, store.allow_pickle)
+    if encoded is None:
         return _write_pickle(group, form, key)
-    is_text = not group.store.texts_are_json and type(value) is str and "\0" not in value
-    content, tensors = EncodedValue(value, []) if is_text else _encode_value(group.store, value, key)
+    content, tensors = encoded
     text = content if is_text else json.dumps(content)
     node = group.new_group(key) if tensors else None
     try:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 from torch import Tensor
 
-from tensordict.core import ragged
+from tensordict.core import ragged, ragged_padding
 from tensordict.core.contract import Contract, Filler, LeafFn, identity, named_error
 from tensordict.core.exceptions import ShapeError
 from tensordict.core.keys import Path, joined
@@ -106,7 +106,7 @@ class Padding(Sizing):
                     f"mask_key={mask_key!r} needs a ragged batch dim, but no dim of the batch size {list(size)} is "
                     "ragged; set a batch size that includes the ragged dim"
                 )
-            out.set(mask_key, ragged.valid(spanning[0], len(size)))
+            out.set(mask_key, ragged_padding.valid(spanning[0], len(size)))
         return out
 
     def _list_sizes(self) -> list[torch.Size]:
@@ -192,7 +192,7 @@ def _has_ragged_dim(size: torch.Size) -> bool:
 
 
 def _pad_rows(leaf: Any, padding: float) -> Any:
-    return ragged.pad(leaf, padding) if leaf.is_nested else leaf
+    return ragged_padding.pad(leaf, padding) if leaf.is_nested else leaf
 
 
 def _pad_ragged_dims(node: Any, padding: float, path: Path) -> Any:

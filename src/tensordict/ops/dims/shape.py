@@ -209,9 +209,7 @@ class Shape(Sizing):
             if end < start:
                 raise ShapeError(f"flatten needs start_dim before end_dim, got {start_dim} and {end_dim}")
         op = batch_ops.Flatten(old, start, end)
-        if inplace:
-            return self._on_batch_in_place(op)
-        return self._on_batch(op, True)
+        return self._on_batch_in_place(op) if inplace else self._on_batch(op, True)
 
     def unflatten(self: SelfT, dim: int, unflattened_size: object, *, inplace: bool = False) -> SelfT:
         """Split one batch dim into several dims.
@@ -237,9 +235,7 @@ class Shape(Sizing):
         if not parts:
             raise ShapeError("unflatten needs at least one size")
         op = batch_ops.Unflatten(old, dim, parts)
-        if inplace:
-            return self._on_batch_in_place(op)
-        return self._on_batch(op, True)
+        return self._on_batch_in_place(op) if inplace else self._on_batch(op, True)
 
     # --- reordering dims --------------------------------------------------------------------------------------------
 

@@ -83,7 +83,7 @@ if TYPE_CHECKING:
         storage_options: StorageOptions | None
         cache_dir: CacheDir | None
 
-    class _Load(LoadInto, total=False):
+    class _Loading(LoadInto, total=False):
         out: Any
         robust_key: bool | None
         subpath: Any
@@ -527,7 +527,7 @@ class Saving(Contract):
     @classmethod
     @spells(_plan_load)
     def load_memmap(
-        cls: type[SelfT], prefix: PathLike, device: Any = None, non_blocking: bool = False, **options: Unpack[_Load]
+        cls: type[SelfT], prefix: PathLike, device: Any = None, non_blocking: bool = False, **options: Unpack[_Loading]
     ) -> SelfT:
         """Load a container that was saved to a folder or an archive.
 
@@ -600,7 +600,7 @@ class Saving(Contract):
     @classmethod
     @spells(_plan_load)
     def load(
-        cls: type[SelfT], prefix: PathLike, device: Any = None, non_blocking: bool = False, **options: Unpack[_Load]
+        cls: type[SelfT], prefix: PathLike, device: Any = None, non_blocking: bool = False, **options: Unpack[_Loading]
     ) -> SelfT:
         """Load a save of any format.
 
