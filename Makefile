@@ -11,7 +11,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK = 1
 export PYTHONDONTWRITEBYTECODE =
 
 .PHONY: help demo demo-rl docs test test-fast redis chromium test-slow test-pythons test-torches test-clients test-clients-slow differ lint \
-	format bench bench-keep bench-compare bench-clients bench-programs bench-rows
+	format bench bench-keep bench-compare bench-clients bench-programs bench-remote
 .DEFAULT_GOAL := help
 
 help:
@@ -35,7 +35,7 @@ help:
 	@echo "make bench-keep     keep the figures of the last make bench in benchmarks/kept"
 	@echo "make bench-compare  say what moved in the last make bench since the run that is kept"
 	@echo "make bench-clients  measure TorchRL on this package and on the reference"
-	@echo "make bench-rows     measure a data set of 10^9 rows in 10^5 shards"
+	@echo "make bench-remote   measure saving, loading and training over a slow link beside other libraries"
 	@echo "make bench-programs sample whole programs of TorchRL, verl, rsl_rl: what takes the time of a step"
 
 demo: .venv-demo/installed
@@ -146,6 +146,9 @@ bench-keep bench-compare: bench-%: .venv/installed
 bench-clients: .venv/installed .venv-clients/installed .venv-clients-reference/installed
 	.venv/bin/python benchmarks/clients.py
 
+bench-remote: .venv/installed .venv-remote/installed
+	.venv-remote/bin/python benchmarks/remote.py $(BENCH)
+
 bench-programs: .venv/installed .venv-clients/programs .venv-clients-reference/programs
 	.venv/bin/python benchmarks/programs.py $(BENCH)
 
@@ -200,6 +203,14 @@ bench-programs: .venv/installed .venv-clients/programs .venv-clients-reference/p
 	.venv/bin/python -c $(PURELIB) > "$$(.venv-mds/bin/python -c $(PURELIB))/base.pth"
 	.venv/bin/python -m pip install --quiet --no-deps --upgrade --target "$$(.venv-mds/bin/python -c $(PURELIB))" \
 		mosaicml-streaming==0.13.0 brotli catalogue cramjam pillow python-snappy zstd
+	touch $@
+
+# The libraries that `benchmarks/remote.py` compares with, beside MosaicML's streaming.
+.venv-remote/installed: .venv-mds/installed Makefile
+	test -x .venv-remote/bin/python || .venv/bin/python -m venv --without-pip .venv-remote
+	printf '%s\n' $(CURDIR)/src "$$(.venv-mds/bin/python -c $(PURELIB))" "$$(.venv/bin/python -c $(PURELIB))" > "$$(.venv-remote/bin/python -c $(PURELIB))/base.pth"
+	.venv/bin/python -m pip install --quiet --no-deps --upgrade --target "$$(.venv-remote/bin/python -c $(PURELIB))" \
+		webdataset==1.0.2 braceexpand==0.1.7
 	touch $@
 
 # JupyterLab, beside what .venv has: its notebooks run on this package.

@@ -466,3 +466,40 @@ def test_repr_shows_values_of_the_first_shard(tmp_path: pathlib.Path) -> None:
     assert "label: Values('cat': 1, 'dog': 1)" in repr(data[:2]) and repr(data[:0])
     shutil.rmtree(tmp_path / "data" / data._shards.parts[0].path)
     assert "label: Values(they cannot be read: " in repr(open_dataset(tmp_path / "data"))
+
+
+def test_loader_mixes_the_rows_of_some_shards(tmp_path: pathlib.Path) -> None:
+    with DatasetWriter(tmp_path / "data", rows_per_shard=5) as writer:
+        writer.extend(TensorDict(x=torch.arange(33), batch_size=[33]))
+    data = open_dataset(tmp_path / "data")
+    loader = DatasetLoader(data, 4, shuffle=2, seed=3)
+    first, second = (torch.cat([batch["x"] for batch in loader]).tolist() for _ in range(2))
+    assert sorted(first) == sorted(second) == list(range(33)) and first != second
+    # The rows of two shards come before those of others, mixed.
+    ends = [0]
+    while ends[-1] < 33:
+        shards = {row // 5 for row in first[ends[-1] : ends[-1] + 10]}
+        ends.append(ends[-1] + sum(min(5, 33 - 5 * shard) for shard in sorted(shards)[:2]))
+        assert {row // 5 for row in first[ends[-2] : ends[-1]]} <= shards
+    assert len(ends) == 5 and first[: ends[1]] != sorted(first[: ends[1]])
+    assert [row // 5 for row in first] != sorted(row // 5 for row in first)
+    # Two ranks share the order.
+    ranks = [DatasetLoader(data, 4, shuffle=2, seed=3, rank=rank, ranks=2) for rank in range(2)]
+    assert sorted(row for loader in ranks for batch in loader for row in batch["x"].tolist()) == list(range(33))
+    # A loader goes on in the same order after the shards were merged.
+    half = DatasetLoader(data, 4, shuffle=2, seed=3)
+    batches = iter(half)
+    seen = [row for _ in range(3) for row in next(batches)["x"].tolist()]
+    state = json.loads(json.dumps(half.state_dict()))
+    batches.close()  # type: ignore[attr-defined]
+    assert state["shards"] == [[5, 6], [3, 1]]
+    compact(tmp_path / "data", rows_per_shard=100)
+    again = DatasetLoader(open_dataset(tmp_path / "data"), 4)
+    again.load_state_dict(state)
+    assert seen + [row for batch in again for row in batch["x"].tolist()] == first
+    with pytest.raises(ValueError, match="33 rows, and shards with 30"):
+        again.load_state_dict({**state, "shards": [[5, 6]]})
+    with pytest.raises(ValueError, match="got 0"):
+        DatasetLoader(data, 4, shuffle=0)
+    with pytest.raises(ValueError, match="a TensorDict has none: pass shuffle=True"):
+        DatasetLoader(data[:].to_tensordict(), 4, shuffle=3)

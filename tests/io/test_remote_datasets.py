@@ -118,7 +118,8 @@ def test_only_what_is_asked_for_is_fetched(bucket: Bucket, tmp_path: pathlib.Pat
 @pytest.mark.parametrize("format", ["archive", "folder", "zarr"])
 def test_shards_are_read_at_once(bucket: Bucket, format: str) -> None:
     url, proxy, options = bucket
-    big = TensorDict(x=torch.arange(120).view(120, 1), y=torch.rand(120, 4096), batch_size=[120])
+    # The shards are too large to be fetched as a whole.
+    big = TensorDict(x=torch.arange(120).view(120, 1), y=torch.rand(120, 16384), batch_size=[120])
     with DatasetWriter(url, rows_per_shard=30, format=format, storage_options=options) as writer:
         writer.extend(big)
     data = open_dataset(url, storage_options=options)
@@ -142,6 +143,97 @@ def test_shards_are_read_at_once(bucket: Bucket, format: str) -> None:
         enough.clear()
         most = 0
         assert data[index].to_tensordict()["y"].equal(big["y"][index]) and most >= 4
+
+
+def test_a_small_shard_takes_one_request(bucket: Bucket) -> None:
+    url, proxy, options = bucket
+    big = TensorDict(
+        x=torch.arange(300), y=torch.rand(300, 256), text=[str(row) for row in range(300)], batch_size=[300]
+    )
+    with DatasetWriter(url, rows_per_shard=30, storage_options=options) as writer:
+        writer.extend(big)
+    data = open_dataset(url, storage_options=options)
+    proxy.clear()
+    at = torch.tensor([299, 0, 31, 62, 35, 1])
+    batch = data[at]
+    assert batch["y"].equal(big["y"][at]) and batch["text"] == [str(row) for row in at.tolist()]
+    # Four shards.
+    assert [request[0] for request in proxy.requests] == ["GET"] * 4
+    assert data[30:60]["y"].equal(big["y"][30:60]) and len(proxy.requests) == 4
+    assert data[150]["x"] == 150 and len(proxy.requests) == 5
+    # Writes to rows stay in memory, and a shard that does not belong here is refused.
+    first, second = [shard.partition(url)[2].lstrip("/") for shard, _ in data.shards()][6:8]
+    store = Remote(url, options)
+    store.put(first, store.read(second))
+    with pytest.raises(SaveError, match=f"{url}/{first}' says that it is the shard"):
+        data[190]
+
+
+@pytest.mark.parametrize("shuffle", [False, 3])
+def test_loader_reads_shards_ahead(bucket: Bucket, shuffle: int) -> None:
+    url, proxy, options = bucket
+    big = TensorDict(x=torch.arange(240), y=torch.rand(240, 1024), batch_size=[240])
+    with DatasetWriter(url, rows_per_shard=10, storage_options=options) as writer:
+        writer.extend(big)
+    data = open_dataset(url, storage_options=options)
+    shard = 10 * (8 + 4096)
+
+    def fetched() -> int:
+        return proxy.count("GET", "shards/")
+
+    # Three shards are mixed, and the next batches need at most these; then so many are read ahead.
+    for read_ahead, most in ((1, 2 + shuffle), (4 * shard, 8 + 2 * shuffle), (100 * shard, 24)):
+        data = open_dataset(url, storage_options=options)
+        proxy.clear()
+        batches = iter(DatasetLoader(data, 5, shuffle=shuffle, read_ahead=read_ahead, prefetch=0))
+        rows = next(batches)["x"].tolist()
+        until = time.monotonic() + (60 if most == 24 else 0.5)
+        while fetched() < (24 if most == 24 else 99) and time.monotonic() < until:
+            time.sleep(0.01)
+        assert min(most, read_ahead // shard) <= fetched() <= most
+        for batch in batches:
+            assert batch["y"].equal(big["y"][batch["x"]])
+            rows += batch["x"].tolist()
+        # Each shard was fetched once.
+        assert sorted(rows) == list(range(240)) and fetched() == 24
+    # A failure reaches the batch that needs the shard.
+    proxy.faults.append(Fault(FAIL, "GET", list(data.shards())[-1][0].rpartition("/")[2], times=99))
+    with pytest.raises(SaveError, match=url):
+        for _ in DatasetLoader(open_dataset(url, storage_options=options), 5, shuffle=shuffle):
+            pass
+
+
+def test_large_shards_are_read_ahead_in_pieces(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
+    url, proxy, options = bucket
+    monkeypatch.setattr("tensordict.io.remote.cache._PIECE", 400_000)
+    big = TensorDict(x=torch.arange(60), y=torch.rand(60, 16384), z=torch.rand(60, 4096), batch_size=[60])
+    with DatasetWriter(url, rows_per_shard=30, storage_options=options) as writer:
+        writer.extend(big)
+    data = open_dataset(url, storage_options=options).select("x", "y")
+    proxy.clear()
+    rows = list(DatasetLoader(data, 7, shuffle=False))
+    assert torch.cat([batch["y"] for batch in rows]).equal(big["y"])
+    # Five pieces of `y` of each shard, the ends and the starts; nothing of `z` but what lies at the end.
+    assert proxy.count("GET", "shards/") <= 2 * 12 and proxy.fetched("shards/") < 60 * 4 * 16384 + 300_000
+
+
+def test_manifests_are_read_at_once(bucket: Bucket) -> None:
+    url, proxy, options = bucket
+    with DatasetWriter(url, rows_per_shard=1, storage_options=options) as writer:
+        writer.extend(flat(0, 12))
+    lock, enough = threading.Lock(), threading.Event()
+    waiting: list[str] = []
+
+    def wait(method: str, path: str) -> None:
+        if "jsonl" in path:
+            with lock:
+                waiting.append(path)
+                if len(waiting) == 6:
+                    enough.set()
+            assert enough.wait(60)
+
+    proxy.before = wait
+    assert len(open_dataset(url, storage_options=options)) == 12 and len(waiting) == len(set(waiting)) == 12
 
 
 def test_many_writers(bucket: Bucket) -> None:

@@ -3,6 +3,7 @@ data sets of many shards."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, MutableMapping, Sequence
 from itertools import accumulate
 from types import MappingProxyType
@@ -457,6 +458,29 @@ class LazyConcatenatedTensorDict(FixedSize, StoredContainer):
                 yield rows
             elif self._is_of_parts(value):
                 yield from value._wrapped_container()._part_entries()
+
+    def _count_rows_by_part(self, positions: Values) -> tuple[list[int], list[int]]:
+        """Return the numbers of the parts that have the rows at these positions, in the order in which they come, and
+        the number of all rows of each of them."""
+        own = self._rows
+        rows = own[positions] if isinstance(own, np.ndarray) else own.start + positions * own.step
+        starts = self._joint.starts_array
+        numbers, firsts = np.unique(starts.searchsorted(rows, "right") - 1, return_index=True)
+        numbers = numbers[np.argsort(firsts)]
+        return numbers.tolist(), (starts[numbers + 1] - starts[numbers]).tolist()
+
+    def _row_nbytes(self) -> int:
+        """Return the bytes of the tensors of one row."""
+        columns = [entry for entry in self._part_entries() if isinstance(entry, RowsOfParts)]
+        return sum(math.prod(column.shape[1:]) * column.dtype.itemsize for column in columns)
+
+    def _fetch_part(self, number: int) -> Any:
+        """Fetch the entries of a part over the network, so that its rows can be read without; returns the part."""
+        part = self._joint[number]
+        for entry in self._part_entries():
+            if isinstance(entry, RowsOfParts):
+                entry.fetch(number)
+        return part
 
     def _gather_entries(self, request: RowRequest, at: Tensor) -> Any:
         added = self._index_new_entries(at)

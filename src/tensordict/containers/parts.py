@@ -409,7 +409,8 @@ class RowRequest:
         return bool((order[1:] > order[:-1]).all())
 
     def prefetch(self, entries: Sequence[RowsOfParts | JoinedValues]) -> None:
-        """Read the rows of several entries, from several parts at once."""
+        """Read the rows of several entries, from several parts at once, except for entries that lie in memory."""
+        entries = [entry for entry in entries if any(entry.path not in columns for columns in self._columns)]
 
         def index_part(piece: Piece) -> list[Any]:
             return [entry.piece(piece) for entry in entries]
@@ -494,6 +495,12 @@ class RowsOfParts:
     def piece(self, piece: Piece) -> Tensor:
         """Return some rows of one part."""
         return self.index_part(piece[0], piece[1])
+
+    def fetch(self, number: int) -> None:
+        """Fetch the tensor of one part over the network, if it lies there."""
+        leaf = self._leaf(number)[2]
+        if isinstance(leaf, StoredTensor) and hasattr(leaf.array, "fetch"):
+            leaf.array.fetch()
 
     def index_part(self, number: int, at: Any) -> Tensor:
         """Index the tensor of one part."""

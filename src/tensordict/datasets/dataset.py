@@ -198,7 +198,7 @@ class Shards(MapsAgain):
         place = self._manifests.place
         path = place.path(part.path)
         try:
-            opened = place.open(part.path, self._mode)
+            opened = place.open(part.path, self._mode, part.whole * self.schema.nbytes)
             opened = self._manifests.hide_added_keys(opened, part.path, self.schema)
             found = Schema(opened)
         except FileNotFoundError as error:

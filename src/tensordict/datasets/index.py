@@ -246,9 +246,9 @@ class Manifests:
             found = list_manifests(self.place)
             known = [self.manifests.setdefault(writer, Manifest(writer)) for writer in found]
             try:
-                files.run_all(
-                    [partial(self._read_one, item, found[item.writer]) for item in known], self.place.in_flight
-                )
+                in_flight = self.place.in_flight
+                each = max(1, in_flight // max(1, len(known)))
+                files.run_all([partial(self._read_one, item, found[item.writer], each) for item in known], in_flight)
             except FileNotFoundError:
                 if list_manifests(self.place) == found:
                     raise
@@ -258,9 +258,9 @@ class Manifests:
                     del self.manifests[writer]
             return found
 
-    def _read_one(self, manifest: Manifest, found: list[ManifestFile]) -> None:
+    def _read_one(self, manifest: Manifest, found: list[ManifestFile], num_threads: int) -> None:
         try:
-            read_manifest(self.place, manifest, found)
+            read_manifest(self.place, manifest, found, num_threads)
         except SaveError as error:
             # Treat a link, or something that is not a file, like damage.
             manifest.problem = str(error)

@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed
+from numpy.typing import NDArray
 from torch.utils.data import DataLoader
 
+from tensordict.containers.concatenated import LazyConcatenatedTensorDict
+from tensordict.core.contract import is_node
 from tensordict.datasets.dataset import Dataset, Segment
-from tensordict.datasets.order import Order
+from tensordict.datasets.order import Order, ShardShuffle
+from tensordict.datasets.read_ahead import ShardsAhead
 from tensordict.memory import rows as scattered
 
-_FIELDS = {"epoch", "start", "seed", "shuffle", "rows", "segments"}
+_FIELDS = {"epoch", "start", "seed", "shuffle", "rows", "segments", "shards"}
+# The bytes of shards that are fetched ahead from a URL.
+_READ_AHEAD = 64 << 20
 
 
 class DatasetLoader:
@@ -38,12 +47,17 @@ class DatasetLoader:
     Args:
         data: the container; its rows run along the first batch dim.
         batch_size: the number of rows of a batch on each rank.
-        shuffle: visit the rows in another order in each epoch.
+        shuffle: visit the rows in another order in each epoch: `True` mixes all rows. A number visits the shards of a
+            data set or a concatenation in random order, and mixes the rows of so many shards at a time. At a URL, each
+            shard is then fetched once in an epoch.
         seed: the seed of the order.
         drop_last: leave out smaller batches, so that all ranks have the same number of batches.
         num_workers: the number of processes that read; with 0, a thread of this process reads ahead.
         prefetch: the number of batches that are read ahead (by each worker). With 0 and without workers, batches are
             read on demand.
+        read_ahead: how many bytes of shards are fetched ahead from a URL, many shards at once, unless `shuffle=True`.
+            It should exceed the bytes that the link passes while one request is answered. One shard is always fetched
+            ahead, and the shards that are mixed stay, too. With workers, only `prefetch` counts.
         rank, ranks: this rank, and the number of ranks; by default those of `torch.distributed` if it is initialized.
         transform: a function that replaces each batch, called in the thread or process that reads it.
         options: other options of `torch.utils.data.DataLoader`, for workers (`pin_memory`, `multiprocessing_context`,
@@ -62,21 +76,24 @@ class DatasetLoader:
         data: Any,
         batch_size: int,
         *,
-        shuffle: bool = True,
+        shuffle: bool | int = True,
         seed: int = 0,
         drop_last: bool = False,
         num_workers: int = 0,
         prefetch: int = 2,
+        read_ahead: int = _READ_AHEAD,
         rank: int | None = None,
         ranks: int | None = None,
         transform: Callable[[Any], Any] | None = None,
         **options: Any,
     ) -> None:
-        if batch_size < 1 or num_workers < 0 or prefetch < 0:
+        if batch_size < 1 or num_workers < 0 or prefetch < 0 or read_ahead < 0:
             raise ValueError(
-                "batch_size is 1 or more, num_workers and prefetch 0 or more; got "
-                f"{batch_size}, {num_workers} and {prefetch}"
+                "batch_size is 1 or more, num_workers, prefetch and read_ahead 0 or more; got "
+                f"{batch_size}, {num_workers}, {prefetch} and {read_ahead}"
             )
+        if type(shuffle) is not bool and shuffle < 1:
+            raise ValueError(f"shuffle is a bool, or the number of shards to mix, 1 or more; got {shuffle}")
         if options and not num_workers:
             raise ValueError(f"{sorted(options)} are options of worker processes: pass num_workers, too")
         initialized = torch.distributed.is_available() and torch.distributed.is_initialized()
@@ -86,18 +103,25 @@ class DatasetLoader:
             raise ValueError(f"rank {self.rank} is none of {self.ranks} ranks: they begin at 0")
         self.data, self.batch_size = data, batch_size
         self.shuffle, self.seed, self.drop_last = shuffle, seed, drop_last
-        self._num_workers, self._prefetch = num_workers, prefetch
+        self._num_workers, self._prefetch, self._read_ahead = num_workers, prefetch, read_ahead
         self._transform, self._options = transform, options
         self.epoch = 0
         # The rows of this epoch that all ranks have finished, their total number, and their segments in a data set.
         self._start = 0
         self._count, self._segments = _snapshot_rows(data)
+        # The numbers of rows of the shards of this epoch, if shards are mixed.
+        self._sizes: NDArray[np.int64] | None = None
+        if type(shuffle) is not bool:
+            _list_sizes(data)
         # After `load_state_dict`, the rows of the epoch that the next iteration continues.
         self._resumed: Any = None
 
     def _order(self, count: int, start: int) -> Order:
         seed = self.seed * 1_000_003 + self.epoch if self.shuffle else None
-        return Order(count, self.batch_size, seed, self.rank, self.ranks, start, self.drop_last)
+        shards = None
+        if type(self.shuffle) is not bool and self._sizes is not None and seed is not None:
+            shards = ShardShuffle(self._sizes, self.shuffle, seed)
+        return Order(count, self.batch_size, seed, self.rank, self.ranks, start, self.drop_last, shards)
 
     def __len__(self) -> int:
         """Return the number of batches of the next iteration on this rank."""
@@ -111,6 +135,7 @@ class DatasetLoader:
             rows, start = self.data, 0
             # Fix the rows of the epoch, because the data set may grow meanwhile.
             self._count, self._segments = _snapshot_rows(rows)
+            self._sizes = None if type(self.shuffle) is bool else _list_sizes(rows, self._count)
         self._start = start
         step = self.batch_size * self.ranks
         for number, batch in enumerate(self._read(rows, self._order(self._count, start))):
@@ -127,17 +152,28 @@ class DatasetLoader:
             prefetch = self._prefetch or None
             options = {"prefetch_factor": prefetch, "collate_fn": _return_batch, **self._options}
             yield from DataLoader(fetch, None, sampler=numbers, num_workers=self._num_workers, **options)
-        elif not self._prefetch:
-            yield from map(fetch.__getitem__, range(len(order)))
-        else:
-            yield from self._prefetch_batches(fetch, len(order))
+            return
+        ahead: ShardsAhead | None = None
+        shards = rows._wrapped_container() if is_node(rows) else None
+        if isinstance(shards, LazyConcatenatedTensorDict) and self.shuffle is not True and self._read_ahead:
+            is_remote = shards._joint.in_flight > 1
+            ahead = ShardsAhead(shards, order.batch, len(order), self._read_ahead) if is_remote else None
+        read = fetch.__getitem__ if ahead is None else partial(ahead.read, fetch.__getitem__)
+        try:
+            if not self._prefetch:
+                yield from map(read, range(len(order)))
+            else:
+                yield from self._prefetch_batches(read, len(order))
+        finally:
+            if ahead is not None:
+                ahead.close()
 
-    def _prefetch_batches(self, fetch: _EpochBatches, count: int) -> Iterator[Any]:
+    def _prefetch_batches(self, read: Callable[[int], Any], count: int) -> Iterator[Any]:
         with ThreadPoolExecutor(1, thread_name_prefix="tensordict-batches") as pool:
             under_way: deque[Future[Any]] = deque()
             try:
                 for number in range(count):
-                    under_way.append(pool.submit(fetch.__getitem__, number))
+                    under_way.append(pool.submit(read, number))
                     if len(under_way) > self._prefetch:
                         yield under_way.popleft().result()
                 while under_way:
@@ -161,6 +197,10 @@ class DatasetLoader:
             "shuffle": self.shuffle,
             "rows": self._count,
             "segments": None if self._segments is None else [list(part) for part in self._segments],
+            # Runs of shards of one size. A compaction may change the shards, and the order must stay.
+            "shards": None
+            if self._sizes is None
+            else [[size, len(list(run))] for size, run in itertools.groupby(self._sizes.tolist())],
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -173,7 +213,8 @@ class DatasetLoader:
             ValueError: the state is invalid, or belongs to other rows.
             SaveError: rows of the data set are gone.
         """
-        if set(state) != _FIELDS:
+        # Loaders that could not mix shards saved no sizes.
+        if {*state, "shards"} != _FIELDS:
             raise ValueError(f"the state of a loader has {sorted(_FIELDS)}, got {sorted(state)}")
         count, segments, rows = int(state["rows"]), state["segments"], self.data
         if segments is not None:
@@ -185,7 +226,11 @@ class DatasetLoader:
                 rows = rows._rewrap(rows._wrapped_container().at(segments))
         if len(rows) != count:
             raise ValueError(f"the state belongs to {count:,} rows, and this loader has {len(rows):,}")
-        self.seed, self.shuffle = int(state["seed"]), bool(state["shuffle"])
+        runs = state.get("shards")
+        sizes = None if runs is None else np.repeat(*np.asarray(runs, dtype=np.int64).reshape(-1, 2).T)
+        if sizes is not None and (sizes.sum() != count or (sizes < 0).any()):
+            raise ValueError(f"the state has {count:,} rows, and shards with {sizes.sum():,} rows")
+        self.seed, self.shuffle, self._sizes = int(state["seed"]), state["shuffle"], sizes
         self.epoch, self._start = int(state["epoch"]), int(state["start"])
         self._count, self._segments = count, segments
         self._resumed = rows if self._start else None
@@ -205,6 +250,20 @@ class _EpochBatches(torch.utils.data.Dataset[Any]):
             with scattered.into_shared_memory():
                 batch = self._rows[at]
         return batch if self._transform is None else self._transform(batch)
+
+
+def _list_sizes(rows: Any, count: int | None = None) -> NDArray[np.int64]:
+    """Return the numbers of rows of the shards with the first `count` rows."""
+    data = rows._wrapped_container() if is_node(rows) else rows
+    if not isinstance(data, LazyConcatenatedTensorDict):
+        raise ValueError(
+            f"shuffle is a number of shards, and a {type(data).__name__} has none: pass shuffle=True to mix all rows"
+        )
+    stops = np.asarray([block.stop for block in data._row_blocks()], dtype=np.int64)
+    if count is not None:
+        # The data set may have grown since it was counted.
+        stops = np.unique(np.minimum(stops, count))
+    return np.diff(stops, prepend=0)
 
 
 def _return_batch(batch: Any) -> Any:

@@ -40,7 +40,7 @@ from tensordict.io.formats.loading import LoadOptions, load_directory
 from tensordict.io.formats.opening import ARCHIVE, DIRECTORY, SUFFIXES, map_save, open_file
 from tensordict.io.remote.remote_rows import open_rows
 from tensordict.io.remote.remote_saves import Access, RemoteSave
-from tensordict.io.remote.urls import IN_FLIGHT, Remote, is_url
+from tensordict.io.remote.urls import IN_FLIGHT, READS_IN_FLIGHT, Remote, is_url
 from tensordict.io.saving import commit
 from tensordict.io.saving.source import SaveFolder
 from tensordict.memory import files, system
@@ -198,8 +198,13 @@ class Location:
 
     # --- shards -------------------------------------------------------------------------------------------------------
 
-    def open(self, name: str, mode: str) -> Any:
+    def open(self, name: str, mode: str, nbytes: int | None = None) -> Any:
         """Open a shard as a container. With "r", writing to its tensors does not change the files.
+
+        Args:
+            name: the path of the shard in the data set.
+            mode: "r" or "r+".
+            nbytes: the estimated bytes of its tensors, which saves requests at a URL.
 
         Raises:
             SaveError: the shard cannot be read, its label names another shard, or its path contains a link.
@@ -401,7 +406,7 @@ def _find_last_change(path: str) -> float:
 class RemoteLocation(Location):
     """A data set below a URL."""
 
-    in_flight = IN_FLIGHT
+    in_flight = READS_IN_FLIGHT
     is_remote = True
 
     def __init__(self, url: PathLike, access: Access) -> None:
@@ -434,12 +439,12 @@ class RemoteLocation(Location):
     def create_file(self, name: str, content: bytes, durable: bool = False) -> None:
         self._remote.put(name, content, new=True)
 
-    def open(self, name: str, mode: str) -> Any:
+    def open(self, name: str, mode: str, nbytes: int | None = None) -> Any:
         path = self.path(name)
         if is_zarr(name):
             check_label(self.read_label(name), name, path)
             return open_file(Remote(path, self.access.storage_options), LoadOptions(), self.access, "zarr")
-        return open_rows(path, self.access, lambda read: check_label(find_label(read, DOCUMENTS), name, path))
+        return open_rows(path, self.access, lambda read: check_label(find_label(read, DOCUMENTS), name, path), nbytes)
 
     def read_label(self, name: str) -> Line | None:
         if is_zarr(name):

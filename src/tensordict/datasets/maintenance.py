@@ -28,7 +28,7 @@ from tensordict.datasets.writer import DatasetWriter, choose_shard_options, find
 from tensordict.io.formats.opening import DATASET, DIRECTORY, REGISTERED_FORMATS, RegisteredFormat
 from tensordict.io.formats.structure import Complain
 from tensordict.io.remote.remote_saves import Access
-from tensordict.io.remote.urls import StorageOptions
+from tensordict.io.remote.urls import IN_FLIGHT, StorageOptions
 from tensordict.io.saving.progress import Progress, hide_bars, progress_bar
 from tensordict.io.saving.verification import Report
 from tensordict.io.specification import DeferredValue, LeafSpec, Specification
@@ -326,7 +326,7 @@ def _verify(report: Report, num_threads: int, progress: Progress, access: Access
         progress.add(one.nbytes)
 
     lines = {line.path: line for line in map(index.find_shard, index.parts())}
-    files.run_all([partial(check, line) for line in lines.values()], num_threads or place.in_flight)
+    files.run_all([partial(check, line) for line in lines.values()], num_threads or min(place.in_flight, IN_FLIGHT))
     report.leaves = len(schema.fields)
     for name in lines:
         one, problems = found[name]

@@ -35,6 +35,7 @@ from __future__ import annotations
 import contextlib
 import re
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
@@ -43,6 +44,7 @@ from tensordict.core.exceptions import SaveError
 from tensordict.datasets.lines import WRITERS, Lines, is_id, parse_line
 from tensordict.datasets.location import Location, Log
 from tensordict.datasets.records import read_records, to_file
+from tensordict.memory import files
 from tensordict.memory.names import SCHEMA
 
 _SUFFIX = ".jsonl"
@@ -172,16 +174,24 @@ def list_manifests(place: Location) -> dict[str, list[ManifestFile]]:
     return dict(sorted(found.items()))
 
 
-def read_manifest(place: Location, manifest: Manifest, files: list[ManifestFile]) -> None:
+def read_manifest(place: Location, manifest: Manifest, listed: list[ManifestFile], num_threads: int = 1) -> None:
     """Read the lines that were added to a manifest since the last call.
 
     Lines before damage are read; `manifest.problem` describes the damage.
+
+    Args:
+        place: the data set.
+        manifest: the manifest.
+        listed: its files.
+        num_threads: the number of files that are read at once.
 
     Raises:
         OSError: a file cannot be read; the error names it.
     """
     manifest.problem = ""
-    for file in sorted(files, key=lambda file: (file.first, -(file.stop or 0))):
+    ordered = sorted(listed, key=lambda file: (file.first, -(file.stop or 0)))
+    contents = _read_segments(place, manifest, ordered, num_threads) if num_threads > 1 else {}
+    for file in ordered:
         if file.stop is None:
             for attempt in range(_TRIES):
                 if attempt:
@@ -190,12 +200,34 @@ def read_manifest(place: Location, manifest: Manifest, files: list[ManifestFile]
                 if not manifest.problem:
                     break
         elif file.stop > len(manifest.lines) or manifest.schema is None:
-            manifest.problem = _read_segment(place, manifest, file, file.stop)
+            manifest.problem = _read_segment(place, manifest, file, file.stop, contents.get(file.name))
         if manifest.problem:
             return
 
 
-def _read_segment(place: Location, manifest: Manifest, file: ManifestFile, stop: int) -> str:
+def _read_segments(
+    place: Location, manifest: Manifest, ordered: list[ManifestFile], num_threads: int
+) -> dict[str, tuple[bytes, int]]:
+    """Read files that do not grow and have new lines, several at once. A file that cannot be read is left out."""
+    contents: dict[str, tuple[bytes, int]] = {}
+
+    def read(file: ManifestFile) -> None:
+        with contextlib.suppress(OSError):
+            contents[file.name] = place.read(file.name, 0, file.size)
+
+    jobs: list[Callable[[], None]] = []
+    have = len(manifest.lines)
+    for file in ordered:
+        if file.stop is not None and (file.stop > have or (manifest.schema is None and not jobs)):
+            jobs.append(partial(read, file))
+            have = max(have, file.stop)
+    files.run_all(jobs, num_threads)
+    return contents
+
+
+def _read_segment(
+    place: Location, manifest: Manifest, file: ManifestFile, stop: int, content: tuple[bytes, int] | None
+) -> str:
     """Read a file that does not grow. Return a description of damage; empty without damage."""
     have = len(manifest.lines)
     if file.first > have:
@@ -203,7 +235,7 @@ def _read_segment(place: Location, manifest: Manifest, file: ManifestFile, stop:
     # Lines that another file had already are read again, but not added.
     own = Manifest(manifest.writer)
     own.lines = manifest.lines if file.first == have else manifest.lines.first(file.first)
-    problem = _read_lines(place, own, file)
+    problem = _read_lines(place, own, file, content)
     if not problem and len(own.lines) != stop:
         problem = f"{place.path(file.name)!r} has the lines up to {len(own.lines)}, and its name says {stop}"
     if not problem and manifest.schema not in (None, own.schema):
@@ -215,10 +247,17 @@ def _read_segment(place: Location, manifest: Manifest, file: ManifestFile, stop:
     return problem
 
 
-def _read_lines(place: Location, manifest: Manifest, file: ManifestFile) -> str:
-    """Read the next lines of a file. Return a description of damage; empty without damage."""
+def _read_lines(place: Location, manifest: Manifest, file: ManifestFile, known: tuple[bytes, int] | None = None) -> str:
+    """Read the next lines of a file. Return a description of damage; empty without damage.
+
+    Args:
+        place: the data set.
+        manifest: takes the lines.
+        file: the file.
+        known: the next bytes of the file and its length, if they were read already.
+    """
     path = place.path(file.name)
-    content, length = place.read(file.name, manifest.end, file.size)
+    content, length = known or place.read(file.name, manifest.end, file.size)
     if length < manifest.end:
         return f"{path!r} was cut short: it had {manifest.end} bytes, and has {length}"
     take = partial(_take_record, manifest, file.first)

@@ -64,6 +64,38 @@ def _mix_int(value: int) -> int:
     return value ^ (value >> 31)
 
 
+class ShardShuffle:
+    """Shards in random order, the rows of several consecutive ones mixed.
+
+    Args:
+        sizes: the number of rows of each shard.
+        mixed: the number of shards whose rows are mixed.
+        seed: determines the order.
+    """
+
+    def __init__(self, sizes: NDArray[np.int64], mixed: int, seed: int) -> None:
+        order = shuffle_positions(np.arange(len(sizes)), len(sizes), seed)
+        self._seed = seed
+        # Of each shard in the new order: its first row in the old order, and the positions at which it starts and ends.
+        self._firsts = (sizes.cumsum() - sizes)[order]
+        self._stops = sizes[order].cumsum()
+        self._starts = self._stops - sizes[order]
+        # The positions at which the mixed shards start, and the end.
+        self._bounds = np.append(self._starts[::mixed], self._stops[-1:])
+
+    def rows_at(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the rows at some positions."""
+        found = np.empty_like(positions)
+        groups = self._bounds.searchsorted(positions, "right") - 1
+        for group in np.unique(groups).tolist():
+            own = groups == group
+            start, stop = (int(bound) for bound in self._bounds[group : group + 2])
+            mixed = start + shuffle_positions(positions[own] - start, stop - start, self._seed + 1 + group)
+            shard = self._stops.searchsorted(mixed, "right")
+            found[own] = self._firsts[shard] + mixed - self._starts[shard]
+        return found
+
+
 @dataclass(frozen=True, slots=True)
 class Order:
     """The batches of one rank in one epoch.
@@ -78,6 +110,7 @@ class Order:
         rank, ranks: this rank, and the number of ranks.
         start: the number of positions that all ranks together have finished.
         drop_last: leave out batches that are not whole on every rank.
+        shards: gives the rows, instead of the permutation.
     """
 
     count: int
@@ -87,6 +120,7 @@ class Order:
     ranks: int = 1
     start: int = 0
     drop_last: bool = False
+    shards: ShardShuffle | None = None
 
     def __len__(self) -> int:
         """Return the number of batches."""
@@ -101,4 +135,6 @@ class Order:
         first = self.start + number * self.batch_size * self.ranks + self.rank
         stop = min(first + self.batch_size * self.ranks, self.count)
         positions = np.arange(first, stop, self.ranks, dtype=np.int64)
+        if self.shards is not None:
+            return self.shards.rows_at(positions)
         return positions if self.seed is None else shuffle_positions(positions, self.count, self.seed)

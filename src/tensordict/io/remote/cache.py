@@ -27,7 +27,7 @@ from functools import partial
 from tensordict.core.exceptions import SaveError
 from tensordict.core.locks import Lock
 from tensordict.core.logs import logger
-from tensordict.io.remote.urls import IN_FLIGHT, Remote, RemoteFile
+from tensordict.io.remote.urls import IN_FLIGHT, ChangedError, Remote, RemoteFile
 from tensordict.io.saving.private_folder import PrivateFolder
 from tensordict.io.saving.progress import show_transfer
 from tensordict.memory import files, system
@@ -46,10 +46,6 @@ _MAX_BYTES = 16 << 30
 _DATA = re.compile(r"([0-9a-f]{40})\.data")
 
 Range = tuple[int, int]
-
-
-class ChangedError(SaveError):
-    """The file behind a URL was replaced while it was read."""
 
 
 class RemoteCache:
@@ -233,6 +229,17 @@ class CachedFile:
                     self._have = merge_ranges([*self._have, *missing])
                     self._keep([*kept, *fetched])
 
+    def insert(self, start: int, content: bytes) -> None:
+        """Put bytes that were read from the file behind the URL into the copy, which is open and in no cache."""
+        with self._naming():
+            files.write_bytes(self.fd, content, start)
+        self._have = merge_ranges([*self._have, (start, start + len(content))])
+
+    @property
+    def is_whole(self) -> bool:
+        """True if all of the file was fetched."""
+        return self._have == [(0, self.file.size)]
+
     def _lock_file(self) -> contextlib.AbstractContextManager[object]:
         if self._place.cache is None:
             return contextlib.nullcontext()
@@ -243,7 +250,7 @@ class CachedFile:
         found: list[tuple[int, int, int]] = []
 
         def fetch(start: int, stop: int) -> None:
-            content = self.remote.read(self.file.name, start, stop)
+            content = self.remote.read(self.file.name, start, stop, self.file)
             with self._naming():
                 files.write_bytes(self.fd, content, start)
             found.append((start, stop, zlib.crc32(content)))
@@ -253,7 +260,8 @@ class CachedFile:
         with show_transfer("fetching", total) as shown:
             files.run_all([partial(fetch, start, stop) for start, stop in pieces], IN_FLIGHT)
         logger.debug("fetched %d bytes of %r in %d requests", total, self.url, len(pieces))
-        if self._check and self.remote.find(self.file.name) != self.file:
+        # Each answer of S3 says which file it is from.
+        if self._check and not self.remote.is_s3 and self.remote.find(self.file.name) != self.file:
             raise ChangedError(f"{self.url!r} was replaced while it was read: read it again")
         return found
 

@@ -27,29 +27,43 @@ from tensordict.memory import system
 from tensordict.memory.mapped import PathLike
 from tensordict.memory.stored_tensors import Selection, StoredTensor
 
+# Smaller archives are fetched as a whole, in one request: sending so much takes less time than a second answer.
+_SMALL = 1 << 20
+# The estimate of the bytes of an archive besides its tensors: headers, descriptions and the index.
+_OTHERS = 64 << 10
 
-def open_rows(url: PathLike, access: Access, check: Callable[[Callable[[str], bytes]], None]) -> Any:
+
+def open_rows(
+    url: PathLike, access: Access, check: Callable[[Callable[[str], bytes]], None], nbytes: int | None = None
+) -> Any:
     """Open an archive or a folder behind a URL. Rows of its tensors are fetched when they are used.
 
-    The structure, values and ragged tensors are fetched at once. The container is read-only.
+    The structure, values and ragged tensors are fetched at once. The container is read-only. A small archive on S3 is
+    fetched as a whole, and its tensors are private maps of the local copy.
 
     Args:
         url: the URL of the save.
         access: the storage options and the cache.
         check: called with a function that reads a document of the save by name; raises to refuse the save.
+        nbytes: the estimated bytes of the tensors.
 
     Raises:
         FileNotFoundError: the URL has no save.
         SaveError: the save cannot be reached, is broken or has another format; names the URL.
     """
-    return read_remote(url, access, partial(_open, check))
+    if nbytes is None or nbytes + _OTHERS > _SMALL:
+        return read_remote(url, access, partial(_open, check))
+    return read_remote(url, access, partial(_open, check), nbytes + _OTHERS)
 
 
 def _open(check: Callable[[Callable[[str], bytes]], None], save: RemoteSave) -> Any:
     if save.format not in ("directory", "archive"):
         raise SaveError(f"{save.url!r} is of the format {save.format!r}, which is not read by rows")
-    container = load_directory(save.path, LoadOptions(source=_RowSource(save)))
+    is_whole = save.is_whole
+    container = load_directory(save.path, LoadOptions(source=save.source() if is_whole else _RowSource(save)))
     check(lambda name: save.source().read(f"{save.path}/{name}"))
+    if is_whole:
+        return container
     # The tensors hold the source, so the fetched bytes live as long as the tensors.
     save.keep_for(save.source())
     return _wrap_tensors(container)
@@ -136,6 +150,16 @@ class RemoteArray:
     def write(self, selection: Selection, values: object) -> None:
         """Raise a `SaveError`: saves behind URLs are read-only."""
         raise SaveError(f"{self._save.url!r} is only read: nothing is written into what is behind a URL")
+
+    def fetch(self) -> None:
+        """Fetch all rows, in several requests at once if they are long."""
+        whole = [(0, math.prod(self.shape) * self.dtype.itemsize)]
+        with self._save.naming():
+            if (placed := self._source.place(self._path, whole)) is None:
+                self._source.map(self._path, self.dtype, self.shape, self.key)
+            else:
+                file, start = placed
+                file.ensure((start + low, start + high) for low, high in whole)
 
     def _fetch_rows(self, rows: Iterable[int]) -> Tensor:
         """Fetch rows into a new tensor."""

@@ -30,9 +30,9 @@ from tensordict.io.formats.detect import detect_format
 from tensordict.io.formats.loading import LoadOptions, load_directory, read_directory
 from tensordict.io.formats.value_files import skip_unpickling
 from tensordict.io.formats.zipping import Entry
-from tensordict.io.remote.cache import CachedFile, ChangedError, LocalCopies, Range, RemoteCache
+from tensordict.io.remote.cache import CachedFile, LocalCopies, Range, RemoteCache
 from tensordict.io.remote.credentials import GuardedOptions, StorageOptions
-from tensordict.io.remote.urls import IN_FLIGHT, Remote, RemoteFile, is_url
+from tensordict.io.remote.urls import IN_FLIGHT, ChangedError, Remote, RemoteFile, is_url
 from tensordict.io.saving.progress import show_transfer
 from tensordict.memory import file_maps, files
 from tensordict.memory.mapped import PathLike, make_size_error
@@ -44,6 +44,8 @@ _TAIL = (1 << 16) + 256
 _HEADER = 4096
 # When one description is read, the following ones up to this length are fetched with it.
 _AHEAD = 256 << 10
+# Length of the first read at the start of an archive, where the descriptions lie.
+_START = 4 << 10
 # Number of attempts at a save that is replaced while it is read.
 _TRIES = 5
 # Format of a Zarr group, and the files that identify one.
@@ -74,15 +76,21 @@ class Access:
         return Access(storage_options, given if given is None or isinstance(given, RemoteCache) else RemoteCache(given))
 
 
-def read_remote(url: PathLike, access: Access, use: Callable[[RemoteSave], T]) -> T:
+def read_remote(url: PathLike, access: Access, use: Callable[[RemoteSave], T], end: int = _TAIL) -> T:
     """Open the save at a URL and return `use(save)`. Retries if the save is replaced meanwhile.
+
+    Args:
+        url: the URL of the save.
+        access: the storage options and the cache.
+        use: reads the save.
+        end: how many bytes at the end of a file are likely needed; S3 sends them with the first answer.
 
     Raises:
         FileNotFoundError: the URL has no save.
         SaveError: the save cannot be reached or is broken; names the URL.
     """
     for attempt in range(1, _TRIES + 1):
-        save = RemoteSave(url, access)
+        save = RemoteSave(url, access, end)
         try:
             with save.naming():
                 found = use(save)
@@ -124,11 +132,13 @@ class RemoteSave:
         in_place: the remote folder of a Zarr group, which is read directly; else `None`.
     """
 
-    def __init__(self, url: PathLike, access: Access) -> None:
+    def __init__(self, url: PathLike, access: Access, end: int = _TAIL) -> None:
         self.remote = Remote(url, access.storage_options)
         # A plain text, because errors that contain it are pickled.
         self.url = str(self.remote.url)
-        file = self.remote.find()
+        # A cache may have the content, so only the description is requested.
+        read = self.remote.read_end(end) if self.remote.is_s3 and access.cache is None else None
+        file = self.remote.find() if read is None else read[0]
         self._top = None if file is not None else self.remote.find(META)
         self._format = "" if file is not None else "directory" if self._top is not None else _ZARR
         if self._format == _ZARR and all(self.remote.find(name) is None for name in _GROUPS):
@@ -139,6 +149,9 @@ class RemoteSave:
         self._leaves_place = False
         # Without a cache, `check` asks once at the end whether the file was replaced.
         self._file = None if file is None else self._place.file(self.remote, file, check=access.cache is not None)
+        if self._file is not None and read is not None:
+            self._file.hold()
+            self._file.insert(read[0].size - len(read[1]), read[1])
         stands = hashlib.sha256(self.url.encode()).hexdigest()
         self.path = f"{self._place.path}/{stands}" if self._file is None else self._file.path
         self._source: RemoteArchive | RemoteFolder | None = None
@@ -148,13 +161,18 @@ class RemoteSave:
         """The format, as of `detect_format`. Files other than archives are fetched to detect it."""
         if self._file is not None and not self._format:
             size = self._file.file.size
-            self._file.ensure([(0, min(size, 4)), (max(0, size - _TAIL), size)])
+            self._file.ensure([(0, min(size, _START)), (max(0, size - _TAIL), size)])
             is_zip = self._file.read(0, min(size, 4)) in zipping.SIGNATURES
             # Other formats are zip files, too.
             if is_zip and META in (archive := RemoteArchive(self._file)).entries:
                 self._source = archive
             self._format = "archive" if self._source is not None else detect_format(self.local())
         return self._format
+
+    @property
+    def is_whole(self) -> bool:
+        """True if the save is a file that was fetched as a whole."""
+        return self._file is not None and self._file.is_whole
 
     def local(self) -> str:
         """Fetch the whole file; returns the path of the copy."""
@@ -224,12 +242,15 @@ class RemoteSave:
         return self.remote.find(META) != self._top
 
     def check(self) -> None:
-        """Check that the save was not replaced while it was read. A cache checks each file itself.
+        """Check that the save was not replaced while it was read.
+
+        A cache checks each file itself, and a file of S3 is checked with each answer.
 
         Raises:
             ChangedError: the save was replaced.
         """
-        if (self._file is None or self._place.cache is None) and self.is_stale():
+        is_checked = self._file is not None and (self.remote.is_s3 or self._place.cache is not None)
+        if not is_checked and self.is_stale():
             raise ChangedError(f"{self.url!r} was replaced while it was read: read it again")
 
     @contextlib.contextmanager

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from aiobotocore.httpsession import AIOHTTPSession  # type: ignore[import-untyped]
 from botocore.httpsession import HTTPClientError  # type: ignore[import-untyped]
 
 from tensordict.io.remote.web import AnswerError, BoundedResponse, read_at_most
+
+_CONTENT_RANGE = re.compile(r"bytes \d+-\d+/(\d+)")
 
 
 class _Answer(BoundedResponse):
@@ -36,7 +39,26 @@ class Session(AIOHTTPSession):  # type: ignore[misc]
             raise
 
 
+async def look_up(files: Any, path: str) -> dict[str, Any]:
+    """Describe an object, in one request. s3fs would also list the folder of this name.
+
+    Args:
+        files: the file system of s3fs.
+        path: of the object.
+
+    Raises:
+        FileNotFoundError: the object is missing.
+    """
+    found = await files._call_s3("head_object", **_arguments(files, path))
+    return {**found, "type": "file", "size": found["ContentLength"]}
+
+
 async def read_from_s3(files: Any, path: str, byte_range: str, limit: int) -> bytes:
+    """Read a range of an object; see `read_and_describe`."""
+    return (await read_and_describe(files, path, byte_range, limit))[0]
+
+
+async def read_and_describe(files: Any, path: str, byte_range: str, limit: int) -> tuple[bytes, dict[str, Any]]:
     """Read a range of an object, and one byte behind it where the server sends more than was asked for.
 
     s3fs itself reads the content of an object to its end.
@@ -46,12 +68,22 @@ async def read_from_s3(files: Any, path: str, byte_range: str, limit: int) -> by
         path: of the object.
         byte_range: "FIRST-LAST", or "-COUNT" for the last bytes.
         limit: the number of bytes of the range.
+
+    Returns:
+        the content, and the description of the object, as of `look_up`; its size is `None` if the server does not say.
     """
-    bucket, key, version = files.split_path(path)
-    which = {"VersionId": version} if version else {}
-    answer = await files._call_s3("get_object", Bucket=bucket, Key=key, Range=f"bytes={byte_range}", **which)
+    answer = await files._call_s3("get_object", **_arguments(files, path), Range=f"bytes={byte_range}")
     body = answer["Body"]
     try:
-        return await read_at_most(body.read, limit + 1)
+        content = await read_at_most(body.read, limit + 1)
     finally:
         body.close()
+    said = _CONTENT_RANGE.fullmatch(answer.get("ContentRange", ""))
+    # A server that knows no ranges sends the whole object.
+    size = answer.get("ContentLength") if "ContentRange" not in answer else int(said[1]) if said is not None else None
+    return content, {**answer, "type": "file", "size": size}
+
+
+def _arguments(files: Any, path: str) -> dict[str, str]:
+    bucket, key, version = files.split_path(path)
+    return {"Bucket": bucket, "Key": key, **({"VersionId": version} if version else {})}

@@ -86,8 +86,15 @@ def _check_free(remote: Remote, overwrite: bool, other: str) -> None:
     """Refuse a taken URL without `overwrite`, or one with a save of the other kind, recognized by the file `other`."""
     if remote.is_http:
         raise SaveError(f"cannot save to {remote.url!r}: servers of HTTP are read, and not written to")
-    for name, what in (("", "a file"), (META, "a saved folder")):
-        if remote.find(name) is None:
+    kinds = {"": "a file", META: "a saved folder"}
+    found: dict[str, bool] = {}
+
+    def look(name: str) -> None:
+        found[name] = remote.find(name) is not None
+
+    files.run_all([partial(look, name) for name in kinds], IN_FLIGHT)
+    for name, what in kinds.items():
+        if not found[name]:
             continue
         if name == other:
             raise SaveError(

@@ -35,8 +35,8 @@ from tensordict.memory.names import scheme_of
 _ATTEMPTS = 6
 # Delay after the first attempt in seconds, and the longest delay.
 _FIRST_DELAY, _LONGEST_DELAY = 0.1, 10.0
-# Number of concurrent requests.
-IN_FLIGHT = 8
+# Number of concurrent requests, and of concurrent requests for small pieces of different files.
+IN_FLIGHT, READS_IN_FLIGHT = 8, 64
 
 # HTTP status codes and system errors that may be temporary.
 _PASSING_STATUS = frozenset({408, 425, 429, 500, 502, 503, 504})
@@ -107,6 +107,10 @@ class RemoteFile:
 
 class LengthError(OSError):
     """The server sent fewer bytes than requested, or the file grew while it was read."""
+
+
+class ChangedError(SaveError):
+    """The file behind a URL was replaced while it was read."""
 
 
 class Remote:
@@ -198,7 +202,7 @@ class Remote:
             bounded = {"response_class": _web(self.url).BoundedResponse}
             options["session_kwargs"] = {**bounded, **_nested_option("session_kwargs", options, "gcs", "gs")}
         elif scheme_of(url) in ("s3", "s3a") and _uses_s3fs(scheme_of(url)):
-            bounded = {"http_session_cls": extras.require("tensordict.io.remote.s3", "remote").Session}
+            bounded = {"http_session_cls": _s3().Session, "max_pool_connections": READS_IN_FLIGHT}
             options["config_kwargs"] = {**bounded, **_nested_option("config_kwargs", options, "s3", "s3a")}
         return url, options
 
@@ -245,7 +249,7 @@ class Remote:
     def _look(self, name: str) -> RemoteFile | None:
         self._fs.invalidate_cache()
         try:
-            info = self._fs.info(self._path(name))
+            info = self._info(self._path(name))
         except FileNotFoundError as error:
             if isinstance(_own_error(error), SaveError):
                 raise
@@ -258,6 +262,16 @@ class Remote:
         if info.get("size") is None:
             raise SaveError(f"the server does not say how long {self.url_of(name)!r} is")
         return _file(name, info)
+
+    def _info(self, path: str) -> dict[str, Any]:
+        if not self._is_object(path):
+            return self._fs.info(path)  # type: ignore[no-any-return]
+        found: dict[str, Any] = self._wait_for(_s3().look_up(self._fs, path))
+        return found
+
+    def _is_object(self, path: str) -> bool:
+        """Return True for a path of S3 that names an object, and not a bucket."""
+        return self.is_s3 and bool(self._fs.split_path(path)[1])
 
     def files(self, name: str = "") -> list[RemoteFile]:
         """List the files below a folder, at any depth, sorted by name; empty if the folder is missing.
@@ -317,17 +331,25 @@ class Remote:
 
         return self._try("list", name, ask)
 
-    def read(self, name: str = "", start: int = 0, stop: int | None = None) -> bytes:
+    def read(self, name: str = "", start: int = 0, stop: int | None = None, known: RemoteFile | None = None) -> bytes:
         """Read a file, from `start` (negative: counted from the end) to `stop`.
 
         An answer longer than the range, or than the size that the server reported, is refused.
 
+        Args:
+            name: path below the URL; empty for the URL itself.
+            start, stop: the range.
+            known: the file that the range belongs to. S3 says with each answer which file it is from, so another one is
+                refused; other stores do not say.
+
         Raises:
             FileNotFoundError: the file is missing.
+            ChangedError: the file is not the known one.
             SaveError: the file is too short, or the answer too long.
         """
         if stop is not None and start >= 0:
-            return b"" if start >= stop else self._try("read", name, partial(self._range, name, start, stop))
+            ask_range = partial(self._range, name, start, stop, known=known)
+            return b"" if start >= stop else self._try("read", name, ask_range)
 
         def ask() -> bytes:
             file = self._look(name)
@@ -343,20 +365,53 @@ class Remote:
 
         return self._try("read", name, ask)
 
-    def _range(self, name: str, start: int, stop: int, at_end: bool = False) -> bytes:
+    def _range(self, name: str, start: int, stop: int, at_end: bool = False, known: RemoteFile | None = None) -> bytes:
         """Read a range in one request; with `at_end`, the file must end one byte before `stop`."""
         path = self._path(name)
+        info: dict[str, Any] = {}
+        content: bytes
         if self.is_s3:
-            read = extras.require("tensordict.io.remote.s3", "remote").read_from_s3
-            content: bytes = self._wait_for(read(self._fs, path, f"{start}-{stop - 1}", stop - start))
+            ask = _s3().read_and_describe(self._fs, path, f"{start}-{stop - 1}", stop - start)
+            content, info = self._wait_for(ask)
         else:
             content = self._fs.cat_file(path, start=start, end=stop)
         wanted = stop - start - at_end
-        if len(content) > stop - start:
-            raise SaveError(f"{len(content)} bytes came from byte {start} on, where {wanted} were asked for")
-        if len(content) != wanted:
-            raise LengthError(f"it has {len(content)} bytes from byte {start} on, where {wanted} should be")
+        _refuse_more(content, start, stop - start, wanted)
+        if known is not None and info and _file(name, {**info, "size": info["size"] or known.size}) != known:
+            raise ChangedError(f"{self.url_of(name)!r} was replaced while it was read: read it again")
+        _refuse_less(content, start, wanted)
         return content
+
+    def read_end(self, count: int) -> tuple[RemoteFile, bytes] | None:
+        """Read the last `count` bytes of the file at the URL of S3, or all if it has fewer, in one request.
+
+        Returns:
+            the file and the bytes; `None` if it is missing, empty or a bucket, or its length is unknown.
+        """
+
+        def ask() -> tuple[RemoteFile, bytes] | None:
+            if not self._is_object(self._root):
+                return None
+            try:
+                content, info = self._wait_for(_s3().read_and_describe(self._fs, self._root, f"-{count}", count))
+            except FileNotFoundError as error:
+                if isinstance(_own_error(error), SaveError) or _may_pass(error):
+                    raise
+                return None
+            except OSError as error:
+                # An empty file has no last bytes.
+                if _status(error) == 416 or _status(error.__cause__) == 416:
+                    return None
+                raise
+            if info["size"] is None:
+                return None
+            file = _file("", info)
+            wanted = min(count, file.size)
+            _refuse_more(content, file.size - wanted, wanted, wanted)
+            _refuse_less(content, file.size - wanted, wanted)
+            return file, content
+
+        return self._try("read", "", ask)
 
     # --- writing ------------------------------------------------------------------------------------------------------
 
@@ -571,6 +626,21 @@ def _nested_option(name: str, options: dict[str, Any], *schemes: str) -> dict[st
     configuration = extras.require("fsspec.config", "remote").conf
     given = [options, *(configuration.get(scheme, {}) for scheme in schemes)]
     return dict(next((found[name] for found in given if isinstance(found.get(name), dict)), {}))
+
+
+def _s3() -> Any:
+    """Import the module for S3, which needs aiobotocore."""
+    return extras.require("tensordict.io.remote.s3", "remote")
+
+
+def _refuse_more(content: bytes, start: int, most: int, wanted: int) -> None:
+    if len(content) > most:
+        raise SaveError(f"{len(content)} bytes came from byte {start} on, where {wanted} were asked for")
+
+
+def _refuse_less(content: bytes, start: int, wanted: int) -> None:
+    if len(content) != wanted:
+        raise LengthError(f"it has {len(content)} bytes from byte {start} on, where {wanted} should be")
 
 
 def _uses_s3fs(scheme: str) -> bool:

@@ -1,0 +1,77 @@
+"""`ShardsAhead`: fetches the shards of the next batches from a URL, many at once and no more than allowed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tensordict.containers.concatenated import LazyConcatenatedTensorDict
+
+# The most batches that are looked at ahead.
+_MOST_BATCHES = 1024
+
+
+class ShardsAhead:
+    """Fetches shards in the order in which batches need them, and keeps each until its last batch.
+
+    Args:
+        data: the rows.
+        batch: returns the rows of a batch by its number.
+        count: the number of batches.
+        nbytes: the bytes of shards that are under way or wait for their batch; at least one shard is.
+    """
+
+    def __init__(
+        self,
+        data: LazyConcatenatedTensorDict,
+        batch: Callable[[int], NDArray[np.int64]],
+        count: int,
+        nbytes: int,
+    ) -> None:
+        self._data, self._batch, self._count, self._most = data, batch, count, nbytes
+        self._row_bytes = data._row_nbytes()
+        self._pool = ThreadPoolExecutor(data._joint.in_flight, thread_name_prefix="tensordict-shards")
+        # The next batch to look at, the shards of those that were, and the last of them that uses a shard.
+        self._next = 0
+        self._shards: dict[int, list[int]] = {}
+        self._last: dict[int, int] = {}
+        self._fetched: dict[int, Future[Any]] = {}
+        # The bytes that wait for a batch, by its number.
+        self._waiting: dict[int, int] = {}
+
+    def read(self, read: Callable[[int], Any], number: int) -> Any:
+        """Return `read(number)`, a batch, once its shards are here. Begins to fetch those of later batches.
+
+        An error of a fetch is left to `read`, which meets it again.
+        """
+        while self._next <= number or (self._next < self._end(number) and sum(self._waiting.values()) < self._most):
+            self._look_at(self._next)
+            self._next += 1
+        self._waiting.pop(number, None)
+        wait([self._fetched[shard] for shard in self._shards[number]])
+        batch = read(number)
+        for shard in self._shards.pop(number):
+            # Let go of shards that no later batch needs, as far as they are known.
+            if self._last[shard] == number:
+                del self._last[shard], self._fetched[shard]
+        return batch
+
+    def close(self) -> None:
+        """End the threads. Shards that were not begun are not fetched."""
+        self._pool.shutdown(cancel_futures=True)
+
+    def _end(self, number: int) -> int:
+        return min(self._count, number + _MOST_BATCHES)
+
+    def _look_at(self, number: int) -> None:
+        shards, rows = self._data._count_rows_by_part(self._batch(number))
+        self._shards[number] = shards
+        for shard, count in zip(shards, rows, strict=True):
+            self._last[shard] = number
+            if shard not in self._fetched:
+                self._fetched[shard] = self._pool.submit(self._data._fetch_part, shard)
+                self._waiting[number] = self._waiting.get(number, 0) + count * self._row_bytes
