@@ -11,7 +11,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK = 1
 export PYTHONDONTWRITEBYTECODE =
 
 .PHONY: help demo demo-rl docs test test-fast redis chromium test-slow test-pythons test-torches test-clients test-clients-slow differ lint \
-	format bench bench-keep bench-compare bench-clients bench-programs bench-remote
+	format bench bench-keep bench-compare bench-clients bench-programs bench-remote bench-rows
 .DEFAULT_GOAL := help
 
 help:
@@ -36,6 +36,7 @@ help:
 	@echo "make bench-compare  say what moved in the last make bench since the run that is kept"
 	@echo "make bench-clients  measure TorchRL on this package and on the reference"
 	@echo "make bench-remote   measure saving, loading and training over a slow link beside other libraries"
+	@echo "make bench-rows     measure a data set of 10^9 rows in 10^5 shards"
 	@echo "make bench-programs sample whole programs of TorchRL, verl, rsl_rl: what takes the time of a step"
 
 demo: .venv-demo/installed
@@ -145,6 +146,9 @@ bench-keep bench-compare: bench-%: .venv/installed
 
 bench-clients: .venv/installed .venv-clients/installed .venv-clients-reference/installed
 	.venv/bin/python benchmarks/clients.py
+
+bench-rows: .venv/installed
+	.venv/bin/python benchmarks/many_rows.py $(BENCH)
 
 bench-remote: .venv/installed .venv-remote/installed
 	.venv-remote/bin/python benchmarks/remote.py $(BENCH)

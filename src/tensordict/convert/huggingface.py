@@ -9,8 +9,7 @@ from typing import Any
 
 from tensordict.convert.arrow import METADATA, container_of_table, is_list
 from tensordict.convert.columns import TableOptions, TableStructure, paths_of
-from tensordict.convert.images import Decode, decode_files
-from tensordict.convert.records import DECODED_ROWS, ROWS
+from tensordict.convert.images import DECODED_ROWS, ROWS, Decode, decode_files
 from tensordict.core import ragged
 from tensordict.core.extras import require
 from tensordict.core.keys import Path

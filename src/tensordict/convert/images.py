@@ -16,6 +16,8 @@ from tensordict.core.exceptions import SaveError
 from tensordict.core.extras import require
 from tensordict.core.keys import Key, Path, entry_of, path_of
 
+# Importers hold so many rows in memory at a time. Decoded images take about ten times their bytes.
+ROWS, DECODED_ROWS = 1024, 32
 # `True` keeps the channels of the files; a text is a mode of Pillow to convert to, such as "RGB" or "L".
 Decode = bool | str
 # Other formats of Pillow are rare in data sets, and some of them start other programs.

@@ -18,10 +18,10 @@ from torch import Tensor
 
 from tensordict.convert import huggingface
 from tensordict.convert.columns import TableOptions
-from tensordict.convert.images import Decode
+from tensordict.convert.images import ROWS, Decode
 from tensordict.convert.input_files import SourceFile
 from tensordict.convert.parquet import iterate_batches
-from tensordict.convert.records import NBYTES, ROWS, make_values
+from tensordict.convert.records import NBYTES, make_values
 from tensordict.core import makers
 from tensordict.core.exceptions import SaveError
 from tensordict.core.extras import require

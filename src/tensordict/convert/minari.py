@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from tensordict.convert.records import NBYTES, ROWS, iterate_containers
+from tensordict.convert.images import ROWS
+from tensordict.convert.records import NBYTES, iterate_containers
 from tensordict.core.exceptions import SaveError, UnsupportedEntryError
 from tensordict.core.extras import require
 from tensordict.core.keys import Path

@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from tensordict.convert.images import Decode, decode_files, join_bytes
+from tensordict.convert.images import DECODED_ROWS, ROWS, Decode, decode_files, join_bytes
 from tensordict.core import makers, ragged
 from tensordict.core.exceptions import DuplicateKeyError
 from tensordict.core.keys import Path, joined
 
-# The rows and the bytes of one container in memory. Decoded images take about ten times their bytes.
-ROWS, NBYTES, DECODED_ROWS = 1024, 16 << 20, 32
+# The bytes of one container in memory.
+NBYTES = 16 << 20
 
 
 class Encoded(bytes):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, overload
 
 import torch
 
-from tensordict.convert import arrow, mds, pandas, parquet
+from tensordict.convert import arrow, pandas, parquet
 from tensordict.convert.columns import Fill, Nulls, TableOptions
 from tensordict.convert.csv import CsvOptions, csv_tables, refuse_compound, write_csv
 from tensordict.convert.input_files import SourceFile, files_of
@@ -422,9 +422,9 @@ class TableFiles(Tables):
         options["hashes"] = None if hashes is None else list(hashes)
         finishes = bool(self._batch_size) if finish_writer is None else finish_writer
         container: Any = self
-        mds.write_mds(
-            container if self._batch_size else container.unsqueeze(0), columns, out, writer, finishes, options
-        )
+        from tensordict.convert.mds import write_mds
+
+        write_mds(container if self._batch_size else container.unsqueeze(0), columns, out, writer, finishes, options)
 
     @classmethod
     def from_mds(
@@ -461,7 +461,9 @@ class TableFiles(Tables):
             FileNotFoundError: the folder has no index.
             SaveError: the index is broken, names files outside of the folder, or has pickled columns.
         """
-        entries, count = mds.read_mds(path, split, separator)
+        from tensordict.convert.mds import read_mds
+
+        entries, count = read_mds(path, split, separator)
         if batch_size is None and batch_dims is None and not auto_batch_size:
             batch_size = [count]
         return cls.from_dict(
