@@ -111,10 +111,22 @@ def check_mine(folder: pathlib.Path) -> None:
         assert all((place / name).read_text() == text for place in places)
 
 
+def fill_before_rename(root: pathlib.Path) -> None:
+    """Have another program put a file into the folder of a save, just before the save would replace the folder."""
+    rename = os.rename
+
+    def fill_and_rename(first: str, second: str) -> None:
+        if second == str(root):
+            (root / "notes.txt").write_text("mine")
+        rename(first, second)
+
+    os.rename = fill_and_rename  # type: ignore[assignment]
+
+
 def once(folder: pathlib.Path, scenario: str, count: int, again: int | None) -> bool:
     """Kill one save at its `count`th change (and the next one at its `again`th), and look after each."""
     root = folder / "saved"
-    over = scenario != "new path"
+    over = not scenario.startswith("new path")
     if over:
         stay = old().memmap(root)
         put_mine(root)
@@ -123,7 +135,13 @@ def once(folder: pathlib.Path, scenario: str, count: int, again: int | None) -> 
     else:
         content = new()
     expected = content.clone()
-    killed = in_child(lambda: content.memmap(root, num_threads=0, durable=scenario == "durable"), count)
+
+    def save() -> None:
+        if scenario == "new path, filled":
+            fill_before_rename(root)
+        content.memmap(root, num_threads=0, durable=scenario == "durable")
+
+    killed = in_child(save, count)
     if over:
         loaded = TensorDict.load_memmap(root) if root.is_dir() or scenario != "no exchange" else None
         if loaded is None:
@@ -136,6 +154,7 @@ def once(folder: pathlib.Path, scenario: str, count: int, again: int | None) -> 
             assert same(TensorDict.load_memmap(root), expected)
         except FileNotFoundError:
             assert killed
+    filled = (root / "notes.txt").exists()
     if again is not None:
         in_child(lambda: last().memmap(root), again)
         if over:
@@ -146,7 +165,8 @@ def once(folder: pathlib.Path, scenario: str, count: int, again: int | None) -> 
     assert same(TensorDict.load_memmap(root), last())
     assert os.listdir(folder) == ["saved"], f"leftovers after {count}, {again}: {os.listdir(folder)}"
     found = {str(path.relative_to(root)) for path in root.rglob("*") if path.is_file()}
-    assert found == {"meta.json", "a.memmap", "b/meta.json", "b/z.memmap", *(MINE if over else ())}, found
+    mine = MINE if over else ["notes.txt"] if filled else []
+    assert found == {"meta.json", "a.memmap", "b/meta.json", "b/z.memmap", *mine}, found
     shutil.rmtree(root)
     return killed
 

@@ -226,7 +226,8 @@ def test_a_long_name(tmp_path: pathlib.Path) -> None:
 
 
 def kill_while_moving(root: pathlib.Path, count: int) -> None:
-    """Kill a save to `root` when it has moved `count` of its two entries into the folder."""
+    """Kill a save to the folder `root`, which is no new one, when it has moved `count` of its two entries there."""
+    root.mkdir(exist_ok=True)
     child = os.fork()
     if not child:
         try:
@@ -415,6 +416,45 @@ def test_what_appears_while_a_save_moves_its_files_stays(
         assert sorted(os.listdir(tmp_path)) == ["a.memmap", "b"]
         shutil.rmtree(tmp_path / "b")
         (tmp_path / "a.memmap").unlink()
+
+
+def test_a_new_folder_appears_by_one_rename(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(commit, "move_all")
+    tmp_path.chmod(0o2750)
+    umask = os.umask(0o027)
+    try:
+        (tmp_path / "other").mkdir()
+        td = make().memmap(tmp_path / "saved")
+    finally:
+        os.umask(umask)
+    assert (tmp_path / "saved").stat().st_mode == (tmp_path / "other").stat().st_mode
+    assert td["a"].filename == str(tmp_path / "saved" / "a.memmap")
+    td["a"].fill_(7)
+    assert (TensorDict.load_memmap(tmp_path / "saved")["a"] == 7).all()
+    assert sorted(os.listdir(tmp_path)) == ["other", "saved"]
+    assert sorted(os.listdir(tmp_path / "saved")) == ["a.memmap", "b", "meta.json"]
+
+
+@pytest.mark.parametrize("name", ["thesis.txt", "a.memmap"])
+def test_what_appears_in_a_new_folder_stays(name: str, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root, rename = tmp_path / "saved", os.rename
+
+    def intrude_and_rename(first: str, second: str) -> None:
+        if second == str(root):
+            (root / name).write_text("mine")
+        rename(first, second)
+
+    monkeypatch.setattr(os, "rename", intrude_and_rename)
+    if name == "a.memmap":
+        with pytest.raises(FileExistsError, match="write the files into the folder"):
+            make().memmap(root)
+        assert os.listdir(root) == [name]
+    else:
+        td = make().memmap(root)
+        assert td["a"].filename == str(root / "a.memmap")
+        assert_same(TensorDict.load_memmap(root), make())
+        assert sorted(os.listdir(root)) == ["a.memmap", "b", "meta.json", name]
+    assert (root / name).read_text() == "mine" and os.listdir(tmp_path) == ["saved"]
 
 
 def no_flags(first: str, second: str, flags: int) -> None:
@@ -614,15 +654,19 @@ def test_a_reader_waits_for_a_folder_that_is_away(tmp_path: pathlib.Path) -> Non
 # --- durable ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("over", [False, True])
-def test_durable_syncs_before_the_commit(over: bool, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("what", ["new", "empty", "over"])
+def test_durable_syncs_before_the_commit(what: str, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     root = tmp_path / "saved"
     td = make()
-    if over:
+    if what == "empty":
+        root.mkdir()
+    if what == "over":
         td = td.memmap(root)
         td = TensorDict({"a": td["a"], "b": {"c": torch.ones(3, 2)}}, [3])
     synced: list[str] = []
-    sync, replace, exchange = os.fsync, os.replace, commit._rename_exchange
+    sync = os.fsync
+    owner, name = {"new": (os, "rename"), "empty": (os, "replace"), "over": (commit, "_rename_exchange")}[what]
+    call = getattr(owner, name)
 
     def note(fd: int) -> None:
         path = os.readlink(f"/proc/self/fd/{fd}")
@@ -630,19 +674,16 @@ def test_durable_syncs_before_the_commit(over: bool, tmp_path: pathlib.Path, mon
         sync(fd)
 
     def commits(first: Any, second: Any) -> None:
-        if over or second.endswith("meta.json"):
+        if what != "empty" or second.endswith("meta.json"):
             synced.append("commit")
-        (exchange if over else replace)(first, second)
+        call(first, second)
 
     monkeypatch.setattr(os, "fsync", note)
-    monkeypatch.setattr(*((commit, "_rename_exchange") if over else (os, "replace")), commits)
+    monkeypatch.setattr(owner, name, commits)
     td.memmap(root, durable=True)
     before, after = synced[: synced.index("commit")], synced[synced.index("commit") + 1 :]
     for name in ("a.memmap", "b/c.memmap", "b/meta.json", "b", ""):
         assert str(root / name) in before, name
-    assert any(
-        "meta.json" in name or "%tmp" in name for name in before if name.startswith(f"{root}/") and "/b/" not in name
-    )
-    assert str(tmp_path) in after
-    if not over:
-        assert str(root) in after
+    # In an existing folder, the description is renamed from a temporary name.
+    assert any(name in before for name in (f"{root}/meta.json", *[name for name in before if "/%tmp-" in name]))
+    assert str(root if what == "empty" else tmp_path) in after

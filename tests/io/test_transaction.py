@@ -40,6 +40,7 @@ def assert_saved(file: File, path: pathlib.Path, value: int) -> None:
 # The least number of changes. With fewer, the children would not be killed where it matters.
 KILLED = {
     "new path": 25,
+    "new path, filled": 35,
     **dict.fromkeys(("over", "no exchange", "durable"), 40),
     "adding": 6,
     "appending": 30,

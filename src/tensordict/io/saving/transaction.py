@@ -12,11 +12,12 @@ A process that is killed at any moment leaves the old save or the new one, and l
 A save that is one file is written beside its path, as `.NAME.tensordict-new`, and renamed. The lock is on another file,
 `.NAME.tensordict-lock`, so that nobody finds the save itself locked.
 
-A save that is a folder is built in a *stage*, another folder. If the folder has nothing of the same names, the stage is
-in the folder itself. Its entries are renamed into the folder one after the other. `meta.json` comes last and makes it a
-save. If something is in the way, the stage is beside the old folder (leaves that stay are hard links to their files),
-and the two change places in one step of the file system. Files of the old folder that belong to no save of ours are
-moved over, and the rest is removed: a reader that has mapped it keeps it. The lock is on the folder.
+A save that is a folder is built in a *stage*, another folder. If the save creates the folder, the stage is beside it,
+and one rename replaces the empty folder by it. If something is in the way, the stage is beside the old folder,
+too (leaves that stay are hard links to their files), and the two change places in one step of the file system. Files of
+the old folder that belong to no save of ours are moved over, and the rest is removed: a reader that has mapped it keeps
+it. If the folder exists and has nothing of the same names, the stage is in the folder itself. Its entries are renamed
+into the folder one after the other. `meta.json` comes last and makes it a save. The lock is on the folder.
 
 A *journal*, the file `%save`, names the stage of a save that has not committed. Before the first entry leaves the
 stage, the journal records the identity of each entry. Recovery removes only files with these identities.
@@ -301,7 +302,9 @@ class TreeTransaction(FileTransaction):
             if os.path.lexists(self._real):
                 self._check_folder()
             if os.path.lexists(self.staged):
-                shutil.rmtree(self.staged)
+                # A `FolderTransaction` locks its stage, which has the same path.
+                with commit.hold_lock(self.staged, self.path):
+                    shutil.rmtree(self.staged)
 
     def _check_folder(self) -> None:
         """Raise an error if the old folder may not be replaced."""
@@ -432,6 +435,8 @@ class FolderTransaction(Transaction):
         self._kept = kept
         self._overwrite = overwrite
 
+        # True if the stage is beside the folder, and not in it.
+        self._is_beside = False
         # True if the stage will be exchanged with an old folder.
         self.is_replacing = False
 
@@ -449,7 +454,11 @@ class FolderTransaction(Transaction):
         if in_the_way:
             if not self._overwrite:
                 self._refuse_foreign_files()
-            self._stage_beside(in_the_way[0])
+            self._check_exchange(in_the_way[0])
+            self._stage_beside()
+            self.is_replacing = True
+        elif self._real in self._folders:
+            self._stage_beside()
         else:
             self._stage_inside()
 
@@ -479,10 +488,11 @@ class FolderTransaction(Transaction):
         stage = files.temporary_name(self._real)
         with files.naming("create the folder", stage):
             os.mkdir(stage)
-        self.staged = stage
+        self.staged, self._is_beside = stage, False
         commit.write_journal(self._real, os.path.basename(stage))
 
-    def _stage_beside(self, in_the_way: str) -> None:
+    def _check_exchange(self, in_the_way: str) -> None:
+        """Raise an error if the old folder cannot be replaced."""
         parent, status = os.path.dirname(self._real), os.stat(self._real)
         if status.st_dev != os.stat(parent).st_dev or parent == self._real:
             raise SaveError(
@@ -491,10 +501,13 @@ class FolderTransaction(Transaction):
             )
         if not os.access(self._real, os.W_OK | os.X_OK):
             raise PermissionError(errno.EACCES, "the folder holds a save and may not be written to", self.path)
+
+    def _stage_beside(self) -> None:
+        status = os.stat(self._real)
         beside = commit.path_beside(self._real)
         with files.naming(f"build what replaces {self.path!r} beside it, as", beside):
             os.mkdir(beside)
-        self.staged, self.is_replacing = beside, True
+        self.staged, self._is_beside = beside, True
         self._locks.enter_context(commit.hold_lock(beside))
         if (new := os.stat(beside)).st_gid != status.st_gid or new.st_uid != status.st_uid:
             # Only the superuser can give the new folder another owner, so an error is ignored.
@@ -506,11 +519,31 @@ class FolderTransaction(Transaction):
         if self.durable:
             for folder in (*reversed(self._folders), self.staged):
                 files.sync_folder(folder)
-        if self.is_replacing:
+        if self._is_beside:
             files.write_new(f"{self.staged}/{META}", meta, self.durable)
+            if self.durable:
+                files.sync_folder(self.staged)
+        if self.is_replacing:
             self._exchange()
-        else:
+        elif not (self._is_beside and self._rename_stage()):
             self._move_into_place(meta)
+
+    def _rename_stage(self) -> bool:
+        """Replace the empty folder by the stage. If that fails, move the files to a stage in the folder."""
+        beside, real = self.staged, self._real
+        try:
+            os.rename(beside, real)
+        except OSError:
+            # Another program has put something into the folder, or this file system replaces no folders.
+            try:
+                self._stage_inside()
+                commit.move_all(set(os.listdir(beside)) - {JOURNAL, META}, beside, self.staged)
+            finally:
+                commit.try_to(commit.discard, beside)
+            return False
+        self._committed = True
+        os.unlink(f"{real}/{JOURNAL}")
+        return True
 
     def _move_into_place(self, meta: bytes) -> None:
         """Move the entries of the stage into the folder, and write `meta.json` last."""
@@ -534,8 +567,6 @@ class FolderTransaction(Transaction):
     def _exchange(self) -> None:
         """Exchange the new folder and the old one, and move the caller's files to the new one."""
         beside, real = self.staged, self._real
-        if self.durable:
-            files.sync_folder(beside)
         commit.plan_moves(real, beside)
         current = commit.current_folder_in(real, beside)
         with files.naming("replace the folder", self.path):
@@ -554,7 +585,7 @@ class FolderTransaction(Transaction):
         commit.try_to(commit.discard, beside)
 
     def _abort(self) -> None:
-        if self.is_replacing:
+        if self._is_beside:
             commit.try_to(commit.discard, self.staged)
         elif self.staged != self.path:
             commit.try_to(commit.recover, self._real)
