@@ -253,7 +253,7 @@ def first_difference(program: list[Step], replies: Replies) -> Found | None:
                 differing = _beside_broken(differing, earlier[i - 1]["state"] if i else {}, theirs["state"])
                 differing = [_beside_operands(d, step, before) for d in differing]
                 operands = [summary for name, summary in before.items() if step.uses(name)]
-                if b["exc"] and (doubt := find_doubt(b["exc"], step.code(), operands)):
+                if kind.endswith("ours raises") and (doubt := find_doubt(b["exc"], step.code(), operands)):
                     differing.append(Difference("unfounded", step.result or "line", "runs", doubt))
                 if _of_values(kind):
                     mine = [d for d in differing if d.variable() == step.result]

@@ -8,6 +8,8 @@ from typing import Any
 
 from differ.sides import Summary
 
+# A line of several operations, whose last operands nobody sees.
+_SEVERAL = re.compile(r"\)[.\[]|TensorDict\(|\b(select|exclude|empty|copy|clone|new_\w+)\(")
 _LOCKS = re.compile(r"lock|memmap|share_memory|consolidate|Params|frozen")
 
 
@@ -16,7 +18,7 @@ def find_doubt(error: dict[str, Any], code: str, operands: list[Summary]) -> str
     nodes = [node for operand in operands for node in _walk(operand)]
     containers = [node for node in nodes if node["k"] == "td"]
     name, message = error["cls"], error["msg"]
-    if not containers:
+    if not containers or _SEVERAL.search(code):
         return ""
     if name == "LockedError" and not _LOCKS.search(code) and not any(node["locked"] for node in containers):
         return "no operand is locked"
@@ -24,8 +26,11 @@ def find_doubt(error: dict[str, Any], code: str, operands: list[Summary]) -> str
         return "all operands have the same keys"
     if name == "NamesError" and "name" not in code and not any(any(node["names"] or ()) for node in containers):
         return "no operand has names"
+    ranks = [len(node["batch_size"]) for node in containers]
     if name == "DimError":
-        return _doubt_dim(message, [len(node["batch_size"]) for node in containers])
+        return _doubt_dim(message, ranks)
+    if found := re.match(r"(\d+) names .* do not fit (\d+) batch dims", message):
+        return "" if found[1] != found[2] and int(found[2]) in ranks else "the names fit, or nothing has so many dims"
     if found := re.match(r"index -?\d+ is out of bounds for dim\w* \d+ with size (\d+)", message):
         sizes = {size for node in nodes for size in node.get("batch_size", node.get("shape", []))}
         return "" if int(found[1]) in sizes else "no operand has this size"

@@ -266,7 +266,8 @@ class Saving(Contract):
         this package: `allow_secrets=True` allows secrets in pickles, and `redirect_hosts` lists other hosts that an
         HTTP server may redirect to.
         """
-        refuse_unknown(Saving.memmap, options)
+        if options:
+            refuse_unknown(Saving.memmap, options)
         return _save(self, prefix, _choose_options(self, prefix, copy_existing, return_early=return_early, **options))
 
     @overload
@@ -592,7 +593,8 @@ class Saving(Contract):
         The tensors of an archive are plain tensors over one map of it. A compressed archive is read into memory.
         After `mode="r"`, the container has no `saved_path`, and new values (`update_`) stay in memory too.
         """
-        refuse_unknown(Saving.load_memmap, options)
+        if options:
+            refuse_unknown(Saving.load_memmap, options)
         how, access = _plan_load(device, non_blocking, **options)
         loaded = formats.map_save(without_scheme(prefix), how, access)
         if how.mapped and not is_url(prefix):
