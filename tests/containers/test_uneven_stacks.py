@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import os
 import pickle
+import re
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ import torch
 
 from tensordict import TensorClass, TensorDict, UnbatchedTensor, is_leaf_nontensor, lazy_stack, load, save
 from tensordict.base import _NESTED_TENSORS_AS_LISTS, _NESTED_TENSORS_AS_LISTS_NONTENSOR
+from tensordict.core.exceptions import UnsupportedEntryError
 
 
 def is_tensor(cls: type) -> bool:
@@ -212,3 +215,23 @@ def test_set_at_of_an_entry_that_only_some_members_have() -> None:
     assert stack.tensordicts[1]["b", "d"].tolist() == [5.0, 5.0]
     with pytest.raises(KeyError, match="b.*d"):
         stack.set_at_(("b", "d"), 5, slice(None))
+
+
+# --- saving ---------------------------------------------------------------------------------------------------------
+
+
+def stacks_of_stacks() -> dict[str, Any]:
+    inner = lazy_stack([TensorDict(a=torch.ones(2)), TensorDict(a=torch.ones(2), z=torch.zeros(1))])
+    return {"z": lazy_stack([inner, inner]), "('q', 'z')": lazy_stack([TensorDict(q=inner, batch_size=[2])] * 2)}
+
+
+@pytest.mark.parametrize("key", ["z", "('q', 'z')"])
+def test_no_format_loses_entries_of_inner_members(key: str, tmp_path: Path) -> None:
+    stack = stacks_of_stacks()[key]
+    assert any("z" in name for name in stack.state_dict())
+    for method in ("to_h5", "to_zarr"):
+        with pytest.raises(UnsupportedEntryError, match=re.escape(key.strip("'"))):
+            getattr(stack, method)(tmp_path / method)
+    with pytest.raises(UnsupportedEntryError, match="different keys"):
+        stack.to_parquet(tmp_path / "x.parquet")
+    assert os.listdir(tmp_path) == []

@@ -7,6 +7,7 @@ import math
 import re
 from typing import Any, NamedTuple
 
+from differ.excuses import find_doubt
 from differ.invariants import broken_in
 from differ.programs import Construction, Line, Step
 from differ.sides import Replies, Summary
@@ -251,6 +252,9 @@ def first_difference(program: list[Step], replies: Replies) -> Found | None:
                 earlier = reference if theirs is a else newest
                 differing = _beside_broken(differing, earlier[i - 1]["state"] if i else {}, theirs["state"])
                 differing = [_beside_operands(d, step, before) for d in differing]
+                operands = [summary for name, summary in before.items() if step.uses(name)]
+                if kind.endswith("ours raises") and (doubt := find_doubt(b["exc"], step.code(), operands)):
+                    differing.append(Difference("unfounded", step.result or "line", "runs", doubt))
                 if _of_values(kind):
                     mine = [d for d in differing if d.variable() == step.result]
                     detail = kinds_of(mine or differing)

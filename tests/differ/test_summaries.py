@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from differ.comparing import differences
+from differ.excuses import find_doubt
 from differ.invariants import broken_in
 from differ.judging import Group, judge
 from differ.summaries import summarise
@@ -35,3 +36,29 @@ def test_several_differences_are_judged_one_by_one() -> None:
     assert judge(group)[0] in "BD"
     wrong = group._replace(key="x.anything() | TensorDict | result | names lost by reference+values")
     assert judge(wrong._replace(differences=[*known, "values at r0[a]: reference 1 | ours 2"]))[0] == "?"
+
+
+def test_errors_that_the_operands_do_not_bear_out_count() -> None:
+    td = TensorDict({"a": torch.zeros(2, 3)}, [2])
+    errors = {
+        "LockedError": (lambda: td.copy().lock_().set("b", 1), "x.set(key, 1)"),
+        "DimError": (lambda: td.sum(1), "x.sum(1)"),
+        "KeyMismatchError": (lambda: torch.stack([td, TensorDict(batch_size=[2])]), "torch.stack([x, y])"),
+        "NamesError": (lambda: td.refine_names("a", "b"), "x.sum(1)"),
+    }
+    for name, (call, code) in errors.items():
+        try:
+            call()
+        except Exception as error:
+            raised = {"cls": type(error).__name__, "msg": str(error)}
+        assert raised["cls"] == name
+        true = [
+            td.copy().lock_() if name == "LockedError" else td,
+            TensorDict(q=torch.ones(2), batch_size=[2], names=["n"]),
+        ]
+        false = TensorDict({"a": torch.zeros(2, 3)}, [2, 3])
+        assert find_doubt(raised, code, [summarise(each) for each in true]) == ""
+        assert find_doubt(raised, code, [summarise(false)])
+    group = Group("x.set(key, 1) | TensorDict | ours raises | LockedError", 0, 1, "", "runs", "LockedError: it is", [])
+    assert judge(group)[0] == "D"
+    assert judge(group._replace(differences=["unfounded at r0: reference runs | ours no operand is locked"]))[0] == "A"

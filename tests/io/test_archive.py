@@ -697,6 +697,26 @@ def test_files_and_folders_of_one_name(tmp_path: pathlib.Path) -> None:
         TensorDict.load_memmap(tmp_path / "x.tdz")
 
 
+def test_an_error_in_a_checksum_stops_the_writer(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    written, has_failed = [], threading.Event()
+
+    def fail(*args: object) -> int:
+        has_failed.set()
+        raise MemoryError("no memory")
+
+    def write(fd: int, content: memoryview, offset: int) -> None:
+        has_failed.wait()
+        written.append(len(content))
+
+    monkeypatch.setattr("tensordict.io.saving.checksums.crc32", fail)
+    monkeypatch.setattr(files, "write_bytes", write)
+    td = TensorDict(a=torch.zeros(64 << 18))
+    with pytest.raises(MemoryError, match="no memory"):
+        td.memmap(tmp_path / "x.tdz", num_threads=2)
+    assert len(written) <= 2  # of eight pieces
+    assert os.listdir(tmp_path) == []
+
+
 @pytest.mark.filterwarnings("ignore:Duplicate name")
 def test_duplicate_names(tmp_path: pathlib.Path) -> None:
     with zipfile.ZipFile(tmp_path / "x.tdz", "w") as file:

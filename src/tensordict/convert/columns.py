@@ -35,6 +35,7 @@ from tensordict.io.specification import (
     Specification,
     check,
     check_level,
+    find_uneven,
     specification_of,
     tensorclass_over,
     tensorclass_problem,
@@ -418,8 +419,7 @@ def _encode_value(path: Path, value: Any) -> Any:
 
 def _densify(stack: Any, path: Path) -> Any:
     """Make one container of a lazy stack whose members have the same keys."""
-    members = stack._members() or ()
-    if len({frozenset(member.keys(True, True)) for member in members}) > 1:
+    if find_uneven(stack, by_keys=True) is not None:
         raise UnsupportedEntryError(
             f"{entry_of(path)}the members of the lazy stack have different keys, and a table has the same columns in "
             "all rows: densify() adds empty rows for missing entries"

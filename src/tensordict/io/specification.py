@@ -318,25 +318,29 @@ def _members(stack: Any, key: Path) -> dict[str, Any]:
     return {str(position): member for position, member in enumerate(store.containers)}
 
 
-def find_uneven(stack: Any, key: Path = ()) -> Path | None:
+def find_uneven(stack: Any, key: Path = (), by_keys: bool = False) -> Path | None:
     """Return the key of an entry that cannot be stacked to one dense tensor; `None` if all entries of a stack can.
 
-    Members of nested lazy stacks are compared, too. An entry that only some members have cannot be stacked.
+    Members of nested lazy stacks are compared, too. An entry that only some members have cannot be stacked. With
+    `by_keys`, all others can.
     """
     names = stack._structure()
     for member in stack._members():
-        for name in member._structure():
+        inner = member._wrapped_container()
+        if inner._members() is not None and (found := find_uneven(inner, key, by_keys)) is not None:
+            return found
+        for name in inner._structure():
             if name not in names:
                 return (*key, name)
     for name in names:
         node = stack._node(name)
         if node is None:
-            if -1 in stack._shape_of(name) or any(map(ragged.is_ragged, stack._leaves_of(name))):
+            if not by_keys and (-1 in stack._shape_of(name) or any(map(ragged.is_ragged, stack._leaves_of(name)))):
                 return (*key, name)
             continue
         inner, found = node._wrapped_container(), None
         if not inner._is_non_tensor and inner._members() is not None:
-            found = find_uneven(inner, (*key, name))
+            found = find_uneven(inner, (*key, name), by_keys)
         if found is not None:
             return found
     return None

@@ -9,7 +9,7 @@ import os
 import secrets
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 
@@ -303,11 +303,15 @@ def choose_threads(num_threads: int, nbytes: int) -> int:
     return num_threads or (torch.get_num_threads() if nbytes >= _LARGE else 0)
 
 
-def run_all(jobs: Sequence[Callable[[], None]], num_threads: int) -> None:
-    """Run the jobs, in `num_threads` threads if that is more than one. The first error stops the rest."""
+def run_all(jobs: Sequence[Callable[[], Iterable[None] | None]], num_threads: int) -> None:
+    """Run the jobs, in `num_threads` threads if that is more than one. The first error stops the rest.
+
+    A long job is a generator: it is stopped at a `yield`, too.
+    """
     if num_threads <= 1 or len(jobs) < 2:
         for job in jobs:
-            job()
+            for _ in job() or ():
+                pass
         return
     queue = deque(jobs)
     failed = threading.Event()
@@ -319,7 +323,9 @@ def run_all(jobs: Sequence[Callable[[], None]], num_threads: int) -> None:
             except IndexError:
                 return
             try:
-                job()
+                for _ in job() or ():
+                    if failed.is_set():
+                        return
             except BaseException:
                 failed.set()
                 raise

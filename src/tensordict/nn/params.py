@@ -16,7 +16,7 @@ from tensordict.core import pytree, registry
 from tensordict.core.contract import Clones, Contract, is_node
 from tensordict.core.exceptions import ContainerExpected, ModuleError, SaveError
 from tensordict.core.keys import Path, entry_of, is_nested_key, path_of
-from tensordict.core.signatures import spells
+from tensordict.core.signatures import refuse_unknown, spells
 from tensordict.core.uninitialized import uninitialized_like
 from tensordict.io.formats import pickled_containers
 from tensordict.io.specification import is_stored_as_class
@@ -305,6 +305,7 @@ class TensorDictParams(Wrapper, GivesTensorDicts, nn.Module):  # type: ignore[mi
         Raises:
             KeyError: the save has other entries. Nothing was written.
         """
+        refuse_unknown(TensorDictParams.load_memmap_, options)
         saved = TensorDict.load_memmap(prefix, robust_key=robust_key, **options)
         mine, theirs = ({".".join(path) for path, _ in container._walk()} for container in (self, saved))
         if mine != theirs:

@@ -8,7 +8,7 @@ import itertools
 import lzma
 import zlib
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import Any, NamedTuple
@@ -67,7 +67,7 @@ def write_plain_archive(
     """
     stamp = Stamp()
     position = _lay_out(parts)
-    jobs: list[Callable[[], None]] = []
+    jobs: list[Callable[[], Iterable[None] | None]] = []
     pieces: list[_Piece] = []
     large: list[tuple[Part, list[Crc32]]] = []
     for is_small, group in itertools.groupby(parts, lambda item: item.size < _LARGE and not item.zero):
@@ -158,9 +158,8 @@ def _plan_pieces(
     sums += [Crc32() for _ in starts]
     if isinstance(source, str):
         return [partial(_copy_piece, fd, item, start, crc, progress) for start, crc in zip(starts, sums, strict=True)]
-    content: Any = source
-    if isinstance(source, Tensor):
-        content = memoryview((ctypes.c_char * item.size).from_address(source.data_ptr())).cast("B")
+    held = (ctypes.c_char * item.size).from_address(source.data_ptr()) if isinstance(source, Tensor) else source
+    content = memoryview(held).cast("B")
     pieces += [_Piece(item, start, content[start : start + _PIECE], crc) for start, crc in zip(starts, sums)]
     return []
 
@@ -170,17 +169,19 @@ class _Piece(NamedTuple):
 
     item: Part
     start: int
-    content: memoryview | bytes
+    content: memoryview
     crc: Crc32
 
 
-def _write_pieces(fd: int, pieces: Sequence[_Piece], progress: Progress) -> None:
+def _write_pieces(fd: int, pieces: Sequence[_Piece], progress: Progress) -> Iterator[None]:
+    """Write one piece after the other, in steps, so that an error elsewhere stops it."""
     for item, start, content, _ in pieces:
         try:
             files.write_bytes(fd, content, item.start + start)
         except OSError as error:
             raise _name_entry(error, item) from error
         progress.add(len(content))
+        yield
 
 
 def _sum_piece(piece: _Piece) -> None:

@@ -183,7 +183,8 @@ def _pad_leaves(column: list[Any], lengths: list[int], longest: int, dim: int, v
     """Pad leaves to the length `longest` along one dim, and stack them."""
     if lengths.count(longest) == len(lengths):
         return torch.stack(column)
-    if not dim and longest in lengths:
+    # Compilers fuse the calls below. That of old releases of torch (2.11) cannot trace the side of the padding.
+    if not dim and longest in lengths and not torch.compiler.is_compiling():
         return internals.pad_sequence(column, True, value, side)
     behind, left = (0, 0) * (column[0].ndim - dim - 1), side == "left"
     return torch.stack(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from tensordict.core import makers, registry
 from tensordict.core.contract import Contract
 from tensordict.core.exceptions import SaveError
-from tensordict.core.signatures import spells
+from tensordict.core.signatures import refuse_unknown, spells
 from tensordict.io.formats.detect import refuse_other
 from tensordict.io.remote.credentials import as_url
 from tensordict.io.remote.remote_saves import read_file
@@ -260,6 +260,7 @@ class Persisting(Contract):
             TypeError: `batch_size` and `auto_batch_size` are both given.
             ModuleNotFoundError: zarr is not installed.
         """
+        refuse_unknown(Persisting.from_zarr, options)
         return makers.open_store(filename, backend="zarr", allow_pickle=bool(allow_pickle), **options)  # type: ignore[no-any-return]
 
     def to_zarr(

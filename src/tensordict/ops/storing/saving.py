@@ -266,6 +266,8 @@ class Saving(Contract):
         this package: `allow_secrets=True` allows secrets in pickles, and `redirect_hosts` lists other hosts that an
         HTTP server may redirect to.
         """
+        if options:
+            refuse_unknown(Saving.memmap, options)
         return _save(self, prefix, _choose_options(self, prefix, copy_existing, return_early=return_early, **options))
 
     @overload
@@ -591,6 +593,8 @@ class Saving(Contract):
         The tensors of an archive are plain tensors over one map of it. A compressed archive is read into memory.
         After `mode="r"`, the container has no `saved_path`, and new values (`update_`) stay in memory too.
         """
+        if options:
+            refuse_unknown(Saving.load_memmap, options)
         how, access = _plan_load(device, non_blocking, **options)
         loaded = formats.map_save(without_scheme(prefix), how, access)
         if how.mapped and not is_url(prefix):
@@ -643,6 +647,7 @@ class Saving(Contract):
             ValueError: the format of the file is unknown, the file is broken, or its format does not take an argument.
                 Load files of `torch.save` with `torch.load`.
         """
+        refuse_unknown(Saving.load, options)
         how, access = _plan_load(device, non_blocking, **options)
         loaded = formats.load(as_url(without_scheme(prefix)), how, access)
         if how.mapped and (os.path.exists(f"{prefix}/{META}") or str(prefix).endswith(".tdz")):
@@ -672,6 +677,7 @@ class Saving(Contract):
         Raises:
             RuntimeError: this container is locked, or an entry does not fit its batch size.
         """
+        refuse_unknown(Saving.load_memmap_, options)
         self.load_memmap(prefix, out=self, robust_key=robust_key, **options)
         return self
 
