@@ -499,6 +499,10 @@ def test_loader_mixes_the_rows_of_some_shards(tmp_path: pathlib.Path) -> None:
     assert seen + [row for batch in again for row in batch["x"].tolist()] == first
     with pytest.raises(ValueError, match="33 rows, and shards with 30"):
         again.load_state_dict({**state, "shards": [[5, 6]]})
+    # Older loaders took a number for a bool.
+    old = DatasetLoader(TensorDict(x=torch.arange(33), batch_size=[33]), 4, shuffle=False)
+    old.load_state_dict({**{key: state[key] for key in state if key != "shards"}, "segments": None, "shuffle": 1})
+    assert old.shuffle is True and [sum(len(batch) for batch in old) for _ in range(2)] == [21, 33]
     with pytest.raises(ValueError, match="got 0"):
         DatasetLoader(data, 4, shuffle=0)
     with pytest.raises(ValueError, match="a TensorDict has none: pass shuffle=True"):

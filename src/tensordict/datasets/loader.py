@@ -230,7 +230,9 @@ class DatasetLoader:
         sizes = None if runs is None else np.repeat(*np.asarray(runs, dtype=np.int64).reshape(-1, 2).T)
         if sizes is not None and (sizes.sum() != count or (sizes < 0).any()):
             raise ValueError(f"the state has {count:,} rows, and shards with {sizes.sum():,} rows")
-        self.seed, self.shuffle, self._sizes = int(state["seed"]), state["shuffle"], sizes
+        self.seed, self._sizes = int(state["seed"]), sizes
+        # Without sizes, a number was another way to write a bool.
+        self.shuffle = state["shuffle"] if "shards" in state else bool(state["shuffle"])
         self.epoch, self._start = int(state["epoch"]), int(state["start"])
         self._count, self._segments = count, segments
         self._resumed = rows if self._start else None
