@@ -600,7 +600,8 @@ def open_dataset(
         mode: with "r", rows cannot be assigned, and writes to a row that was read stay in memory. With "r+", which
             is for local folders, both reach the files.
         storage_options, cache_dir: of a URL, as in :meth:`TensorDict.load`. Fetched rows are kept in `cache_dir`, and
-            without it as long as their shard is among the 256 most recently used ones.
+            without it as long as their shard is among the 256 most recently used ones (fewer if the
+            process may open fewer than 1,024 files).
 
     Returns:
         the :class:`Dataset`, or a tensorclass over it if the rows are of one.

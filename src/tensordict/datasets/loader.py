@@ -67,8 +67,9 @@ class DatasetLoader:
         ValueError: a number is out of range, or options are given without workers.
 
     Each rank of `torch.distributed` has rows of its own. Seed and number of the epoch determine the order, which takes
-    no memory. To resume, load the :meth:`state_dict` into another loader: it continues with the next batch. No row is
-    seen twice, whatever was read ahead, even if the data set has grown or was compacted meanwhile.
+    no memory. With a number as `shuffle` it follows from the shards, too: open the data set on all ranks before it is
+    compacted, or on all after that. To resume, load the :meth:`state_dict` into another loader: it continues with the
+    next batch. No row is seen twice, whatever was read ahead, even if the data set has grown or was compacted meanwhile.
     """
 
     def __init__(
