@@ -81,7 +81,9 @@ def test_shards_are_opened_when_rows_of_them_are_used(tmp_path: pathlib.Path, mo
         writer.extend(rows(0, 20))
     opened: list[str] = []
     real = Location.open
-    monkeypatch.setattr(Location, "open", lambda place, name, mode: opened.append(name) or real(place, name, mode))
+    monkeypatch.setattr(
+        Location, "open", lambda place, name, *options: opened.append(name) or real(place, name, *options)
+    )
     data = open_dataset(tmp_path)
     assert not opened
     data[[3, 17, 3]]
@@ -246,8 +248,8 @@ def test_shards_that_are_moved_while_they_are_opened(
     data, compacted = open_dataset(tmp_path), []
     real = Location.open
 
-    def opened(place: Any, name: str, mode: str) -> Any:
-        found = real(place, name, mode)
+    def opened(place: Any, name: str, *options: Any) -> Any:
+        found = real(place, name, *options)
         if not compacted:
             compacted.append(name)
             assert compact(tmp_path) == (2, 1)

@@ -69,7 +69,7 @@ class DatasetLoader:
     Each rank of `torch.distributed` has rows of its own. Seed and number of the epoch determine the order, which takes
     no memory. With a number as `shuffle` it follows from the shards, too: open the data set on all ranks before it is
     compacted, or on all after that. To resume, load the :meth:`state_dict` into another loader: it continues with the
-    next batch. No row is seen twice, whatever was read ahead, even if the data set has grown or was compacted meanwhile.
+    next batch. No row is seen twice, whatever was read ahead, even if the data set has grown or was compacted since.
     """
 
     def __init__(
