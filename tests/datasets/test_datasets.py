@@ -81,7 +81,9 @@ def test_shards_are_opened_when_rows_of_them_are_used(tmp_path: pathlib.Path, mo
         writer.extend(rows(0, 20))
     opened: list[str] = []
     real = Location.open
-    monkeypatch.setattr(Location, "open", lambda place, name, mode: opened.append(name) or real(place, name, mode))
+    monkeypatch.setattr(
+        Location, "open", lambda place, name, *options: opened.append(name) or real(place, name, *options)
+    )
     data = open_dataset(tmp_path)
     assert not opened
     data[[3, 17, 3]]
@@ -246,8 +248,8 @@ def test_shards_that_are_moved_while_they_are_opened(
     data, compacted = open_dataset(tmp_path), []
     real = Location.open
 
-    def opened(place: Any, name: str, mode: str) -> Any:
-        found = real(place, name, mode)
+    def opened(place: Any, name: str, *options: Any) -> Any:
+        found = real(place, name, *options)
         if not compacted:
             compacted.append(name)
             assert compact(tmp_path) == (2, 1)
@@ -499,6 +501,10 @@ def test_loader_mixes_the_rows_of_some_shards(tmp_path: pathlib.Path) -> None:
     assert seen + [row for batch in again for row in batch["x"].tolist()] == first
     with pytest.raises(ValueError, match="33 rows, and shards with 30"):
         again.load_state_dict({**state, "shards": [[5, 6]]})
+    # Older loaders took a number for a bool.
+    old = DatasetLoader(TensorDict(x=torch.arange(33), batch_size=[33]), 4, shuffle=False)
+    old.load_state_dict({**{key: state[key] for key in state if key != "shards"}, "segments": None, "shuffle": 1})
+    assert old.shuffle is True and [sum(len(batch) for batch in old) for _ in range(2)] == [21, 33]
     with pytest.raises(ValueError, match="got 0"):
         DatasetLoader(data, 4, shuffle=0)
     with pytest.raises(ValueError, match="a TensorDict has none: pass shuffle=True"):

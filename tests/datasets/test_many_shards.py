@@ -7,16 +7,21 @@ import resource
 import shutil
 import subprocess
 import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
 
 from tensordict import DatasetWriter, TensorDict, open_dataset
-from tensordict.datasets import compact, dataset
+from tensordict.datasets import compact, dataset, manifest
 from tensordict.datasets.index import ShardPart, ShardParts
 from tensordict.datasets.lines import Line, Lines
+from tensordict.datasets.records import to_file
+from tensordict.memory.file_maps import FilePlace
 
 DIGEST = "0123456789abcdef" * 4
 
@@ -92,20 +97,123 @@ def test_writes_to_a_container_are_seen(tmp_path: Path, monkeypatch: pytest.Monk
     assert open_dataset(tmp_path / "data")[torch.tensor([4, 5])]["x"].tolist() == [0, 5]
 
 
-def test_more_archives_than_files_may_be_open(tmp_path: Path) -> None:
-    write(tmp_path / "data", "archive", 400)
-    limit = 256
-    script = (
-        "import sys, torch; from tensordict import open_dataset; data = open_dataset(sys.argv[1])\n"
-        "for _ in range(2): assert data[torch.randperm(400)]['x'].sort().values.equal(torch.arange(400))\n"
-    )
+def run_with_few_files(script: str, *arguments: str) -> None:
+    limit = 160
     done = subprocess.run(
-        [sys.executable, "-c", script, str(tmp_path / "data")],
+        [sys.executable, "-c", script, *arguments],
         capture_output=True,
         text=True,
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit)),
     )
     assert not done.returncode, done.stderr
+
+
+def test_more_archives_than_files_may_be_open(tmp_path: Path) -> None:
+    write(tmp_path / "data", "archive", 400)
+    script = (
+        "import sys, torch; from tensordict import open_dataset; data = open_dataset(sys.argv[1])\n"
+        "for _ in range(2): assert data[torch.randperm(400)]['x'].sort().values.equal(torch.arange(400))\n"
+    )
+    run_with_few_files(script, str(tmp_path / "data"))
+
+
+def test_archives_that_come_later_may_be_more_than_files(tmp_path: Path) -> None:
+    script = (
+        "import sys, torch; from tensordict import DatasetWriter, TensorDict, open_dataset\n"
+        "def add(format, count):\n"
+        "    with DatasetWriter(sys.argv[1], rows_per_shard=1, format=format) as writer:\n"
+        "        writer.extend(TensorDict({'x': torch.arange(count)}, [count]))\n"
+        "add('folder', 9); data = open_dataset(sys.argv[1]); add('archive', 200)\n"
+        "assert data.refresh() == 200 and sum(int(row['x']) for row in data) == 19936\n"
+    )
+    run_with_few_files(script, str(tmp_path / "data"))
+
+
+def test_more_shards_at_a_url_than_files_may_be_open() -> None:
+    script = (
+        "import torch; from tensordict import DatasetWriter, TensorDict, open_dataset\n"
+        "from tensordict.datasets import DatasetLoader\n"
+        "with DatasetWriter('memory://few/data', rows_per_shard=1) as writer:\n"
+        "    writer.extend(TensorDict({'x': torch.arange(300)}, [300]))\n"
+        "data = open_dataset('memory://few/data')\n"
+        "batches = list(DatasetLoader(data, 8, shuffle=4))\n"
+        "assert torch.cat([batch['x'] for batch in batches]).sort().values.equal(torch.arange(300))\n"
+    )
+    run_with_few_files(script)
+
+
+def test_maps_stay_below_the_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = write(tmp_path / "data", "folder", 60)
+    monkeypatch.setattr("tensordict.memory.system.count_maps_and_files", lambda: (40, 1024))
+    monkeypatch.setattr(dataset, "_MAX_CONTAINERS", 2)
+    data = open_dataset(tmp_path / "data")
+    for _ in range(2):
+        assert (data[torch.arange(60)] == rows).all()
+        for row in range(60):
+            assert (data[row] == rows[row]).all()
+        maps = Path("/proc/self/maps").read_text()
+        assert 20 <= maps.count(str(tmp_path)) <= 30
+
+
+def test_threads_note_places(monkeypatch: pytest.MonkeyPatch) -> None:
+    class SlowList(list[Any]):
+        def append(self, item: Any) -> None:
+            super().append(item)
+            time.sleep(0.1)
+
+    monkeypatch.setattr(dataset, "find_place", lambda leaf, maps: FilePlace(f"/{leaf}", 64 * leaf, (0, 0, 0, 0)))
+    places = dataset._Places(2)
+    places._known = SlowList()
+
+    def note(number: int) -> bool:
+        return places.note(number, f"/{number}", {("x",): number}, None)  # type: ignore[dict-item, arg-type]
+
+    with ThreadPoolExecutor(2) as pool:
+        assert all(pool.map(note, range(2)))
+    assert [places._known[number] for number in places._numbers] == [((("x",), "", 0),), ((("x",), "", 64),)]
+
+
+def test_lines_are_added_while_others_read() -> None:
+    lines = Lines("w")
+    texts = [f'["{number:08}",1,null,"{DIGEST}"]'.encode() for number in range(30_000)]
+    assert all(map(lines.add_text, texts[:20_000]))
+    stop = threading.Event()
+
+    def read() -> None:
+        while not stop.is_set():
+            lines.table()
+
+    with ThreadPoolExecutor(2) as pool:
+        readers = [pool.submit(read) for _ in range(2)]
+        try:
+            assert all(map(lines.add_text, texts[20_000:]))
+        finally:
+            stop.set()
+        assert not any(reader.result() for reader in readers)
+    assert len(lines) == 30_000
+
+
+def test_a_manifest_that_contradicts_itself_is_damaged() -> None:
+    def pack(first: int, *numbers: int) -> bytes:
+        head = [*manifest._MAGIC, "w", {"x": 1}, first]
+        return to_file([head, *([f"{number:08}", 1, None, DIGEST] for number in numbers)])
+
+    class Place:
+        contents: ClassVar = {"a": pack(0, 0, 1), "b": pack(1, 5, 1)}
+
+        def path(self, name: str) -> str:
+            return f"/{name}"
+
+        def read(self, name: str, start: int, size: int) -> tuple[bytes, int]:
+            return self.contents[name][start:], size
+
+    found = manifest.Manifest("w")
+    listed = [
+        manifest.ManifestFile(name, first, first + 2, len(Place.contents[name])) for first, name in ((0, "a"), (1, "b"))
+    ]
+    manifest.read_manifest(Place(), found, listed)  # type: ignore[arg-type]
+    assert found.problem == "'/b' contradicts the files before it: the shard '00000001' is listed twice"
+    assert [line.path for line in found.lines] == ["shards/w/00000000", "shards/w/00000001"]
 
 
 def test_lines_are_packed() -> None:
@@ -152,7 +260,7 @@ def test_parts_are_packed() -> None:
         lines.add(Line(f"shards/w/{number:08}{suffix}", number + 1, None, DIGEST))
     parts = ShardParts.of([ShardPart("shards/m/00000009.zarr", 2, 3, 10, "v", 4, 6)])
     parts.add_lines("w", lines, 1, 3)
-    assert parts.suffixes == {".zarr", ".tdz", ""} and list(parts.list_rows()) == [3, 2, 3]
+    assert list(parts.list_rows()) == [3, 2, 3]
     assert parts[1:] == [
         ShardPart("shards/w/00000001.tdz", 0, 2, 2, "w", 1, 2), ShardPart("shards/w/00000002", 0, 3, 3, "w", 2, 3)
     ]  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import multiprocessing
 import os
@@ -745,3 +746,17 @@ def test_rows_and_statistics_of_what_is_at_a_url(
         assert main(["inspect", "--json", "--stats", "--key", "x", f"{url}/{name}"]) == 0
         assert json.loads(capsys.readouterr().out)["root"]["stats"]["max"] == (1 << 20) - 1
         assert proxy.fetched() > 1 << 23
+
+
+def test_a_full_disk_leaves_no_copy(bucket: Bucket, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    url, _, options = bucket
+    make().save(f"{url}/x.tdz", storage_options=options)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+
+    def fail(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("tensordict.io.remote.cache.files.write_bytes", fail)
+    with pytest.raises(OSError, match="No space left"):
+        load(f"{url}/x.tdz", storage_options=options)
+    assert not list(tmp_path.iterdir())

@@ -36,7 +36,7 @@ Columns = dict[Path, Values]
 # The most rows whose values are read to be shown.
 _MOST_PREVIEWED = 1000
 # The most containers that are loaded before their arrays are kept.
-_BLOCK = 16
+BLOCK = 16
 Item = TypeVar("Item")
 Read = TypeVar("Read")
 
@@ -251,7 +251,7 @@ class Parts(Sequence[Any]):
             found[at] = self._map_again(numbers[at])
         absent = [at for at in absent if found[at] is None]
         # Containers that are let go must not hold files until the last one is loaded.
-        step = _BLOCK if self.in_flight == 1 else max(1, len(absent))
+        step = BLOCK if self.in_flight == 1 else max(1, len(absent))
         for start in range(0, len(absent), step):
             self._load_columns(numbers, absent[start : start + step], found, loaded)
         return found  # type: ignore[return-value]

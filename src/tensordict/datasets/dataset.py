@@ -18,7 +18,7 @@ from torch import Tensor
 from tensordict.containers.concatenated import LazyConcatenatedTensorDict
 from tensordict.containers.dense import TensorDict
 from tensordict.containers.on_disk import FileSelection
-from tensordict.containers.parts import Columns, MapsAgain
+from tensordict.containers.parts import BLOCK, Columns, MapsAgain
 from tensordict.core import pytree, registry
 from tensordict.core.contract import is_node
 from tensordict.core.exceptions import SaveError, SchemaError
@@ -63,13 +63,11 @@ class Shards(MapsAgain):
         self._recent: OrderedDict[Any, Any] = OrderedDict()
         self._in_use: WeakValueDictionary[Any, Any] = WeakValueDictionary()
         # Programs need some maps and files for other purposes, too. A mapped archive keeps its file open.
-        maps, files = system.count_maps_and_files()
-        self._max_open = max(1, maps // 2 // max(1, len(schema.fields)))
-        self.max_mapped = min(self._max_open, _MAX_MAPPED)
-        if index.place.is_remote:
-            self._max_open = _MAX_COPIES
-        elif any(format_of(f"0{suffix}") == ARCHIVE for suffix in parts.suffixes):
-            self._max_open = max(1, min(self._max_open, files // 2))
+        maps, files = (count // 4 for count in system.count_maps_and_files())
+        columns = max(1, len(schema.fields))
+        self.max_mapped = max(1, min(2 * maps // columns, _MAX_MAPPED))
+        self._max_open = max(1, min(_MAX_COPIES, files) if index.place.is_remote else maps // columns)
+        self._max_archives = max(1, min(self._max_open, 2 * files))
         self._places = _Places(len(parts))
         # Guards the two dicts when several threads read. No shard is opened while it is held.
         self._lock = Lock()
@@ -92,7 +90,8 @@ class Shards(MapsAgain):
         if not self._places.note(number, self._manifests.place.path(part.path), leaves, maps):
             return False
         with self._lock.held:
-            if len(self._recent) < min(self._max_open, _MAX_CONTAINERS):
+            # Leave room for the next block, which must not push out shards that a request still holds.
+            if len(self._recent) < min(self._count_open(part) - BLOCK, _MAX_CONTAINERS):
                 return False
             self._recent.pop((part.path, part.start, part.rows), None)
         return True
@@ -167,9 +166,14 @@ class Shards(MapsAgain):
             # If another thread has opened the shard meanwhile, use its container.
             found = self._recent[key] = self._in_use.setdefault(key, found)
             self._recent.move_to_end(key)
-            if len(self._recent) > self._max_open:
+            most = self._count_open(part)
+            while len(self._recent) > most:
                 self._recent.popitem(last=False)
         return found
+
+    def _count_open(self, part: ShardPart) -> int:
+        """Return how many shards may stay open once this one is. Refreshes and compactions may add archives."""
+        return self._max_archives if format_of(part.path) == ARCHIVE else self._max_open
 
     def _read_part(self, part: ShardPart) -> Any:
         """Read the rows of a part. Raise `FileNotFoundError` if its shard is gone or goes during the call."""
@@ -247,6 +251,8 @@ class _Places:
         self._known: list[tuple[tuple[Path, str, int], ...]] = []
         # For each shard the number of its layout, and a hash that tells its files from others.
         self._numbers, self._hashes = array("q", [-1]) * count, array("q", [0]) * count
+        # Guards the numbers of the layouts.
+        self._lock = Lock()
 
     def knows(self, number: int) -> bool:
         """Return True if the places of a shard were noted."""
@@ -264,9 +270,10 @@ class _Places:
             layout.append((key, suffix, place.offset))
             identities[suffix] = place.identity
         form = tuple(layout)
-        if form not in self._layouts:
-            self._known.append(form)
-            self._layouts[form] = len(self._known) - 1
+        with self._lock.held:
+            if form not in self._layouts:
+                self._layouts[form] = len(self._known)
+                self._known.append(form)
         self._hashes[number] = hash(tuple(identities.values()))
         self._numbers[number] = self._layouts[form]
         return True
@@ -593,7 +600,8 @@ def open_dataset(
         mode: with "r", rows cannot be assigned, and writes to a row that was read stay in memory. With "r+", which
             is for local folders, both reach the files.
         storage_options, cache_dir: of a URL, as in :meth:`TensorDict.load`. Fetched rows are kept in `cache_dir`, and
-            without it as long as their shard is among the 256 most recently used ones.
+            without it as long as their shard is among the 256 most recently used ones (fewer if the
+            process may open fewer than 1,024 files).
 
     Returns:
         the :class:`Dataset`, or a tensorclass over it if the rows are of one.

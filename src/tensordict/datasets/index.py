@@ -119,11 +119,6 @@ class ShardParts(Sequence[ShardPart]):
         added[:, 8] = added[:, 7] + 1
         self._numbers.frombytes(added.tobytes())
 
-    @property
-    def suffixes(self) -> set[str]:
-        """The suffixes of the shards."""
-        return {self._names[at] for at in set(self._numbers[2 :: self._WIDTH])}
-
     def list_rows(self) -> array[int]:
         """Return the number of rows of each part."""
         return self._numbers[4 :: self._WIDTH]

@@ -67,8 +67,9 @@ class DatasetLoader:
         ValueError: a number is out of range, or options are given without workers.
 
     Each rank of `torch.distributed` has rows of its own. Seed and number of the epoch determine the order, which takes
-    no memory. To resume, load the :meth:`state_dict` into another loader: it continues with the next batch. No row is
-    seen twice, whatever was read ahead, even if the data set has grown or was compacted meanwhile.
+    no memory. With a number as `shuffle` it follows from the shards, too: open the data set on all ranks before it is
+    compacted, or on all after that. To resume, load the :meth:`state_dict` into another loader: it continues with the
+    next batch. No row is seen twice, whatever was read ahead, even if the data set has grown or was compacted since.
     """
 
     def __init__(
@@ -230,7 +231,9 @@ class DatasetLoader:
         sizes = None if runs is None else np.repeat(*np.asarray(runs, dtype=np.int64).reshape(-1, 2).T)
         if sizes is not None and (sizes.sum() != count or (sizes < 0).any()):
             raise ValueError(f"the state has {count:,} rows, and shards with {sizes.sum():,} rows")
-        self.seed, self.shuffle, self._sizes = int(state["seed"]), state["shuffle"], sizes
+        self.seed, self._sizes = int(state["seed"]), sizes
+        # Without sizes, a number was another way to write a bool.
+        self.shuffle = state["shuffle"] if "shards" in state else bool(state["shuffle"])
         self.epoch, self._start = int(state["epoch"]), int(state["start"])
         self._count, self._segments = count, segments
         self._resumed = rows if self._start else None

@@ -242,8 +242,11 @@ def _read_segment(
         problem = f"{place.path(file.name)!r} names another schema than the files before it"
     manifest.schema = manifest.schema or own.schema
     if own.lines is not manifest.lines:
-        for line in own.lines[have:]:
-            manifest.lines.add(line)
+        try:
+            for line in own.lines[have:]:
+                manifest.lines.add(line)
+        except ValueError as error:
+            problem = problem or f"{place.path(file.name)!r} contradicts the files before it: {error}"
     return problem
 
 

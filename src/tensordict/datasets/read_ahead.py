@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tensordict.containers.concatenated import LazyConcatenatedTensorDict
+from tensordict.memory import system
 
 # The most batches that are looked at ahead.
 _MOST_BATCHES = 1024
@@ -34,6 +35,8 @@ class ShardsAhead:
     ) -> None:
         self._data, self._batch, self._count, self._most = data, batch, count, nbytes
         self._row_bytes = data._row_nbytes()
+        # Each shard that was fetched is an open file.
+        self._most_shards = system.count_maps_and_files()[1] // 4
         self._pool = ThreadPoolExecutor(data._joint.in_flight, thread_name_prefix="tensordict-shards")
         # The next batch to look at, the shards of those that were, and the last of them that uses a shard.
         self._next = 0
@@ -48,7 +51,7 @@ class ShardsAhead:
 
         An error of a fetch is left to `read`, which meets it again.
         """
-        while self._next <= number or (self._next < self._end(number) and sum(self._waiting.values()) < self._most):
+        while self._next <= number or (self._next < self._end(number) and self._has_room()):
             self._look_at(self._next)
             self._next += 1
         self._waiting.pop(number, None)
@@ -63,6 +66,9 @@ class ShardsAhead:
     def close(self) -> None:
         """End the threads. Shards that were not begun are not fetched."""
         self._pool.shutdown(cancel_futures=True)
+
+    def _has_room(self) -> bool:
+        return len(self._fetched) < self._most_shards and sum(self._waiting.values()) < self._most
 
     def _end(self, number: int) -> int:
         return min(self._count, number + _MOST_BATCHES)

@@ -150,8 +150,12 @@ class RemoteSave:
         # Without a cache, `check` asks once at the end whether the file was replaced.
         self._file = None if file is None else self._place.file(self.remote, file, check=access.cache is not None)
         if self._file is not None and read is not None:
-            self._file.hold()
-            self._file.insert(read[0].size - len(read[1]), read[1])
+            try:
+                self._file.hold()
+                self._file.insert(read[0].size - len(read[1]), read[1])
+            except BaseException:
+                self._place.close()
+                raise
         stands = hashlib.sha256(self.url.encode()).hexdigest()
         self.path = f"{self._place.path}/{stands}" if self._file is None else self._file.path
         self._source: RemoteArchive | RemoteFolder | None = None
