@@ -506,9 +506,9 @@ def test_ranges_are_joined_and_cut_as_the_page_says(monkeypatch: pytest.MonkeyPa
     asked: list[tuple[int, int]] = []
     read = Remote.read
 
-    def noted(self: Remote, name: str, start: int, stop: int) -> bytes:
+    def noted(self: Remote, name: str, start: int, stop: int, *file: Any) -> bytes:
         asked.append((start, stop))
-        return read(self, name, start, stop)
+        return read(self, name, start, stop, *file)
 
     monkeypatch.setattr(Remote, "read", noted)
     gap = 64 << 10
