@@ -14,7 +14,7 @@ import torch
 
 from tensordict import TensorClass, TensorDict, UnbatchedTensor, is_leaf_nontensor, lazy_stack, load, save
 from tensordict.base import _NESTED_TENSORS_AS_LISTS, _NESTED_TENSORS_AS_LISTS_NONTENSOR
-from tensordict.core.exceptions import UnsupportedEntryError
+from tensordict.core.exceptions import StackError, UnsupportedEntryError
 
 
 def is_tensor(cls: type) -> bool:
@@ -235,3 +235,19 @@ def test_no_format_loses_entries_of_inner_members(key: str, tmp_path: Path) -> N
     with pytest.raises(UnsupportedEntryError, match="different keys"):
         stack.to_parquet(tmp_path / "x.parquet")
     assert os.listdir(tmp_path) == []
+
+
+def test_no_entry_of_members_of_members_is_lost() -> None:
+    rows = lazy_stack(
+        [
+            TensorDict(a=torch.ones(2, 3), b=torch.ones(2, 3), batch_size=[2]),
+            TensorDict(a=torch.ones(2, 3), batch_size=[2]),
+        ]
+    )
+    stack = lazy_stack([rows, rows.clone()])
+    with pytest.raises(StackError, match="entry 'b' is missing in some members of a member"):
+        stack.densify()
+    with pytest.raises(StackError, match="entry 'b' is missing"):
+        TensorDict(nested=stack).densify()
+    dense = lazy_stack([member.densify(torch.jagged) for member in stack.unbind(0)])
+    assert set(dense.keys()) == {"a", "b"}

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -168,7 +168,15 @@ def densify_stack(stack: Any, layout: torch.layout, path: Path) -> Contract:
     # The batch size ends before a dim whose length differs between members.
     even = size[: size.index(-1)] if -1 in size else size
     entries: dict[str, Any] = {}
-    for name in dict.fromkeys(name for member in store.sample for name in member._entries):
+    all_names = dict.fromkeys(name for member in store.sample for name in member._entries)
+    for member in store.sample:
+        for name in _names_in_members(member):
+            if name not in all_names:
+                raise StackError(
+                    f"entry {joined((*path, name))!r} is missing in some members of a member of the lazy stack: make "
+                    "the members dense first, which makes it empty there, or exclude it"
+                )
+    for name in all_names:
         value: Any = None
         if name in store:
             try:
@@ -183,6 +191,13 @@ def densify_stack(stack: Any, layout: torch.layout, path: Path) -> Contract:
             value = makers.values(value.tolist(), even, 0, stack._device)
         entries[name] = value
     return makers.dense(entries, even, stack._device, names and names[: len(even)])  # type: ignore[no-any-return]
+
+
+def _names_in_members(container: Contract) -> Iterable[str]:
+    """Return the names of a container; of a lazy stack, the names that any of its members has."""
+    inner = container._wrapped_container()
+    members = inner._members()
+    return inner._entries if members is None else (name for member in members for name in _names_in_members(member))
 
 
 def _stack_or_nest(stack: Any, name: str, layout: torch.layout, path: Path) -> Any:
