@@ -204,14 +204,14 @@ def test_a_shard_that_is_moved_twice_while_it_is_opened(
     data, sizes = open_dataset(tmp_path), [4, 100]
     real = Location.open
 
-    def opened(place: Any, name: str, mode: str) -> Any:
+    def opened(place: Any, name: str, mode: str, *nbytes: int) -> Any:
         if sizes and threading.current_thread() is threading.main_thread():
             size = sizes.pop(0)
             # In another thread, which opens shards in the usual way.
             thread = threading.Thread(target=compact, args=(tmp_path,), kwargs={"rows_per_shard": size})
             thread.start()
             thread.join()
-        return real(place, name, mode)
+        return real(place, name, mode, *nbytes)
 
     monkeypatch.setattr(Location, "open", opened)
     assert_rows(data[torch.arange(12)], list(range(12)))

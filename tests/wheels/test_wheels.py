@@ -46,7 +46,7 @@ def test_the_wheel_has_the_packages_and_nothing_else(built: Path) -> None:
     sources = {
         str(path.relative_to(ROOT / "src"))
         for path in (ROOT / "src").rglob("*")
-        if path.suffix in (".py", ".tsv") or path.name == "py.typed"
+        if path.suffix in (".py", ".tsv", ".css", ".lua") or path.name == "py.typed"
     }
     assert {name for name in names if ".dist-info/" not in name} == sources
     assert any(name.endswith("licenses/LICENSE") for name in names)
