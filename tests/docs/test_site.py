@@ -220,6 +220,7 @@ def test_navigation(open_page: Open) -> None:
 
 def test_the_start_page_has_cards_the_version_and_the_source(open_page: Open) -> None:
     browser = open_page("index.html")
+    until(browser, ".card-link p:first-child a")
     titles = [card.text for card in browser.find_elements(By.CSS_SELECTOR, ".card-link p:first-child a")]
     assert {"Install", "Ten minutes", "Guides by task", "Reference", "Gallery"} <= set(titles)
     assert tensordict.__version__ in until(browser, "article").text
