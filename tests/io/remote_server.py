@@ -228,6 +228,8 @@ def _handler(proxy: Proxy) -> type[BaseHTTPRequestHandler]:
             self.send_header(name, value)
             self.end_headers()
             self._note(0)
+            # What waits in a large buffer of the system would count as sent.
+            self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
             piece, sent = b"x" * (1 << 20), 0
             self.close_connection = True
             with contextlib.suppress(BrokenPipeError, ConnectionResetError):

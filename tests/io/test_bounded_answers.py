@@ -22,7 +22,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:Sending a large body directly:Re
 Answer = Callable[[str, str], "bytes | None"]
 Group = tuple[Remote, Proxy, str]
 # Bytes that buffers may hold when a client hangs up.
-SLACK = 48 << 20
+SLACK = 32 << 20
 # So much is read where no range is asked for.
 LONGEST = 64 << 20
 
