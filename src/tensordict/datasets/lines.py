@@ -177,7 +177,7 @@ class Lines(Sequence[Line]):
     def table(self) -> np.ndarray[Any, np.dtype[np.int64]]:
         """Return a copy of the number in the name, the position in `suffixes`, the rows and the bytes of each line."""
         # NumPy itself would let other threads run while it copies, and none could add a line meanwhile.
-        return np.frombuffer(self._numbers[: 4 * len(self)], dtype=np.int64).reshape(-1, 4)
+        return np.frombuffer(self._numbers[: len(self._numbers) // 4 * 4], dtype=np.int64).reshape(-1, 4)
 
     @property
     def suffixes(self) -> list[str]:
