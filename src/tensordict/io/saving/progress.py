@@ -172,7 +172,8 @@ def has_viewer() -> bool:
 
 
 def _in_notebook() -> bool:
-    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+    get_shell = getattr(sys.modules.get("IPython"), "get_ipython", None)
+    shell = None if get_shell is None else get_shell()
     return shell is not None and "IPKernelApp" in shell.config
 
 
