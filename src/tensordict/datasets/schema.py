@@ -331,6 +331,10 @@ class Schema:
 
     def sample(self, count: int) -> Any:
         """Build a container of `count` empty rows: zeros, ragged rows without elements, and `None` for values."""
+        return to_container(self.describe_sample(count))
+
+    def describe_sample(self, count: int) -> Specification:
+        """Build the specification of `sample(count)`."""
         leaves: dict[Path, Any] = {}
         for key, field in self.fields.items():
             if field.dtype is None:
@@ -340,7 +344,7 @@ class Schema:
             else:
                 sizes = torch.tensor([max(size, 0) for size in field.shape]).expand(count, -1)
                 leaves[key] = join_ragged_rows(field, [FlatRows(torch.empty(0, dtype=field.dtype), sizes)])
-        return self.container(leaves, count)
+        return self.specification(leaves, count)
 
 
 def join_ragged_rows(field: Field, parts: list[FlatRows]) -> Any:

@@ -392,7 +392,7 @@ def shape_of(entry: Any) -> torch.Size | None:
     if isinstance(entry, Contract):
         return entry._batch_size
     if isinstance(entry, Tensor):
-        return ragged.shape_of(entry)
+        return ragged.shape_of(entry) if entry.is_nested else entry.shape
     if isinstance(entry, Specification):
         return None if isinstance(entry.value, (PickledValue, BrokenValue)) else entry.batch_size
     return torch.Size(entry.shape)

@@ -486,7 +486,7 @@ class GrowingFolder:
 
     Args:
         folder: the absolute path of a new folder that no other process uses.
-        form: a container with the same entries, and any number of rows.
+        form: a container with the same entries and any number of rows, or its specification.
         growing: the nested keys of the tensors that `write` writes. `commit` writes the others.
         options: how to save.
 
@@ -495,7 +495,9 @@ class GrowingFolder:
         OSError: the folder or a file cannot be created.
     """
 
-    def __init__(self, folder: str, form: Contract, growing: Collection[Path], options: FolderOptions) -> None:
+    def __init__(
+        self, folder: str, form: Contract | Specification, growing: Collection[Path], options: FolderOptions
+    ) -> None:
         self._folder, self._options = folder, options
         plan = plan_files(form, folder, options)
         self._rows = {leaf.key: leaf for leaf in plan.leaves if leaf.key in growing}
@@ -762,8 +764,7 @@ def _replace_leaves(container: Contract, saved: Any) -> None:
 
 def _mark_memmap(container: Any, node: _PlannedNode, prefix: pathlib.Path | None, options: FolderOptions) -> Any:
     """Mark a container as memory-mapped, and record the folder of its value."""
-    container._is_memmap = True
-    container._memmap_prefix = prefix
+    container._backing = container._backing._replace(is_memmap=True, memmap_prefix=prefix)
     if node.value is not None and (prefix is not None or options.share_values):
         container._put_at(None if prefix is None else Place.of(node.folder), options.share_values)
     return container

@@ -79,8 +79,15 @@ def hold_lock(
     if not system.HAS_LOCKS:
         yield False
         return
-    open_path = partial(_open, path, shown or path, flags, folder, mode)
-    fd, has_locks = acquire(open_path, path, shown or path, patience, folder)
+    open_path = partial(os.open, path, system.CLOEXEC | system.NOFOLLOW | flags, mode, dir_fd=folder)
+    try:
+        fd, has_locks = acquire(open_path, path, shown or path, patience, folder)
+    except FileNotFoundError:
+        if flags & os.O_CREAT:
+            # The parent folder is missing.
+            raise
+        # The holder of the lock has just replaced or removed it.
+        raise _busy_error(shown or path) from None
     try:
         yield has_locks
     finally:
@@ -124,17 +131,6 @@ def acquire(
             os.close(fd)
             raise
         os.close(fd)
-
-
-def _open(path: str, shown: str, flags: int, folder: int | None, mode: int) -> int:
-    try:
-        return os.open(path, system.CLOEXEC | system.NOFOLLOW | flags, mode, dir_fd=folder)
-    except FileNotFoundError:
-        if flags & os.O_CREAT:
-            # The parent folder is missing.
-            raise
-        # The holder of the lock has just replaced or removed it.
-        raise _busy_error(shown) from None
 
 
 def _busy_error(path: str) -> SaveError:
