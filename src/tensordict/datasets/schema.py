@@ -34,7 +34,7 @@ from tensordict.io.specification import (
     tensorclass_over,
     to_container,
 )
-from tensordict.io.values import NotJson, encode
+from tensordict.io.values import encode, encode_entry
 from tensordict.memory import files
 from tensordict.memory.storable import check_storable
 
@@ -502,10 +502,7 @@ def _as_ragged_rows(leaf: Tensor, field: Field) -> FlatRows | None:
 
 def _list_values(key: Path, form: Specification, count: int) -> list[Any]:
     """Return one value for each row, after checking that JSON can hold all of them."""
-    try:
-        encode(form.value)
-    except NotJson as error:
-        raise UnsupportedEntryError(f"{entry_of(key)}{error}: a data set keeps values as JSON") from None
+    encode_entry(form.value, key, ": a data set keeps values as JSON")
     if form.kind in VALUES:
         value = form.value
         for size in reversed(form.batch_size[1:]):
