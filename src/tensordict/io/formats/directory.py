@@ -117,10 +117,6 @@ class _PlannedLeaf:
     # True if `memmap_like` saves the content too.
     always: bool = False
 
-    def build_entry(self) -> Any:
-        """Return the entry of the saved container."""
-        return self.result
-
 
 @dataclass(slots=True, kw_only=True)
 class _PlannedRagged(_PlannedLeaf):
@@ -706,7 +702,7 @@ def _rebuild(node: _PlannedNode, prefix: pathlib.Path | None, options: FolderOpt
     entries: dict[str, Any] = {}
     for name, entry in node.entries.items():
         if isinstance(entry, _PlannedLeaf):
-            entries[name] = entry.build_entry()
+            entries[name] = entry.build_entry() if isinstance(entry, _PlannedRagged) else entry.result
         else:
             entries[name] = _rebuild(entry, _prefix_of_nested(prefix, entry), options)
     old, form = node.container, node.form
@@ -740,7 +736,7 @@ def _update_in_place(node: _PlannedNode, prefix: pathlib.Path | None, options: F
         return _mark_memmap(container, node, prefix, options)
     for name, entry in node.entries.items():
         if isinstance(entry, _PlannedLeaf):
-            container._entries[name] = entry.build_entry()
+            container._entries[name] = entry.build_entry() if isinstance(entry, _PlannedRagged) else entry.result
             continue
         inner = _update_in_place(entry, _prefix_of_nested(prefix, entry), options)
         if inner is not entry.container:

@@ -103,7 +103,8 @@ class LeafWriter:
                 if zero:
                     files.allocate(fd, tensor.numel() * tensor.element_size(), self.reserve)
                 elif type(tensor) is Tensor or not self._copy_file(fd, tensor):
-                    files.write_tensor(fd, tensor, 0, self._watch(path, 0))
+                    is_watched = self.algorithm or self.progress.is_shown
+                    files.write_tensor(fd, tensor, 0, self._watch(path, 0) if is_watched else None)
                 if self.transaction.durable:
                     os.fsync(fd)
             finally:
@@ -142,7 +143,7 @@ class LeafWriter:
     def _watch(self, path: str, start: int) -> files.Watch | None:
         """Return the callback for the bytes of a file from `start` on."""
         if not self.algorithm:
-            return make_watch(None, self.progress) if self.progress.is_shown else None
+            return make_watch(None, self.progress)
         checksum = self._checksums[path][start] = checksums.new(self.algorithm)
         return make_watch(checksum, self.progress)
 
