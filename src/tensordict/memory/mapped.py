@@ -441,11 +441,18 @@ class MemoryMappedTensor(Tensor):
 
 
 def map_file(
-    path: str, dtype: torch.dtype, shape: tuple[int, ...], key: Path = (), mode: str | None = None
+    path: str,
+    dtype: torch.dtype,
+    shape: tuple[int, ...],
+    key: Path = (),
+    mode: str | None = None,
+    status: os.stat_result | None = None,
 ) -> MemoryMappedTensor:
-    """Map the file at the absolute `path`, after checking its length; errors name `key`."""
-    numel = math.prod(shape)
-    flat, source = _map(path, dtype, numel, shape, key, mode != "r")
+    """Map the file at the absolute `path`, after checking its length; errors name `key`.
+
+    `status` is the status of the file if the caller has just written it.
+    """
+    flat, source = _map(path, dtype, math.prod(shape), shape, key, mode != "r", status)
     if mode == "r+" and not source.shared:
         raise PermissionError(errno.EACCES, f"{entry_of(key)}mode='r+' writes to the file, which is read-only", path)
     source.shape = shape
@@ -490,10 +497,16 @@ def _strides(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _map(
-    path: str, dtype: torch.dtype, numel: int, shape: tuple[int, ...], key: Path, shared: bool = True
+    path: str,
+    dtype: torch.dtype,
+    numel: int,
+    shape: tuple[int, ...],
+    key: Path,
+    shared: bool = True,
+    status: os.stat_result | None = None,
 ) -> tuple[Tensor, FileSource]:
     """Map the first `numel` elements of a file, which must be that long; `shape` is for errors."""
-    status = os.stat(path)
+    status = status or os.stat(path)
     nbytes = numel * dtype.itemsize
     if not stat.S_ISREG(status.st_mode):
         raise SaveError(f"{entry_of(key)}{path!r} is not a regular file")
