@@ -9,6 +9,7 @@ import lzma
 import os
 import pathlib
 import pickle
+import re
 import shutil
 import stat
 import struct
@@ -971,6 +972,18 @@ def test_several_threads_write_large_leaves(tmp_path, threads):
     assert (loaded == td).all()
     with zipfile.ZipFile(tmp_path / "a.tdz") as archive:
         assert archive.testzip() is None
+
+
+@pytest.mark.skipif(not pathlib.Path("/proc/self/smaps").exists(), reason="needs the kernel's list of maps")
+@pytest.mark.parametrize("compression", ["deflate", "bzip2", "lzma"])
+def test_the_compressed_bytes_leave_memory(tmp_path, compression):
+    noise = torch.randint(0, 256, (4 << 20,), dtype=torch.uint8)
+    TensorDict(a=noise).memmap(tmp_path / "a.tdz", compression=compression)
+    archive = Archive(str(tmp_path / "a.tdz"))
+    assert bytes(archive.inflate(archive.entries["a.memmap"])) == bytes(noise.numpy())
+    maps = pathlib.Path("/proc/self/smaps").read_text().partition(archive.path)[2]
+    resident = int(re.search(r"^Rss:\s+(\d+) kB$", maps, re.MULTILINE)[1])
+    assert archive.data.size() > 4 << 20 and resident < 1024
 
 
 CHANGING = {

@@ -31,6 +31,8 @@ _LARGE = 64 << 20
 _MIN_STREAMED = 1 << 20
 # Tensors with a `Watch` are copied and written in pieces of this size, which stay in the cache of the processor.
 _WATCHED = 256 << 10
+# `show_content`, which copies nothing, has pieces of this size.
+_SHOWN = 1 << 20
 
 # A function that receives everything that is written, in order and in pieces, as checksums do; see `write_tensor`. It
 # sees a copy of the tensor, and the copy is written: so a checksum fits the file if the tensor changes meanwhile.
@@ -129,8 +131,8 @@ def show_content(tensor: Tensor, watch: Watch) -> None:
     for packed in (tensor,) if is_direct(tensor) else _pack_slabs(tensor):
         if packed.numel():
             view = memoryview((ctypes.c_char * packed.nbytes).from_address(packed.data_ptr())).cast("B")
-            for start in range(0, len(view), _WATCHED):
-                watch(view[start : start + _WATCHED])
+            for start in range(0, len(view), _SHOWN):
+                watch(view[start : start + _SHOWN])
 
 
 def write_tensors(fd: int, tensors: Sequence[Tensor], offset: int, watches: Sequence[Watch] = ()) -> None:

@@ -212,6 +212,7 @@ class Archive:
                     raise self._error("its compressed content is cut off", entry)
                 start += len(content)
                 piece = decompressor.decompress(content, _STEP)
+                system.drop_pages(self.data, entry.start + max(0, start - 2 * _STEP), entry.start + start)
                 if piece:
                     yield piece
         except (zlib.error, OSError, EOFError, lzma.LZMAError, ValueError) as error:
