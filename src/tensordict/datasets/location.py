@@ -215,7 +215,7 @@ class Location:
         if format == DIRECTORY and mode == "r":
             return load_directory(path, LoadOptions(source=SaveFolder(path, "r")))
         if format in (DIRECTORY, ARCHIVE):
-            return map_save(path, LoadOptions(mode=mode), Access())
+            return map_save(path, LoadOptions(mode=mode))
         return open_file(path, LoadOptions(mode=mode), Access(), format)
 
     def read_label(self, name: str) -> Line | None:
