@@ -411,6 +411,8 @@ class RowRequest:
     def prefetch(self, entries: Sequence[RowsOfParts | JoinedValues]) -> None:
         """Read the rows of several entries, from several parts at once, except for entries that lie in memory."""
         entries = [entry for entry in entries if any(entry.path not in columns for columns in self._columns)]
+        if not entries:
+            return
 
         def index_part(piece: Piece) -> list[Any]:
             return [entry.piece(piece) for entry in entries]
