@@ -477,9 +477,7 @@ class LazyConcatenatedTensorDict(FixedSize, StoredContainer):
     def _fetch_part(self, number: int) -> Any:
         """Fetch the entries of a part over the network, so that its rows can be read without; returns the part."""
         part = self._joint[number]
-        for entry in self._part_entries():
-            if isinstance(entry, RowsOfParts):
-                entry.fetch(number)
+        self._joint.fetch(self._part_entries(), number, slice(None))
         return part
 
     def _gather_entries(self, request: RowRequest, at: Tensor) -> Any:
