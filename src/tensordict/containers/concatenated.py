@@ -3,7 +3,6 @@ data sets of many shards."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, MutableMapping, Sequence
 from itertools import accumulate
 from types import MappingProxyType
@@ -445,7 +444,7 @@ class LazyConcatenatedTensorDict(FixedSize, StoredContainer):
         elif own.start or own.step != 1:
             positions = own.start + positions * own.step
         request = RowRequest(self._joint, positions)
-        request.hold()
+        request.hold(self._part_entries)
         if self._joint.in_flight > 1:
             request.prefetch(list(self._part_entries()))
         return self._gather_entries(request, at)
@@ -471,8 +470,7 @@ class LazyConcatenatedTensorDict(FixedSize, StoredContainer):
 
     def _row_nbytes(self) -> int:
         """Return the bytes of the tensors of one row."""
-        columns = [entry for entry in self._part_entries() if isinstance(entry, RowsOfParts)]
-        return sum(math.prod(column.shape[1:]) * column.dtype.itemsize for column in columns)
+        return sum(entry.row_nbytes for entry in self._part_entries() if isinstance(entry, RowsOfParts))
 
     def _fetch_part(self, number: int) -> Any:
         """Fetch the entries of a part over the network, so that its rows can be read without; returns the part."""

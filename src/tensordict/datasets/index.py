@@ -79,11 +79,19 @@ class ShardParts(Sequence[ShardPart]):
     def __getitem__(self, number: int | slice) -> Any:
         if isinstance(number, slice):
             return [self[at] for at in range(len(self))[number]]
-        at = range(len(self))[number] * self._WIDTH
-        owner, name, suffix, start, rows, whole, writer, first, last = self._numbers[at : at + self._WIDTH]
-        texts = self._names
-        path = f"{SHARDS}/{texts[owner]}/{name:08}{texts[suffix]}"
-        return ShardPart(path, start, rows, whole, texts[writer], first, last)
+        number = range(len(self))[number]
+        at = number * self._WIDTH
+        start, rows, whole, writer, first, last = self._numbers[at + 3 : at + self._WIDTH]
+        return ShardPart(self.path_of(number), start, rows, whole, self._names[writer], first, last)
+
+    def path_of(self, number: int) -> str:
+        """Return the path of the shard of a part."""
+        owner, name, suffix = self._numbers[number * self._WIDTH : number * self._WIDTH + 3]
+        return f"{SHARDS}/{self._names[owner]}/{name:08}{self._names[suffix]}"
+
+    def rows_of(self, number: int) -> int:
+        """Return the number of rows of a part."""
+        return self._numbers[number * self._WIDTH + 4]
 
     def __iter__(self) -> Iterator[ShardPart]:
         return map(self.__getitem__, range(len(self)))
