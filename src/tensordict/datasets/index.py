@@ -89,6 +89,10 @@ class ShardParts(Sequence[ShardPart]):
         owner, name, suffix = self._numbers[number * self._WIDTH : number * self._WIDTH + 3]
         return f"{SHARDS}/{self._names[owner]}/{name:08}{self._names[suffix]}"
 
+    def count_shards(self) -> int:
+        """Return the number of shards that the parts lie in."""
+        return len(set(map(self.path_of, range(len(self)))))
+
     def rows_of(self, number: int) -> int:
         """Return the number of rows of a part."""
         return self._numbers[number * self._WIDTH + 4]
@@ -461,8 +465,11 @@ class Manifests:
 
     def list_superseded_lines(self) -> Iterator[tuple[Line, list[Move]]]:
         """Yield each shard whose rows are all read from merged ones, with the places of its rows there."""
-        for manifest in self.manifests.values():
-            for number, line in enumerate(manifest.lines):
+        for writer, manifest in self.manifests.items():
+            # The rows of all other lines are read from their own shards.
+            known = range(len(manifest.lines))
+            for number in sorted({*self._merged_places.get(writer, ()), *manifest.lines.merged}.intersection(known)):
+                line = manifest.lines[number]
                 moves: list[Move] = []
                 start = 0
                 for key in line.lines() or [(manifest.writer, number)]:
