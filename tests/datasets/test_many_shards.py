@@ -17,6 +17,7 @@ import pytest
 import torch
 
 from tensordict import DatasetWriter, TensorDict, open_dataset
+from tensordict.containers import parts
 from tensordict.datasets import compact, dataset, manifest
 from tensordict.datasets.index import ShardPart, ShardParts
 from tensordict.datasets.lines import Line, Lines
@@ -71,12 +72,25 @@ def test_rows_of_shards_that_are_not_mapped_are_read(
     data = open_dataset(tmp_path / "long")
     read_twice(data, rows, monkeypatch)
     keep_mapped(data, 3, monkeypatch)
+    monkeypatch.setattr(parts, "_MANY", 1_000)
     opened = count_descriptors()
     monkeypatch.setattr(type(data._shards), "_open", lambda self, part: pytest.fail("a shard was opened"))
     for at in (torch.randperm(40), torch.randint(-40, 40, (6, 7)), torch.randint(40, (1_000,)), torch.tensor([39])):
         assert (data[at] == rows[at]).all()
         assert (data[::2].select("in", ("in", "y"))[at % 20]["in", "y"] == rows["in", "y"][::2][at % 20]).all()
     assert len(data._joint._mapped) == 3 and count_descriptors() == opened
+
+
+def test_a_shard_of_which_many_rows_are_read_is_mapped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = write(tmp_path / "data", "folder")
+    data = open_dataset(tmp_path / "data")
+    read_twice(data, rows, monkeypatch)
+    keep_mapped(data, 2, monkeypatch)
+    assert (data[torch.arange(20)] == rows).all()
+    first = data._joint._mapped[0]
+    at = torch.arange(10, 14).repeat(2)
+    assert (data[at] == rows[at]).all()
+    assert len(data._joint._mapped) == 2 and data._joint._mapped[0] is not first and first.columns is None
 
 
 def test_a_shard_that_was_cut_short_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

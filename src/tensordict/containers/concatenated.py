@@ -398,6 +398,9 @@ class LazyConcatenatedTensorDict(FixedSize, StoredContainer):
         rows = self._rows
         if isinstance(rows, np.ndarray) and (rows[1:] <= rows[:-1]).any():
             return [slice(at, min(at + _BLOCK_ROWS, len(rows))) for at in range(0, len(rows), _BLOCK_ROWS)]
+        if type(rows) is range and rows.step == 1:
+            cuts = np.unique(self._joint.starts_array.clip(rows.start, rows.stop)) - rows.start
+            return list(map(slice, cuts[:-1].tolist(), cuts[1:].tolist()))
         stops = [len(at) if isinstance(at, Tensor) else at.stop - at.start for *_, at in self._joint.pieces(rows)]
         ends = list(accumulate(stops))
         return [slice(end - count, end) for end, count in zip(ends, stops, strict=True)]

@@ -39,6 +39,9 @@ Columns = dict[Path, Values]
 _MOST_PREVIEWED = 1000
 # The most containers that are loaded before their arrays are kept.
 BLOCK = 16
+# So many rows of a file are read from a new map, fewer from the file: a map takes as long as reading ten rows, and
+# serves later requests.
+_MANY = 4
 Item = TypeVar("Item")
 Read = TypeVar("Read")
 
@@ -122,15 +125,16 @@ class Parts(Sequence[Any]):
             lengths = [part._batch_size[0] for part in containers]
         else:
             lengths = [int(length) for length in lengths]
-            if len(lengths) != len(containers) or any(length < 0 for length in lengths):
+            least = min(lengths, default=0)
+            if len(lengths) != len(containers) or least < 0:
                 raise ValueError(
                     f"there must be one length of 0 or more for each part, got {len(lengths)} lengths (the least is "
-                    f"{min(lengths, default=0)}) for {len(containers)} parts"
+                    f"{least}) for {len(containers)} parts"
                 )
         self.in_flight = max(self.in_flight, getattr(containers, "in_flight", 1))
         self._sequences.append(containers)
         self._firsts.append(count)
-        self._checked += [_NONE] * len(containers)
+        self._checked += [_NONE] * len(lengths)
         # A new array: other threads may read the old one.
         self.starts = self.starts[:-1] + array("q", itertools.accumulate(lengths, initial=self.starts[-1]))
         self.starts_array = np.frombuffer(self.starts, dtype=np.int64)
@@ -244,26 +248,28 @@ class Parts(Sequence[Any]):
     # the first gather keeps the mapped tensors of a part as arrays of rows. It also locks the part, so that no entry
     # can be replaced. The arrays are dropped together with the part.
 
-    def find_columns(self, numbers: Sequence[int]) -> list[Columns | RowFiles | None]:
-        """Return the arrays of rows of some parts, or the files to read them from if no more parts may stay mapped.
+    def find_columns(self, picks: scattered.Picks) -> list[Columns | RowFiles | None]:
+        """Return the arrays of rows of the parts in `picks.hit`, or files to read a few rows from.
 
         `None` stands for a part that has to be loaded.
         """
-        known = self._checked
-        found: list[Any] = [known[number].columns for number in numbers]
+        known, cuts = self._checked, picks.cuts
+        found: list[Any] = [known[number].columns for number in picks.hit]
         for at, columns in enumerate(found):
             if columns is None:
-                found[at] = self._find_again(numbers[at])
+                found[at] = self._find_again(picks.hit[at], cuts[at + 1] - cuts[at])
         return found
 
-    def _find_again(self, number: int) -> Columns | RowFiles | None:
+    def _find_again(self, number: int, count: int) -> Columns | RowFiles | None:
         if self._checked[number]() is not None:
             return None
         sequence, at = self._locate(number)
         if not isinstance(sequence, MapsAgain):
             return None
         files = sequence.files_of(at)
-        return files if files is None or len(self._mapped) >= sequence.max_mapped else self._map(number, files)
+        if files is None or (count < _MANY and len(self._mapped) >= sequence.max_mapped):
+            return files
+        return self._map(number, files, sequence.max_mapped)
 
     def load_columns(
         self, numbers: Sequence[int], absent: Sequence[int], found: list[Columns | RowFiles | None], loaded: list[Any]
@@ -296,22 +302,25 @@ class Parts(Sequence[Any]):
             sequence, place = self._locate(numbers[at])
             if isinstance(sequence, MapsAgain) and sequence.remember(place, leaves, maps):
                 files = sequence.files_of(place)
-                mapped = None if files is None else self._map(numbers[at], files)
+                mapped = None if files is None else self._map(numbers[at], files, sequence.max_mapped)
                 if mapped is not None:
                     found[at] = mapped
-                    # Shards that are used for the first time displace those that were mapped first.
-                    if len(self._mapped) > sequence.max_mapped:
-                        self._mapped.popleft().columns = None
                     continue
             loaded.append(part)
 
-    def _map(self, number: int, files: RowFiles) -> Columns | None:
-        """Map the tensors of a part again; `None` if its files are others."""
+    def _map(self, number: int, files: RowFiles, most: int) -> Columns | None:
+        """Map the tensors of a part again, and unmap the first part if it is one too many.
+
+        Returns:
+            `None` if the files are others.
+        """
         columns = files.map()
         if columns is not None:
             self._checked[number] = mapped = _CheckedPart(set())
             mapped.columns = columns
             self._mapped.append(mapped)
+            if len(self._mapped) > most:
+                self._mapped.popleft().columns = None
         return columns
 
     def _collect(self, node: Any, template: Any, path: Path, leaves: dict[Path, Tensor]) -> None:
@@ -404,7 +413,7 @@ class RowRequest:
     def hold(self, entries: Callable[[], Iterable[RowsOfParts | JoinedValues]]) -> None:
         """Keep the memory alive that the rows are read from. Reads the rows of these entries that no memory has."""
         hit = self.picks.hit
-        found: list[Any] = self.parts.find_columns(hit)
+        found: list[Any] = self.parts.find_columns(self.picks)
         files = {at: columns for at, columns in enumerate(found) if type(columns) is RowFiles}
         if files:
             self._read_files(files, found, entries())

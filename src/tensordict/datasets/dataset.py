@@ -64,11 +64,11 @@ class Shards(MapsAgain):
         self._recent: OrderedDict[Any, Any] = OrderedDict()
         self._in_use: WeakValueDictionary[Any, Any] = WeakValueDictionary()
         # Programs need some maps and files for other purposes, too. A mapped archive keeps its file open.
-        maps, files = (count // 4 for count in system.count_maps_and_files())
+        maps, files = system.count_maps_and_files()
         columns = max(1, len(schema.fields))
-        self.max_mapped = max(1, min(2 * maps // columns, _MAX_MAPPED))
-        self._max_open = max(1, min(_MAX_COPIES, files) if index.place.is_remote else maps // columns)
-        self._max_archives = max(1, min(self._max_open, 2 * files))
+        self.max_mapped = max(1, min(maps // 2 // columns, _MAX_MAPPED))
+        self._max_open = max(1, min(_MAX_COPIES, files // 4) if index.place.is_remote else maps // 4 // columns)
+        self._max_archives = max(1, min(self._max_open, files // 2))
         self._places = _Places(len(parts))
         # Guards the two dicts when several threads read. No shard is opened while it is held.
         self._lock = Lock()
@@ -602,4 +602,4 @@ def open_dataset(
 def open_with_row_class(path: PathLike, mode: str, access: Access) -> Any:
     """Open a data set, in the tensorclass of its rows if they are of one."""
     data = Dataset(path, mode, access=access)
-    return data.schema.template._rewrap(data)
+    return data._shards.schema.template._rewrap(data)
