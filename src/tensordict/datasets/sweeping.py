@@ -68,12 +68,16 @@ class Sweeper:
 
     def remove_superseded_shards(self) -> None:
         """Remove shards whose rows are all in verified merged shards."""
-        items = {item.path: item for writer in self._place.list_writers() for item in self._place.list_items(writer)}
+        items: dict[str, dict[str, ShardItem]] = {}
         found: list[tuple[ShardItem, Line, list[Move]]] = []
         for line, moves in self._index.list_superseded_lines():
+            owner = line.writer
+            if owner not in items:
+                items[owner] = {item.path: item for item in self._place.list_items(owner)}
             # An earlier removal may have been interrupted after the rename.
             folder, _, name = line.path.rpartition("/")
-            found += [(items[path], line, moves) for path in (line.path, f"{folder}/.{name}.gone") if path in items]
+            paths = line.path, f"{folder}/.{name}.gone"
+            found += [(items[owner][path], line, moves) for path in paths if path in items[owner]]
         problem = self._describe_damage()
         if not problem:
             self._compare_shards(found)

@@ -202,9 +202,7 @@ class TensorRun:
     def write(self, fd: int, offset: int, num_threads: int = 0, progress: bool | None = None) -> None:
         """Write the tensors, the first at byte `offset`; `progress` shows a bar."""
         with progress_bar(progress, "saving", sum(t.numel() * t.itemsize for t in self.tensors)) as shown:
-            watches: list[files.Watch | None] = []
-            if self._algorithm or shown.is_shown:
-                watches = [make_watch(checksum, shown) for checksum in self._checksums]
+            watches = [watch for checksum in self._checksums if (watch := make_watch(checksum, shown)) is not None]
             files.write_row(fd, self.tensors, offset, num_threads, watches)
 
     def checksums(self) -> list[str]:
