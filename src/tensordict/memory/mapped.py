@@ -441,18 +441,11 @@ class MemoryMappedTensor(Tensor):
 
 
 def map_file(
-    path: str,
-    dtype: torch.dtype,
-    shape: tuple[int, ...],
-    key: Path = (),
-    mode: str | None = None,
-    status: os.stat_result | None = None,
+    path: str, dtype: torch.dtype, shape: tuple[int, ...], key: Path = (), mode: str | None = None
 ) -> MemoryMappedTensor:
-    """Map the file at the absolute `path`, after checking its length; errors name `key`.
-
-    `status` is the status of the file if the caller has just written it.
-    """
-    flat, source = _map(path, dtype, math.prod(shape), shape, key, mode != "r", status)
+    """Map the file at the absolute `path`, after checking its length; errors name `key`."""
+    numel = math.prod(shape)
+    flat, source = _map(path, dtype, numel, shape, key, mode != "r")
     if mode == "r+" and not source.shared:
         raise PermissionError(errno.EACCES, f"{entry_of(key)}mode='r+' writes to the file, which is read-only", path)
     source.shape = shape
@@ -497,16 +490,10 @@ def _strides(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _map(
-    path: str,
-    dtype: torch.dtype,
-    numel: int,
-    shape: tuple[int, ...],
-    key: Path,
-    shared: bool = True,
-    status: os.stat_result | None = None,
+    path: str, dtype: torch.dtype, numel: int, shape: tuple[int, ...], key: Path, shared: bool = True
 ) -> tuple[Tensor, FileSource]:
     """Map the first `numel` elements of a file, which must be that long; `shape` is for errors."""
-    status = status or os.stat(path)
+    status = os.stat(path)
     nbytes = numel * dtype.itemsize
     if not stat.S_ISREG(status.st_mode):
         raise SaveError(f"{entry_of(key)}{path!r} is not a regular file")

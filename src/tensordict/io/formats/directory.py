@@ -462,9 +462,7 @@ def write_and_commit(
         # user chose a number, because most file systems do not write one file faster with several threads.
         files.run_all(jobs, files.choose_threads(options.num_threads, nbytes))
         for leaf in new_leaves:
-            status = writer.statuses.get(leaf.path)
-            shape = tuple(leaf.tensor.shape)
-            leaf.result = map_file(save.at(leaf.path), leaf.tensor.dtype, shape, leaf.key, status=status)
+            leaf.result = map_file(save.at(leaf.path), leaf.tensor.dtype, tuple(leaf.tensor.shape), leaf.key)
         if options.checksum:
             for leaf in leaves:
                 if leaf.always or not options.like:

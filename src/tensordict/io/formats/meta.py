@@ -122,11 +122,11 @@ def leaf_spec(dtype: torch.dtype, shape: tuple[int, ...], key: Path = ()) -> dic
     Raises:
         UnsupportedEntryError: readers do not know the dtype.
     """
-    stored = _STORED_AS.get(dtype)
-    if stored is None and str(dtype) not in DTYPES:
+    if str(dtype) not in DTYPES:
         raise UnsupportedEntryError(f"{entry_of(key)}tensors of {dtype} cannot be saved; known are {', '.join(DTYPES)}")
+    stored = _STORED_AS.get(dtype, f"torch.uint{8 * dtype.itemsize}")
     spec = {"device": "cpu", "shape": list(shape), "dtype": stored, "is_nested": False}
-    return spec if stored else {**spec, "dtype": f"torch.uint{8 * dtype.itemsize}", "_dtype": str(dtype)}
+    return spec if dtype in _STORED_AS else {**spec, "_dtype": str(dtype)}
 
 
 def ragged_spec(

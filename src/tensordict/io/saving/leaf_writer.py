@@ -59,8 +59,6 @@ class LeafWriter:
     # The checksum of each piece of a file, by its first byte. Only filled if checksums are computed, because a save may
     # have thousands of leaves.
     _checksums: dict[str, dict[int, checksums.Checksum]] = field(default_factory=dict)
-    # The status of each file that one job has written.
-    statuses: dict[str, os.stat_result] = field(default_factory=dict)
 
     def jobs(
         self, key: Path, tensor: Tensor, path: str, zero: bool = False, is_staged: bool = False
@@ -109,7 +107,6 @@ class LeafWriter:
                     files.write_tensor(fd, tensor, 0, self._watch(path, 0) if is_watched else None)
                 if self.transaction.durable:
                     os.fsync(fd)
-                self.statuses[path] = os.fstat(fd)
             finally:
                 os.close(fd)
         except OSError as error:
