@@ -31,14 +31,15 @@ class MapOptions:
 
     dim: Any
     num_workers: int | None
-    chunksize: int | None
-    num_chunks: int | None
-    pool: Any
-    generator: torch.Generator | None
-    max_tasks_per_child: int | None
-    worker_threads: int
-    pbar: bool | None
-    mp_start_method: str | None
+    chunksize: int | None = None
+    num_chunks: int | None = None
+    pool: Any = None
+    generator: torch.Generator | None = None
+    max_tasks_per_child: int | None = None
+    worker_threads: int = 1
+    mp_start_method: str | None = None
+    pbar: bool = False
+    progress: bool | None = None
     timeout: float | None = None
     shuffle: bool = False
     ordered: bool = True
@@ -144,7 +145,7 @@ class ChunkedMap:
             given += 1
             return chunks[given - 1]
 
-        with progress_bar(self._options.pbar, "map", len(chunks), "chunk") as bar, pool:
+        with progress_bar(self._options.pbar or self._options.progress, "map", len(chunks), "chunk") as bar, pool:
             for chunk, done, value in pool.outcomes(take):
                 if not done:
                     raise_failure(value, chunk)
