@@ -476,12 +476,9 @@ class LazyConcatenatedTensorDict(FixedSize, StoredContainer):
         return sum(entry.row_nbytes for entry in self._part_entries() if isinstance(entry, RowsOfParts))
 
     def _fetch_part(self, number: int) -> Any:
-        """Fetch the entries of a part over the network, so that its rows can be read without; returns the part."""
+        """Fetch the entries of a part over the network. Its rows are read without it while the result is held."""
         part = self._joint[number]
-        for entry in self._part_entries():
-            if isinstance(entry, RowsOfParts):
-                entry.fetch(number)
-        return part
+        return part, [entry.fetch(number) for entry in self._part_entries() if isinstance(entry, RowsOfParts)]
 
     def _gather_entries(self, request: RowRequest, at: Tensor) -> Any:
         added = self._index_new_entries(at)

@@ -563,11 +563,11 @@ class RowsOfParts:
         """Return some rows of one part."""
         return self.index_part(piece[0], piece[1])
 
-    def fetch(self, number: int) -> None:
-        """Fetch the tensor of one part over the network, if it lies there."""
+    def fetch(self, number: int) -> object:
+        """Fetch the tensor of one part over the network, if it lies there. The result keeps it here."""
         leaf = self._leaf(number)[2]
-        if isinstance(leaf, StoredTensor) and hasattr(leaf.array, "fetch"):
-            leaf.array.fetch()
+        is_away = isinstance(leaf, StoredTensor) and hasattr(leaf.array, "fetch")
+        return leaf.array.fetch() if is_away else None
 
     def index_part(self, number: int, at: Any) -> Tensor:
         """Index the tensor of one part."""

@@ -9,7 +9,7 @@ from array import array
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, overload
-from weakref import WeakValueDictionary
+from weakref import WeakValueDictionary, ref
 
 import numpy as np
 import torch
@@ -290,6 +290,7 @@ class _ShardArray:
 
     def __init__(self, shards: Shards, part: ShardPart, path: Path, rows: Any) -> None:
         self._shards, self._part, self._path, self._rows = shards, part, path, rows
+        self._fetched: ref[Tensor] | None = None
         self.shape, self.spread = tuple(rows.shape), rows.array.spread
 
     def check(self) -> None:
@@ -298,6 +299,9 @@ class _ShardArray:
     def read(self, selection: Selection, dtype: object = None) -> Tensor:
         """Read the selected elements."""
         at = _to_torch_index(selection)
+        fetched = None if self._fetched is None else self._fetched()
+        if fetched is not None:
+            return fetched[at].clone()
         try:
             found: Tensor = read_stored(self._rows[at])
             # Zarr reads a missing group as zeros, without an error.
@@ -305,6 +309,12 @@ class _ShardArray:
                 raise self._shards.make_missing_error(self._part)
         except FileNotFoundError as error:
             found = read_stored(self._shards.read_again(self._part, error)._peek_unread(self._path)[at])
+        return found
+
+    def fetch(self) -> Tensor:
+        """Read all rows. Later reads take them from the result, as long as somebody holds it."""
+        found = self.read((slice(None),))
+        self._fetched = ref(found)
         return found
 
     def write(self, selection: Selection, values: Any) -> None:
