@@ -23,6 +23,7 @@ from tensordict.core.contract import Contract, is_node
 from tensordict.core.exceptions import SaveError, ShapeError
 from tensordict.core.keys import Path, entry_of, joined
 from tensordict.core.locks import Lock
+from tensordict.io.remote.remote_rows import fetch_rows
 from tensordict.looking.texts import format_values
 from tensordict.memory import files
 from tensordict.memory import rows as scattered
@@ -214,6 +215,16 @@ class Parts(Sequence[Any]):
 
         files.run_all([partial(job, at) for at in range(len(items))], self.in_flight)
         return found
+
+    def fetch(self, entries: Iterable[RowsOfParts | JoinedValues], number: int, rows: slice | Tensor) -> list[Any]:
+        """Fetch rows of the tensors of one part over the network, all at once, if they lie there.
+
+        Returns:
+            the tensors.
+        """
+        leaves = [entry._leaf(number)[2] for entry in entries if isinstance(entry, RowsOfParts)]
+        fetch_rows(leaves, rows)
+        return leaves
 
     # --- the positions of rows --------------------------------------------------------------------------------------
 
@@ -473,8 +484,11 @@ class RowRequest:
     def prefetch(self, entries: Sequence[RowsOfParts | JoinedValues]) -> None:
         """Read the rows of several entries, from several parts at once, except for entries that lie in memory."""
         entries = [entry for entry in entries if any(entry.path not in columns for columns in self._columns)]
+        if not entries:
+            return
 
         def index_part(piece: Piece) -> list[Any]:
+            self.parts.fetch(entries, piece[0], piece[1])
             return [entry.piece(piece) for entry in entries]
 
         read = zip(*self.parts.each(index_part, self.pieces), strict=True)
@@ -562,12 +576,6 @@ class RowsOfParts:
     def piece(self, piece: Piece) -> Tensor:
         """Return some rows of one part."""
         return self.index_part(piece[0], piece[1])
-
-    def fetch(self, number: int) -> object:
-        """Fetch the tensor of one part over the network, if it lies there. The result keeps it here."""
-        leaf = self._leaf(number)[2]
-        is_away = isinstance(leaf, StoredTensor) and hasattr(leaf.array, "fetch")
-        return leaf.array.fetch() if is_away else None
 
     def index_part(self, number: int, at: Any) -> Tensor:
         """Index the tensor of one part."""

@@ -222,7 +222,7 @@ class Location:
         if format == DIRECTORY and mode == "r":
             return load_directory(path, LoadOptions(source=SaveFolder(path, "r")))
         if format == DIRECTORY:
-            return map_save(path, LoadOptions(mode=mode), Access())
+            return map_save(path, LoadOptions(mode=mode))
         return open_file(path, LoadOptions(mode=mode), Access(), format)
 
     def read_label(self, name: str) -> Line | None:

@@ -187,7 +187,7 @@ def _describe_change(item: ShardItem, limit: float) -> str:
 def make_file_test(schema: Schema) -> IsOurs:
     """Return a function that returns True for paths that a folder of a shard can have; folders end with a slash."""
     options = FolderOptions(archive=True, label=[])
-    files = {*list_files(plan_files(schema.sample(1), "/shard", options)), ""}
+    files = {*list_files(plan_files(schema.describe_sample(1), "/shard", options)), ""}
     folders = {name[: at + 1] for name in files for at, letter in enumerate(name) if letter == "/"}
 
     # A killed writer may leave a temporary file.

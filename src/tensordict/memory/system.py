@@ -226,6 +226,17 @@ def map_privately(fd: int, nbytes: int, offset: int = 0, *, kind: type[MapT]) ->
     return kind(fd, nbytes, flags, mmap.PROT_READ | mmap.PROT_WRITE, offset=offset)
 
 
+def drop_pages(content: mmap.mmap, start: int, stop: int) -> None:
+    """Take the whole pages between two bytes of a map out of memory; they are read again from the file when needed.
+
+    Nobody may have written to them in a private map. Without effect on systems that cannot do this.
+    """
+    first = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE
+    size = stop // mmap.PAGESIZE * mmap.PAGESIZE - first
+    if size > 0 and hasattr(mmap, "MADV_DONTNEED"):
+        content.madvise(mmap.MADV_DONTNEED, first, size)
+
+
 # The value on Linux, for Pythons whose `mmap` lacks the name.
 _NO_RESERVE = 0x4000 if hasattr(os, "memfd_create") else 0
 
