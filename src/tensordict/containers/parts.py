@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import math
 import weakref
@@ -326,13 +327,13 @@ class Parts(Sequence[Any]):
             `None` if the files are others.
         """
         columns = files.map()
-        if columns is not None:
+        if columns:
             self._checked[number] = mapped = _CheckedPart(set())
             mapped.columns = columns
             self._mapped.append(mapped)
             if len(self._mapped) > most:
                 self._mapped.popleft().columns = None
-        return columns
+        return columns or None
 
     def _collect(self, node: Any, template: Any, path: Path, leaves: dict[Path, Tensor]) -> None:
         if not isinstance(node._entries, dict):  # a loaded container has a subclass
@@ -456,7 +457,8 @@ class RowRequest:
             if place in changed:
                 found[at], rows = None, picks.order[cuts[at] : cuts[at + 1]]
                 local[rows] = picks.local[rows]
-        self._memory = picks.at(local)
+        self._memory = copy.copy(picks)
+        self._memory.local = local
 
     @cached_property
     def pieces(self) -> list[Piece]:

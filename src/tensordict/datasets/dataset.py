@@ -34,7 +34,7 @@ from tensordict.io.remote.urls import StorageOptions
 from tensordict.memory import system
 from tensordict.memory.file_maps import Finder, find_place
 from tensordict.memory.mapped import PathLike
-from tensordict.memory.row_files import RowFiles, hash_identities
+from tensordict.memory.row_files import RowFiles
 from tensordict.memory.stored_tensors import Selection, StoredTensor, as_tensor, read_stored
 
 # The most copies of remote shards that stay open, each an open file. The most shards whose containers stay open if
@@ -101,7 +101,7 @@ class Shards(MapsAgain):
         """Return the files of a shard, if `remember` noted the places of its tensors; otherwise `None`."""
         found = self._places.find(number)
         path = self._manifests.place.path(self.parts.path_of(number)) if found else ""
-        return RowFiles(path, *found, self.parts.rows_of(number), self.schema.sizes) if found else None
+        return RowFiles(path, *found, self.schema.sizes) if found else None
 
     def __len__(self) -> int:
         return len(self.parts)
@@ -270,7 +270,7 @@ class _Places:
             if form not in self._layouts:
                 self._layouts[form] = len(self._known)
                 self._known.append(form)
-        self._hashes[number] = hash_identities(identities)
+        self._hashes[number] = hash(tuple(identities.values()))
         self._numbers[number] = self._layouts[form]
         return True
 
