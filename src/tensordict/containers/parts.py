@@ -281,7 +281,8 @@ class Parts(Sequence[Any]):
         files = sequence.files_of(at)
         if files is None or (count < _MANY and len(self._mapped) >= sequence.max_mapped):
             return files
-        return self._map(number, files, sequence.max_mapped)
+        # Other maps of the process may leave none for this one.
+        return self._map(number, files, sequence.max_mapped) or files
 
     def load_columns(
         self, numbers: Sequence[int], absent: Sequence[int], found: list[Columns | RowFiles | None], loaded: list[Any]
