@@ -21,6 +21,7 @@ from tensordict import DatasetWriter, TensorDict, load, open_dataset, verify
 from tensordict.core.exceptions import SaveError, SchemaError
 from tensordict.datasets import DatasetLoader, compact, tidy
 from tensordict.datasets.location import Location, RemoteLocation
+from tensordict.datasets.order import Order
 from tensordict.io.remote.urls import Remote
 from tensordict_cli.main import main
 
@@ -201,6 +202,37 @@ def test_loader_reads_shards_ahead(bucket: Bucket, shuffle: int) -> None:
     with pytest.raises(SaveError, match=url):
         for _ in DatasetLoader(open_dataset(url, storage_options=options), 5, shuffle=shuffle):
             pass
+
+
+def test_shards_of_zarr_are_read_ahead(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    zarr_remote = pytest.importorskip("tensordict.io.stores.zarr_remote")
+    url = f"memory://{tmp_path}/data"
+    rows = TensorDict({"x": torch.arange(24), "y": torch.rand(24, 3)}, [24])
+    with DatasetWriter(url, rows_per_shard=4, format="zarr") as writer:
+        writer.extend(rows)
+    read: list[str] = []
+    get = zarr_remote.RemoteStore.get
+
+    def note(self: Any, key: str, *arguments: Any) -> Any:
+        if "/c/" in f"/{key}":
+            read.append(f"{self._remote.url}/{key}")
+        return get(self, key, *arguments)
+
+    monkeypatch.setattr(zarr_remote.RemoteStore, "get", note)
+    computed: list[int] = []
+    compute = Order.batch
+    monkeypatch.setattr(Order, "batch", lambda self, number: (computed.append(number), compute(self, number))[1])
+    batches = iter(DatasetLoader(open_dataset(url), 3, shuffle=2, prefetch=0))
+    first = next(batches)
+    until = time.monotonic() + 60
+    while len({key.rpartition("/c/")[0] for key in read}) < 12 and time.monotonic() < until:
+        time.sleep(0.01)
+    batches = [first, *batches]
+    assert len({key.rpartition("/c/")[0] for key in read}) == 12 and len(read) == len(set(read))
+    # The rows of each batch are computed once.
+    assert computed == list(range(8))
+    found = torch.cat([batch["x"] for batch in batches])
+    assert found.sort().values.equal(rows["x"]) and torch.cat([batch["y"] for batch in batches]).equal(rows["y"][found])
 
 
 def test_large_shards_are_read_ahead_in_pieces(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
