@@ -9,7 +9,9 @@ from typing import Any
 from differ.sides import Summary
 
 # A line of several operations, whose last operands nobody sees.
-_SEVERAL = re.compile(r"\)[.\[]|TensorDict\(|\b(select|exclude|empty|copy|clone|new_\w+)\(")
+_SEVERAL = re.compile(
+    r"[)\]][.\[]|TensorDict\(|from_dict_instance\(|list\(\w+\.unbind\(|\b(select|exclude|empty|copy|clone|new_\w+)\("
+)
 _LOCKS = re.compile(r"lock|memmap|share_memory|consolidate|Params|frozen")
 
 

@@ -312,8 +312,12 @@ def _split_part(
         if isinstance(target, torch.Size):
             shape = size + target
             if value.ndim < len(shape) or value.shape[: len(size)] != size:
-                check_expandable(value.shape, shape, path)
-                value = drop_leading_dims(value, len(shape)).expand(shape)
+                if -1 in target:
+                    shape = size + value.shape  # each member checks whether it broadcasts to its own leaf
+                else:
+                    check_expandable(value.shape, shape, path)
+                    value = drop_leading_dims(value, len(shape))
+                value = value.expand(shape)
     if not width:
         return [value]
     if width > 1:
@@ -322,11 +326,17 @@ def _split_part(
 
 
 def _find_target(node: Any, key: Any, batch_dims: int) -> Any:
-    """Return the nested container at `key`, or the feature dims of the leaf there; `None` if there is neither."""
+    """Return the nested container at `key`, or the feature dims of the leaf there; `None` if there is neither.
+
+    Feature dims that differ between members contain -1.
+    """
     path = path_of(key)
     for name in path[:-1]:
         node = node._node(name) if isinstance(node, Contract) else None
     if not isinstance(node, Contract) or path[-1] not in node._entries:
         return None
     inner = node._node(path[-1])
-    return node._shape_of(path[-1])[batch_dims:] if inner is None else inner
+    if inner is not None:
+        return inner
+    shape = node._shape_of(path[-1])
+    return shape[-1:] if -1 in shape else shape[batch_dims:]

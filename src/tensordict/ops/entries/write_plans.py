@@ -46,15 +46,21 @@ class WritePlan:
         self.assigned: list[tuple[Tensor, Any, Any]] = []
         self.steps: list[tuple[Callable[..., Any], tuple[Any, ...]]] = []
 
-    def copy(self, target: Tensor, item: object, path: Path) -> None:
+    def copy(self, target: Tensor, item: Any, path: Path) -> None:
         """Plan to copy `item` into a tensor; it is broadcast. Raises an error with `path` if it does not fit."""
         if not target.is_nested or not isinstance(item, Tensor):
-            self.values.append(_make_copyable(target, item, path))
+            item = _make_copyable(target, item, path)
+        if not target.is_nested:
+            self.values.append(item)
             self.targets.append(target)
             return
         try:
             refuse_stored(target)
-            targets, values = ragged.pair_copies(target, item)
+            if item.ndim:
+                targets, values = ragged.pair_copies(target, item)
+            else:
+                targets = list(target.unbind())
+                values = [item] * len(targets)
         except ShapeError as error:
             raise named_error(error, path) from None
         self.targets += targets
