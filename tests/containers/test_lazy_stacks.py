@@ -345,6 +345,12 @@ def test_assigning_a_member_to_a_part_of_an_uneven_stack(shapes: Any, index: Any
     assert stack[0]["b"].tolist() == torch.ones(shapes[0]).tolist() and not stack[1]["b"].any()
 
 
+def test_assigning_one_number_for_each_member_of_an_uneven_stack() -> None:
+    stack = lazy_stack([TensorDict(b=torch.zeros(())), TensorDict(b=torch.zeros(1))])
+    stack[:] = torch.tensor([1.0, 2.0])
+    assert stack[0]["b"].tolist() == 1 and stack[1]["b"].tolist() == [2]
+
+
 def test_assigning_what_does_not_fit_an_uneven_stack_changes_nothing() -> None:
     stack = lazy_stack([TensorDict(b=torch.zeros(2)), TensorDict(b=torch.zeros(3))])
     with pytest.raises(ValueError, match=r"entry 'b': a value of shape \[2\] does not broadcast to \[3\]"):

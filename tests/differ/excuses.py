@@ -32,7 +32,8 @@ def find_doubt(error: dict[str, Any], code: str, operands: list[Summary]) -> str
     if name == "DimError":
         return _doubt_dim(message, ranks)
     if found := re.match(r"(\d+) names .* do not fit (\d+) batch dims", message):
-        return "" if found[1] != found[2] and int(found[2]) in ranks else "the names fit, or nothing has so many dims"
+        known = int(found[2]) in ranks or "batch_size=" in code or "batch_dims=" in code
+        return "" if found[1] != found[2] and known else "the names fit, or nothing has so many dims"
     if found := re.match(r"index -?\d+ is out of bounds for dim\w* \d+ with size (\d+)", message):
         sizes = {size for node in nodes for size in node.get("batch_size", node.get("shape", []))}
         return "" if int(found[1]) in sizes else "no operand has this size"

@@ -25,6 +25,8 @@ from tensordict.ops.entries.write_plans import Copy, Resize, Write, check_expand
 from tensordict.ops.entries.writing import check_path_through
 
 _SCALAR = torch.Size(())
+# Stands for the feature dims of a leaf whose number of dims differs between the members.
+_RANKS_DIFFER = torch.Size([-2])
 _NUMBERS = frozenset((bool, int, float, complex))
 
 
@@ -311,8 +313,9 @@ def _split_part(
             return [value] * count
         if isinstance(target, torch.Size):
             shape = size + target
-            if value.ndim < len(shape) or value.shape[: len(size)] != size:
-                if -1 in target:
+            ranks_differ = target == _RANKS_DIFFER
+            if value.shape[: len(size)] != size or (value.ndim < len(shape) and not ranks_differ):
+                if ranks_differ or -1 in target:
                     shape = size + value.shape  # each member checks whether it broadcasts to its own leaf
                 else:
                     check_expandable(value.shape, shape, path)
@@ -328,7 +331,7 @@ def _split_part(
 def _find_target(node: Any, key: Any, batch_dims: int) -> Any:
     """Return the nested container at `key`, or the feature dims of the leaf there; `None` if there is neither.
 
-    Feature dims that differ between members contain -1.
+    Feature dims that differ between members are -1; if their number differs, the result is `_RANKS_DIFFER`.
     """
     path = path_of(key)
     for name in path[:-1]:
@@ -339,4 +342,4 @@ def _find_target(node: Any, key: Any, batch_dims: int) -> Any:
     if inner is not None:
         return inner
     shape = node._shape_of(path[-1])
-    return shape[-1:] if -1 in shape else shape[batch_dims:]
+    return _RANKS_DIFFER if shape[:1] == (-1,) else shape[batch_dims:]
