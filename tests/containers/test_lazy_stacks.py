@@ -337,6 +337,27 @@ def test_assignment_on_every_index(stack: Any, index: Any) -> None:
     assert torch.equal(stack["v"], expected) and torch.equal(stack["n", "x"][index], torch.full_like(part, 3))
 
 
+@pytest.mark.parametrize("shapes", [((3,), ()), ((2,), (3,)), ((2, 2), (2, 3))], ids=str)
+@pytest.mark.parametrize("index", [slice(0, 1), [0], torch.tensor([True, False])], ids=str)
+def test_assigning_a_member_to_a_part_of_an_uneven_stack(shapes: Any, index: Any) -> None:
+    stack = lazy_stack([TensorDict(b=torch.zeros(shape)) for shape in shapes])
+    stack[index] = TensorDict(b=torch.ones(shapes[0]))
+    assert stack[0]["b"].tolist() == torch.ones(shapes[0]).tolist() and not stack[1]["b"].any()
+
+
+def test_assigning_one_number_for_each_member_of_an_uneven_stack() -> None:
+    stack = lazy_stack([TensorDict(b=torch.zeros(())), TensorDict(b=torch.zeros(1))])
+    stack[:] = torch.tensor([1.0, 2.0])
+    assert stack[0]["b"].tolist() == 1 and stack[1]["b"].tolist() == [2]
+
+
+def test_assigning_what_does_not_fit_an_uneven_stack_changes_nothing() -> None:
+    stack = lazy_stack([TensorDict(b=torch.zeros(2)), TensorDict(b=torch.zeros(3))])
+    with pytest.raises(ValueError, match=r"entry 'b': a value of shape \[2\] does not broadcast to \[3\]"):
+        stack[:2] = TensorDict(b=torch.ones(2))
+    assert not stack[0]["b"].any() and not stack[1]["b"].any()
+
+
 def test_members_and_views(members: list[TensorDict]) -> None:
     stack = lazy_stack(members)
     assert stack[1] is members[1] and stack[1:][0] is members[1] and stack.unbind(0)[2] is members[2]

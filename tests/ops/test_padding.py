@@ -475,3 +475,13 @@ def test_masks_that_disagree_about_the_batch() -> None:
     masks["n", "b"] = torch.tensor([[True, True, False], [True] * 3])
     with pytest.raises(ValueError, match="entry 'n': its mask keeps the lengths"):
         unpad_sequence(td, masks)
+
+
+def test_unpad_sequence_keeps_what_only_some_rows_have() -> None:
+    rows = [TensorDict(z=torch.ones(3), batch_size=[3]), TensorDict(y=torch.arange(3), batch_size=[3])]
+    mask = torch.tensor([[True, False, False], [True, True, False]])
+    first, second = unpad_sequence(lazy_stack(rows), mask).unbind(0)
+    assert first.batch_size == torch.Size([1]) and first["z"].tolist() == [1.0] and "y" not in first
+    assert second.batch_size == torch.Size([2]) and second["y"].tolist() == [0, 1] and "z" not in second
+    with pytest.raises(RuntimeError, match=r"exclusive keys.*\['y', 'z'\]"):
+        unpad_sequence(lazy_stack(rows, 1), torch.ones(3, 2, dtype=torch.bool))

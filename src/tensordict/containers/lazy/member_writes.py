@@ -25,6 +25,8 @@ from tensordict.ops.entries.write_plans import Copy, Resize, Write, check_expand
 from tensordict.ops.entries.writing import check_path_through
 
 _SCALAR = torch.Size(())
+# Stands for the feature dims of a leaf whose number of dims differs between the members.
+_RANKS_DIFFER = torch.Size([-2])
 _NUMBERS = frozenset((bool, int, float, complex))
 
 
@@ -311,9 +313,14 @@ def _split_part(
             return [value] * count
         if isinstance(target, torch.Size):
             shape = size + target
-            if value.ndim < len(shape) or value.shape[: len(size)] != size:
-                check_expandable(value.shape, shape, path)
-                value = drop_leading_dims(value, len(shape)).expand(shape)
+            ranks_differ = target == _RANKS_DIFFER
+            if value.shape[: len(size)] != size or (value.ndim < len(shape) and not ranks_differ):
+                if ranks_differ or -1 in target:
+                    shape = size + value.shape  # each member checks whether it broadcasts to its own leaf
+                else:
+                    check_expandable(value.shape, shape, path)
+                    value = drop_leading_dims(value, len(shape))
+                value = value.expand(shape)
     if not width:
         return [value]
     if width > 1:
@@ -322,11 +329,17 @@ def _split_part(
 
 
 def _find_target(node: Any, key: Any, batch_dims: int) -> Any:
-    """Return the nested container at `key`, or the feature dims of the leaf there; `None` if there is neither."""
+    """Return the nested container at `key`, or the feature dims of the leaf there; `None` if there is neither.
+
+    Feature dims that differ between members are -1; if their number differs, the result is `_RANKS_DIFFER`.
+    """
     path = path_of(key)
     for name in path[:-1]:
         node = node._node(name) if isinstance(node, Contract) else None
     if not isinstance(node, Contract) or path[-1] not in node._entries:
         return None
     inner = node._node(path[-1])
-    return node._shape_of(path[-1])[batch_dims:] if inner is None else inner
+    if inner is not None:
+        return inner
+    shape = node._shape_of(path[-1])
+    return _RANKS_DIFFER if shape[:1] == (-1,) else shape[batch_dims:]

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from tensordict.convert.mappings import refuse_exclusive_keys
 from tensordict.core import makers
 from tensordict.core import torch_internals as internals
 from tensordict.core.contract import Contract, identity, is_node, merged_device, named_error, raise_key_mismatch
@@ -242,6 +243,7 @@ class _Unpadding:
 
     def split_node(self, node: Any, masks: Any, path: Path) -> tuple[list[Any], tuple[int, _Runs] | None]:
         """Return the container of each row, and the dim and the runs along which its batch size was padded, if any."""
+        refuse_exclusive_keys(node, "unpad_sequence")
         size = node._batch_size[1:]
         at, runs = (self.dim, self.common) if 0 <= self.dim < len(size) else (0, None)
         sides = True  # all entries are padded on the same side
@@ -361,7 +363,17 @@ def unpad(padded: Any, mask: Any, dim: int) -> Any:
         if mask.ndim != 2 or len(mask) != count:
             raise ShapeError(f"the mask has the shape [{count}, longest row], got {list(mask.shape)}")
         common, mask = _find_runs(mask, 1, ()), None
-    rows, _ = _Unpadding(dim, common, longest).split_node(padded, mask, ())
+    if padded._members() is not None and padded.stack_dim == 0:
+        # Members may have entries of their own, so each of them is split as a batch of one row.
+        rows = []
+        for position, member in enumerate(padded._members()):
+            own = None if common is None else _Runs(*(column[position : position + 1] for column in common))
+            split = _Unpadding(dim, own, longest)
+            rows += split.split_node(member.unsqueeze(0), mask if mask is None else mask[position : position + 1], ())[
+                0
+            ]
+    else:
+        rows, _ = _Unpadding(dim, common, longest).split_node(padded, mask, ())
     size = None if rows else padded._batch_size[1:]
     names = padded._names and padded._names[0]
     return makers.lazy_stack(*rows, stack_dim=0, batch_size=size, stack_dim_name=names)
