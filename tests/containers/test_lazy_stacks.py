@@ -1218,3 +1218,15 @@ def test_a_stack_of_dicts() -> None:
         LazyStackedTensorDict.from_dict([])
     with pytest.raises(IndexError):
         LazyStackedTensorDict.from_dict(dicts, stack_dim=1)
+
+
+def test_an_entry_below_a_member_that_is_a_value_is_refused() -> None:
+    td = TensorDict(n=lazy_stack([TensorDict(b={"k": 1}), TensorDict(b="text")]), batch_size=[2])
+    for call in (
+        lambda: td.set(("n", "b", "k"), torch.ones(2)),
+        lambda: td.set(("n", "b", "k"), [1, 2]),
+        lambda: td.create_nested(("n", "b", "new")),
+    ):
+        with pytest.raises(KeyError, match="the entry above it is a value that is no tensor"):
+            call()
+    assert td["n"].tensordicts[0]["b"].to_dict() == {"k": 1} and td["n"].tensordicts[1]["b"] == "text"

@@ -242,6 +242,8 @@ class _Unpadding:
 
     def split_node(self, node: Any, masks: Any, path: Path) -> tuple[list[Any], tuple[int, _Runs] | None]:
         """Return the container of each row, and the dim and the runs along which its batch size was padded, if any."""
+        if self.common is not None and node._members() is not None and node.stack_dim == 0:
+            return self.split_stack(node, self.common, path)
         size = node._batch_size[1:]
         at, runs = (self.dim, self.common) if 0 <= self.dim < len(size) else (0, None)
         sides = True  # all entries are padded on the same side
@@ -294,6 +296,17 @@ class _Unpadding:
         pieces = [{name: column[row] for name, column in columns.items()} for row in range(count)]
         made = node._build_many(pieces, sizes, node._device, node._names and node._names[1:])
         return made, None if runs is None else (at, runs)
+
+    def split_stack(self, stack: Any, runs: _Runs, path: Path) -> tuple[list[Any], tuple[int, _Runs] | None]:
+        """Split a lazy stack of rows. The rows may have different keys."""
+        rows: list[Any] = []
+        at: int | None = None
+        for member, start, length in zip(stack._members(), *runs, strict=True):
+            one = _Unpadding(self.dim, _Runs([start], [length]), self.longest)
+            made, found = one.split_node(member.unsqueeze(0), None, path)
+            rows += made
+            at = found[0] if found else at
+        return rows, None if at is None else (at, runs)
 
     def split_leaf(
         self, leaf: Tensor, mask: Tensor | None, dim: int, batch_dims: int, path: Path
