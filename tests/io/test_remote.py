@@ -626,7 +626,7 @@ def test_objects_that_were_cut_off_are_named(bucket: Bucket) -> None:
     assert report.path == f"{url}/x" and any(f"{url}/x/b/meta.json" in problem for problem in report.problems)
 
 
-def test_archives_that_lie(bucket: Bucket) -> None:
+def test_archives_that_lie(bucket: Bucket, tmp_path: pathlib.Path) -> None:
     """The headers before the entries are looked at only when these are fetched, and then as with a local file."""
     url, _, options = bucket
     store = Remote(url, options)
@@ -640,7 +640,13 @@ def test_archives_that_lie(bucket: Bucket) -> None:
         broken[where : where + len(value)] = value
         store.put("bad.tdz", bytes(broken))
         with pytest.raises(SaveError, match=f"'a.memmap': the archive '{url}/bad.tdz' is broken"):
+            load(f"{url}/bad.tdz", storage_options=options, keys=["a"])
+        (tmp_path / "bad.tdz").write_bytes(broken)
+        with pytest.raises(SaveError) as local:
+            load(tmp_path / "bad.tdz")
+        with pytest.raises(SaveError, match=f"the archive '{url}/bad.tdz' is broken") as whole:
             load(f"{url}/bad.tdz", storage_options=options)
+        assert str(whole.value) == str(local.value).replace(str(tmp_path), url)
         assert load(f"{url}/bad.tdz", storage_options=options, keys=["b"])["b"].sum() == 50_000
         assert not verify(f"{url}/bad.tdz", raises=False, storage_options=options).ok
     other = content.replace(b"meta.json", b"meta.jsan")

@@ -20,7 +20,7 @@ from tensordict.core.keys import Path
 from tensordict.io.formats.loading import LoadOptions, load_directory, read_directory
 from tensordict.io.formats.structure import Complain
 from tensordict.io.formats.value_files import skip_unpickling
-from tensordict.io.remote.cache import merge_ranges
+from tensordict.io.remote.cache import Range, merge_ranges
 from tensordict.io.remote.remote_saves import Access, RemoteArchive, RemoteFolder, RemoteSave, read_remote
 from tensordict.io.specification import LeafSpec, Specification
 from tensordict.memory import system
@@ -51,9 +51,10 @@ def open_rows(
         FileNotFoundError: the URL has no save.
         SaveError: the save cannot be reached, is broken or has another format; names the URL.
     """
+    use = partial(_open, check)
     if nbytes is None or nbytes + _OTHERS > _SMALL:
-        return read_remote(url, access, partial(_open, check))
-    return read_remote(url, access, partial(_open, check), nbytes + _OTHERS)
+        return read_remote(url, access, use)
+    return read_remote(url, access, use, (0, nbytes + _OTHERS))
 
 
 def _open(check: Callable[[Callable[[str], bytes]], None], save: RemoteSave) -> Any:
@@ -140,7 +141,7 @@ class RemoteArray:
     def read(self, selection: Selection, dtype: object = None) -> Tensor:
         """Return the selected elements, fetching the rows that contain them."""
         first, *others = selection or (slice(None),)
-        rows = _rows(first, self.shape[0])
+        rows = _rows(first, range(self.shape[0]))
         with self._save.naming():
             found = self._fetch_rows(rows)
         taken = found[0] if isinstance(first, (int, np.integer)) else found
@@ -151,30 +152,26 @@ class RemoteArray:
         """Raise a `SaveError`: saves behind URLs are read-only."""
         raise SaveError(f"{self._save.url!r} is only read: nothing is written into what is behind a URL")
 
-    def fetch(self) -> None:
-        """Fetch all rows, in several requests at once if they are long."""
-        whole = [(0, math.prod(self.shape) * self.dtype.itemsize)]
-        with self._save.naming():
-            if (placed := self._source.place(self._path, whole)) is None:
-                self._source.map(self._path, self.dtype, self.shape, self.key)
-            else:
-                file, start = placed
-                file.ensure((start + low, start + high) for low, high in whole)
-
-    def _fetch_rows(self, rows: Iterable[int]) -> Tensor:
-        """Fetch rows into a new tensor."""
+    def _ranges(self, rows: range | list[int]) -> list[Range]:
+        """Return the bytes of rows in the file."""
         nbytes = self._row.numel() * self.dtype.itemsize
-        numbers = list(rows)
-        ranges = [(row * nbytes, (row + 1) * nbytes) for row in numbers]
+        if isinstance(rows, range) and rows.step == 1:
+            return [(rows.start * nbytes, rows.stop * nbytes)]
+        return [(row * nbytes, (row + 1) * nbytes) for row in rows]
+
+    def _fetch_rows(self, rows: range | list[int]) -> Tensor:
+        """Fetch rows into a new tensor."""
+        ranges = self._ranges(rows)
         placed = self._source.place(self._path, ranges)
         if placed is None:
             # A compressed file must be unpacked as a whole.
-            return self._source.map(self._path, self.dtype, self.shape, self.key)[numbers]
+            return self._source.map(self._path, self.dtype, self.shape, self.key)[list(rows)]
         file, start = placed
-        out = torch.empty((len(numbers), *self._row), dtype=self.dtype, device="cpu")
+        out = torch.empty((len(rows), *self._row), dtype=self.dtype, device="cpu")
         view = memoryview(out.view(-1).view(torch.uint8).numpy())  # type: ignore[arg-type]
         done = 0
         with file.hold_open() as fd:
+            # An eviction by another process may have removed the copy meanwhile.
             file.ensure((start + low, start + high) for low, high in ranges)
             for low, high in merge_ranges(ranges):
                 _read_into(fd, view[done : done + high - low], start + low, file.path)
@@ -182,10 +179,28 @@ class RemoteArray:
         return out
 
 
-def _rows(first: Any, count: int) -> range | list[int]:
+def fetch_rows(leaves: Iterable[Any], first: Any) -> None:
+    """Fetch rows of leaves of one save behind a URL in requests that run at once; other leaves are skipped.
+
+    Args:
+        leaves: the leaves; a stored tensor may be a part of its array.
+        first: the rows, as a slice or a tensor of positions.
+    """
+    stored = [leaf for leaf in leaves if isinstance(leaf, StoredTensor) and isinstance(leaf.array, RemoteArray)]
+    wanted: dict[str, list[Range]] = {}
+    for leaf in stored:
+        array: Any = leaf.array
+        name = array._path[len(array._source.path) + 1 :]
+        wanted[name] = array._ranges(_rows(first, leaf.picks[0]))
+    if stored:
+        with array._save.naming():
+            array._source.fetch(wanted)
+
+
+def _rows(first: Any, picked: range) -> range | list[int]:
     if isinstance(first, slice):
-        return range(count)[first]
-    return [int(first)] if isinstance(first, (int, np.integer)) else first.tolist()
+        return picked[first]
+    return [picked[row] for row in ([first] if isinstance(first, (int, np.integer)) else first.tolist())]
 
 
 def _read_into(fd: int, target: memoryview, at: int, path: str) -> None:

@@ -1,7 +1,7 @@
 """Reading of saves behind URLs: the structure first, then the bytes of the requested entries, several at once.
 
-An archive or a folder is loaded twice: first without its tensors, to learn which bytes are needed, and again after
-fetching these. Other formats are fetched whole and read as local files.
+A whole archive, and a save of another format, is fetched whole and read as a local file. A part of an archive or a
+folder is loaded twice: first without its tensors, to learn which files are needed, and again after fetching these.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import itertools
 import math
 import os
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeVar
@@ -24,7 +24,7 @@ from torch import Tensor
 from tensordict.core.exceptions import SaveError
 from tensordict.core.keys import Path
 from tensordict.io.formats import zipping
-from tensordict.io.formats.archive import check_top
+from tensordict.io.formats.archive import check_top, load_archive
 from tensordict.io.formats.archive_reader import Archive
 from tensordict.io.formats.detect import detect_format
 from tensordict.io.formats.loading import LoadOptions, load_directory, read_directory
@@ -42,8 +42,6 @@ from tensordict.memory.names import META, SCHEMA, without_scheme
 _TAIL = (1 << 16) + 256
 # Length of the header of an entry without its name: the fields, zip64 extras and alignment.
 _HEADER = 4096
-# When one description is read, the following ones up to this length are fetched with it.
-_AHEAD = 256 << 10
 # Length of the first read at the start of an archive, where the descriptions lie.
 _START = 4 << 10
 # Number of attempts at a save that is replaced while it is read.
@@ -52,6 +50,8 @@ _TRIES = 5
 _ZARR, _GROUPS = "zarr", ("zarr.json", ".zgroup")
 
 CacheDir = PathLike | RemoteCache
+# Ranges of the content of files of a save, by name; `None` for a whole file.
+Wanted = Mapping[str, Iterable[Range] | None]
 T = TypeVar("T")
 
 
@@ -76,21 +76,23 @@ class Access:
         return Access(storage_options, given if given is None or isinstance(given, RemoteCache) else RemoteCache(given))
 
 
-def read_remote(url: PathLike, access: Access, use: Callable[[RemoteSave], T], end: int = _TAIL) -> T:
+def read_remote(
+    url: PathLike, access: Access, use: Callable[[RemoteSave], T], ends: tuple[int, int] = (_START, _TAIL)
+) -> T:
     """Open the save at a URL and return `use(save)`. Retries if the save is replaced meanwhile.
 
     Args:
         url: the URL of the save.
         access: the storage options and the cache.
         use: reads the save.
-        end: how many bytes at the end of a file are likely needed; S3 sends them with the first answer.
+        ends: how many bytes at the start and the end of a file are needed. S3 sends them with the first answers.
 
     Raises:
         FileNotFoundError: the URL has no save.
         SaveError: the save cannot be reached or is broken; names the URL.
     """
     for attempt in range(1, _TRIES + 1):
-        save = RemoteSave(url, access, end)
+        save = RemoteSave(url, access, ends)
         try:
             with save.naming():
                 found = use(save)
@@ -132,12 +134,12 @@ class RemoteSave:
         in_place: the remote folder of a Zarr group, which is read directly; else `None`.
     """
 
-    def __init__(self, url: PathLike, access: Access, end: int = _TAIL) -> None:
+    def __init__(self, url: PathLike, access: Access, ends: tuple[int, int] = (_START, _TAIL)) -> None:
         self.remote = Remote(url, access.storage_options)
         # A plain text, because errors that contain it are pickled.
         self.url = str(self.remote.url)
         # A cache may have the content, so only the description is requested.
-        read = self.remote.read_end(end) if self.remote.is_s3 and access.cache is None else None
+        read = self.remote.read_ends(*ends) if self.remote.is_s3 and access.cache is None else None
         file = self.remote.find() if read is None else read[0]
         self._top = None if file is not None else self.remote.find(META)
         self._format = "" if file is not None else "directory" if self._top is not None else _ZARR
@@ -152,7 +154,8 @@ class RemoteSave:
         if self._file is not None and read is not None:
             try:
                 self._file.hold()
-                self._file.insert(read[0].size - len(read[1]), read[1])
+                for start, content in read[1].items():
+                    self._file.insert(start, content)
             except BaseException:
                 self._place.close()
                 raise
@@ -217,15 +220,16 @@ class RemoteSave:
                 f"mode={options.mode!r} writes to the file, and {self.url!r} is only read: mode='r' can be had"
             )
         source = self.source()
-        plain = options.device is None or options.device.type == "meta"
-        planning = LoadOptions(options.device if plain else None, robust=options.robust, source=source)
-        planning.unpickle, planning.subpath, planning.keys = skip_unpickling, options.subpath, options.keys
-        source.wanted = []
-        source.ahead = options.keys is None
+        meta = options.device if options.device is not None and options.device.type == "meta" else None
+        if isinstance(source, RemoteArchive) and (options.keys, options.subpath, meta) == (None, None, None):
+            return load_archive(self.local(), options)
+        if isinstance(source, RemoteFolder):
+            source.ahead = options.keys is None
+        plan = FilesToFetch(source)
+        planning = LoadOptions(meta, robust=options.robust, source=plan, unpickle=skip_unpickling)
+        planning.subpath, planning.keys = options.subpath, options.keys
         read_directory(self.path, planning)
-        source.fetch(source.wanted)
-        source.wanted = None
-        with source.inflating(options.num_threads):
+        with source.fetch_and_inflate(plan.names, options.num_threads):
             return load_directory(self.path, replace(options, source=source))
 
     def keep_for(self, container: T) -> T:
@@ -281,13 +285,25 @@ def naming_url(path: str, url: str) -> Iterator[None]:
         raise
 
 
-class RemoteArchive(Archive):
-    """An archive behind a URL. Entries are fetched when they are requested.
+class FilesToFetch:
+    """A source of loaders that notes the names of the files of tensors, and returns empty tensors for them."""
 
-    Attributes:
-        wanted: collects the names of mapped tensors, which are not fetched then; `None` fetches them.
-        ahead: fetch the following descriptions with each description.
-    """
+    def __init__(self, source: RemoteArchive | RemoteFolder) -> None:
+        self.read, self.exists, self.is_folder = source.read, source.exists, source.is_folder
+        self.map_ragged_file = source.map_ragged_file
+        self._source = source
+        self.names: list[str] = []
+
+    def map(self, path: str, dtype: torch.dtype, shape: tuple[int, ...], key: Path) -> Tensor:
+        """Note the name of a file, and check its length."""
+        if 0 not in shape:
+            self._source.check_size(path, dtype, shape, key)
+            self.names.append(path[len(self._source.path) + 1 :])
+        return torch.empty(shape, dtype=dtype, device="meta")
+
+
+class RemoteArchive(Archive):
+    """An archive behind a URL. Entries are fetched when they are requested, the descriptions at once."""
 
     def __init__(self, file: CachedFile) -> None:
         size = file.file.size
@@ -300,73 +316,59 @@ class RemoteArchive(Archive):
         self.entries = self._index.read_entries()
         headers = [*sorted(entry.header for entry in self.entries.values()), start]
         self._ends = dict(itertools.pairwise(headers))
-        self._at = {entry.header: entry for entry in self.entries.values()}
-        self._here: set[str] = set()
-        self._placed: set[str] = set()
-        self._fetched: list[Entry] = []
-        self.wanted: list[str] | None = None
-        self.ahead = True
+        # The names of entries whose header was read, so that the start of their content is known.
+        self._located: set[str] = set()
+        self._to_inflate: list[Entry] = []
+        self.fetch({name: None for name in self.entries if name.rpartition("/")[2] == META})
 
-    def fetch(self, names: Iterable[str]) -> None:
-        """Fetch entries."""
-        wanted = list(names)
-        self._file.ensure([self._range(self.entries[name]) for name in wanted])
-        self._fetched = [self._find(f"{self.path}/{name}") for name in wanted]
+    def fetch(self, wanted: Wanted) -> None:
+        """Fetch entries, or ranges of their content, in requests that run at once. Compressed entries come whole."""
+        ranges: list[Range] = []
+        for name, parts in wanted.items():
+            entry = self.entries[name]
+            header, stop = entry.header, self._ends[entry.header]
+            if parts is None or entry.method != zipping.STORED:
+                ranges.append((header, stop))
+                continue
+            start = entry.start
+            if name not in self._located:
+                ranges.append((header, min(stop, header + _HEADER + len(name.encode()))))
+                # Assume that the content ends where the next entry begins.
+                start = stop - entry.stored
+            ranges += [(start + low, start + high) for low, high in parts]
+        self._file.ensure(ranges)
 
-    def inflating(self, num_threads: int) -> RemoteArchive:
-        """Inflate fetched entries with this number of threads during a block."""
-        self._num_threads = num_threads
+    def fetch_and_inflate(self, names: Iterable[str], num_threads: int) -> RemoteArchive:
+        """Fetch entries. In a block of the result, `num_threads` threads inflate them."""
+        self.fetch(dict.fromkeys(names))
+        self._to_inflate, self._num_threads = [self._locate(name) for name in names], num_threads
         return self
 
     def _entries_to_load(self) -> Iterable[Entry]:
-        return self._fetched
-
-    def map(self, path: str, dtype: torch.dtype, shape: tuple[int, ...], key: Path) -> Tensor:
-        """Map the tensor in a file; while `wanted` collects names, return an empty one on the meta device."""
-        name = path[len(self.path) + 1 :]
-        if self.wanted is None or name not in self.entries:
-            return super().map(path, dtype, shape, key)
-        self.wanted.append(name)
-        return torch.empty(shape, dtype=dtype, device="meta")
+        return self._to_inflate
 
     def _find(self, path: str) -> Entry:
-        entry = super()._find(path)
-        if entry.name in self._here:
-            return entry
-        self._file.ensure([(entry.header, self._find_stop(entry, self._range(entry)[1]))])
-        self._here.add(entry.name)
-        return self._locate_content(entry)
+        name = super()._find(path).name
+        self.fetch({name: None})
+        return self._locate(name)
 
-    def _locate_content(self, entry: Entry) -> Entry:
+    def _locate(self, name: str) -> Entry:
         """Return an entry with the start of its content, parsed from its fetched header."""
-        if entry.name in self._placed:
-            return entry
-        placed = self._index.locate(entry)
-        if placed.start + placed.stored > (stop := self._range(entry)[1]):
-            raise self._index.error(
-                f"its content does not end before byte {stop}, where the next one begins", entry.name
-            )
-        self.entries[entry.name] = placed
-        self._placed.add(entry.name)
-        return placed
+        if name not in self._located:
+            placed = self._index.locate(self.entries[name])
+            if placed.start + placed.stored > (stop := self._ends[placed.header]):
+                raise self._index.error(f"its content does not end before byte {stop}, where the next one begins", name)
+            self.entries[name] = placed
+            self._located.add(name)
+        return self.entries[name]
 
-    def place(self, path: str, wanted: Iterable[Range]) -> tuple[CachedFile, int] | None:
-        """Locate the content of an entry: the local copy and an offset in it; `None` if it is compressed.
-
-        Args:
-            path: the path of the entry.
-            wanted: ranges of the content that the caller needs, fetched with the header.
-        """
+    def place(self, path: str, parts: Iterable[Range]) -> tuple[CachedFile, int] | None:
+        """Fetch ranges of a file; returns its local copy and an offset in that, or `None` if it is compressed."""
         entry = super()._find(path)
         if entry.method != zipping.STORED:
             return None
-        if entry.name not in self._placed:
-            header, stop = self._range(entry)
-            # Assume that the content ends where the next entry begins.
-            start = stop - entry.stored
-            head = header, min(stop, header + _HEADER + len(entry.name.encode()))
-            self._file.ensure([head, *((start + low, start + high) for low, high in wanted)])
-        return self._file, self._locate_content(entry).start
+        self.fetch({entry.name: parts})
+        return self._file, self._locate(entry.name).start
 
     def check_size(self, path: str, dtype: torch.dtype, shape: tuple[int, ...], key: Path) -> None:
         """Raise a `SaveError` if a file is too short for a tensor."""
@@ -376,24 +378,13 @@ class RemoteArchive(Archive):
         """Return True if a file is compressed, so that it can only be read whole."""
         return super()._find(path).method != zipping.STORED
 
-    def _range(self, entry: Entry) -> Range:
-        """Return the range of an entry, including its header."""
-        return entry.header, self._ends[entry.header]
-
-    def _find_stop(self, entry: Entry, stop: int) -> int:
-        """Return the end of the range to fetch for an entry: descriptions that follow it are included."""
-        most = entry.header + _AHEAD
-        following = self._at.get(stop)
-        while self.ahead and following is not None and following.name.endswith(META):
-            if self._ends[stop] > most:
-                break
-            stop = self._ends[stop]
-            following = self._at.get(stop)
-        return stop
-
 
 class RemoteFolder:
-    """The files of a save below a URL, as a `Source` of loaders; attributes as in `RemoteArchive`."""
+    """The files of a save below a URL, as a `Source` of loaders.
+
+    Attributes:
+        ahead: fetch the descriptions of all nested containers of a level together.
+    """
 
     def __init__(self, save: RemoteSave, remote: Remote, place: LocalCopies) -> None:
         self.path = save.path
@@ -402,7 +393,6 @@ class RemoteFolder:
         self._listed = None if remote.is_http else {file.name: file for file in remote.files()}
         self._folders = zipping.list_folders(self._listed or ())
         self._files: dict[str, CachedFile] = {}
-        self.wanted: list[str] | None = None
         self.ahead = True
 
     def names(self) -> list[str]:
@@ -426,22 +416,13 @@ class RemoteFolder:
         """Read a small file."""
         name = self._name(path)
         if self.ahead and name.rpartition("/")[2] == META and name not in self._files:
-            # Fetch the descriptions of all nested containers of this level together.
             folder = name[: -len(META)]
             below = (other for other in self._listed or () if other.endswith(f"/{META}") and other.startswith(folder))
             level = folder.count("/") + 1
-            self.fetch([name, *(other for other in below if other.count("/") == level)])
+            self.fetch(dict.fromkeys([name, *(other for other in below if other.count("/") == level)]))
         return self._open_copy(name).read()
 
     def map(self, path: str, dtype: torch.dtype, shape: tuple[int, ...], key: Path) -> Tensor:
-        """Map the tensor in a file privately; while `wanted` collects names, return an empty one on the meta device."""
-        if self.wanted is None:
-            return self.map_ragged_file(path, dtype, shape, key)
-        self.check_size(path, dtype, shape, key)
-        self.wanted.append(self._name(path))
-        return torch.empty(shape, dtype=dtype, device="meta")
-
-    def map_ragged_file(self, path: str, dtype: torch.dtype, shape: tuple[int, ...], key: Path) -> Tensor:
         """Fetch a file and map the tensor in it privately."""
         self.check_size(path, dtype, shape, key)
         cached, nbytes = self._open_copy(self._name(path)), math.prod(shape) * dtype.itemsize
@@ -451,9 +432,13 @@ class RemoteFolder:
             cached.ensure([(0, nbytes)])
             return file_maps.map_bytes(fd, nbytes, cached.path).view(dtype).view(shape)
 
-    def place(self, path: str, wanted: Iterable[Range]) -> tuple[CachedFile, int]:
+    map_ragged_file = map
+
+    def place(self, path: str, parts: Iterable[Range]) -> tuple[CachedFile, int]:
         """See `RemoteArchive.place`."""
-        return self._open_copy(self._name(path)), 0
+        name = self._name(path)
+        self.fetch({name: parts})
+        return self._files[name], 0
 
     def check_size(self, path: str, dtype: torch.dtype, shape: tuple[int, ...], key: Path) -> None:
         """Raise a `SaveError` if a file is too short for a tensor."""
@@ -473,14 +458,15 @@ class RemoteFolder:
         name = self._name(path)
         return self._find(f"{name}/{META}") is not None if self._listed is None else name in self._folders
 
-    def fetch(self, names: Iterable[str]) -> None:
-        """Fetch files."""
-        wanted = [self._open_copy(name) for name in names]
-        with show_transfer("fetching", sum(cached.file.size for cached in wanted)):
-            files.run_all([cached.ensure for cached in wanted], IN_FLIGHT)
+    def fetch(self, wanted: Wanted) -> None:
+        """Fetch files, or ranges of them, several at once."""
+        files.run_all([partial(self._open_copy(name).ensure, parts) for name, parts in wanted.items()], IN_FLIGHT)
 
-    def inflating(self, num_threads: int) -> contextlib.AbstractContextManager[None]:
-        """Do nothing: files of a folder are never compressed."""
+    def fetch_and_inflate(self, names: Iterable[str], num_threads: int) -> contextlib.AbstractContextManager[None]:
+        """Fetch files, which are never compressed."""
+        wanted = list(names)
+        with show_transfer("fetching", sum(self._open_copy(name).file.size for name in wanted)):
+            self.fetch(dict.fromkeys(wanted))
         return contextlib.nullcontext()
 
     def copy(self, name: str, target: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from typing import Any
 
@@ -53,12 +54,13 @@ async def look_up(files: Any, path: str) -> dict[str, Any]:
     return {**found, "type": "file", "size": found["ContentLength"]}
 
 
-async def read_from_s3(files: Any, path: str, byte_range: str, limit: int) -> bytes:
-    """Read a range of an object; see `read_and_describe`."""
-    return (await read_and_describe(files, path, byte_range, limit))[0]
+async def read_ends(files: Any, path: str, first: int, last: int) -> list[tuple[bytes, dict[str, Any]]]:
+    """Read the first bytes of an object, unless they are 0, and its last bytes, at once; see `read_range`."""
+    asked = {f"0-{first - 1}": first, f"-{last}": last} if first else {f"-{last}": last}
+    return await asyncio.gather(*(read_range(files, path, *each) for each in asked.items()))
 
 
-async def read_and_describe(files: Any, path: str, byte_range: str, limit: int) -> tuple[bytes, dict[str, Any]]:
+async def read_range(files: Any, path: str, byte_range: str, limit: int) -> tuple[bytes, dict[str, Any]]:
     """Read a range of an object, and one byte behind it where the server sends more than was asked for.
 
     s3fs itself reads the content of an object to its end.

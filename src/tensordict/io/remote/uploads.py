@@ -23,7 +23,7 @@ from tensordict.core.keys import Path
 from tensordict.io.formats.loading import LoadOptions, load_directory, read_directory
 from tensordict.io.formats.value_files import skip_unpickling, unpickle
 from tensordict.io.remote.claims import Claim
-from tensordict.io.remote.remote_saves import Access, RemoteFolder, RemoteSave, naming_url
+from tensordict.io.remote.remote_saves import Access, FilesToFetch, RemoteFolder, RemoteSave, naming_url
 from tensordict.io.remote.urls import IN_FLIGHT, Remote, StorageOptions, is_url
 from tensordict.io.saving.commit import JOURNAL
 from tensordict.io.saving.progress import show_transfer
@@ -170,14 +170,14 @@ def _list_files_of(remote: Remote) -> set[str]:
     try:
         source = save.source()
         assert isinstance(source, RemoteFolder)
-        source.wanted, source.ahead = [], False
+        source.ahead = False
         pickles: list[str] = []
 
         def list_pickle(of: Source, path: str, key: Path, stack: bool) -> object:
             pickles.append(path[len(save.path) + 1 :])
             return skip_unpickling(of, path, key, stack)
 
-        read_directory(save.path, LoadOptions(source=source, unpickle=list_pickle))
+        read_directory(save.path, LoadOptions(source=FilesToFetch(source), unpickle=list_pickle))
         return {*source.list_requests(), *pickles}
     except OSError:
         return set()

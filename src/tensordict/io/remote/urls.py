@@ -371,8 +371,7 @@ class Remote:
         info: dict[str, Any] = {}
         content: bytes
         if self.is_s3:
-            ask = _s3().read_and_describe(self._fs, path, f"{start}-{stop - 1}", stop - start)
-            content, info = self._wait_for(ask)
+            content, info = self._wait_for(_s3().read_range(self._fs, path, f"{start}-{stop - 1}", stop - start))
         else:
             content = self._fs.cat_file(path, start=start, end=stop)
         wanted = stop - start - at_end
@@ -382,18 +381,22 @@ class Remote:
         _refuse_less(content, start, wanted)
         return content
 
-    def read_end(self, count: int) -> tuple[RemoteFile, bytes] | None:
-        """Read the last `count` bytes of the file at the URL of S3, or all if it has fewer, in one request.
+    def read_ends(self, first: int, last: int) -> tuple[RemoteFile, dict[int, bytes]] | None:
+        """Read the first and the last bytes of the file at the URL of S3, in two requests at once.
+
+        Args:
+            first, last: how many bytes; all if the file has fewer. If `first` is 0, there is only one request.
 
         Returns:
-            the file and the bytes; `None` if it is missing, empty or a bucket, or its length is unknown.
+            the file, and the bytes by the position of the first one; `None` if the file is missing, empty or a bucket,
+            or its length is unknown.
         """
 
-        def ask() -> tuple[RemoteFile, bytes] | None:
+        def ask() -> tuple[RemoteFile, dict[int, bytes]] | None:
             if not self._is_object(self._root):
                 return None
             try:
-                content, info = self._wait_for(_s3().read_and_describe(self._fs, self._root, f"-{count}", count))
+                answers = self._wait_for(_s3().read_ends(self._fs, self._root, first, last))
             except FileNotFoundError as error:
                 if isinstance(_own_error(error), SaveError) or _may_pass(error):
                     raise
@@ -403,13 +406,19 @@ class Remote:
                 if _status(error) == 416 or _status(error.__cause__) == 416:
                     return None
                 raise
-            if info["size"] is None:
+            if any(info["size"] is None for _, info in answers):
                 return None
-            file = _file("", info)
-            wanted = min(count, file.size)
-            _refuse_more(content, file.size - wanted, wanted, wanted)
-            _refuse_less(content, file.size - wanted, wanted)
-            return file, content
+            file = _file("", answers[-1][1])
+            found: dict[int, bytes] = {}
+            for count, (content, info) in zip((first, last) if first else (last,), answers, strict=True):
+                if _file("", info) != file:
+                    raise LengthError("it was replaced between two answers")
+                wanted = min(count, file.size)
+                start = 0 if info is not answers[-1][1] else file.size - wanted
+                _refuse_more(content, start, wanted, wanted)
+                _refuse_less(content, start, wanted)
+                found[start] = content
+            return file, found
 
         return self._try("read", "", ask)
 

@@ -117,7 +117,7 @@ class RemoteStore(WrapperStore[Any]):
         where = f"{self._store.path}/{path}".lstrip("/")
         content: bytes
         if self._remote.is_s3:
-            content = await _s3().read_from_s3(self._store.fs, where, f"{start}-{stop - 1}", stop - start)
+            content, _ = await _s3().read_range(self._store.fs, where, f"{start}-{stop - 1}", stop - start)
         else:
             content = await self._store.fs._cat_file(where, start=start, end=stop)
         return _check_length(content, stop - start)
@@ -125,7 +125,8 @@ class RemoteStore(WrapperStore[Any]):
     async def _read_end(self, path: str, count: int) -> bytes:
         where = f"{self._store.path}/{path}".lstrip("/")
         if self._remote.is_s3:
-            return _check_length(await _s3().read_from_s3(self._store.fs, where, f"-{count}", count), count)
+            found, _ = await _s3().read_range(self._store.fs, where, f"-{count}", count)
+            return _check_length(found, count)
         try:
             content: bytes = await self._store.fs._cat_file(where, start=-count, end=None)
         except AnswerError:
