@@ -145,6 +145,34 @@ def test_shards_are_read_at_once(bucket: Bucket, format: str) -> None:
         assert data[index].to_tensordict()["y"].equal(big["y"][index]) and most >= 4
 
 
+def test_rows_of_all_entries_of_a_large_shard_are_asked_for_at_once(bucket: Bucket) -> None:
+    url, proxy, options = bucket
+    big = TensorDict(y=torch.rand(90, 16384), z=torch.rand(90, 16384), batch_size=[90])
+    with DatasetWriter(url, rows_per_shard=90, storage_options=options) as writer:
+        writer.extend(big)
+    data = open_dataset(url, storage_options=options)
+    assert data[torch.tensor([50])]["y"].equal(big["y"][50:51])
+    # Two rows that lie apart of each entry.
+    proxy.clear()
+    all_four = threading.Barrier(4)
+    proxy.before = lambda method, path: all_four.wait(120)  # type: ignore[assignment]
+    at = torch.tensor([80, 20])
+    batch = data[at]
+    assert batch["y"].equal(big["y"][at]) and batch["z"].equal(big["z"][at])
+    assert [request[0] for request in proxy.requests] == ["GET"] * 4 and not all_four.broken
+
+
+def test_a_batch_of_shards_that_are_here_starts_no_threads(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
+    url, _, options = bucket
+    with DatasetWriter(url, rows_per_shard=10, storage_options=options) as writer:
+        writer.extend(flat(0, 40))
+    data = open_dataset(url, storage_options=options)
+    at = torch.tensor([35, 2, 11, 20])
+    assert data[at]["x"].equal(at)
+    monkeypatch.setattr(threading.Thread, "start", lambda thread: pytest.fail("a thread is started"))
+    assert data[at]["x"].equal(at)
+
+
 def test_a_small_shard_takes_one_request(bucket: Bucket) -> None:
     url, proxy, options = bucket
     big = TensorDict(

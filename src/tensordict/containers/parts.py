@@ -9,6 +9,7 @@ from array import array
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from functools import cached_property, partial
 from typing import Any, TypeVar, overload
 
@@ -212,7 +213,9 @@ class Parts(Sequence[Any]):
 
     def fetch(self, entries: Iterable[RowsOfParts | JoinedValues], number: int, rows: slice | Tensor) -> None:
         """Fetch rows of the tensors of one part over the network, all at once, if they lie there."""
-        fetch_rows([entry._leaf(number)[2] for entry in entries if isinstance(entry, RowsOfParts)], rows)
+        # The part may be gone. The read that follows finds where its rows are.
+        with suppress(FileNotFoundError):
+            fetch_rows([entry._leaf(number)[2] for entry in entries if isinstance(entry, RowsOfParts)], rows)
 
     # --- the positions of rows --------------------------------------------------------------------------------------
 
