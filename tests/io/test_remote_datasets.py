@@ -162,6 +162,26 @@ def test_rows_of_all_entries_of_a_large_shard_are_asked_for_at_once(bucket: Buck
     assert [request[0] for request in proxy.requests] == ["GET"] * 4 and not all_four.broken
 
 
+def test_loader_reads_large_shards_ahead(bucket: Bucket) -> None:
+    url, proxy, options = bucket
+    big = TensorDict(x=torch.arange(64), y=torch.rand(64, 16384), batch_size=[64])
+    with DatasetWriter(url, rows_per_shard=32, storage_options=options) as writer:
+        writer.extend(big)
+    data = open_dataset(url, storage_options=options)
+    proxy.clear()
+    batches = iter(DatasetLoader(data, 16, shuffle=False, prefetch=0))
+    rows = next(batches)["x"].tolist()
+    until = time.monotonic() + 60
+    while proxy.fetched("shards") < big["y"].nbytes and time.monotonic() < until:
+        time.sleep(0.01)
+    assert proxy.fetched("shards") >= big["y"].nbytes
+    for batch in batches:
+        assert batch["y"].equal(big["y"][batch["x"]])
+        rows += batch["x"].tolist()
+    # No row was fetched twice: the rest is the start and the end of each shard.
+    assert rows == list(range(64)) and proxy.fetched("shards") < big["y"].nbytes + 300_000
+
+
 def test_a_batch_of_shards_that_are_here_starts_no_threads(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
     url, _, options = bucket
     with DatasetWriter(url, rows_per_shard=10, storage_options=options) as writer:
