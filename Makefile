@@ -7,11 +7,11 @@ PYTHON ?= python3
 JOBS ?= 3
 PURELIB = "import sysconfig; print(sysconfig.get_path('purelib'))"
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
-# Client libraries are compiled as they are imported first, and that is kept.
+# What is installed is compiled as it is imported first, and that is kept.
 export PYTHONDONTWRITEBYTECODE =
 
-.PHONY: help demo demo-rl docs test test-fast redis chromium test-slow test-pythons test-torches test-clients test-clients-slow differ lint \
-	format bench bench-keep bench-compare bench-clients bench-programs bench-remote bench-rows
+.PHONY: help demo demo-rl docs environments test test-fast redis chromium test-slow test-pythons test-torches test-clients test-clients-slow differ \
+	lint format bench bench-keep bench-compare bench-clients bench-programs bench-remote bench-rows
 .DEFAULT_GOAL := help
 
 help:
@@ -85,6 +85,10 @@ test-pythons: .venv/installed redis
 # their own (.venv-torches, about 5 GB each); choose with TORCHES='2.11 2.15' and TESTS.
 test-torches: .venv/installed redis
 	.venv/bin/python tests/wheels/torches.py $(TORCHES) -- $(TESTS)
+
+# All that `make lint`, `make test` and `make test-clients` need; `make --jobs 2 environments` installs two at a time.
+environments: .venv/installed .venv-reference/installed .venv-mds/installed .venv-clients/installed \
+	.venv-clients-reference/installed redis chromium
 
 # The server of the system's package redis-server; what is on the PATH is taken as it is. Where there are no rights to
 # install it, conda has one for every user.
@@ -170,7 +174,7 @@ bench-programs: .venv/installed .venv-clients/programs .venv-clients-reference/p
 
 .venv/installed: pyproject.toml constraints.txt
 	test -x .venv/bin/python || $(PYTHON) -m venv .venv
-	.venv/bin/python -m pip install --quiet --editable '.[dev]' --constraint constraints.txt
+	.venv/bin/python -m pip install --quiet --no-compile --editable '.[dev]' --constraint constraints.txt
 	touch $@
 
 # Torch, numpy and what runs the tests.
@@ -195,8 +199,8 @@ bench-programs: .venv/installed .venv-clients/programs .venv-clients-reference/p
 # way to it, before the way to the rest.
 .venv-reference/installed: Makefile constraints.txt
 	test -x .venv-reference/bin/python || $(PYTHON) -m venv .venv-reference
-	.venv-reference/bin/python -m pip install --quiet tensordict==0.15.3 torch numpy h5py zarr safetensors redis ray pandas pyarrow orjson importlib_metadata packaging --constraint constraints.txt
-	.venv-reference/bin/python -m pip install --quiet --no-deps --upgrade --target .venv-reference/tensordict-0.14.3 tensordict==0.14.3 --constraint constraints.txt
+	.venv-reference/bin/python -m pip install --quiet --no-compile tensordict==0.15.3 torch numpy h5py zarr safetensors redis ray pandas pyarrow orjson importlib_metadata packaging --constraint constraints.txt
+	.venv-reference/bin/python -m pip install --quiet --no-compile --no-deps --upgrade --target .venv-reference/tensordict-0.14.3 tensordict==0.14.3 --constraint constraints.txt
 	.venv-reference/bin/python -m venv --without-pip .venv-behaviour
 	printf '%s\n' $(CURDIR)/.venv-reference/tensordict-0.14.3 "$$(.venv-reference/bin/python -c $(PURELIB))" > "$$(.venv-behaviour/bin/python -c $(PURELIB))/reference.pth"
 	touch $@

@@ -12,6 +12,9 @@ process on files in the page cache; so are the figures of memory, in MB:
 - `whole`: the resident memory after the step.
 
 `--folder` keeps the data sets, and takes those that it kept before.
+
+Each figure is shown for both sizes: the median of the rounds, and in brackets the least and the most. `raw` is a loop
+of `os.open`, `os.pread` and `os.close` over random rows, in turns with the mini-batches of the same process.
 """
 
 from __future__ import annotations
@@ -20,6 +23,8 @@ import argparse
 import contextlib
 import hashlib
 import json
+import multiprocessing
+import os
 import pickle
 import shutil
 import statistics
@@ -55,7 +60,6 @@ def main() -> None:
         folder = options.folder or Path(
             stack.enter_context(tempfile.TemporaryDirectory(prefix="tensordict-many-rows-"))
         )
-        found: dict[str, Any] = {}
         for shards in (options.few, options.shards):
             path = folder / f"{shards}"
             if not path.exists():
@@ -67,11 +71,15 @@ def main() -> None:
                     command = [sys.executable, __file__, "--step", step, "--folder", str(folder / f"{shards}")]
                     done = subprocess.run(command, check=True, capture_output=True, text=True)
                     figures.append(json.loads(done.stdout))
-            found[step] = {
-                name: {f"{n:,}": statistics.median(each[name] for each in figures) for n, figures in runs.items()}
-                for name in runs[options.few][0]
-            }
-            print(json.dumps({step: found[step]}, indent=2), flush=True)
+            print(step)
+            for name in runs[options.few][0]:
+                print(
+                    f"  {name:40}", *(_show([each[name] for each in figures]) for figures in runs.values()), flush=True
+                )
+
+
+def _show(values: list[float]) -> str:
+    return f"{statistics.median(values):14,.1f} ({min(values):,.1f} to {max(values):,.1f})".ljust(43)
 
 
 def write(path: Path, shards: int) -> None:
@@ -189,26 +197,50 @@ def measure_opening(path: Path) -> dict[str, float]:
     return found
 
 
+def touch(data: Any) -> None:
+    """Read a row of every shard, in mini-batches."""
+    import torch
+
+    for number in range(0, len(data) // ROWS, BATCH):
+        data[torch.arange(number, min(number + BATCH, len(data) // ROWS)) * ROWS]
+
+
 def measure_batches(path: Path) -> dict[str, float]:
-    """Read mini-batches of random rows: the first ones, and those after as many as have met all shards three times."""
+    """Read mini-batches of random rows: the first ones, and those after all shards were used, beside the raw loop."""
     memory, found = Memory(), dict[str, float]()
     from tensordict import open_dataset
+    from tensordict.io.formats.archive_reader import Archive
 
     data = open_dataset(path)
-    shards = len(data) // ROWS
+    shards = [shard for shard, _ in data.shards()]
+    start = Archive(shards[0]).entries["x.memmap"].start
     generator = memory.torch.Generator().manual_seed(0)
 
-    def read(name: str, count: int) -> None:
-        batches = [memory.torch.randint(len(data), (BATCH,), generator=generator) for _ in range(count)]
-        with timed(found, name, count):
-            read = [data[at]["x"] for at in batches]
-        if not all(memory.torch.equal(rows, content(at)) for rows, at in zip(read, batches, strict=True)):
+    def time_batches(count: int, read: Callable[[Any], Any]) -> float:
+        batches = [memory.torch.randint(len(data) // ROWS * ROWS, (BATCH,), generator=generator) for _ in range(count)]
+        took: dict[str, float] = {}
+        with timed(took, "us", count):
+            read_rows = [read(at) for at in batches]
+        if not all(memory.torch.equal(rows, content(at)) for rows, at in zip(read_rows, batches, strict=True)):
             raise AssertionError("these are other rows")
+        return took["us"]
 
-    read("us batch, first 20", 20)
-    for _ in range(max(1, 3 * shards // BATCH // 50)):
-        read("us batch, on the way", 50)
-    read("us batch, later", 200)
+    def read_raw(at: Any) -> Any:
+        rows = bytearray()
+        for row in at.tolist():
+            fd = os.open(shards[row // ROWS], os.O_RDONLY | os.O_CLOEXEC)
+            rows += os.pread(fd, 1, start + row % ROWS)
+            os.close(fd)
+        return memory.torch.frombuffer(rows, dtype=memory.torch.uint8)
+
+    def read_ours(at: Any) -> Any:
+        return data[at]["x"]
+
+    found["us batch, first 20"] = time_batches(20, read_ours)
+    with timed(found, "us first row of each shard", len(shards)):
+        touch(data)
+    turns = [(time_batches(20, read_ours), time_batches(20, read_raw)) for _ in range(20)]
+    found["us batch, later"], found["us batch, raw"] = map(statistics.median, zip(*turns, strict=True))
     return found | memory.figures()
 
 
@@ -219,25 +251,43 @@ def measure_loader(path: Path) -> dict[str, float]:
     from tensordict.datasets import DatasetLoader
 
     data = open_dataset(path)
-    loader = DatasetLoader(data, BATCH, seed=1, rank=1, ranks=4)
-    batches = iter(loader)
-    with timed(found, "us first shuffled batch"):
-        next(batches)
-    with timed(found, "us shuffled batch", 100):
-        for _ in range(100):
+    touch(data)
+    for name, shuffle in (("all rows", True), ("32 shards", 32)):
+        loader = DatasetLoader(data, BATCH, shuffle=shuffle, seed=1, rank=1, ranks=4)
+        batches: Any = iter(loader)
+        with timed(found, f"us first batch, {name} mixed"):
             next(batches)
-    state = loader.state_dict()
-    found["bytes of the state"] = len(json.dumps(state))
-    other = DatasetLoader(data, BATCH, seed=5, rank=1, ranks=4)
-    with timed(found, "us load the state, to the next batch"):
-        other.load_state_dict(state)
-        if not memory.torch.equal(next(iter(other))["x"], next(batches)["x"]):
-            raise AssertionError("the loader goes on elsewhere")
+        with timed(found, f"us batch, {name} mixed", 200):
+            for _ in range(200):
+                next(batches)
+        order = loader._order(len(data), 0)
+        with timed(found, f"us order of a batch, {name} mixed", 200):
+            for number in range(0, len(order), len(order) // 200):
+                order.batch(number)
+        state = loader.state_dict()
+        found[f"bytes of the state, {name} mixed"] = len(json.dumps(state))
+        other = DatasetLoader(data, BATCH, shuffle=shuffle, seed=5, rank=1, ranks=4)
+        with timed(found, f"us load the state, {name} mixed, and read"):
+            other.load_state_dict(state)
+            if not memory.torch.equal(next(iter(other))["x"], next(batches)["x"]):
+                raise AssertionError("the loader goes on elsewhere")
+        batches.close()
     found |= memory.figures()
     with timed(found, "us first batch of two workers"):
         batches = iter(DatasetLoader(data, BATCH, num_workers=2))
         next(batches)
+    with timed(found, "us batch of two workers", 200):
+        for _ in range(200):
+            next(batches)
+    workers = multiprocessing.active_children()
+    found["MB of a worker alone"] = max(_read_private(worker.pid) for worker in workers)
     return found
+
+
+def _read_private(process: int | None) -> float:
+    """Return the memory that a process shares with no other one, in MB."""
+    lines = Path(f"/proc/{process}/smaps_rollup").read_text().splitlines()
+    return sum(int(line.split()[1]) for line in lines if line.startswith("Private_")) * 1024 / 1e6
 
 
 def measure_appending(path: Path) -> dict[str, float]:

@@ -119,6 +119,7 @@ FORMATS: dict[str, Format] = {
     "archive, deflated": Format(
         lambda td, path: td.save(path + ".tdz", compression="deflate"),
         lambda path: tensordict.load_memmap(path + ".tdz"),
+        makes=1,
         scale=8,
     ),
     "consolidated file": Format(lambda td, path: td.consolidate(path), lambda path: tensordict.from_consolidated(path)),
@@ -156,7 +157,7 @@ FORMATS: dict[str, Format] = {
         scale=32,
     ),
     "`to_arrow`": Format(lambda td, _: td.to_arrow(), tabular=True),
-    "`to_pandas`": Format(lambda td, _: td.to_pandas(), tabular=True),
+    "`to_pandas`": Format(lambda td, _: td.to_pandas(), makes=1, tabular=True),
     "`to_polars`": Format(lambda td, _: td.to_polars(), tabular=True),
     "`to_hf`": Format(lambda td, _: td.to_hf(), tabular=True),
     "`to_struct_array`": Format(lambda td, _: td.to_struct_array(), makes=1, tabular=True),

@@ -17,10 +17,12 @@ import pytest
 import torch
 
 from tensordict import DatasetWriter, TensorDict, open_dataset
+from tensordict.containers import parts
 from tensordict.datasets import compact, dataset, manifest
 from tensordict.datasets.index import ShardPart, ShardParts
 from tensordict.datasets.lines import Line, Lines
 from tensordict.datasets.records import to_file
+from tensordict.memory import system
 from tensordict.memory.file_maps import FilePlace
 
 DIGEST = "0123456789abcdef" * 4
@@ -60,12 +62,75 @@ def test_shards_are_mapped_again(tmp_path: Path, format: str, monkeypatch: pytes
 
 
 @pytest.mark.parametrize("format", ["folder", "archive"])
-def test_other_files_are_not_mapped_again(tmp_path: Path, format: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_of_shards_that_are_not_mapped_are_read(
+    tmp_path: Path, format: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    long = torch.arange(40 * 2_000).view(40, 2_000)
+    rows = write(tmp_path / "data", format, 40).set("in", {"y": torch.arange(80.0).view(40, 2), "long": long})
+    with DatasetWriter(tmp_path / "long", rows_per_shard=5, format=format) as writer:
+        writer.extend(rows)
+    data = open_dataset(tmp_path / "long")
+    read_twice(data, rows, monkeypatch)
+    keep_mapped(data, 3, monkeypatch)
+    monkeypatch.setattr(parts, "_MANY", 1_000)
+    opened = count_descriptors()
+    monkeypatch.setattr(type(data._shards), "_open", lambda self, part: pytest.fail("a shard was opened"))
+    for at in (torch.randperm(40), torch.randint(-40, 40, (6, 7)), torch.randint(40, (1_000,)), torch.tensor([39])):
+        assert (data[at] == rows[at]).all()
+        assert (data[::2].select("in", ("in", "y"))[at % 20]["in", "y"] == rows["in", "y"][::2][at % 20]).all()
+    assert len(data._joint._mapped) == 3 and count_descriptors() == opened
+
+
+def test_a_shard_of_which_many_rows_are_read_is_mapped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = write(tmp_path / "data", "folder")
+    data = open_dataset(tmp_path / "data")
+    read_twice(data, rows, monkeypatch)
+    keep_mapped(data, 2, monkeypatch)
+    assert (data[torch.arange(20)] == rows).all()
+    first = data._joint._mapped[0]
+    at = torch.arange(10, 14).repeat(2)
+    assert (data[at] == rows[at]).all()
+    assert len(data._joint._mapped) == 2 and data._joint._mapped[0] is not first and first.columns is None
+
+
+def test_a_shard_that_was_cut_short_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = write(tmp_path / "data", "folder")
+    data = open_dataset(tmp_path / "data")
+    read_twice(data, rows, monkeypatch)
+    keep_mapped(data, 0, monkeypatch)
+    # The file is cut after it was opened and found to be the one that was checked.
+    announce = system.announce_read
+
+    def cut(fd: int, offset: int, size: int) -> None:
+        announce(fd, offset, size)
+        os.truncate(next((tmp_path / "data/shards").glob("*/00000003/x.memmap")), 8)
+
+    monkeypatch.setattr(system, "announce_read", cut)
+    with pytest.raises(OSError, match=r"00000003.*entry 'x'"):
+        data[torch.arange(20)]
+
+
+def keep_mapped(data: Any, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let go of all shards, and let so many be mapped again."""
+    monkeypatch.setattr(data._shards, "max_mapped", count)
+    data._joint._start()
+    data._shards._recent.clear()
+
+
+def count_descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+@pytest.mark.parametrize("mapped", [0, 100])
+@pytest.mark.parametrize("format", ["folder", "archive"])
+def test_other_files_are_not_mapped_again(
+    tmp_path: Path, format: str, mapped: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     rows = write(tmp_path / "data", format)
     write(tmp_path / "other", format, 22)
     data = open_dataset(tmp_path / "data")
     read_twice(data, rows, monkeypatch)
-    data._joint._start()
+    keep_mapped(data, mapped, monkeypatch)
     data._shards._recent.clear()
     # A save of another data set takes the place of a shard, with a file of the same length.
     shard = next((tmp_path / "data/shards").glob("*/00000003*"))
@@ -77,13 +142,13 @@ def test_other_files_are_not_mapped_again(tmp_path: Path, format: str, monkeypat
     assert (data[torch.arange(6)] == rows[:6]).all()
 
 
+@pytest.mark.parametrize("mapped", [0, 100])
 @pytest.mark.parametrize("format", ["folder", "archive"])
-def test_mapped_shards_are_compacted(tmp_path: Path, format: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mapped_shards_are_compacted(tmp_path: Path, format: str, mapped: int, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = write(tmp_path / "data", format)
     data = open_dataset(tmp_path / "data")
     read_twice(data, rows, monkeypatch)
-    data._joint._start()
-    data._shards._recent.clear()
+    keep_mapped(data, mapped, monkeypatch)
     assert compact(tmp_path / "data", rows_per_shard=10) == (10, 2)
     assert (data[torch.arange(20)] == rows).all()
 

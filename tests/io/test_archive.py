@@ -9,6 +9,7 @@ import lzma
 import os
 import pathlib
 import pickle
+import re
 import shutil
 import stat
 import struct
@@ -27,6 +28,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 
+import tensordict
 from reference import Reference
 from tensordict import (
     LazyStackedTensorDict,
@@ -43,6 +45,7 @@ from tensordict.core.exceptions import SaveError, UnsupportedEntryError
 from tensordict.io.formats import archive_reader, archive_writer, zipping
 from tensordict.io.formats.archive import find_archive_problems
 from tensordict.io.formats.archive_reader import Archive
+from tensordict.io.saving import checksums
 from tensordict.io.saving.transaction import FileTransaction
 from tensordict.memmap import MemoryMappedTensor
 from tensordict.memory import files
@@ -961,21 +964,55 @@ def test_leaves_that_are_written_to_are_shared_memory(tmp_path: pathlib.Path) ->
     assert leaf.unique().tolist() == [8] and TensorDict.load_memmap(path)["a"].unique().tolist() == [8]
 
 
-def test_one_thread_writes_the_large_leaves(tmp_path, monkeypatch):
-    writers, write = set(), files.write_bytes
-
-    def note(fd, content, offset=0):
-        if len(content) > 1 << 20:
-            writers.add(threading.get_ident())
-        write(fd, content, offset)
-
-    monkeypatch.setattr(files, "write_bytes", note)
-    td = TensorDict({f"k{i}": torch.rand(5 << 19) for i in range(3)})
-    loaded = td.memmap(tmp_path / "a.tdz", num_threads=4)
-    assert len(writers) == 1
+@pytest.mark.parametrize("threads", [1, 4])
+def test_several_threads_write_large_leaves(tmp_path, threads):
+    td = TensorDict({f"k{i}": torch.rand(5 << 19) for i in range(3)}, [])
+    td["across"] = torch.rand(1 << 10, 3 << 10).t()
+    loaded = td.memmap(tmp_path / "a.tdz", num_threads=threads)
     assert (loaded == td).all()
     with zipfile.ZipFile(tmp_path / "a.tdz") as archive:
         assert archive.testzip() is None
+
+
+@pytest.mark.skipif(not pathlib.Path("/proc/self/smaps").exists(), reason="needs the kernel's list of maps")
+@pytest.mark.parametrize("compression", ["deflate", "bzip2", "lzma"])
+def test_the_compressed_bytes_leave_memory(tmp_path, compression):
+    noise = torch.randint(0, 256, (4 << 20,), dtype=torch.uint8)
+    TensorDict(a=noise).memmap(tmp_path / "a.tdz", compression=compression)
+    archive = Archive(str(tmp_path / "a.tdz"))
+    assert bytes(archive.inflate(archive.entries["a.memmap"])) == bytes(noise.numpy())
+    maps = pathlib.Path("/proc/self/smaps").read_text().partition(archive.path)[2]
+    resident = int(re.search(r"^Rss:\s+(\d+) kB$", maps, re.MULTILINE)[1])
+    assert archive.data.size() > 4 << 20 and resident < 1024
+
+
+CHANGING = {
+    "archive": lambda td, path: td.memmap(path / "a.tdz"),
+    "deflated": lambda td, path: td.save(path / "a.tdz", compression="deflate"),
+    "directory": lambda td, path: td.memmap(path / "a", checksum=True),
+    "consolidated": lambda td, path: td.consolidate(path / "a.consolidated", checksum=True),
+    "safetensors": lambda td, path: td.to_safetensors(path / "a.safetensors", checksum=True),
+}
+
+
+@pytest.mark.parametrize("kind", CHANGING)
+def test_checksums_fit_the_file_if_a_tensor_changes_during_the_save(tmp_path, monkeypatch, kind):
+    td = TensorDict(small=torch.zeros(8), large=torch.zeros(3 << 20))
+    crc = checksums.crc32
+
+    def change_before_and_after(data, value=0):
+        td.apply_(lambda leaf: leaf.add_(1))
+        found = crc(data, value)
+        td.apply_(lambda leaf: leaf.add_(1))
+        return found
+
+    for module in (checksums, archive_writer):
+        monkeypatch.setattr(module, "crc32", change_before_and_after)
+    CHANGING[kind](td, tmp_path)
+    monkeypatch.undo()
+    (saved,) = tmp_path.iterdir()
+    assert tensordict.verify(saved).ok
+    assert td["small"].unique().item() > 0
 
 
 def test_checksums_are_those_of_zlib_with_and_without_isal():

@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 import warnings
+import weakref
 from collections.abc import Iterator
 from multiprocessing.pool import ThreadPool
 from typing import Any
@@ -766,3 +767,47 @@ def test_nothing_warns():
         warnings.simplefilter("error")
         make().map(plus_one, **FORK)
         gc.collect()
+
+
+def test_map_keeps_no_result_that_is_joined_already():
+    results: list[weakref.ref[torch.Tensor]] = []
+    alive: list[int] = []
+
+    def note(chunk: Any) -> Any:
+        result = TensorDict(x=chunk["x"] * 2, inner={"y": chunk["inner", "y"] + 1}, batch_size=chunk.batch_size)
+        results.append(weakref.ref(result["x"]))
+        alive.append(sum(one() is not None for one in results))
+        return result
+
+    data = make(40)
+    with ThreadPool(1) as pool:
+        found = data.map(note, chunksize=1, pool=pool)
+    assert max(alive) < 8
+    assert found["x"].equal(data["x"] * 2) and found["inner", "y"].equal(data["inner", "y"] + 1)
+
+
+def _other_dtype(chunk: Any) -> Any:
+    return chunk.select("x").to(torch.float64)
+
+
+def _other_length(chunk: Any) -> Any:
+    return torch.cat([chunk.select("x")] * 2)
+
+
+def _members(chunk: Any) -> Any:
+    return lazy_stack(list(chunk.select("x").unbind(0)))
+
+
+@pytest.mark.parametrize("other", [_other_dtype, _other_length, _members])
+@pytest.mark.parametrize("at", [0, 2, 4])
+def test_map_joins_results_of_several_forms_like_cat(other, at):
+    data = make(10)
+
+    def one_differs(chunk: Any) -> Any:
+        return other(chunk) if float(chunk["x"][0]) == 2 * at else chunk.select("x")
+
+    with ThreadPool(2) as pool:
+        found = data.map(one_differs, chunksize=2, pool=pool)
+    expected = torch.cat([one_differs(data[start : start + 2]) for start in range(0, 10, 2)])
+    assert found.batch_size == expected.batch_size and type(found) is type(expected)
+    assert found["x"].dtype == expected["x"].dtype and found["x"].equal(expected["x"])

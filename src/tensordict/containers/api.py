@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from tensordict.containers.tensor_class import TensorClass
     from tensordict.ops.collection import TensorCollection
+    from tensordict.ops.converting import FromDict
     from tensordict.ops.storing.persisting import OpenH5, OpenZarr
 
     _P = ParamSpec("_P")
@@ -77,15 +78,8 @@ save = as_function(TensorDict.save, "data")
 to_safetensors = as_function(TensorDict.to_safetensors, "data")
 
 
-def from_dict(
-    d: object,
-    *,
-    auto_batch_size: bool | None = False,
-    batch_dims: int | None = None,
-    device: object = None,
-    batch_size: object = None,
-    names: object = None,
-) -> TensorDict:
+@spells(TensorDict.from_dict)
+def from_dict(d: object, **options: Unpack[FromDict]) -> TensorDict:
     """Make a `TensorDict` from a (nested) dict; see :meth:`TensorDict.from_dict`.
 
     Example:
@@ -94,14 +88,7 @@ def from_dict(
         >>> from_dict({"a": torch.zeros(3, 4), "b": torch.zeros(3)}, auto_batch_size=True).batch_size
         torch.Size([3])
     """
-    return TensorDict.from_dict(
-        d,
-        auto_batch_size=auto_batch_size,
-        batch_dims=batch_dims,
-        device=device,
-        batch_size=batch_size,
-        names=names,
-    )
+    return TensorDict.from_dict(d, **options)
 
 
 def make_tensordict(

@@ -3,7 +3,6 @@ data sets of many shards."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, MutableMapping, Sequence
 from itertools import accumulate
 from types import MappingProxyType
@@ -399,6 +398,9 @@ class LazyConcatenatedTensorDict(FixedSize, StoredContainer):
         rows = self._rows
         if isinstance(rows, np.ndarray) and (rows[1:] <= rows[:-1]).any():
             return [slice(at, min(at + _BLOCK_ROWS, len(rows))) for at in range(0, len(rows), _BLOCK_ROWS)]
+        if type(rows) is range and rows.step == 1:
+            cuts = np.unique(self._joint.starts_array.clip(rows.start, rows.stop)) - rows.start
+            return list(map(slice, cuts[:-1].tolist(), cuts[1:].tolist()))
         stops = [len(at) if isinstance(at, Tensor) else at.stop - at.start for *_, at in self._joint.pieces(rows)]
         ends = list(accumulate(stops))
         return [slice(end - count, end) for end, count in zip(ends, stops, strict=True)]
@@ -445,7 +447,7 @@ class LazyConcatenatedTensorDict(FixedSize, StoredContainer):
         elif own.start or own.step != 1:
             positions = own.start + positions * own.step
         request = RowRequest(self._joint, positions)
-        request.hold()
+        request.hold(self._part_entries)
         if self._joint.in_flight > 1:
             request.prefetch(list(self._part_entries()))
         return self._gather_entries(request, at)
@@ -471,8 +473,7 @@ class LazyConcatenatedTensorDict(FixedSize, StoredContainer):
 
     def _row_nbytes(self) -> int:
         """Return the bytes of the tensors of one row."""
-        columns = [entry for entry in self._part_entries() if isinstance(entry, RowsOfParts)]
-        return sum(math.prod(column.shape[1:]) * column.dtype.itemsize for column in columns)
+        return sum(entry.row_nbytes for entry in self._part_entries() if isinstance(entry, RowsOfParts))
 
     def _fetch_part(self, number: int) -> Any:
         """Fetch the entries of a part over the network, so that its rows can be read without; returns the part."""

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from tensordict.containers.concatenated import LazyConcatenatedTensorDict
-from tensordict.containers.dense import TensorDict
 from tensordict.containers.lazy import LazyStackedTensorDict
+from tensordict.containers.tensordict_base import TensorDictBase
 from tensordict.convert.mappings import refuse_exclusive_keys
 from tensordict.core import ragged
 from tensordict.core import torch_internals as internals
@@ -31,22 +31,10 @@ from tensordict.ops.dims.token_rows import pack_rows, unpack_rows
 from tensordict.ops.entries.write_plans import take_plain_entries
 
 if TYPE_CHECKING:
-    from torch import nn
-    from typing_extensions import TypedDict, Unpack
-
-    from tensordict.containers.tensordict_base import TensorDictBase
-    from tensordict.core.annotations import No, On
-    from tensordict.nn.params import TensorDictParams
     from tensordict.ops.collection import TensorCollection
 
     _Container = TypeVar("_Container", bound=TensorCollection)
     _Side = Literal["left", "right"]
-
-    class _FromModulesOptions(TypedDict, total=False):
-        lock: bool
-        use_state_dict: bool
-        expand_identical: bool
-
 
 __all__ = [
     "cat",
@@ -606,69 +594,6 @@ def _are_tensors(input: object) -> bool:
     return isinstance(input, (list, tuple)) and len(input) > 0 and isinstance(input[0], Tensor)
 
 
-@overload
-def from_module(
-    module: nn.Module, as_module: No = ..., lock: bool = ..., use_state_dict: bool = ..., filter_empty: bool = ...
-) -> TensorDict: ...
-@overload
-def from_module(
-    module: nn.Module, as_module: On, lock: bool = ..., use_state_dict: bool = ..., filter_empty: bool = ...
-) -> TensorDictParams: ...
-def from_module(
-    module: object,
-    as_module: bool = False,
-    lock: bool = True,
-    use_state_dict: bool = False,
-    filter_empty: bool = True,
-) -> Any:
-    """Collect the parameters and buffers of a module in a container; see :meth:`TensorDict.from_module`.
-
-    This function locks the result by default.
-
-    Example:
-        >>> from torch import nn
-        >>> from tensordict import from_module
-        >>> sorted(from_module(nn.Linear(3, 4)).keys())
-        ['bias', 'weight']
-    """
-    make: Any = TensorDict.from_module
-    return make(module, as_module, lock, use_state_dict, filter_empty)
-
-
-@overload
-def from_modules(
-    *modules: nn.Module, as_module: On, lazy_stack: bool = ..., **options: Unpack[_FromModulesOptions]
-) -> TensorDictParams: ...
-@overload
-def from_modules(
-    *modules: nn.Module, as_module: No = ..., lazy_stack: On, **options: Unpack[_FromModulesOptions]
-) -> LazyStackedTensorDict: ...
-@overload
-def from_modules(
-    *modules: nn.Module, as_module: No = ..., lazy_stack: No = ..., **options: Unpack[_FromModulesOptions]
-) -> TensorDict: ...
-def from_modules(
-    *modules: object,
-    as_module: bool = False,
-    lock: bool = True,
-    use_state_dict: bool = False,
-    lazy_stack: bool = False,
-    expand_identical: bool = False,
-) -> Any:
-    """Stack the parameters of several modules; see :meth:`TensorDict.from_modules`.
-
-    Example:
-        >>> from torch import nn
-        >>> from tensordict import from_modules
-        >>> from_modules(nn.Linear(3, 4), nn.Linear(3, 4))["weight"].shape
-        torch.Size([2, 4, 3])
-    """
-    make: Any = TensorDict.from_modules
-    return make(
-        *modules,
-        as_module=as_module,
-        lock=lock,
-        use_state_dict=use_state_dict,
-        lazy_stack=lazy_stack,
-        expand_identical=expand_identical,
-    )
+# Their results are locked by default; `TensorDict.from_module` has another default.
+from_module = TensorDictBase.from_module
+from_modules = TensorDictBase.from_modules

@@ -28,7 +28,7 @@ from tensordict.containers.nontensor_base import (
 )
 from tensordict.containers.shared_file import SharedFile, ValueInFile, members_in
 from tensordict.core import makers, pytree, registry, settings
-from tensordict.core.contract import Clones, Contract, Filler, Names, identity
+from tensordict.core.contract import Clones, Contract, Device, Filler, Names, identity
 from tensordict.core.devices import as_device
 from tensordict.core.equality import same_value
 from tensordict.core.exceptions import ShapeError
@@ -255,9 +255,7 @@ class NonTensorDataBase(_HolderBase):
             self._names = list(names)
         return self
 
-    def _build(
-        self, entries: dict[str, Any], batch_size: torch.Size, device: torch.device | None, names: Names | None
-    ) -> Self:
+    def _build(self, entries: dict[str, Any], batch_size: torch.Size, device: Device, names: Names | None) -> Self:
         return self._of(self._value, batch_size, device, names)
 
     # --- the value --------------------------------------------------------------------------------------------------
@@ -659,9 +657,7 @@ class NonTensorStack(_HolderBase, LazyStackedTensorDict):
     def _dense(self, hooked: bool = False) -> Any:
         return _ElementNumbers(self)
 
-    def _build(
-        self, entries: dict[str, Any], batch_size: torch.Size, device: torch.device | None, names: Names | None
-    ) -> Any:
+    def _build(self, entries: dict[str, Any], batch_size: torch.Size, device: Device, names: Names | None) -> Any:
         """Return a copy; for another batch size, a holder of the common value, or of `None` if the values differ."""
         if batch_size == self._batch_size:
             return self._each(lambda member: member.copy())

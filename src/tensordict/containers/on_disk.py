@@ -19,7 +19,7 @@ from tensordict.containers.dense import TensorDict
 from tensordict.containers.tensordict_base import FixedSize, GivesTensorDicts
 from tensordict.core import indices, pytree, ragged, registry
 from tensordict.core import torch_internals as internals
-from tensordict.core.contract import Contract, EntryStore, Names, is_node, state_of
+from tensordict.core.contract import Contract, Device, EntryStore, Names, is_node, state_of
 from tensordict.core.exceptions import UnsupportedEntryError, refuse_stored
 from tensordict.core.indices import INTEGERS, checked_size, is_basic, leaf_index, result_size
 from tensordict.core.keys import Path, joined, path_of
@@ -235,9 +235,7 @@ class StoredContainer(GivesTensorDicts):
         twin.__dict__ = self.__dict__
         return twin
 
-    def _build(
-        self, entries: dict[str, Any], batch_size: torch.Size, device: torch.device | None, names: Names | None
-    ) -> Self:
+    def _build(self, entries: dict[str, Any], batch_size: torch.Size, device: Device, names: Names | None) -> Self:
         read = {name: _in_memory(value) for name, value in entries.items()}
         return self._make(read, batch_size, device, names)  # type: ignore[no-any-return]
 

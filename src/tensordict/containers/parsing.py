@@ -19,6 +19,7 @@ from tensordict.containers.unbatched import UnbatchedTensor
 from tensordict.core import makers
 from tensordict.core import torch_internals as internals
 from tensordict.core.settings import set_lazy_legacy
+from tensordict.io import checks
 from tensordict.memory.mapped import MemoryMappedTensor
 
 if TYPE_CHECKING:
@@ -80,7 +81,6 @@ _LEAVES: dict[str, Callable[[Tensor], Tensor]] = {
     "UnbatchedTensor": UnbatchedTensor,
 }
 _HOLDERS = ("NonTensorData", "MetaData", "NonTensorStack")
-_DTYPES = {str(dtype): dtype for dtype in vars(torch).values() if isinstance(dtype, torch.dtype)}
 _FLAGS = "is_shared requires_grad is_contiguous is_view"
 # Keyword arguments that are ignored.
 _STATISTICS = "storage_size mean std min max"
@@ -97,7 +97,7 @@ _OPERATION = r"(?:view|permute|transpose|squeeze|unsqueeze)\((?:[^()]|\([^()]*\)
 _FORMS: dict[str, tuple[str, Callable[[str], Any], str]] = {
     **dict.fromkeys(_FLAGS.split(), (r"(?:True|False)\b", "True".__eq__, "True or False")),
     **dict.fromkeys(_STATISTICS.split(), (r"\([^()]*\)|[-+\w.]+", str, "a number")),
-    "dtype": (r"torch\.\w+", _DTYPES.__getitem__, "a dtype, such as torch.float32"),
+    "dtype": (r"torch\.\w+", checks.DTYPES.__getitem__, "a dtype, such as torch.float32"),
     "device": (r"\w[\w:]*", torch.device, "a device, such as cpu, cuda:0 or None"),
     "stack_dim": (r"\d+\b", int, "an int"),
     "op": (_OPERATION, lambda text: text[:-1].split("(", 1), "a shape method, such as view(6) or permute(1, 0)"),

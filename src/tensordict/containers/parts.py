@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import weakref
 from abc import abstractmethod
 from array import array
@@ -28,6 +29,7 @@ from tensordict.looking.texts import format_values
 from tensordict.memory import files
 from tensordict.memory import rows as scattered
 from tensordict.memory.file_maps import Finder
+from tensordict.memory.row_files import RowFiles, read_rows
 from tensordict.memory.stored_tensors import SPREAD, Selection, StoredTensor, Values, as_tensor, read_stored
 from tensordict.ops.dims.stacking import cat_containers
 
@@ -39,12 +41,15 @@ Columns = dict[Path, Values]
 _MOST_PREVIEWED = 1000
 # The most containers that are loaded before their arrays are kept.
 BLOCK = 16
+# So many rows of a file are read from a new map, fewer from the file: a map takes as long as reading ten rows, and
+# serves later requests.
+_MANY = 4
 Item = TypeVar("Item")
 Read = TypeVar("Read")
 
 
 class MapsAgain(Sequence[Any]):
-    """A sequence that loads its containers when they are used, and can map their tensors again without loading them.
+    """A sequence that loads its containers when they are used, and then finds their tensors without loading them.
 
     Attributes:
         max_mapped: how many parts may stay mapped.
@@ -66,8 +71,8 @@ class MapsAgain(Sequence[Any]):
         """
 
     @abstractmethod
-    def map_again(self, number: int) -> Columns | None:
-        """Return the rows of each tensor, if their places are known and the files are the same; otherwise `None`."""
+    def files_of(self, number: int) -> RowFiles | None:
+        """Return the files of a container, if `remember` noted the places of its tensors; otherwise `None`."""
 
 
 class Parts(Sequence[Any]):
@@ -122,15 +127,16 @@ class Parts(Sequence[Any]):
             lengths = [part._batch_size[0] for part in containers]
         else:
             lengths = [int(length) for length in lengths]
-            if len(lengths) != len(containers) or any(length < 0 for length in lengths):
+            least = min(lengths, default=0)
+            if len(lengths) != len(containers) or least < 0:
                 raise ValueError(
                     f"there must be one length of 0 or more for each part, got {len(lengths)} lengths (the least is "
-                    f"{min(lengths, default=0)}) for {len(containers)} parts"
+                    f"{least}) for {len(containers)} parts"
                 )
         self.in_flight = max(self.in_flight, getattr(containers, "in_flight", 1))
         self._sequences.append(containers)
         self._firsts.append(count)
-        self._checked += [_NONE] * len(containers)
+        self._checked += [_NONE] * len(lengths)
         # A new array: other threads may read the old one.
         self.starts = self.starts[:-1] + array("q", itertools.accumulate(lengths, initial=self.starts[-1]))
         self.starts_array = np.frombuffer(self.starts, dtype=np.int64)
@@ -250,24 +256,44 @@ class Parts(Sequence[Any]):
     # the first gather keeps the mapped tensors of a part as arrays of rows. It also locks the part, so that no entry
     # can be replaced. The arrays are dropped together with the part.
 
-    def read_columns(self, numbers: Sequence[int], loaded: list[Any]) -> list[Columns]:
-        """Return the arrays of rows of some parts. Adds newly loaded parts to `loaded`, which keeps them alive."""
-        known = self._checked
-        found = [known[number].columns for number in numbers]
-        absent = [at for at, columns in enumerate(found) if columns is None]
-        for at in absent:
-            found[at] = self._map_again(numbers[at])
-        absent = [at for at in absent if found[at] is None]
+    def find_columns(self, picks: scattered.Picks) -> list[Columns | RowFiles | None]:
+        """Return the arrays of rows of the parts in `picks.hit`, or files to read a few rows from.
+
+        `None` stands for a part that has to be loaded.
+        """
+        known, cuts = self._checked, picks.cuts
+        found: list[Any] = [known[number].columns for number in picks.hit]
+        for at, columns in enumerate(found):
+            if columns is None:
+                found[at] = self._find_again(picks.hit[at], cuts[at + 1] - cuts[at])
+        return found
+
+    def _find_again(self, number: int, count: int) -> Columns | RowFiles | None:
+        if self._checked[number]() is not None:
+            return None
+        sequence, at = self._locate(number)
+        if not isinstance(sequence, MapsAgain):
+            return None
+        files = sequence.files_of(at)
+        if files is None or (count < _MANY and len(self._mapped) >= sequence.max_mapped):
+            return files
+        return self._map(number, files, sequence.max_mapped)
+
+    def load_columns(
+        self, numbers: Sequence[int], absent: Sequence[int], found: list[Columns | RowFiles | None], loaded: list[Any]
+    ) -> None:
+        """Load the parts at some positions of `numbers`, and put the arrays of their rows into `found`.
+
+        Adds the parts to `loaded`, which keeps them alive.
+        """
         # Containers that are let go must not hold files until the last one is loaded.
         step = BLOCK if self.in_flight == 1 else max(1, len(absent))
         for start in range(0, len(absent), step):
             self._load_columns(numbers, absent[start : start + step], found, loaded)
-        return found  # type: ignore[return-value]
 
     def _load_columns(
-        self, numbers: Sequence[int], absent: Sequence[int], found: list[Columns | None], loaded: list[Any]
+        self, numbers: Sequence[int], absent: Sequence[int], found: list[Columns | RowFiles | None], loaded: list[Any]
     ) -> None:
-        """Load the parts at some positions of `numbers`, and put the arrays of their rows into `found`."""
         parts = self.each(self.__getitem__, [numbers[at] for at in absent])
         maps = Finder()
         while parts:
@@ -283,24 +309,25 @@ class Parts(Sequence[Any]):
                 checked.columns = columns
             sequence, place = self._locate(numbers[at])
             if isinstance(sequence, MapsAgain) and sequence.remember(place, leaves, maps):
-                mapped = self._map(numbers[at])
+                files = sequence.files_of(place)
+                mapped = None if files is None else self._map(numbers[at], files, sequence.max_mapped)
                 if mapped is not None:
                     found[at] = mapped
                     continue
             loaded.append(part)
 
-    def _map_again(self, number: int) -> Columns | None:
-        """Return the arrays of rows of a part whose container is gone, without loading it; `None` if that fails."""
-        return None if self._checked[number]() is not None else self._map(number)
+    def _map(self, number: int, files: RowFiles, most: int) -> Columns | None:
+        """Map the tensors of a part again, and unmap the first part if it is one too many.
 
-    def _map(self, number: int) -> Columns | None:
-        sequence, at = self._locate(number)
-        columns = sequence.map_again(at) if isinstance(sequence, MapsAgain) else None
-        if columns is not None and isinstance(sequence, MapsAgain):
+        Returns:
+            `None` if the files are others.
+        """
+        columns = files.map()
+        if columns is not None:
             self._checked[number] = mapped = _CheckedPart(set())
             mapped.columns = columns
             self._mapped.append(mapped)
-            if len(self._mapped) > sequence.max_mapped:
+            if len(self._mapped) > most:
                 self._mapped.popleft().columns = None
         return columns
 
@@ -386,12 +413,47 @@ class RowRequest:
         numbers = starts.searchsorted(rows, "right") - 1
         self.parts = parts
         self.picks = scattered.Picks(numbers, rows - starts[numbers], len(parts))
+        # The rows by their positions in the arrays, which `hold` may make for these rows.
+        self._memory = self.picks
         self.loaded: list[Any] = []
         self._read: dict[Path, list[Any]] = {}
 
-    def hold(self) -> None:
-        """Keep the memory alive that the rows are read from."""
-        self._columns = self.parts.read_columns(self.picks.hit, self.loaded)
+    def hold(self, entries: Callable[[], Iterable[RowsOfParts | JoinedValues]]) -> None:
+        """Keep the memory alive that the rows are read from. Reads the rows of these entries that no memory has."""
+        hit = self.picks.hit
+        found: list[Any] = self.parts.find_columns(self.picks)
+        files = {at: columns for at, columns in enumerate(found) if type(columns) is RowFiles}
+        if files:
+            self._read_files(files, found, entries())
+        absent = [at for at, columns in enumerate(found) if columns is None]
+        if absent:
+            self.parts.load_columns(hit, absent, found, self.loaded)
+        self._columns: list[Columns] = found
+
+    def _read_files(
+        self, files: dict[int, RowFiles], found: list[Any], entries: Iterable[RowsOfParts | JoinedValues]
+    ) -> None:
+        """Read rows of the parts at some positions of `picks.hit`. Put the arrays of these rows into `found`."""
+        picks, cuts = self.picks, self.picks.cuts
+        is_read = np.zeros(len(found), dtype=bool)
+        is_read[list(files)] = True
+        # The rows that are read, in the order of `read_rows`.
+        order = picks.order[np.repeat(is_read, np.diff(cuts))]
+        columns = {
+            entry.path: np.empty(len(order), f"V{entry.row_nbytes}")
+            for entry in entries
+            if isinstance(entry, RowsOfParts)
+        }
+        ordered = picks.local[picks.order].tolist()
+        changed = read_rows(list(files.values()), [ordered[cuts[at] : cuts[at + 1]] for at in files], columns)
+        local = picks.local.copy()
+        local[order] = np.arange(len(order))
+        for place, at in enumerate(files):
+            found[at] = columns
+            if place in changed:
+                found[at], rows = None, picks.order[cuts[at] : cuts[at + 1]]
+                local[rows] = picks.local[rows]
+        self._memory = picks.at(local)
 
     @cached_property
     def pieces(self) -> list[Piece]:
@@ -443,7 +505,7 @@ class RowRequest:
         if any(source is None for source in sources):
             return None
         out = scattered.new_rows((len(self.picks.local), *shape), dtype)
-        self.parts.announcements_left = scattered.gather(sources, self.picks, out, self.parts.announcements_left)
+        self.parts.announcements_left = scattered.gather(sources, self._memory, out, self.parts.announcements_left)
         return out
 
 
@@ -474,6 +536,11 @@ class RowsOfParts:
     def tensor(self) -> StoredTensor:
         """Return a `StoredTensor` over this array."""
         return StoredTensor.of(self, self.dtype, self.device, self.path)
+
+    @property
+    def row_nbytes(self) -> int:
+        """The bytes of a row."""
+        return math.prod(self.shape[1:]) * self.dtype.itemsize
 
     def over(self, rows: range | Values) -> RowsOfParts:
         """Return the same entry for other rows."""

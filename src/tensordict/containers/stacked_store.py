@@ -19,6 +19,7 @@ from tensordict.core.devices import as_device
 from tensordict.core.exceptions import StackError
 from tensordict.core.indices import leaf_index
 from tensordict.core.shapes import as_new_dim, as_size
+from tensordict.core.signatures import spells
 from tensordict.io.specification import check_levels, class_name, find_class, is_stored_as_class
 from tensordict.io.stores import entries as stored_entries
 from tensordict.io.stores.array_store import StaleError
@@ -193,7 +194,7 @@ class LazyStackedTensorDictStore(LazyStackedTensorDict):
     dims and unequal batch sizes.
 
     Args:
-        backend, host, port, db, unix_socket_path, prefix, device, client, cache_metadata, ttl, **redis_kwargs: as of
+        backend, host, port, db, unix_socket_path, prefix, device, client, cache_metadata, ttl, **connection: as of
             :class:`TensorDictStore`.
         count: the number of elements, at least 1.
         stack_dim: the dim that runs over them, in the batch size of the whole.
@@ -224,31 +225,15 @@ class LazyStackedTensorDictStore(LazyStackedTensorDict):
     _stored_as = "LazyStackedTensorDict"
     _is_in_file = True
 
+    @spells(Address.of)
     def __init__(
-        self,
-        *,
-        backend: str = "redis",
-        host: str = "localhost",
-        port: int = 6379,
-        db: int = 0,
-        unix_socket_path: str | None = None,
-        prefix: str = "tensordict",
-        count: int,
-        stack_dim: int = 0,
-        inner_batch_size: object,
-        device: object = None,
-        client: Any = None,
-        td_id: str | None = None,
-        cache_metadata: bool = True,
-        ttl: float | None = None,
-        **redis_kwargs: Any,
+        self, *, count: int, stack_dim: int = 0, inner_batch_size: object, device: object = None, **server: Any
     ) -> None:
-        server = (backend, host, port, db, unix_socket_path, prefix, td_id, cache_metadata, client, ttl)
         size = as_size(inner_batch_size)
         if type(count) is not int or count < 1:
             raise ValueError(f"count is the number of elements, at least 1, got {count!r}")
         dim = as_new_dim(stack_dim, len(size))
-        store = StackServer(Address.of(*server, **redis_kwargs), (count, dim, size))
+        store = StackServer(Address.of(**server), (count, dim, size))
         have = store.count, store.dim, store.inner_size
         if have != (count, dim, tuple(size)):
             raise ValueError(
@@ -335,26 +320,14 @@ class LazyStackedTensorDictStore(LazyStackedTensorDict):
         return self.td_id
 
     @classmethod
-    def from_lazy_stack(
-        cls,
-        lazy_td: Any,
-        *,
-        backend: str = "redis",
-        host: str = "localhost",
-        port: int = 6379,
-        db: int = 0,
-        unix_socket_path: str | None = None,
-        prefix: str = "tensordict",
-        device: object = None,
-        **kwargs: Any,
-    ) -> Any:
+    @spells(Address.of)
+    def from_lazy_stack(cls, lazy_td: Any, *, device: object = None, **server: Any) -> Any:
         """Write a lazy stack to a server; :meth:`to_store` does the same.
 
         Args:
             lazy_td: the stack, or a tensorclass over one.
-            backend, host, port, db, unix_socket_path, prefix: as of the class.
             device: tensors are moved there when they are fetched; `None` for the device of `lazy_td`.
-            **kwargs: further arguments of :class:`TensorDictStore`, such as `ttl=` and `password=`.
+            **server: the server, and further arguments of :class:`TensorDictStore`, such as `ttl=` and `password=`.
 
         Returns:
             a :class:`LazyStackedTensorDictStore`, or the tensorclass over one.
@@ -370,8 +343,7 @@ class LazyStackedTensorDictStore(LazyStackedTensorDict):
         check_levels(lazy_td)
         stack: Any = lazy_td._wrapped_container()
         target = stack._device if device is None else as_device(device)
-        address = Address.of(backend, host, port, db, unix_socket_path, prefix, **kwargs)
-        store = StackServer(address, (len(members), stack.stack_dim, members[0]._batch_size))
+        store = StackServer(Address.of(**server), (len(members), stack.stack_dim, members[0]._batch_size))
         with store.together() as scope:
             scope.adds = True
             store.set_header("__device__", b"" if target is None else str(target).encode())
@@ -391,25 +363,14 @@ class LazyStackedTensorDictStore(LazyStackedTensorDict):
         return self if name is None else find_class(name)._wrap_container(self)
 
     @classmethod
-    def from_store(
-        cls,
-        *,
-        backend: str = "redis",
-        host: str = "localhost",
-        port: int = 6379,
-        db: int = 0,
-        unix_socket_path: str | None = None,
-        prefix: str = "tensordict",
-        td_id: str,
-        device: object = None,
-        **kwargs: Any,
-    ) -> Any:
+    @spells(Address.of)
+    def from_store(cls, *, td_id: str, device: object = None, **server: Any) -> Any:
         """Open a lazy stack on a server by its identifier.
 
         Args:
-            backend, host, port, db, unix_socket_path, prefix, **kwargs: as of the class.
             td_id: the identifier; see :attr:`td_id`.
             device: tensors are moved there when they are fetched; `None` for the device that is stored.
+            **server: the server, and further arguments of the class.
 
         Returns:
             a :class:`LazyStackedTensorDictStore`, or the tensorclass over one.
@@ -420,7 +381,7 @@ class LazyStackedTensorDictStore(LazyStackedTensorDict):
             UnsupportedEntryError: this program does not know its tensorclass.
             ConnectionError: the server does not answer.
         """
-        store = StackServer(Address.of(backend, host, port, db, unix_socket_path, prefix, td_id, **kwargs))
+        store = StackServer(Address.of(td_id=td_id, **server))
         return cls._open_store(store, None if device is None else as_device(device))
 
     def to_local(self) -> Any:

@@ -14,6 +14,7 @@ from tensordict.core import pytree, registry
 from tensordict.core.contract import Contract
 from tensordict.core.devices import as_device
 from tensordict.core.shapes import as_size
+from tensordict.core.signatures import spells
 from tensordict.io.specification import check_levels, find_class
 from tensordict.io.stores import entries as stored_entries
 from tensordict.io.stores.array_store import SIZE, Group
@@ -59,7 +60,7 @@ class TensorDictStore(PersistentTensorDict):
             compare them on the server, so changes of other processes are noticed.
         ttl: seconds without a write after which the server deletes the container; `None` for never. Writing rows
             renews the time after a tenth of it.
-        **redis_kwargs: further arguments of `redis.Redis`: `password=`, `ssl=`, `socket_timeout=`, `max_connections=`.
+        **connection: further arguments of `redis.Redis`: `password=`, `ssl=`, `socket_timeout=`, `max_connections=`.
             The default password is in the environment variable `TENSORDICT_REDIS_PASSWORD`. Pickling a container whose
             connection has a secret raises `PicklingError`, unless `allow_secrets=True` is given.
 
@@ -86,25 +87,9 @@ class TensorDictStore(PersistentTensorDict):
     # The argument `storage` of `from_schema` that selects this class.
     _schema_storage: ClassVar[str | None] = "redis"
 
-    def __init__(
-        self,
-        *,
-        backend: str = "redis",
-        host: str = "localhost",
-        port: int = 6379,
-        db: int = 0,
-        unix_socket_path: str | None = None,
-        prefix: str = "tensordict",
-        batch_size: object = None,
-        device: object = None,
-        client: Any = None,
-        td_id: str | None = None,
-        cache_metadata: bool = True,
-        ttl: float | None = None,
-        **redis_kwargs: Any,
-    ) -> None:
-        server = (backend, host, port, db, unix_socket_path, prefix, td_id, cache_metadata, client, ttl)
-        self._adopt(Server(Address.of(*server, **redis_kwargs)), batch_size, device)
+    @spells(Address.of)
+    def __init__(self, *, batch_size: object = None, device: object = None, **server: Any) -> None:
+        self._adopt(Server(Address.of(**server)), batch_size, device)
 
     def _adopt(self, store: Server, batch_size: object, device: object) -> None:
         """Be the container of a store."""
@@ -130,29 +115,18 @@ class TensorDictStore(PersistentTensorDict):
         return self._store.address.td_id
 
     @classmethod
+    @spells(Address.of)
     def from_store(
-        cls,
-        *,
-        backend: str = "redis",
-        host: str = "localhost",
-        port: int = 6379,
-        db: int = 0,
-        unix_socket_path: str | None = None,
-        prefix: str = "tensordict",
-        td_id: str,
-        device: object = None,
-        tensorclass_cls: type | str | None = None,
-        **kwargs: Any,
+        cls, *, td_id: str, device: object = None, tensorclass_cls: type | str | None = None, **server: Any
     ) -> Any:
         """The container of an identifier that is on a server, whichever process wrote it.
 
         Args:
-            backend, host, port, db, unix_socket_path, prefix: as of the class.
             td_id: its identifier there; see :attr:`td_id`.
             device: tensors are moved there when they are fetched; `None` for the device that is stored.
             tensorclass_cls: a tensorclass to give it as, or the module and name of one that this program has imported;
                 `None` for the class that it was written as.
-            **kwargs: further arguments of the class.
+            **server: the server, and further arguments of the class.
 
         Returns:
             a :class:`TensorDictStore`, of a lazy stack a :class:`LazyStackedTensorDictStore`; or the tensorclass over
@@ -164,7 +138,7 @@ class TensorDictStore(PersistentTensorDict):
                 on a server: import the module first.
             ConnectionError: the server does not answer.
         """
-        address = Address.of(backend, host, port, db, unix_socket_path, prefix, td_id, **kwargs)
+        address = Address.of(td_id=td_id, **server)
         store = Server(address)
         if not store.exists:
             raise address.missing()
@@ -182,26 +156,14 @@ class TensorDictStore(PersistentTensorDict):
         return kind.from_tensordict(found._wrapped_container())
 
     @classmethod
-    def from_tensordict(
-        cls,
-        td: Any,
-        *,
-        backend: str = "redis",
-        host: str = "localhost",
-        port: int = 6379,
-        db: int = 0,
-        unix_socket_path: str | None = None,
-        prefix: str = "tensordict",
-        device: object = None,
-        **kwargs: Any,
-    ) -> Any:
+    @spells(Address.of)
+    def from_tensordict(cls, td: Any, *, device: object = None, **server: Any) -> Any:
         """Write a container to a server; :meth:`to_store` does the same.
 
         Args:
             td: the container.
-            backend, host, port, db, unix_socket_path, prefix: as of the class.
             device: tensors are moved there when they are fetched; `None` for the device of `td`.
-            **kwargs: further arguments of the class.
+            **server: the server, and further arguments of the class.
 
         Returns:
             a :class:`TensorDictStore`, of a lazy stack a :class:`LazyStackedTensorDictStore`; or the tensorclass over
@@ -212,14 +174,11 @@ class TensorDictStore(PersistentTensorDict):
             ConnectionError: the server does not answer.
         """
         if isinstance(td, Contract) and not td._is_non_tensor and td._members():
-            return LazyStackedTensorDictStore.from_lazy_stack(
-                td, backend=backend, host=host, port=port, db=db, unix_socket_path=unix_socket_path, prefix=prefix,
-                device=device, **kwargs,
-            )  # fmt: skip
+            return LazyStackedTensorDictStore.from_lazy_stack(td, device=device, **server)
         check_levels(td)
         self = object.__new__(cls)
         device = td.device if device is None else device
-        store = Server(Address.of(backend, host, port, db, unix_socket_path, prefix, **kwargs))
+        store = Server(Address.of(**server))
         with store.together():
             store.set_header("__device__", str(as_device(device)).encode() if device is not None else b"")
             stored_entries.write_container(store.root, td, {})
@@ -228,30 +187,24 @@ class TensorDictStore(PersistentTensorDict):
         return self._as_saved_class()
 
     @classmethod
+    @spells(Address.of)
     def from_dict(  # type: ignore[override]
         cls,
         input_dict: object,
         *,
-        backend: str = "redis",
-        host: str = "localhost",
-        port: int = 6379,
-        db: int = 0,
-        unix_socket_path: str | None = None,
-        prefix: str = "tensordict",
         auto_batch_size: bool = False,
         batch_size: object = None,
         device: object = None,
-        **kwargs: Any,
+        **server: Any,
     ) -> TensorDictStore:
         """Write a (nested) dict, or another container, to a server.
 
         Args:
             input_dict: what :meth:`TensorDict.from_dict` takes.
-            backend, host, port, db, unix_socket_path, prefix: as of the class.
             auto_batch_size: without a `batch_size`, give every level the longest batch size that its entries share.
             batch_size: the batch size; by default the batch size of the container, and no batch dims for a dict.
             device: device of the fetched tensors.
-            **kwargs: further arguments of the class.
+            **server: the server, and further arguments of the class.
 
         Returns:
             a :class:`TensorDictStore`.
@@ -259,11 +212,7 @@ class TensorDictStore(PersistentTensorDict):
         if batch_size is None and isinstance(input_dict, Contract) and not auto_batch_size:
             batch_size = input_dict._batch_size
         source = TensorDict.from_dict(input_dict, auto_batch_size=auto_batch_size, batch_size=batch_size)
-        server: Mapping[str, Any] = {
-            "backend": backend, "host": host, "port": port, "db": db, "unix_socket_path": unix_socket_path,
-            "prefix": prefix,
-        }  # fmt: skip
-        result: TensorDictStore = cls.from_tensordict(source, device=device, **server, **kwargs)
+        result: TensorDictStore = cls.from_tensordict(source, device=device, **server)
         return result
 
     @classmethod

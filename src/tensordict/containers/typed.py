@@ -21,13 +21,16 @@ from tensordict.core.annotations import UNION, is_any_of, kinds_of, resolve, sco
 from tensordict.core.contract import Contract, is_node
 from tensordict.core.exceptions import FieldError
 from tensordict.core.key_views import is_non_tensor
+from tensordict.core.signatures import spells
 from tensordict.ops.dims.rows import LATER_METHODS
 from tensordict.ops.printing import Printing
 
 if TYPE_CHECKING:
     from typing import TypeVar
 
-    from typing_extensions import Self
+    from typing_extensions import Self, Unpack
+
+    from tensordict.ops.converting import FromDict
 
     SelfT = TypeVar("SelfT", bound="TypedTensorDict")
 
@@ -205,17 +208,8 @@ class TypedTensorDict(FieldWrapper, TensorDictBase):
         return self
 
     @classmethod
-    def from_dict(
-        cls,
-        input_dict: object,
-        *,
-        auto_batch_size: bool | None = None,
-        batch_size: object = None,
-        device: object = None,
-        batch_dims: int | None = None,
-        names: object = None,
-        check: bool = True,
-    ) -> Self:
+    @spells(TensorDict.from_dict)
+    def from_dict(cls, input_dict: object, *, check: bool = True, **options: Unpack[FromDict]) -> Self:
         """Make a container from a (nested) dict; for the other arguments see :meth:`TensorDict.from_dict`.
 
         Args:
@@ -225,16 +219,9 @@ class TypedTensorDict(FieldWrapper, TensorDictBase):
         Raises:
             TypeError: a required key is missing, or a value has another type.
         """
-        make: Any = super().from_dict if check else TensorDict.from_dict
-        made = make(
-            input_dict,
-            auto_batch_size=auto_batch_size,
-            batch_size=batch_size,
-            device=device,
-            batch_dims=batch_dims,
-            names=names,
-        )
-        return made if check else cls.from_tensordict(made, check=False)
+        if check:
+            return super().from_dict(input_dict, **options)
+        return cls.from_tensordict(TensorDict.from_dict(input_dict, **options), check=False)
 
     # Prints like a `TensorDict`, also over a container with its own `repr`.
     __repr__ = Printing.__repr__

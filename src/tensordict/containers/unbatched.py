@@ -14,7 +14,7 @@ from torch.overrides import get_default_nowrap_functions
 
 from tensordict.core import registry
 from tensordict.core import torch_internals as internals
-from tensordict.core.contract import Contract, LeafFn, Rename
+from tensordict.core.contract import Contract
 from tensordict.core.exceptions import ShapeError
 from tensordict.core.keys import Path, joined
 from tensordict.core.shapes import as_size, joined_size
@@ -138,14 +138,7 @@ class UnbatchedTensor(Tensor, Contract):
     def _walk(self, prefix: Path = (), or_template: bool = False) -> Iterator[tuple[Path, Any]]:
         yield prefix, self
 
-    def _map(
-        self,
-        fn: LeafFn,
-        size: torch.Size | None = None,
-        batch_dims: int = 0,
-        rename: Rename | None = None,
-        on_node: LeafFn | None = None,
-    ) -> Self:
+    def _map(self, fn: Any, size: Any = None, batch_dims: int = 0, rename: Any = None, on_node: Any = None) -> Self:
         own = self._batch_size
         return self._wrap_result(fn(self)) if size is None else self._over(self, size + own[batch_dims:])
 
@@ -160,14 +153,7 @@ class UnbatchedTensor(Tensor, Contract):
             return result
         return self._over(result, self._batch_size)
 
-    def _map_many(
-        self,
-        fn: Callable[[Any], Sequence[Any]],
-        sizes: Sequence[torch.Size],
-        batch_dims: int,
-        rename: Rename | None,
-        on_node: Callable[[Any], Sequence[Any]] | None = None,
-    ) -> list[Self]:
+    def _map_many(self, fn: Any, sizes: Any, batch_dims: int, rename: Any, on_node: Any = None) -> list[Self]:
         rest = self._batch_size[batch_dims:]
         return [self._over(self, size + rest) for size in sizes]
 

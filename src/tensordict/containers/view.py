@@ -16,6 +16,7 @@ from tensordict.core.contract import (
     NOT_BACKED,
     Backing,
     Contract,
+    Device,
     EntryStore,
     LeafFn,
     Names,
@@ -201,9 +202,7 @@ class LazyView(FixedSize, TensorDictBase):
         views = [m if inner is None else m._on_batch(inner.with_size(m._batch_size), True) for m in members]
         return remember(source._restack(views, dim), source, op)  # type: ignore[no-any-return]
 
-    def _build(
-        self, entries: dict[str, Any], batch_size: torch.Size, device: torch.device | None, names: Names | None
-    ) -> Self:
+    def _build(self, entries: dict[str, Any], batch_size: torch.Size, device: Device, names: Names | None) -> Self:
         return self._make(entries, batch_size, device, names)  # type: ignore[return-value]
 
     def __repr__(self) -> str:

@@ -17,7 +17,7 @@ from tensordict.containers.nontensor import wrap
 from tensordict.core import torch_internals as internals
 from tensordict.core.annotations import cast as as_annotated
 from tensordict.core.annotations import kinds_of
-from tensordict.core.contract import Contract, LeafFn, Names, Rename, is_node, state_of
+from tensordict.core.contract import Contract, Device, Names, is_node, state_of
 from tensordict.core.exceptions import FieldError, suggest
 from tensordict.core.keys import Path
 from tensordict.core.shapes import as_size
@@ -93,14 +93,10 @@ class Wrapper(TensorCollection):
         return result
 
     @classmethod
-    def _make(
-        cls, entries: dict[str, Any], batch_size: torch.Size, device: torch.device | None, names: Names | None
-    ) -> Self:
+    def _make(cls, entries: dict[str, Any], batch_size: torch.Size, device: Device, names: Names | None) -> Self:
         return cls._wrap_container(TensorDict._make(entries, batch_size, device, names))
 
-    def _build(
-        self, entries: dict[str, Any], batch_size: torch.Size, device: torch.device | None, names: Names | None
-    ) -> Self:
+    def _build(self, entries: dict[str, Any], batch_size: torch.Size, device: Device, names: Names | None) -> Self:
         return self._wrap_container(self._tensordict._build(entries, batch_size, device, names))
 
     def _subset(self, entries: dict[str, Any], device: torch.device | None) -> Self:
@@ -123,27 +119,13 @@ class Wrapper(TensorCollection):
 
     # --- the walks --------------------------------------------------------------------------------------------------
 
-    def _map(
-        self,
-        fn: LeafFn,
-        size: torch.Size | None = None,
-        batch_dims: int = 0,
-        rename: Rename | None = None,
-        on_node: LeafFn | None = None,
-    ) -> Self:
+    def _map(self, fn: Any, size: Any = None, batch_dims: int = 0, rename: Any = None, on_node: Any = None) -> Self:
         return self._wrap_container(self._tensordict._map(fn, size, batch_dims, rename, on_node))
 
     def _rebuilt(self, leaves: Iterator[Any]) -> Self:
         return self._wrap_container(self._tensordict._rebuilt(leaves))
 
-    def _map_many(
-        self,
-        fn: Callable[[Any], Sequence[Any]],
-        sizes: Sequence[torch.Size],
-        batch_dims: int,
-        rename: Rename | None,
-        on_node: Callable[[Any], Sequence[Any]] | None = None,
-    ) -> list[Self]:
+    def _map_many(self, fn: Any, sizes: Any, batch_dims: int, rename: Any, on_node: Any = None) -> list[Self]:
         return list(map(self._wrap_container, self._tensordict._map_many(fn, sizes, batch_dims, rename, on_node)))
 
     def _plan_write(self, write: Write, source: object, prefix: Path = ()) -> None:

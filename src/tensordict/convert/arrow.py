@@ -41,7 +41,7 @@ from tensordict.core.json_text import parse_json
 from tensordict.core.keys import Path, entry_of, joined
 from tensordict.io import checks
 from tensordict.io.formats.stack_columns import count_elements, join_ragged, split_ragged
-from tensordict.io.values import NotJson, decode, encode_without_tensors
+from tensordict.io.values import decode, encode_entry
 from tensordict.memory import kernel
 
 METADATA = b"tensordict"
@@ -681,10 +681,7 @@ def _make_value_array(column: TableColumn) -> tuple[Any, dict[str, Any]]:
         raise UnsupportedEntryError(f"{entry_of(path)}a str with lone surrogates cannot be in a table") from None
     except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError, OverflowError, ValueError):
         pass  # Mixed types and other objects are tried as JSON below.
-    try:
-        texts = [json.dumps(encode_without_tensors(value)) for value in values]
-    except NotJson as error:
-        raise UnsupportedEntryError(f"{entry_of(path)}{error}, and none in a table") from None
+    texts = [json.dumps(encode_entry(value, path, ", and none in a table", tensors=False).form) for value in values]
     return pa.array(texts, pa.string()), {**note, "values": "json"}
 
 

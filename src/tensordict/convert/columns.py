@@ -41,7 +41,7 @@ from tensordict.io.specification import (
     tensorclass_problem,
     to_container,
 )
-from tensordict.io.values import NotJson, decode, encode_without_tensors
+from tensordict.io.values import decode, encode_entry
 from tensordict.memory.storable import check_storable
 
 # The suffixes of entries that describe the entry of the name before the suffix.
@@ -305,7 +305,10 @@ class _ColumnCollector:
         if metadata:
             self._assign_metadata(self.columns[before:], path, metadata)
         if metadata:
-            described["metadata"] = {name: _encode_value((*path, name), value) for name, value in metadata.items()}
+            described["metadata"] = {
+                name: encode_entry(value, (*path, name), ": tables keep such values as JSON", tensors=False).form
+                for name, value in metadata.items()
+            }
         if len(self.columns) == before:
             described["empty"] = True
         self.structure.nodes[path] = described
@@ -408,13 +411,6 @@ def places_of(columns: Sequence[TableColumn], separator: str | None) -> list[Pat
             )
         found[place] = column.path
     return list(found)
-
-
-def _encode_value(path: Path, value: Any) -> Any:
-    try:
-        return encode_without_tensors(value)
-    except NotJson as error:
-        raise UnsupportedEntryError(f"{entry_of(path)}{error}: tables keep such values as JSON") from None
 
 
 def _densify(stack: Any, path: Path) -> Any:

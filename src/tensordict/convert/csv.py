@@ -11,7 +11,7 @@ import contextlib
 import csv
 import io
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
@@ -69,7 +69,7 @@ class CsvOptions:
     dtype: torch.dtype | None = None
 
     @staticmethod
-    def of(kwargs: dict[str, Any], dtype: torch.dtype | None) -> CsvOptions | None:
+    def of(kwargs: Mapping[str, Any], dtype: torch.dtype | None) -> CsvOptions | None:
         """Convert keyword arguments of pandas to options. Returns `None` if one of them has no counterpart."""
         given = {name: value for name, value in kwargs.items() if value is not None}
         given.setdefault("sep", given.pop("delimiter", ","))

@@ -14,7 +14,7 @@ def from_dataclass(
     obj: object,
     *,
     dest_cls: Any = None,
-    auto_batch_size: bool = False,
+    auto_batch_size: bool | None = False,
     batch_dims: int | None = None,
     batch_size: object = None,
     frozen: bool = False,
@@ -52,7 +52,7 @@ def from_dataclass(
         TypeError: `obj` is neither a dataclass nor an instance of one; or `batch_size` and `auto_batch_size` are both
             given.
     """
-    refuse_two_sizes(auto_batch_size, batch_size)
+    refuse_two_sizes(bool(auto_batch_size), batch_size)
     if not dataclasses.is_dataclass(obj):
         raise TypeError(f"from_dataclass reads a dataclass or an instance of one, got {type(obj).__name__}")
     source = obj if isinstance(obj, type) else type(obj)

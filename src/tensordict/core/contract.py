@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 MYPY = False
 
 Names = list["str | None"]
+Device = torch.device | None
 LeafFn = Callable[[Any], Any]
 Rename = Callable[[Names], Names]
 Size = torch.Size

@@ -12,6 +12,7 @@ Functions that take "a leaf" accept plain tensors too, and treat them as torch d
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
 from operator import is_
@@ -204,14 +205,14 @@ def _unsupported_form(what: str) -> NotImplementedError:
     return NotImplementedError(f"{what}: torch has no nested tensor of that form. Use a lazy stack, or pad the entry")
 
 
+@dataclass(slots=True)
 class SharedOffsets:
     """Builds offsets, and returns the same tensor for equal lengths.
 
     Torch computes with two jagged leaves only if they share their offsets tensor.
     """
 
-    def __init__(self) -> None:
-        self._known: list[Tensor] = []
+    _known: list[Tensor] = field(default_factory=list)
 
     def __call__(self, lengths: Tensor) -> Tensor:
         """Return the offsets of rows of these lengths."""

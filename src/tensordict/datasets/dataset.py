@@ -18,7 +18,7 @@ from torch import Tensor
 from tensordict.containers.concatenated import LazyConcatenatedTensorDict
 from tensordict.containers.dense import TensorDict
 from tensordict.containers.on_disk import FileSelection
-from tensordict.containers.parts import BLOCK, Columns, MapsAgain
+from tensordict.containers.parts import BLOCK, MapsAgain
 from tensordict.core import pytree, registry
 from tensordict.core.contract import is_node
 from tensordict.core.exceptions import SaveError, SchemaError
@@ -32,8 +32,9 @@ from tensordict.io.formats.opening import ARCHIVE
 from tensordict.io.remote.remote_saves import Access, CacheDir
 from tensordict.io.remote.urls import StorageOptions
 from tensordict.memory import system
-from tensordict.memory.file_maps import Finder, find_place, identify_file, map_rows
+from tensordict.memory.file_maps import Finder, find_place
 from tensordict.memory.mapped import PathLike
+from tensordict.memory.row_files import RowFiles, hash_identities
 from tensordict.memory.stored_tensors import Selection, StoredTensor, as_tensor, read_stored
 
 # The most copies of remote shards that stay open, each an open file. The most shards whose containers stay open if
@@ -63,11 +64,11 @@ class Shards(MapsAgain):
         self._recent: OrderedDict[Any, Any] = OrderedDict()
         self._in_use: WeakValueDictionary[Any, Any] = WeakValueDictionary()
         # Programs need some maps and files for other purposes, too. A mapped archive keeps its file open.
-        maps, files = (count // 4 for count in system.count_maps_and_files())
+        maps, files = system.count_maps_and_files()
         columns = max(1, len(schema.fields))
-        self.max_mapped = max(1, min(2 * maps // columns, _MAX_MAPPED))
-        self._max_open = max(1, min(_MAX_COPIES, files) if index.place.is_remote else maps // columns)
-        self._max_archives = max(1, min(self._max_open, 2 * files))
+        self.max_mapped = max(1, min(maps // 2 // columns, _MAX_MAPPED))
+        self._max_open = max(1, min(_MAX_COPIES, files // 4) if index.place.is_remote else maps // 4 // columns)
+        self._max_archives = max(1, min(self._max_open, files // 2))
         self._places = _Places(len(parts))
         # Guards the two dicts when several threads read. No shard is opened while it is held.
         self._lock = Lock()
@@ -96,12 +97,11 @@ class Shards(MapsAgain):
             self._recent.pop((part.path, part.start, part.rows), None)
         return True
 
-    def map_again(self, number: int) -> Columns | None:
-        """Map the tensors of a shard as `remember` found them, if its files are the same."""
-        if not self._places.knows(number):
-            return None
-        part = self.parts[number]
-        return self._places.map(number, self._manifests.place.path(part.path), part.rows, self.schema.sizes)
+    def files_of(self, number: int) -> RowFiles | None:
+        """Return the files of a shard, if `remember` noted the places of its tensors; otherwise `None`."""
+        found = self._places.find(number)
+        path = self._manifests.place.path(self.parts.path_of(number)) if found else ""
+        return RowFiles(path, *found, self.parts.rows_of(number), self.schema.sizes) if found else None
 
     def __len__(self) -> int:
         return len(self.parts)
@@ -254,10 +254,6 @@ class _Places:
         # Guards the numbers of the layouts.
         self._lock = Lock()
 
-    def knows(self, number: int) -> bool:
-        """Return True if the places of a shard were noted."""
-        return self._numbers[number] >= 0
-
     def note(self, number: int, path: str, leaves: Mapping[Path, Tensor], maps: Finder) -> bool:
         """Note the places of the tensors of a shard. Return False if they lie elsewhere than in its files."""
         found = {key: find_place(leaf, maps) for key, leaf in leaves.items()}
@@ -274,31 +270,14 @@ class _Places:
             if form not in self._layouts:
                 self._layouts[form] = len(self._known)
                 self._known.append(form)
-        self._hashes[number] = hash(tuple(identities.values()))
+        self._hashes[number] = hash_identities(identities)
         self._numbers[number] = self._layouts[form]
         return True
 
-    def map(self, number: int, path: str, rows: int, sizes: Mapping[Path, int]) -> Columns | None:
-        """Map the tensors of a shard again; `None` if a file is missing or another one.
-
-        Args:
-            number: the number of the shard.
-            path: its path.
-            rows: the number of its rows.
-            sizes: the bytes of a row of each entry.
-        """
-        layout = self._known[self._numbers[number]]
-        identities = {suffix: identify_file(path + suffix) for _, suffix, _ in layout}
-        if hash(tuple(identities.values())) != self._hashes[number]:
-            return None
-        files = {suffix: map_rows(path + suffix, status[2]) for suffix, status in identities.items()}
-        columns: Columns = {}
-        for key, suffix, offset in layout:
-            content, size = files[suffix], sizes[key]
-            if content is None or len(content) < offset + rows * size:
-                return None
-            columns[key] = content[offset : offset + rows * size].view(f"V{size}")
-        return columns
+    def find(self, number: int) -> tuple[tuple[tuple[Path, str, int], ...], int] | None:
+        """Return the layout of a shard and the hash of its files, if its places were noted; otherwise `None`."""
+        layout = self._numbers[number]
+        return None if layout < 0 else (self._known[layout], self._hashes[number])
 
 
 class _ShardArray:
@@ -626,4 +605,4 @@ def open_dataset(
 def open_with_row_class(path: PathLike, mode: str, access: Access) -> Any:
     """Open a data set, in the tensorclass of its rows if they are of one."""
     data = Dataset(path, mode, access=access)
-    return data.schema.template._rewrap(data)
+    return data._shards.schema.template._rewrap(data)

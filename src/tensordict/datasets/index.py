@@ -79,11 +79,23 @@ class ShardParts(Sequence[ShardPart]):
     def __getitem__(self, number: int | slice) -> Any:
         if isinstance(number, slice):
             return [self[at] for at in range(len(self))[number]]
-        at = range(len(self))[number] * self._WIDTH
-        owner, name, suffix, start, rows, whole, writer, first, last = self._numbers[at : at + self._WIDTH]
-        texts = self._names
-        path = f"{SHARDS}/{texts[owner]}/{name:08}{texts[suffix]}"
-        return ShardPart(path, start, rows, whole, texts[writer], first, last)
+        number = range(len(self))[number]
+        at = number * self._WIDTH
+        start, rows, whole, writer, first, last = self._numbers[at + 3 : at + self._WIDTH]
+        return ShardPart(self.path_of(number), start, rows, whole, self._names[writer], first, last)
+
+    def path_of(self, number: int) -> str:
+        """Return the path of the shard of a part."""
+        owner, name, suffix = self._numbers[number * self._WIDTH : number * self._WIDTH + 3]
+        return f"{SHARDS}/{self._names[owner]}/{name:08}{self._names[suffix]}"
+
+    def count_shards(self) -> int:
+        """Return the number of shards that the parts lie in."""
+        return len(set(map(self.path_of, range(len(self)))))
+
+    def rows_of(self, number: int) -> int:
+        """Return the number of rows of a part."""
+        return self._numbers[number * self._WIDTH + 4]
 
     def __iter__(self) -> Iterator[ShardPart]:
         return map(self.__getitem__, range(len(self)))
@@ -174,7 +186,7 @@ class Manifests:
         self._gone_merged: set[str] = set()
         # The places in merged shards by writer and line. Rows are read from the last place.
         self._merged_places: dict[str, dict[int, list[RowPlace]]] = {}
-        # By writer, the number of lines that were searched for merged shards.
+        # By writer, the number of merged shards of its manifest that were registered.
         self._searched: dict[str, int] = {}
         # Problems with merged shards by path: the shard contradicts a manifest, or no manifest lists it. Then, by
         # writer: "missing" or "empty" for manifests of writers with shards; and shards without a line, of writers whose
@@ -209,10 +221,11 @@ class Manifests:
             found = self._read_lines()
             if not thorough:
                 return
-            for writer in sorted({*folders, *(name for name, known in self.manifests.items() if known.problem)}):
+            damaged = {name for name, known in self.manifests.items() if known.problem}
+            for writer in sorted(damaged.union(folders)):
                 # A writer writes the first record before it makes its first shard.
                 lack = "missing" if writer not in found else "empty" if self.manifests[writer].schema is None else ""
-                if is_id(writer) and (lack or self.manifests[writer].problem):
+                if (lack or writer in damaged) and is_id(writer):
                     shards = self._read_unlisted_labels([writer])
                     self._adopt(shards)
                     self._unlisted[writer] = [shard.path for shard in shards if not shard.holds]
@@ -225,10 +238,10 @@ class Manifests:
         """Read all files of manifests and register their merged shards. Return the files by writer."""
         found = self._read_files()
         for writer, manifest in self.manifests.items():
-            searched = self._searched.get(writer, 0)
-            for line in [line for number, line in manifest.lines.merged.items() if number >= searched]:
+            merged = list(manifest.lines.merged.values())
+            for line in merged[self._searched.get(writer, 0) :]:
                 self._add_merged_shard(line)
-            self._searched[writer] = len(manifest.lines)
+            self._searched[writer] = len(merged)
         return found
 
     def _read_files(self) -> dict[str, list[ManifestFile]]:
@@ -248,8 +261,8 @@ class Manifests:
                 if list_manifests(self.place) == found:
                     raise
                 continue
-            for writer in [name for name, manifest in self.manifests.items() if not manifest.lines]:
-                if writer not in found:
+            for writer in [name for name in self.manifests if name not in found]:
+                if not self.manifests[writer].lines:
                     del self.manifests[writer]
             return found
 
@@ -363,7 +376,7 @@ class Manifests:
         """Raise a `SaveError` if a manifest has another schema."""
         known = schema.json
         for manifest in self.manifests.values():
-            if manifest.lines and manifest.schema != known:
+            if manifest.schema != known and manifest.lines:
                 try:
                     found = Schema.from_json(manifest.schema)
                     schema.refuse_other(found, f"the writer {manifest.writer!r}", ignores_added=True)
@@ -453,8 +466,11 @@ class Manifests:
 
     def list_superseded_lines(self) -> Iterator[tuple[Line, list[Move]]]:
         """Yield each shard whose rows are all read from merged ones, with the places of its rows there."""
-        for manifest in self.manifests.values():
-            for number, line in enumerate(manifest.lines):
+        for writer, manifest in self.manifests.items():
+            # The rows of all other lines are read from their own shards.
+            known = range(len(manifest.lines))
+            for number in sorted({*self._merged_places.get(writer, ()), *manifest.lines.merged}.intersection(known)):
+                line = manifest.lines[number]
                 moves: list[Move] = []
                 start = 0
                 for key in line.lines() or [(manifest.writer, number)]:

@@ -34,6 +34,7 @@ from tensordict.datasets.folders import (
 from tensordict.datasets.labels import DOCUMENTS, GROUP, GROUPS, check_label, find_label
 from tensordict.datasets.lines import SHARDS, WRITERS, Line, is_shard_name
 from tensordict.datasets.records import to_file, to_line
+from tensordict.io.formats.archive import check_top
 from tensordict.io.formats.archive_reader import Archive
 from tensordict.io.formats.detect import detect_format
 from tensordict.io.formats.loading import LoadOptions, load_directory
@@ -210,12 +211,18 @@ class Location:
             SaveError: the shard cannot be read, its label names another shard, or its path contains a link.
         """
         path = self.path(name)
+        if format_of(name) == ARCHIVE:
+            refuse_links(self.root, name)
+            archive = Archive(path, mode)
+            check_label(_find_archive_label(archive), name, path)
+            check_top(archive)
+            return load_directory(path, LoadOptions(mode=mode, source=archive))
         check_label(self.read_label(name), name, path)
         format = detect_format(path)
         if format == DIRECTORY and mode == "r":
             return load_directory(path, LoadOptions(source=SaveFolder(path, "r")))
-        if format in (DIRECTORY, ARCHIVE):
-            return map_save(path, LoadOptions(mode=mode), Access())
+        if format == DIRECTORY:
+            return map_save(path, LoadOptions(mode=mode))
         return open_file(path, LoadOptions(mode=mode), Access(), format)
 
     def read_label(self, name: str) -> Line | None:
@@ -226,9 +233,7 @@ class Location:
         """
         if format_of(name) == ARCHIVE:
             refuse_links(self.root, name)
-            path = self.path(name)
-            archive = Archive(path)
-            return find_label(lambda inner: archive.read(f"{path}/{inner}"), DOCUMENTS)
+            return _find_archive_label(Archive(self.path(name)))
         return find_label(lambda inner: self.read(f"{name}/{inner}")[0], GROUPS if is_zarr(name) else DOCUMENTS)
 
     def has_shard(self, name: str) -> bool:
@@ -389,6 +394,10 @@ def _parse_item_name(name: str) -> str:
         return name
     known = _STAGED.fullmatch(name)
     return known["shard"] if known is not None and is_shard_name(known["shard"]) else ""
+
+
+def _find_archive_label(archive: Archive) -> Line | None:
+    return find_label(lambda inner: archive.read(f"{archive.path}/{inner}"), DOCUMENTS)
 
 
 def _find_last_change(path: str) -> float:

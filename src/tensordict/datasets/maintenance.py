@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import itertools
 import time
 import warnings
 from collections.abc import Iterable, Iterator
@@ -133,7 +132,7 @@ def compact(
             Sweeper(place, index, schema, made).remove_superseded_shards()
         if isinstance(place, RemoteLocation) and not index.problems:
             _merge_manifests(place, index)
-        before, after = len({part.path for part in parts}), len({part.path for part in index.parts()})
+        before, after = parts.count_shards(), index.parts().count_shards()
         logger.info("compacted %r: %d shards became %d", place.root, before, after)
         return before, after
 
@@ -155,13 +154,13 @@ def _group_shards(place: Location, index: Manifests, parts: ShardParts, limit: i
     """Yield groups of sound neighbouring shards that fit into one shard of at most `limit` rows."""
     group: list[ShardPart] = []
     rows = 0
-    for part in itertools.chain(parts, [None]):
-        if part is None or part.rows + rows > limit or part.rows >= limit:
+    for number, count in enumerate([*parts.list_rows(), limit]):
+        if count + rows > limit or count >= limit:
             yield from _split_at_damage(place, index, group)
             group, rows = [], 0
-        if part is not None and part.rows < limit:
-            group.append(part)
-            rows += part.rows
+        if count < limit:
+            group.append(parts[number])
+            rows += count
 
 
 def _split_at_damage(place: Location, index: Manifests, group: list[ShardPart]) -> Iterator[list[ShardPart]]:

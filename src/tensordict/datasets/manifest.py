@@ -266,9 +266,11 @@ def _read_lines(place: Location, manifest: Manifest, file: ManifestFile, known: 
     take = partial(_take_record, manifest, file.first)
     end, manifest.crc, problem = read_records(content, manifest.crc, take, partial(_take_text, manifest))
     manifest.end += end
+    if not problem:
+        return ""
     done = len(manifest.lines) - file.first
     number = done + 1 + (manifest.schema is not None)
-    return problem and f"{path!r} is broken from its line {number} on, after {done:,} shards: {problem}"
+    return f"{path!r} is broken from its line {number} on, after {done:,} shards: {problem}"
 
 
 def _take_record(manifest: Manifest, first: int, item: list[Any]) -> None:

@@ -34,7 +34,7 @@ from tensordict.io.specification import (
     tensorclass_over,
     to_container,
 )
-from tensordict.io.values import NotJson, encode
+from tensordict.io.values import encode, encode_entry
 from tensordict.memory import files
 from tensordict.memory.storable import check_storable
 
@@ -331,6 +331,10 @@ class Schema:
 
     def sample(self, count: int) -> Any:
         """Build a container of `count` empty rows: zeros, ragged rows without elements, and `None` for values."""
+        return to_container(self.describe_sample(count))
+
+    def describe_sample(self, count: int) -> Specification:
+        """Build the specification of `sample(count)`."""
         leaves: dict[Path, Any] = {}
         for key, field in self.fields.items():
             if field.dtype is None:
@@ -340,7 +344,7 @@ class Schema:
             else:
                 sizes = torch.tensor([max(size, 0) for size in field.shape]).expand(count, -1)
                 leaves[key] = join_ragged_rows(field, [FlatRows(torch.empty(0, dtype=field.dtype), sizes)])
-        return self.container(leaves, count)
+        return self.specification(leaves, count)
 
 
 def join_ragged_rows(field: Field, parts: list[FlatRows]) -> Any:
@@ -498,10 +502,7 @@ def _as_ragged_rows(leaf: Tensor, field: Field) -> FlatRows | None:
 
 def _list_values(key: Path, form: Specification, count: int) -> list[Any]:
     """Return one value for each row, after checking that JSON can hold all of them."""
-    try:
-        encode(form.value)
-    except NotJson as error:
-        raise UnsupportedEntryError(f"{entry_of(key)}{error}: a data set keeps values as JSON") from None
+    encode_entry(form.value, key, ": a data set keeps values as JSON")
     if form.kind in VALUES:
         value = form.value
         for size in reversed(form.batch_size[1:]):

@@ -137,7 +137,9 @@ class FolderShard(Shard):
     def __init__(self, schema: Schema, capacity: int, place: Location, label: Line, options: ShardOptions) -> None:
         super().__init__(schema, capacity, place, label, options)
         make_shard_folder(place, label.path, options.durable)
-        self._folder = GrowingFolder(self._path, schema.sample(1), schema.dense, folder_options(options, label))
+        self._folder = GrowingFolder(
+            self._path, schema.describe_sample(1), schema.dense, folder_options(options, label)
+        )
 
     def _append_rows(self, key: Path, rows: Tensor) -> None:
         self._folder.write(key, rows, self.count * self.schema.sizes[key])

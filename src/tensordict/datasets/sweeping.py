@@ -68,12 +68,16 @@ class Sweeper:
 
     def remove_superseded_shards(self) -> None:
         """Remove shards whose rows are all in verified merged shards."""
-        items = {item.path: item for writer in self._place.list_writers() for item in self._place.list_items(writer)}
+        items: dict[str, dict[str, ShardItem]] = {}
         found: list[tuple[ShardItem, Line, list[Move]]] = []
         for line, moves in self._index.list_superseded_lines():
+            owner = line.writer
+            if owner not in items:
+                items[owner] = {item.path: item for item in self._place.list_items(owner)}
             # An earlier removal may have been interrupted after the rename.
             folder, _, name = line.path.rpartition("/")
-            found += [(items[path], line, moves) for path in (line.path, f"{folder}/.{name}.gone") if path in items]
+            paths = line.path, f"{folder}/.{name}.gone"
+            found += [(items[owner][path], line, moves) for path in paths if path in items[owner]]
         problem = self._describe_damage()
         if not problem:
             self._compare_shards(found)
@@ -183,7 +187,7 @@ def _describe_change(item: ShardItem, limit: float) -> str:
 def make_file_test(schema: Schema) -> IsOurs:
     """Return a function that returns True for paths that a folder of a shard can have; folders end with a slash."""
     options = FolderOptions(archive=True, label=[])
-    files = {*list_files(plan_files(schema.sample(1), "/shard", options)), ""}
+    files = {*list_files(plan_files(schema.describe_sample(1), "/shard", options)), ""}
     folders = {name[: at + 1] for name in files for at, letter in enumerate(name) if letter == "/"}
 
     # A killed writer may leave a temporary file.

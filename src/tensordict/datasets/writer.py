@@ -350,11 +350,11 @@ def find_schema(place: Location) -> tuple[Schema | None, str]:
     Raises:
         SaveError: as `read_schema`.
     """
-    path, is_there = place.path(SCHEMA), True
+    is_there = True
     try:
         return Schema.from_json(read_schema_file(place)), ""
     except FileNotFoundError:
-        is_there, problem = False, f"{path!r} is missing"
+        is_there, problem = False, f"{place.path(SCHEMA)!r} is missing"
         if others := place.list_foreign_names():
             raise SaveError(
                 f"{place.root!r} holds something else, such as {others[0]!r}: choose an empty or new place"

@@ -8,6 +8,8 @@ from typing import Any
 import torch
 
 _MAX_DIMS = 64
+# All dtypes by their names, such as "torch.float32".
+DTYPES = {str(dtype): dtype for dtype in vars(torch).values() if isinstance(dtype, torch.dtype)}
 
 
 def ints(value: object, what: str, least: int = 0) -> tuple[int, ...]:

@@ -233,7 +233,7 @@ def specification_of(
     if isinstance(container, Specification):
         return container
     inner = container._wrapped_container()
-    if is_stored_as_class(container):
+    if inner is not container and is_stored_as_class(container):
         missing = [field for field in type(container).__expected_keys__ if field not in inner._structure()]
         size, device, names = container._batch_size, container._device, container._names
         return Specification(class_name(container), size, device, names, {WRAPPED: inner}, missing=missing)
@@ -242,7 +242,7 @@ def specification_of(
     if kind not in KINDS:
         raise UnsupportedEntryError(f"{entry_of(key)}a {kind} cannot be stored: save its to_tensordict() instead")
     size = container._batch_size
-    if kind == DICT and any(type(count) is not int or count < 0 for count in size):
+    if kind == DICT and [count for count in size if type(count) is not int or count < 0]:
         raise UnsupportedEntryError(
             f"{entry_of(key)}a container whose batch size is {list(size)} cannot be stored: give it one of the dims "
             "whose size is a number (td.batch_size = ...)"
@@ -392,7 +392,7 @@ def shape_of(entry: Any) -> torch.Size | None:
     if isinstance(entry, Contract):
         return entry._batch_size
     if isinstance(entry, Tensor):
-        return ragged.shape_of(entry)
+        return ragged.shape_of(entry) if entry.is_nested else entry.shape
     if isinstance(entry, Specification):
         return None if isinstance(entry.value, (PickledValue, BrokenValue)) else entry.batch_size
     return torch.Size(entry.shape)

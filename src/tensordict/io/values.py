@@ -16,6 +16,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from tensordict.core.exceptions import UnsupportedEntryError
+from tensordict.core.keys import Path, entry_of
+from tensordict.io.checks import DTYPES
 from tensordict.memory.mapped import MemoryMappedTensor
 from tensordict.memory.storable import check_storable
 from tensordict.memory.stored_tensors import StoredTensor
@@ -67,6 +70,19 @@ def encode(value: object) -> EncodedValue:
         NotJson: the value, or a value in it, cannot be encoded; names its type and its position.
     """
     return _encode(value)
+
+
+def encode_entry(value: object, key: Path, advice: str, tensors: bool = True) -> EncodedValue:
+    """Encode the value of an entry.
+
+    Raises:
+        UnsupportedEntryError: the value cannot be encoded, or has tensors without `tensors`. The error names the key,
+            and ends with `advice`.
+    """
+    try:
+        return _encode(value, tensors)
+    except NotJson as error:
+        raise UnsupportedEntryError(f"{entry_of(key)}{error}{advice}") from None
 
 
 def encode_without_tensors(value: object) -> Any:
@@ -324,10 +340,8 @@ def _decode_torch_value(tag: str, content: Any) -> Any:
     """Return a size, a dtype or a device from its form."""
     if tag == _SIZE and type(content) is list and all(type(size) is int for size in content):
         return torch.Size(content)
-    if tag == _DTYPE and type(content) is str:
-        found = vars(torch).get(content.removeprefix("torch."))
-        if isinstance(found, torch.dtype):
-            return found
+    if tag == _DTYPE and type(content) is str and content in DTYPES:
+        return DTYPES[content]
     if tag == _DEVICE and type(content) is str:
         try:
             return torch.device(content)

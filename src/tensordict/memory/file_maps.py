@@ -14,9 +14,8 @@ import os
 import weakref
 from collections.abc import Callable
 from multiprocessing.reduction import ForkingPickler
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.multiprocessing import reductions
@@ -239,21 +238,13 @@ def find_place(tensor: Tensor, maps: Finder) -> FilePlace | None:
     return FilePlace(path, offset, identity) if identity[:2] == file else None
 
 
-def identify_file(path: str) -> tuple[int, ...]:
-    """Return the device, inode, size and time of the last change; zeros if the file is missing."""
+def identify_file(file: str | int) -> tuple[int, ...]:
+    """Return the device, inode, size and time of the last change of a path or an open file; zeros if it is missing."""
     try:
-        status = os.stat(path)
+        status = os.stat(file)
     except OSError:
         return (0, 0, 0, 0)
     return (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
-
-
-def map_rows(path: str, nbytes: int) -> np.ndarray[Any, np.dtype[np.uint8]] | None:
-    """Map the first bytes of a file for reading, without a descriptor that stays open; `None` if that fails."""
-    try:
-        return torch.from_file(path, False, nbytes, dtype=torch.uint8, device="cpu").numpy()
-    except RuntimeError:
-        return None
 
 
 # --- to another process -----------------------------------------------------------------------------------------------

@@ -462,7 +462,7 @@ def check_mode(mode: object) -> None:
         raise ValueError(f"mode must be 'r', 'r+' or None, got {mode!r}")
 
 
-def is_whole_file(tensor: MemoryMappedTensor) -> bool:
+def is_whole_file(tensor: Tensor) -> bool:
     """Return True if the tensor has the elements of its file from the first one on, in order."""
     return tensor.storage_offset() == 0 and tensor.is_contiguous()
 

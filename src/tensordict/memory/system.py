@@ -124,6 +124,21 @@ def pread(fd: int, size: int, offset: int) -> bytes:
         return os.read(fd, size)
 
 
+def pread_into(fd: int, content: memoryview, offset: int) -> int:
+    """Fill memory from a position of a file, and return how many bytes there were."""
+    if hasattr(os, "preadv"):
+        return os.preadv(fd, [content], offset)
+    found = pread(fd, len(content), offset)
+    content[: len(found)] = found
+    return len(found)
+
+
+def announce_read(fd: int, offset: int, size: int) -> None:
+    """Tell the kernel that bytes of a file will be read soon, if it takes such advice."""
+    if hasattr(os, "posix_fadvise"):
+        os.posix_fadvise(fd, offset, size, os.POSIX_FADV_WILLNEED)
+
+
 def pwrite(fd: int, content: bytes | memoryview | ctypes.Array[ctypes.c_char], offset: int) -> int:
     """Write at a position, as `os.pwrite`."""
     if hasattr(os, "pwrite"):
@@ -209,6 +224,17 @@ def map_privately(fd: int, nbytes: int, offset: int = 0, *, kind: type[MapT]) ->
     # The system need not set aside memory for the whole map, because nobody writes to all of it.
     flags = mmap.MAP_PRIVATE | getattr(mmap, "MAP_NORESERVE", _NO_RESERVE)
     return kind(fd, nbytes, flags, mmap.PROT_READ | mmap.PROT_WRITE, offset=offset)
+
+
+def drop_pages(content: mmap.mmap, start: int, stop: int) -> None:
+    """Take the whole pages between two bytes of a map out of memory; they are read again from the file when needed.
+
+    Nobody may have written to them in a private map. Without effect on systems that cannot do this.
+    """
+    first = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE
+    size = stop // mmap.PAGESIZE * mmap.PAGESIZE - first
+    if size > 0 and hasattr(mmap, "MADV_DONTNEED"):
+        content.madvise(mmap.MADV_DONTNEED, first, size)
 
 
 # The value on Linux, for Pythons whose `mmap` lacks the name.

@@ -46,7 +46,7 @@ from tensordict.ops.storing.table_files import TableFiles
 
 if TYPE_CHECKING:
     from torch import nn
-    from typing_extensions import Self, Unpack
+    from typing_extensions import Unpack
 
     from tensordict.containers.dense import TensorDict
     from tensordict.containers.lazy import LazyStackedTensorDict
@@ -110,18 +110,8 @@ class TensorCollection(
         def to_tensordict(self, *, retain_none: bool | None = None) -> TensorDict: ...
         def data_ptr(self, *, storage: bool = False) -> TensorDictBase: ...
         def describe(self, percentiles: Sequence[float] = ...) -> Summary: ...
-        def to_store(
-            self,
-            *,
-            backend: str = "redis",
-            host: str = "localhost",
-            port: int = 6379,
-            db: int = 0,
-            unix_socket_path: str | None = None,
-            prefix: str = "tensordict",
-            device: Any = None,
-            **kwargs: Any,
-        ) -> TensorDictStore: ...
+        def to_store(self, *, device: Any = None, **server: Any) -> TensorDictStore: ...
+
         @overload
         @classmethod
         def lazy_stack(
@@ -155,7 +145,7 @@ class TensorCollection(
             lock: bool = ...,
             use_state_dict: bool = ...,
             filter_empty: bool = ...,
-        ) -> Self: ...
+        ) -> TensorDict: ...
         @overload
         @classmethod
         def from_module(
@@ -171,11 +161,18 @@ class TensorCollection(
         @overload  # type: ignore[override]
         @classmethod
         def from_modules(
-            cls, *modules: nn.Module, as_module: On, **options: Unpack[_FromModules]
+            cls, *modules: nn.Module, as_module: On, lazy_stack: bool = ..., **options: Unpack[_FromModules]
         ) -> TensorDictParams: ...
         @overload
         @classmethod
-        def from_modules(cls, *modules: nn.Module, as_module: No = ..., **options: Unpack[_FromModules]) -> Self: ...
+        def from_modules(
+            cls, *modules: nn.Module, as_module: No = ..., lazy_stack: On, **options: Unpack[_FromModules]
+        ) -> LazyStackedTensorDict: ...
+        @overload
+        @classmethod
+        def from_modules(
+            cls, *modules: nn.Module, as_module: No = ..., lazy_stack: No = ..., **options: Unpack[_FromModules]
+        ) -> TensorDict: ...
         @classmethod
         def from_modules(cls, *modules: nn.Module, **options: Any) -> Any: ...
 

@@ -21,9 +21,23 @@ from tensordict.core.equality import TextMask
 from tensordict.core.exceptions import ShapeError
 from tensordict.core.keys import path_of
 from tensordict.core.shapes import as_size
+from tensordict.core.signatures import refuse_unknown, spells
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
+    from typing_extensions import Self, TypedDict, Unpack
+
+    class Sizes(TypedDict, total=False):
+        """How to find the batch size of a container that is made from other data."""
+
+        auto_batch_size: bool | None
+        batch_dims: int | None
+        batch_size: object
+
+    class FromStructure(Sizes, total=False):
+        device: object
+
+    class FromDict(FromStructure, total=False):
+        names: object
 
     SelfT = TypeVar("SelfT", bound="Converting")
 
@@ -237,16 +251,8 @@ class Converting(Contract):
             result.names = names
         return result  # type: ignore[no-any-return]
 
-    def from_dict_instance(
-        self,
-        input_dict: Any,
-        *others: object,
-        auto_batch_size: bool | None = None,
-        batch_size: object = None,
-        device: object = None,
-        batch_dims: int | None = None,
-        names: object = None,
-    ) -> Self:
+    @spells(from_dict)
+    def from_dict_instance(self, input_dict: Any, *others: object, **options: Unpack[FromDict]) -> Self:
         """Make a container from a dict. Nested containers get the classes that they have in this container.
 
         Args:
@@ -267,26 +273,12 @@ class Converting(Contract):
             entries[key] = value
         # `_build` returns the class of the result in memory, also if this container is over a file.
         kind: Any = type(self._build({}, as_size(()), None, None))
-        return kind.from_dict(  # type: ignore[no-any-return]
-            entries,
-            auto_batch_size=auto_batch_size,
-            batch_size=batch_size,
-            device=device,
-            batch_dims=batch_dims,
-            names=names,
-        )
+        return kind.from_dict(entries, **options)  # type: ignore[no-any-return]
 
     @classmethod
+    @spells(from_dict, without="names")
     def from_dataclass(
-        cls,
-        dataclass: Any,
-        *,
-        dest_cls: Any = None,
-        auto_batch_size: bool = False,
-        batch_dims: int | None = None,
-        as_tensorclass: bool = False,
-        device: Any = None,
-        batch_size: Any = None,
+        cls, dataclass: Any, *, dest_cls: Any = None, as_tensorclass: bool = False, **options: Unpack[FromStructure]
     ) -> Self:
         """Make a container of the fields of a dataclass instance. Nested dataclasses become nested containers.
 
@@ -312,24 +304,12 @@ class Converting(Contract):
         Raises:
             TypeError: `dataclass` is not an instance of a dataclass.
         """
+        refuse_unknown(Converting.from_dataclass, options)
         if as_tensorclass or (isinstance(dataclass, type) and dataclasses.is_dataclass(dataclass)):
-            return from_dataclass(  # type: ignore[no-any-return]
-                dataclass,
-                dest_cls=dest_cls,
-                auto_batch_size=auto_batch_size,
-                batch_dims=batch_dims,
-                batch_size=batch_size,
-                device=device,
-            )
+            return from_dataclass(dataclass, dest_cls=dest_cls, **options)  # type: ignore[no-any-return]
         if not dataclasses.is_dataclass(dataclass):
             raise TypeError(f"from_dataclass reads an instance of a dataclass, got {type(dataclass).__name__}")
-        return cls.from_dict(
-            open_structure(dataclass),
-            auto_batch_size=auto_batch_size,
-            batch_size=batch_size,
-            device=device,
-            batch_dims=batch_dims,
-        )
+        return cls.from_dict(open_structure(dataclass), **options)
 
     @classmethod
     def fromkeys(cls, keys: Iterable[Any], value: object = 0) -> Self:

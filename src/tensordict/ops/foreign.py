@@ -22,13 +22,9 @@ from tensordict.ops.converting import Converting
 from tensordict.ops.entries.numbers import make_entry
 
 if TYPE_CHECKING:
-    from typing_extensions import Self, TypedDict, Unpack
+    from typing_extensions import Self, Unpack
 
-    class _FromStructureOptions(TypedDict, total=False):
-        auto_batch_size: bool
-        batch_dims: int | None
-        device: object
-        batch_size: object
+    from tensordict.ops.converting import FromStructure, Sizes
 
     _Tuple = TypeVar("_Tuple", bound=tuple[Any, ...])
 
@@ -38,20 +34,13 @@ class Foreign(Converting):
 
     @overload
     @classmethod
-    def from_any(cls, obj: Mapping[Any, Any], **options: Unpack[_FromStructureOptions]) -> Self: ...
+    def from_any(cls, obj: Mapping[Any, Any], **options: Unpack[FromStructure]) -> Self: ...
     @overload
     @classmethod
-    def from_any(cls, obj: object, **options: Unpack[_FromStructureOptions]) -> Any: ...
+    def from_any(cls, obj: object, **options: Unpack[FromStructure]) -> Any: ...
     @classmethod
-    def from_any(
-        cls,
-        obj: Any,
-        *,
-        auto_batch_size: bool = False,
-        batch_dims: int | None = None,
-        device: Any = None,
-        batch_size: object = None,
-    ) -> Any:
+    @spells(Converting.from_dict, without="names")
+    def from_any(cls, obj: Any, **options: Unpack[FromStructure]) -> Any:
         """Convert any structure to a container, including nested structures.
 
         Example:
@@ -87,32 +76,29 @@ class Foreign(Converting):
         columns, with one element per row. Rows of numbers of unequal lengths become stacks of values.
         """
         if type(obj) is dict:
-            return cls.from_dict(
-                obj, auto_batch_size=auto_batch_size, batch_dims=batch_dims, device=device, batch_size=batch_size
-            )
-        given: dict[str, Any] = {"auto_batch_size": auto_batch_size, "batch_dims": batch_dims}
-        given |= {"device": device, "batch_size": batch_size}
+            return cls.from_dict(obj, **options)
+        refuse_unknown(Foreign.from_any, options)
         if isinstance(obj, (np.ndarray, np.void)) and obj.dtype.names is not None:
-            return cls.from_struct_array(obj, **given)
+            return cls.from_struct_array(obj, **options)
         if is_h5(obj):
-            return cls.from_h5(obj, **given)  # type: ignore[attr-defined]
+            return cls.from_h5(obj, **options)  # type: ignore[attr-defined]
         if is_zarr(obj):
-            return cls.from_zarr(obj, **given)  # type: ignore[attr-defined]
+            return cls.from_zarr(obj, **options)  # type: ignore[attr-defined]
         tree = open_structure(obj)
         if type(tree) is list:
-            place = None if device is None else as_device(device)
-            return make_entry(tree, ("obj",), torch.Size(()), place)
+            device = options.get("device")
+            return make_entry(tree, ("obj",), torch.Size(()), None if device is None else as_device(device))
         if isinstance(tree, dict):
-            return cls.from_dict(tree, **given)
+            return cls.from_dict(tree, **options)
         if not isinstance(tree, Contract) or isinstance(tree, Tensor):
             return tree
         if not isinstance(tree, cls) and not tree._is_non_tensor and hasattr(cls, "from_tensordict"):
             tree = cls.from_tensordict(tree)
-        return apply_options(tree, **given)
+        return apply_options(tree, **options)
 
     @classmethod
     @spells(from_any)
-    def from_tuple(cls, obj: object, **options: Unpack[_FromStructureOptions]) -> Self:
+    def from_tuple(cls, obj: object, **options: Unpack[FromStructure]) -> Self:
         """Make a container of the elements of a tuple or list, under the keys `"0"`, `"1"`, ...
 
         Example:
@@ -133,7 +119,7 @@ class Foreign(Converting):
 
     @classmethod
     @spells(from_any)
-    def from_namedtuple(cls, named_tuple: object, **options: Unpack[_FromStructureOptions]) -> Self:
+    def from_namedtuple(cls, named_tuple: object, **options: Unpack[FromStructure]) -> Self:
         """Make a container of the fields of a named tuple. Nested named tuples become nested containers.
 
         Example:
@@ -158,7 +144,7 @@ class Foreign(Converting):
         return cls._from_entries("from_namedtuple", entries, options)
 
     @classmethod
-    def _from_entries(cls, method: str, entries: dict[str, Any], options: _FromStructureOptions) -> Self:
+    def _from_entries(cls, method: str, entries: dict[str, Any], options: FromStructure) -> Self:
         """Make a container of the entries that a method has found, with the options of its caller."""
         if options:
             refuse_unknown(getattr(cls, method), options)
@@ -218,23 +204,13 @@ class Foreign(Converting):
 
     @overload
     @classmethod
-    def from_pytree(
-        cls,
-        pytree: dict[Any, Any] | list[Any] | tuple[Any, ...],
-        *,
-        batch_size: Any = ...,
-        auto_batch_size: bool = ...,
-        batch_dims: int | None = ...,
-    ) -> Self: ...
+    def from_pytree(cls, pytree: dict[Any, Any] | list[Any] | tuple[Any, ...], **options: Unpack[Sizes]) -> Self: ...
     @overload
     @classmethod
-    def from_pytree(
-        cls, pytree: Any, *, batch_size: Any = ..., auto_batch_size: bool = ..., batch_dims: int | None = ...
-    ) -> Any: ...
+    def from_pytree(cls, pytree: Any, **options: Unpack[Sizes]) -> Any: ...
     @classmethod
-    def from_pytree(
-        cls, pytree: object, *, batch_size: object = None, auto_batch_size: bool = False, batch_dims: int | None = None
-    ) -> Any:
+    @spells(from_any, without="device")
+    def from_pytree(cls, pytree: object, **options: Unpack[Sizes]) -> Any:
         """Convert a pytree to a container. Its method :meth:`to_pytree` restores the pytree.
 
         Example:
@@ -261,16 +237,17 @@ class Foreign(Converting):
         strings are stored with their values. Numbers and arrays of numbers become tensors, and `to_pytree` returns them
         as tensors. Other leaves do not change.
         """
+        refuse_unknown(Foreign.from_pytree, options)
         tree = pytrees.tree_of(pytree)
         if not isinstance(tree, dict):
             return tree
         if getattr(cls, "_is_tensorclass", False):
             del tree[pytrees.MARK]
-        return cls.from_dict(tree, batch_size=batch_size, auto_batch_size=auto_batch_size, batch_dims=batch_dims)
+        return cls.from_dict(tree, **options)
 
     @classmethod
     @spells(from_any)
-    def from_struct_array(cls, struct_array: object, **options: Unpack[_FromStructureOptions]) -> Self:
+    def from_struct_array(cls, struct_array: object, **options: Unpack[FromStructure]) -> Self:
         """Make a container that shares the memory of a structured array.
 
         Fields of numbers become tensors, and nested structures become containers. Text, bytes and times, which torch
@@ -454,7 +431,13 @@ def _describe_shapes(keys: list[Any], leaves: list[Any]) -> str:
     return ", ".join(f"{key!r}: {list(leaf.shape)}" for key, leaf in zip(keys, leaves, strict=True))
 
 
-def apply_options(container: Any, auto_batch_size: bool, batch_dims: int | None, device: Any, batch_size: Any) -> Any:
+def apply_options(
+    container: Any,
+    auto_batch_size: bool | None = False,
+    batch_dims: int | None = None,
+    device: Any = None,
+    batch_size: Any = None,
+) -> Any:
     """Apply the options of `from_any` to a container. Returns a shallow copy; the container itself without options."""
     if batch_size is not None and batch_dims is not None:
         raise ValueError("from_any takes batch_size or batch_dims, not both: batch_dims is for finding the size")

@@ -7,11 +7,26 @@ from typing import TYPE_CHECKING, TypeVar
 
 import torch
 
+from tensordict.core.signatures import refuse_unknown, spells
 from tensordict.ops.storing.leaves import Leaves
 from tensordict.parallel.chunking import ChunkedMap, MapOptions, check_shuffle
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
+    from typing_extensions import Self, TypedDict, Unpack
+
+    class _Map(TypedDict, total=False):
+        """The options that `map` and `map_iter` share."""
+
+        chunksize: int | None
+        num_chunks: int | None
+        pool: object
+        generator: torch.Generator | None
+        max_tasks_per_child: int | None
+        worker_threads: int
+        pbar: bool
+        progress: bool | None
+        mp_start_method: str | None
+        timeout: float | None
 
     _Result = TypeVar("_Result")
 
@@ -91,21 +106,12 @@ class Mapping(Leaves):
         shared memory. Results that are in shared memory or in a file already are not copied.
         """
         options = MapOptions(
-            dim=dim,
-            num_workers=num_workers,
-            chunksize=chunksize,
-            num_chunks=num_chunks,
-            pool=pool,
-            generator=generator,
-            max_tasks_per_child=max_tasks_per_child,
-            worker_threads=worker_threads,
-            pbar=pbar or progress,
-            mp_start_method=mp_start_method,
-            timeout=timeout,
-            out=out,
-        )
+            dim, num_workers, chunksize, num_chunks, pool, generator, max_tasks_per_child, worker_threads,
+            mp_start_method, pbar, progress, timeout, out=out,
+        )  # fmt: skip
         return ChunkedMap(fn, self, options).join()  # type: ignore[no-any-return]
 
+    @spells(map, without="out")
     def map_iter(
         self,
         fn: Callable[[Self], _Result],
@@ -113,18 +119,9 @@ class Mapping(Leaves):
         num_workers: int | None = None,
         *,
         shuffle: bool = False,
-        chunksize: int | None = None,
-        num_chunks: int | None = None,
-        pool: object = None,
-        generator: torch.Generator | None = None,
-        max_tasks_per_child: int | None = None,
-        worker_threads: int = 1,
         index_with_generator: bool = True,
-        pbar: bool = False,
-        progress: bool | None = None,
-        mp_start_method: str | None = None,
         ordered: bool = True,
-        timeout: float | None = None,
+        **options: Unpack[_Map],
     ) -> Iterator[_Result]:
         """Call a function on chunks of this container in worker processes, and iterate over the results.
 
@@ -144,18 +141,13 @@ class Mapping(Leaves):
             fn: as for :meth:`map`, but it may return any object that can be pickled.
             dim: as for `map`.
             num_workers: as for `map`.
-            shuffle: give every chunk copies of random elements.
-            chunksize: as for `map`; with 0, each result belongs to a single element.
-            num_chunks: as for `map`.
-            pool: as for `map`.
-            generator: also draws the order of a shuffle.
-            max_tasks_per_child: as for `map`.
-            worker_threads: as for `map`.
+            shuffle: give every chunk copies of random elements, in an order that `generator` draws.
             index_with_generator: must be `True` for a shuffle.
-            pbar, progress: as for `map`.
-            mp_start_method: as for `map`.
             ordered: return the results in the order of the chunks; with `False`, as soon as each arrives.
+            chunksize: as for `map`; with 0, each result belongs to a single element.
             timeout: as for `map`. The error is raised when you ask for the next result.
+            num_chunks, pool, generator, max_tasks_per_child, worker_threads, pbar, progress, mp_start_method: as for
+                `map`.
 
         Returns:
             an iterator over the results of `fn`, including `None`. Result tensors in shared memory or in a file stay
@@ -165,19 +157,5 @@ class Mapping(Leaves):
             Exception: as for :meth:`map`. The call checks the arguments; the iterator raises all other errors.
         """
         check_shuffle(shuffle, index_with_generator)
-        options = MapOptions(
-            dim=dim,
-            num_workers=num_workers,
-            chunksize=chunksize,
-            num_chunks=num_chunks,
-            pool=pool,
-            generator=generator,
-            max_tasks_per_child=max_tasks_per_child,
-            worker_threads=worker_threads,
-            pbar=pbar or progress,
-            mp_start_method=mp_start_method,
-            timeout=timeout,
-            shuffle=shuffle,
-            ordered=ordered,
-        )
-        return ChunkedMap(fn, self, options).iterate()
+        refuse_unknown(Mapping.map_iter, options)
+        return ChunkedMap(fn, self, MapOptions(dim, num_workers, shuffle=shuffle, ordered=ordered, **options)).iterate()

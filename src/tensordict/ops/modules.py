@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     class _FromModules(TypedDict, total=False):
         lock: bool
         use_state_dict: bool
-        lazy_stack: bool
         expand_identical: bool
 
     class _ToModule(TypedDict, total=False):

@@ -14,9 +14,12 @@ import torch.multiprocessing as mp
 from torch import Tensor
 
 from tensordict.core.contract import Contract
-from tensordict.core.exceptions import DimError, OptionError, WorkerError
+from tensordict.core.exceptions import DimError, OptionError, UnsupportedEntryError, WorkerError
 from tensordict.core.shapes import as_dim
+from tensordict.io.saving.comparing import find_differences
 from tensordict.io.saving.progress import progress_bar
+from tensordict.io.specification import DICT, WRAPPED, specification_of, specify
+from tensordict.memory.pickling import is_plain
 from tensordict.parallel import shared_memory
 from tensordict.parallel.jobs import Chunk, Job, name_chunk, raise_failure, select_entries_of
 from tensordict.parallel.workers import CallersPool, WorkerPool
@@ -28,14 +31,15 @@ class MapOptions:
 
     dim: Any
     num_workers: int | None
-    chunksize: int | None
-    num_chunks: int | None
-    pool: Any
-    generator: torch.Generator | None
-    max_tasks_per_child: int | None
-    worker_threads: int
-    pbar: bool | None
-    mp_start_method: str | None
+    chunksize: int | None = None
+    num_chunks: int | None = None
+    pool: Any = None
+    generator: torch.Generator | None = None
+    max_tasks_per_child: int | None = None
+    worker_threads: int = 1
+    mp_start_method: str | None = None
+    pbar: bool = False
+    progress: bool | None = None
     timeout: float | None = None
     shuffle: bool = False
     ordered: bool = True
@@ -141,12 +145,13 @@ class ChunkedMap:
             given += 1
             return chunks[given - 1]
 
-        with progress_bar(self._options.pbar, "map", len(chunks), "chunk") as bar, pool:
+        with progress_bar(self._options.pbar or self._options.progress, "map", len(chunks), "chunk") as bar, pool:
             for chunk, done, value in pool.outcomes(take):
                 if not done:
                     raise_failure(value, chunk)
                 bar.add(1)
                 waiting[chunk.number] = value
+                del value
                 # In order, the number of the next chunk is the count of results that the caller has taken.
                 while (number := taken if self._options.ordered else chunk.number) in waiting:
                     yield chunks[number], waiting.pop(number)
@@ -157,21 +162,53 @@ class ChunkedMap:
         with contextlib.closing(self.results(bounded=True)) as results:
             for _, value in results:
                 yield value
+                # Free the memory of the result before the next one is read.
+                del value
 
     def join(self) -> Any:
         """Run all chunks and return the results joined along the dim, or `out`. Without results, return `None`."""
         out, found = self._options.out, []
+        # The rows of all results, of which the first `filled` have arrived.
+        whole: Any = None
+        filled: Any = 0
         for chunk, value in self.results():
             if out is not None:
                 self._write(chunk, value)
             elif value is not None:
                 self._check_joinable(value, chunk)
-                found.append(value)
+                if chunk.number == 0 and _is_dense(value) and not self.has_single_elements:
+                    whole = self._make_whole(value)
+                if whole is not None and filled == chunk.start and self._copy_into(whole, value, chunk):
+                    filled = chunk.stop
+                else:
+                    found.append(value)
+            # Free the memory of the result before the next one is read.
+            del value
         if out is not None:
             return out
+        if whole is not None and filled == self._length:
+            return whole
+        if filled:
+            found.insert(0, whole.narrow(self.dim, 0, filled))
         if not found:
             return None
         return torch.stack(found, self.dim) if self.has_single_elements else torch.cat(found, self.dim)
+
+    def _make_whole(self, value: Contract) -> Any:
+        """Return a container of the form of a result for the rows of all results, without content."""
+        size = list(value._batch_size)
+        size[self.dim] = self._length
+        return value.new_empty(size)  # type: ignore[attr-defined]
+
+    def _copy_into(self, whole: Any, value: Any, chunk: Any) -> bool:
+        """Copy a result to its rows of `whole`. Return `False` if its form is another one."""
+        rows = whole.narrow(self.dim, chunk.start, chunk.stop - chunk.start)
+        if not _is_dense(value) or value._device != whole._device:
+            return False
+        if any(find_differences(specify(rows), specify(value), None)):
+            return False
+        rows.update_(value)
+        return True
 
     def _write(self, chunk: Chunk, value: object) -> None:
         """Write a result into `out`, unless the worker has done it in shared memory."""
@@ -198,6 +235,21 @@ class ChunkedMap:
                 f"{list(shape)}, which has too few dims to be joined along dim {self.dim}; map_iter returns the "
                 "results one by one"
             )
+
+
+def _is_dense(value: object) -> bool:
+    """Return True if a result is a container, and all in it are plain tensors and dense containers."""
+    if not isinstance(value, Contract) or value._is_non_tensor:
+        return False
+    try:
+        form = specification_of(value)
+    except UnsupportedEntryError:
+        return False
+    if form.is_tensorclass:
+        return _is_dense(form.entries[WRAPPED])
+    return form.kind == DICT and all(
+        is_plain(entry) if type(entry) is Tensor else _is_dense(entry) for entry in form.entries.values()
+    )
 
 
 def _count_processors() -> int:

@@ -37,6 +37,7 @@ from torch.distributed.checkpoint.storage import StorageReader, StorageWriter, W
 
 from tensordict.core import makers
 from tensordict.core.exceptions import SaveError
+from tensordict.io import checks
 from tensordict.io.checkpoint_files import FILE
 from tensordict.io.formats.archive import load_archive, plan_archive
 from tensordict.io.formats.directory import FolderOptions
@@ -233,7 +234,7 @@ class ShardedCheckpoint:
     def _add(self, name: str, form: Mapping[str, Any]) -> None:
         """Add a tensor, after checking that its parts have the described form and make up the whole."""
         size, chunks = torch.Size(form["size"]), []
-        dtype = vars(torch)[form["dtype"].removeprefix("torch.")]
+        dtype = checks.DTYPES[form["dtype"]]
         for offsets, sizes, file, key in form["chunks"]:
             part = self._archive(file)[key]
             ends = [start + count for start, count in zip(offsets, sizes, strict=True)]

@@ -24,6 +24,7 @@ from torch import Tensor
 from tensordict.core.exceptions import SaveError, TransferError, UnsupportedEntryError
 from tensordict.core.json_text import parse_json
 from tensordict.core.keys import Path, entry_of
+from tensordict.io import checks
 from tensordict.io.formats.structure import SIZES, Description, decode_value, restore
 from tensordict.io.specification import Specification, to_container
 from tensordict.io.values import EncodedValue, NotJson, encode_without_tensors
@@ -41,9 +42,6 @@ _FIRST = struct.Struct("<8sQ")
 _ALIGN = 64
 # Separates the names of a nested key.
 _SEPARATOR = "\0"
-
-_DTYPES = {str(dtype)[6:]: dtype for dtype in vars(torch).values() if isinstance(dtype, torch.dtype)}
-_NAMES = {dtype: str(dtype)[6:] for dtype in _DTYPES.values()}
 
 
 class Sketch(Description):
@@ -119,7 +117,7 @@ class Package:
                 "node": sketch.spec,
                 "values": sketch.values,
                 "names": list(sketch.tensors),
-                "dtypes": [_NAMES[tensor.dtype] for tensor in tensors],
+                "dtypes": [str(tensor.dtype)[6:] for tensor in tensors],
                 "shapes": [list(tensor.shape) for tensor in tensors],
                 "devices": devices,
                 "starts": starts,
@@ -201,7 +199,7 @@ class Header:
             if not {*map(type, sizes)} <= {int} or min(sizes, default=0) < 0:
                 raise ValueError("a shape or a place is negative or not an int")
             for name, dtype, shape, device, start in zip(*columns, strict=True):
-                kind = _DTYPES[dtype]
+                kind = checks.DTYPES[f"torch.{dtype}"]
                 stop = start + prod(shape) * kind.itemsize
                 cut, end = self.storages[device]
                 if not 0 <= start <= stop <= end or start < cut < stop or cut < 0 or start % kind.itemsize:

@@ -336,6 +336,8 @@ def _run_worker(pipe: Connection, others: Sequence[Connection], job: Job, thread
         except (BrokenPipeError, ConnectionResetError):
             # The caller has ended.
             return
+        # Free the memory of the result before the next one is computed.
+        del message
 
 
 def _make_failing_job(error: Exception) -> Callable[[object], NoReturn]:

@@ -10,7 +10,7 @@ import torch
 from tensordict.containers.lazy.members import Members, common_size
 from tensordict.containers.tensordict_base import TensorDictBase
 from tensordict.core import makers
-from tensordict.core.contract import NOT_BACKED, Backing, Contract, Names
+from tensordict.core.contract import NOT_BACKED, Backing, Contract, Device, Names
 from tensordict.core.exceptions import ShapeError
 from tensordict.io.formats import pickled_containers
 
@@ -64,9 +64,7 @@ class LazyCore(TensorDictBase):
             entries[name] = value
         return makers.dense(entries, self._batch_size, self._device, self._names)
 
-    def _build(
-        self, entries: dict[str, Any], batch_size: torch.Size, device: torch.device | None, names: Names | None
-    ) -> Self:
+    def _build(self, entries: dict[str, Any], batch_size: torch.Size, device: Device, names: Names | None) -> Self:
         return makers.dense(entries, batch_size, device, names)  # type: ignore[no-any-return]
 
     # --- the state --------------------------------------------------------------------------------------------------

@@ -21,6 +21,7 @@ from tensordict.core.exceptions import SaveError
 from tensordict.core.keys import Path, joined
 from tensordict.io.formats import zipping
 from tensordict.io.formats.zipping import BZIP2, DEFLATE, LZMA, METHODS, STORED, Entry
+from tensordict.io.saving.checksums import crc32
 from tensordict.memory import file_maps, system
 from tensordict.memory.mapped import make_size_error
 
@@ -80,7 +81,7 @@ class Archive:
         if entry.method != STORED:
             return bytes(self.inflate(entry))
         content = self.data[entry.start : entry.start + entry.size]
-        if zlib.crc32(content) != entry.crc:
+        if crc32(content) != entry.crc:
             raise self._error("its content does not have the recorded checksum", entry)
         return content
 
@@ -173,7 +174,7 @@ class Archive:
             done += len(piece)
             if done > entry.size:
                 break
-            crc = zlib.crc32(piece, crc)
+            crc = crc32(piece, crc)
             yield piece
         if done != entry.size:
             raise self._error(
@@ -211,6 +212,7 @@ class Archive:
                     raise self._error("its compressed content is cut off", entry)
                 start += len(content)
                 piece = decompressor.decompress(content, _STEP)
+                system.drop_pages(self.data, entry.start + max(0, start - 2 * _STEP), entry.start + start)
                 if piece:
                     yield piece
         except (zlib.error, OSError, EOFError, lzma.LZMAError, ValueError) as error:

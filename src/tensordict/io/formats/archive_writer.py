@@ -6,12 +6,13 @@ import bz2
 import ctypes
 import itertools
 import lzma
+import sys
 import zlib
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 from torch import Tensor
 
@@ -19,16 +20,17 @@ from tensordict.core.exceptions import SaveError
 from tensordict.core.keys import Path
 from tensordict.io.formats import zipping
 from tensordict.io.formats.zipping import BZIP2, DEFLATE, STORED, Part, Stamp
-from tensordict.io.saving.checksums import Crc32
+from tensordict.io.saving.checksums import Crc32, crc32
 from tensordict.io.saving.leaf_writer import make_watch
 from tensordict.io.saving.progress import NO_BAR, Progress
 from tensordict.memory import files, system
 
 # Parts below this size are written together, in system calls of at most `_VECTORS` buffers.
-_LARGE = 256 << 10
+_LARGE = 64 << 10
 _VECTORS = 1024
-# Larger parts are written in pieces of this size, whose checksums several threads compute.
+# Larger parts are written in pieces of this size, by at most so many threads.
 _PIECE = 8 << 20
+_MOST_THREADS = 4
 # The window of deflate: it refers back by at most this many bytes.
 _WINDOW = 32 << 10
 # Parts of at least this size get zip64 records. It is below 4 GiB, because compression can make a part longer.
@@ -67,8 +69,7 @@ def write_plain_archive(
     """
     stamp = Stamp()
     position = _lay_out(parts)
-    jobs: list[Callable[[], Iterable[None] | None]] = []
-    pieces: list[_Piece] = []
+    jobs: list[Callable[[], None]] = []
     large: list[tuple[Part, list[Crc32]]] = []
     for is_small, group in itertools.groupby(parts, lambda item: item.size < _LARGE and not item.zero):
         run = list(group)
@@ -77,15 +78,16 @@ def write_plain_archive(
             jobs += [partial(_write_run, fd, run[at : at + _VECTORS // 2], stamp, progress) for at in starts]
             continue
         for item in run:
-            sums: list[Crc32] = []
+            is_whole = isinstance(item.source, Tensor) and not files.is_direct(item.source)
+            starts = range(0, 0 if item.zero else item.size, sys.maxsize if is_whole else _PIECE)
+            sums = [Crc32() for _ in starts]
             large.append((item, sums))
-            jobs += _plan_pieces(fd, item, sums, pieces, progress)
+            jobs += [partial(_write_piece, fd, item, at, crc, progress) for at, crc in zip(starts, sums, strict=True)]
     if any(item.zero for item, _ in large):
         files.allocate(fd, position, reserve)
-    # The file system allows one write to a file at a time, and a thread that waits for another one's write keeps its
-    # processor busy. So one job writes, and the other threads compute checksums.
-    jobs = [partial(_write_pieces, fd, pieces, progress), *jobs, *[partial(_sum_piece, piece) for piece in pieces]]
-    files.run_all(jobs, max(files.choose_threads(num_threads, position), 2 if large else 0))
+    # The file system allows one write to a file at a time, and a thread that waits keeps its processor busy. A write
+    # takes about as long as the checksum of the same bytes, so more threads would only wait.
+    files.run_all(jobs, min(files.choose_threads(num_threads, position), _MOST_THREADS))
     for item, sums in large:
         item.crc = _combine_sums(item, sums)
         files.write_bytes(fd, zipping.local_header(item, stamp, item.padding), item.header)
@@ -111,7 +113,7 @@ def _write_run(fd: int, parts: Sequence[Part], stamp: Stamp, progress: Progress)
     buffers: list[Any] = []
     for item in parts:
         content = _read_content(item)
-        item.crc = zlib.crc32(content)
+        item.crc = crc32(content)
         buffers += (zipping.local_header(item, stamp, item.padding), content)
     start = parts[0].header
     total = parts[-1].start + parts[-1].size - start
@@ -124,12 +126,12 @@ def _write_run(fd: int, parts: Sequence[Part], stamp: Stamp, progress: Progress)
     progress.add(sum(item.size for item in parts))
 
 
-def _read_content(item: Part) -> Any:
-    """Return the content of a small part as a buffer. The source must outlive the buffer."""
+def _read_content(item: Part) -> bytes:
+    """Return a copy of the content of a small part."""
     source = item.source
     if isinstance(source, Tensor):
         if files.is_direct(source):
-            return (ctypes.c_char * item.size).from_address(source.data_ptr()) if item.size else b""
+            return ctypes.string_at(source.data_ptr(), item.size) if item.size else b""
         return files.to_bytes(source)
     if isinstance(source, bytes):
         return source
@@ -140,71 +142,22 @@ def _read_content(item: Part) -> Any:
     return content
 
 
-def _plan_pieces(
-    fd: int, item: Part, sums: list[Crc32], pieces: list[_Piece], progress: Progress
-) -> list[Callable[[], None]]:
-    """Plan a large part: append its checksums to `sums`, and what is in memory already to `pieces`.
-
-    Returns:
-        the jobs that write the rest, which is read, or copied in slabs.
-    """
-    if item.zero:
-        return []
-    source = item.source
-    if isinstance(source, Tensor) and not files.is_direct(source):
-        sums.append(Crc32())
-        return [partial(_write_tensor, fd, item, sums[0], progress)]
-    starts = range(0, item.size, _PIECE)
-    sums += [Crc32() for _ in starts]
-    if isinstance(source, str):
-        return [partial(_copy_piece, fd, item, start, crc, progress) for start, crc in zip(starts, sums, strict=True)]
-    held = (ctypes.c_char * item.size).from_address(source.data_ptr()) if isinstance(source, Tensor) else source
-    content = memoryview(held).cast("B")
-    pieces += [_Piece(item, start, content[start : start + _PIECE], crc) for start, crc in zip(starts, sums)]
-    return []
-
-
-class _Piece(NamedTuple):
-    """A piece of a large part, from byte `start` of it on."""
-
-    item: Part
-    start: int
-    content: memoryview
-    crc: Crc32
-
-
-def _write_pieces(fd: int, pieces: Sequence[_Piece], progress: Progress) -> Iterator[None]:
-    """Write one piece after the other, in steps, so that an error elsewhere stops it."""
-    for item, start, content, _ in pieces:
-        try:
+def _write_piece(fd: int, item: Part, start: int, crc: Crc32, progress: Progress) -> None:
+    """Write a piece of a large part, from byte `start` of it on, and compute its checksum."""
+    source, stop = item.source, min(start + _PIECE, item.size)
+    watch = make_watch(crc, progress)
+    try:
+        if not isinstance(source, Tensor):
+            content = source[start:stop] if isinstance(source, bytes) else _read_range(source, start, stop)
+            crc.update(content)
             files.write_bytes(fd, content, item.start + start)
-        except OSError as error:
-            raise _name_entry(error, item) from error
-        progress.add(len(content))
-        yield
-
-
-def _sum_piece(piece: _Piece) -> None:
-    piece.crc.update(piece.content)
-
-
-def _write_tensor(fd: int, item: Part, crc: Crc32, progress: Progress) -> None:
-    assert isinstance(item.source, Tensor)
-    try:
-        files.write_tensor(fd, item.source, item.start, make_watch(crc, progress))
+            progress.add(len(content))
+        elif files.is_direct(source):
+            files.write_range(fd, source, start, stop, item.start + start, watch)
+        else:
+            files.write_tensor(fd, source, item.start, watch)
     except OSError as error:
         raise _name_entry(error, item) from error
-
-
-def _copy_piece(fd: int, item: Part, start: int, crc: Crc32, progress: Progress) -> None:
-    assert isinstance(item.source, str)
-    try:
-        content = _read_range(item.source, start, min(start + _PIECE, item.size))
-        crc.update(content)
-        files.write_bytes(fd, content, item.start + start)
-    except OSError as error:
-        raise _name_entry(error, item) from error
-    progress.add(len(content))
 
 
 def _read_range(path: str, start: int, stop: int) -> bytes:
@@ -266,16 +219,18 @@ def _write_compressed_part(
 ) -> None:
     if item.method == STORED:
         content = _read_content(item)
-        files.write_bytes(fd, bytes(content), item.start)
-        item.crc, item.stored = zlib.crc32(content), item.size
+        files.write_bytes(fd, content, item.start)
+        item.crc, item.stored = crc32(content), item.size
         progress.add(item.size)
         return
     stream, head = _make_compressor(item.method, level, pool)
 
-    def add(view: Any) -> None:
-        item.crc = zlib.crc32(view, item.crc)
-        append(stream.compress(bytes(view)))
-        progress.add(len(view))
+    def add(view: bytes | memoryview) -> None:
+        # Another thread may change the tensor.
+        content = bytes(view)
+        item.crc = crc32(content, item.crc)
+        append(stream.compress(content))
+        progress.add(len(content))
 
     def append(content: bytes) -> None:
         files.write_bytes(fd, content, item.start + item.stored)

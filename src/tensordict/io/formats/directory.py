@@ -38,7 +38,7 @@ from tensordict.io.formats.stack_columns import Column, find_file, is_ragged_lea
 from tensordict.io.formats.value_files import Place, ValueFiles, plan_value_files, read_value_files, unpickle
 from tensordict.io.saving import commit, reopening
 from tensordict.io.saving.comparing import Difference
-from tensordict.io.saving.leaf_writer import LeafFile, SaveOptions, WriteOptions
+from tensordict.io.saving.leaf_writer import LeafWriter, SaveOptions
 from tensordict.io.saving.progress import progress_bar
 from tensordict.io.saving.source import FILE_SYSTEM
 from tensordict.io.saving.transaction import FolderTransaction, OwnFolderTransaction, Transaction
@@ -48,7 +48,7 @@ from tensordict.io.specification import (
     UNBATCHED,
     WRAPPED,
     Specification,
-    check_levels,
+    check_level,
     specification_of,
     to_container,
 )
@@ -116,10 +116,6 @@ class _PlannedLeaf:
     result: MemoryMappedTensor | None = None
     # True if `memmap_like` saves the content too.
     always: bool = False
-
-    def build_entry(self) -> Any:
-        """Return the entry of the saved container."""
-        return self.result
 
 
 @dataclass(slots=True, kw_only=True)
@@ -195,8 +191,6 @@ def plan_files(container: Contract | Specification, folder: str, options: Folder
     """
     leaves: list[_PlannedLeaf] = []
     nodes: list[_PlannedNode] = []
-    if folder and isinstance(container, Contract):
-        check_levels(container)
     root = _plan_node(container, (), folder, options, leaves, nodes)
     # The reference refuses unknown keys in the meta.json of a tensorclass, so the wrapped container gets the label.
     label_node = root
@@ -219,6 +213,8 @@ def _plan_node(
     outer: torch.Size = _SCALAR,
 ) -> _PlannedNode:
     """Plan a container; `outer` is the batch size of its parent."""
+    if folder:
+        check_level(key)
     form = specification_of(container, key, unread=True, ragged_columns=not options.share_values)
     node = _PlannedNode(container, key, folder, form)
     nodes.append(node)
@@ -306,14 +302,15 @@ def _plan_leaf(
                 f"entry {joined(key)!r} is memory-mapped from {value._source.path!r} already; pass "
                 f"copy_existing=True to copy it to {path!r}"
             )
-    elif not (copies or options.copy_existing):
+    elif type(value) is not Tensor and not (copies or options.copy_existing):
         _check_source(value, path, key)
-    _check_existing_file(leaf, options, present)
+    if not options.existsok:
+        _check_no_file(leaf, present)
     return leaf
 
 
-def _check_existing_file(leaf: _PlannedLeaf, options: FolderOptions, present: Container[str]) -> None:
-    if not options.existsok and leaf.path.rpartition("/")[2] in present:
+def _check_no_file(leaf: _PlannedLeaf, present: Container[str]) -> None:
+    if leaf.path.rpartition("/")[2] in present:
         raise SaveError(f"entry {joined(leaf.key)!r}: {leaf.path!r} already exists; pass existsok=True to replace it")
 
 
@@ -332,9 +329,9 @@ def _plan_ragged_leaf(
     table = _PlannedLeaf(name, key, sizes, path_of_table, spec, always=True)
     column = isinstance(value, Column)
     leaf = _PlannedRagged(name, key, content, path, spec, table=table, row=row, column=column, share=options.share)
-    if folder:
-        _check_existing_file(leaf, options, present)
-        _check_existing_file(table, options, present)
+    if folder and not options.existsok:
+        _check_no_file(leaf, present)
+        _check_no_file(table, present)
     return leaf
 
 
@@ -405,13 +402,13 @@ def _save_directory(
     options: FolderOptions,
 ) -> Any:
     """Write and map the new files, and then replace the old save."""
-    if not options.checksum and not options.durable and _is_saved_already(leaves, nodes):
-        return _finish(root, prefix, options)
-    existing = _open_existing(root, prefix, options)
-    if existing is not None and not existing[1]:
-        return reopening.merge_and_lock(root.container, existing[0])
     start = len(root.folder) + 1
     kept = {leaf.path[start:] for leaf in leaves if leaf.result is not None}
+    if len(kept) == len(leaves) and not options.checksum and not options.durable and _is_saved_already(nodes):
+        return _finish(root, prefix, options)
+    existing = _open_existing(root, prefix, options) if options.like else None
+    if existing is not None and not existing[1]:
+        return reopening.merge_and_lock(root.container, existing[0])
     paths = list(list_files(FolderPlan(root, leaves, nodes)))
     with contextlib.ExitStack() as stack:
         # `_plan_adding` checks the paths of added entries itself.
@@ -422,7 +419,7 @@ def _save_directory(
         if save.is_replacing:
             _check_old_save(root.folder, leaves, nodes, options)
             # Open it again under the lock, because another process may have changed it.
-            if (existing := _open_existing(root, prefix, options)) is not None:
+            if options.like and (existing := _open_existing(root, prefix, options)) is not None:
                 saved, missing = existing
                 if not missing:
                     return reopening.merge_and_lock(root.container, saved)
@@ -430,7 +427,7 @@ def _save_directory(
                 root, leaves, nodes = plan.root, plan.leaves, plan.nodes
             elif adding:
                 raise SaveError(f"the save in {root.folder!r} was removed while entries were to be added to it")
-        for node in nodes:
+        for node in nodes[1:]:
             save.make_folder(node.folder, node.key)
         for leaf in leaves:
             if leaf.result is not None and not link_file(leaf, leaf.result, save.at(leaf.path)):
@@ -451,34 +448,26 @@ def write_and_commit(
 ) -> list[_PlannedLeaf]:
     """Write the leaves without a file, and every `meta.json`, and commit. Returns the leaves that were written."""
     nbytes = sum([leaf.tensor.numel() * leaf.tensor.element_size() for leaf in leaves if leaf.result is None])
-    new_leaves: list[_PlannedLeaf] = []
+    new_leaves = [leaf for leaf in leaves if leaf.result is None]
     with progress_bar(options.progress, "saving", nbytes) as shown:
-        write_options = WriteOptions(save, options.num_threads, options.checksum, shown)
+        writer = LeafWriter(save, options.num_threads, options.checksum, shown)
         if options.like:
             stage = os.path.dirname(save.at(f"{root.folder}/{META}"))
-            write_options.reserve = reserves(options.preallocate, stage, nbytes, root.folder)
-        leaf_files = [
-            LeafFile(
-                leaf.key,
-                leaf.tensor,
-                leaf.path,
-                write_options,
-                zero=options.like and not leaf.always,
-                is_staged=leaf.result is not None,
-            )
-            for leaf in leaves
-        ]
-        # `write_options` has the number of threads that the user chose, and not `threads`. A file is split only if the
+            writer.reserve = reserves(options.preallocate, stage, nbytes, root.folder)
+        jobs: list[Callable[[], None]] = []
+        for leaf in leaves:
+            is_zero = options.like and not leaf.always
+            jobs += writer.jobs(leaf.key, leaf.tensor, leaf.path, is_zero, leaf.result is not None)
+        # `writer` has the number of threads that the user chose, and not the default one. A file is split only if the
         # user chose a number, because most file systems do not write one file faster with several threads.
-        threads = files.choose_threads(options.num_threads, nbytes)
-        files.run_all([job for file in leaf_files for job in file.jobs()], threads)
-        for leaf, file in zip(leaves, leaf_files, strict=True):
-            if not file.is_staged:
-                leaf.result = map_file(save.at(leaf.path), leaf.tensor.dtype, tuple(leaf.tensor.shape), leaf.key)
-                new_leaves.append(leaf)
-            if options.checksum and not file.zero:
-                is_table = leaf.always and leaf.spec["is_nested"]
-                leaf.spec[TABLE_CHECKSUM if is_table else CHECKSUM] = file.checksum()
+        files.run_all(jobs, files.choose_threads(options.num_threads, nbytes))
+        for leaf in new_leaves:
+            leaf.result = map_file(save.at(leaf.path), leaf.tensor.dtype, tuple(leaf.tensor.shape), leaf.key)
+        if options.checksum:
+            for leaf in leaves:
+                if leaf.always or not options.like:
+                    is_table = leaf.always and leaf.spec["is_nested"]
+                    leaf.spec[TABLE_CHECKSUM if is_table else CHECKSUM] = writer.checksum(leaf.path)
         for node in reversed(nodes):
             if node.value is not None and node.value.pickle_file:
                 save.write(f"{node.folder}/{node.value.pickle_file}", node.value.pickled, node.key)
@@ -493,7 +482,7 @@ class GrowingFolder:
 
     Args:
         folder: the absolute path of a new folder that no other process uses.
-        form: a container with the same entries, and any number of rows.
+        form: a container with the same entries and any number of rows, or its specification.
         growing: the nested keys of the tensors that `write` writes. `commit` writes the others.
         options: how to save.
 
@@ -502,7 +491,9 @@ class GrowingFolder:
         OSError: the folder or a file cannot be created.
     """
 
-    def __init__(self, folder: str, form: Contract, growing: Collection[Path], options: FolderOptions) -> None:
+    def __init__(
+        self, folder: str, form: Contract | Specification, growing: Collection[Path], options: FolderOptions
+    ) -> None:
         self._folder, self._options = folder, options
         plan = plan_files(form, folder, options)
         self._rows = {leaf.key: leaf for leaf in plan.leaves if leaf.key in growing}
@@ -510,7 +501,7 @@ class GrowingFolder:
         self._fds: dict[Path, int] = {}
         self._save.__enter__()
         try:
-            for node in plan.nodes:
+            for node in plan.nodes[1:]:
                 self._save.make_folder(node.folder, node.key)
             for key, leaf in self._rows.items():
                 with files.naming("write the file", leaf.path, key):
@@ -560,7 +551,7 @@ def _open_existing(
     Returns:
         The loaded container, and its missing entries as differences; `None` without a save.
     """
-    if not options.like or options.overwrite or not os.path.lexists(f"{root.folder}/{META}"):
+    if options.overwrite or not os.path.lexists(f"{root.folder}/{META}"):
         return None
     loading = LoadOptions(robust=options.robust)
     if options.allow_pickle:
@@ -630,9 +621,9 @@ def _exists_error(folder: str, options: FolderOptions) -> SaveError:
     return SaveError(f"{folder!r} holds a save already; pass existsok=True to {doing} it")
 
 
-def _is_saved_already(leaves: list[_PlannedLeaf], nodes: list[_PlannedNode]) -> bool:
-    """Return True if the folder has exactly the files that the save would write."""
-    if any(leaf.result is None for leaf in leaves) or any(node.value and node.value.pickle_file for node in nodes):
+def _is_saved_already(nodes: list[_PlannedNode]) -> bool:
+    """Return True if the folder has every `meta.json` that the save would write."""
+    if any(node.value and node.value.pickle_file for node in nodes):
         return False
     try:
         return all(FILE_SYSTEM.read(f"{node.folder}/{META}") == encode_meta(build_meta(node)) for node in nodes)
@@ -711,7 +702,7 @@ def _rebuild(node: _PlannedNode, prefix: pathlib.Path | None, options: FolderOpt
     entries: dict[str, Any] = {}
     for name, entry in node.entries.items():
         if isinstance(entry, _PlannedLeaf):
-            entries[name] = entry.build_entry()
+            entries[name] = entry.build_entry() if isinstance(entry, _PlannedRagged) else entry.result
         else:
             entries[name] = _rebuild(entry, _prefix_of_nested(prefix, entry), options)
     old, form = node.container, node.form
@@ -745,7 +736,7 @@ def _update_in_place(node: _PlannedNode, prefix: pathlib.Path | None, options: F
         return _mark_memmap(container, node, prefix, options)
     for name, entry in node.entries.items():
         if isinstance(entry, _PlannedLeaf):
-            container._entries[name] = entry.build_entry()
+            container._entries[name] = entry.build_entry() if isinstance(entry, _PlannedRagged) else entry.result
             continue
         inner = _update_in_place(entry, _prefix_of_nested(prefix, entry), options)
         if inner is not entry.container:
@@ -769,8 +760,7 @@ def _replace_leaves(container: Contract, saved: Any) -> None:
 
 def _mark_memmap(container: Any, node: _PlannedNode, prefix: pathlib.Path | None, options: FolderOptions) -> Any:
     """Mark a container as memory-mapped, and record the folder of its value."""
-    container._is_memmap = True
-    container._memmap_prefix = prefix
+    container._backing = container._backing._replace(is_memmap=True, memmap_prefix=prefix)
     if node.value is not None and (prefix is not None or options.share_values):
         container._put_at(None if prefix is None else Place.of(node.folder), options.share_values)
     return container

@@ -392,12 +392,13 @@ def _load_tensor(
         sizes, count = _load_sizes(folder, name, entry, key, options)
         shape = (count,)
     flat = _map_file(folder, name, LEAF_SUFFIX, entry.dtype, shape, key, options, entry.ragged)
-    is_moved = not options.mapped
+    device = options.device
+    is_moved = device is not None and not options.mapped
     if is_moved and (column or sizes is None):
-        flat = flat.to(options.device, non_blocking=True)
+        flat = flat.to(device, non_blocking=True)
     leaf = flat if sizes is None else join_ragged(flat, sizes, entry.row, column, options.share)
     if is_moved and isinstance(leaf, Tensor) and sizes is not None:
-        leaf = leaf.to(options.device, non_blocking=True)
+        leaf = leaf.to(device, non_blocking=True)
     if options.progress.is_shown:
         options.progress.add(flat.nbytes)
     return leaf

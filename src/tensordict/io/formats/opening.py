@@ -186,30 +186,37 @@ def load(path: PathLike, options: LoadOptions, access: Access, format: str | Non
     """
     if not is_url(path):
         format = format or format_to_load(path)
-        return (map_save if format in (DIRECTORY, ARCHIVE) else open_file)(path, options, access, format)
+        if format in (DIRECTORY, ARCHIVE):
+            return map_save(path, options)
+        return open_file(path, options, access, format)
     if (table := table_at(path, access)) is not None:
         return open_file(path, options, access, table)
 
     def use(save: RemoteSave) -> Any:
         if save.format in (DIRECTORY, ARCHIVE):
-            return map_save(save, options, access)
+            return fetch_save(save, options, access)
         return save.keep_for(open_file(save.in_place or save.local(), options, access, save.format))
 
     with hide_bars(options.shows):
         return read_at(path, access, use, lambda format, _: open_file(path, options, access, format))
 
 
-def map_save(path: PathLike | RemoteSave, options: LoadOptions, access: Access, format: str = "") -> Any:
-    """Load a folder or an archive from a path or URL; see `TensorDict.load_memmap`."""
+def map_save(path: PathLike, options: LoadOptions) -> Any:
+    """Load a folder or an archive from a path; see `TensorDict.load_memmap`."""
     if options.mode is not None:
         check_mode(options.mode)
-    nbytes = None if isinstance(path, RemoteSave) or is_url(path) else partial(count_bytes, path)
-    with progress_bar(options.shows, "loading", nbytes) as options.progress:
-        if isinstance(path, RemoteSave):
-            return path.load(options)
-        if nbytes is None:
-            return read_remote(path, access, lambda save: save.load(options))
+    with progress_bar(options.shows, "loading", partial(count_bytes, path)) as options.progress:
         return (load_archive if os.path.isfile(path) else load_directory)(path, options)
+
+
+def fetch_save(url: PathLike | RemoteSave, options: LoadOptions, access: Access) -> Any:
+    """Load a folder or an archive from a URL; see `TensorDict.load_memmap`."""
+    if options.mode is not None:
+        check_mode(options.mode)
+    with progress_bar(options.shows, "loading", None) as options.progress:
+        if isinstance(url, RemoteSave):
+            return url.load(options)
+        return read_remote(url, access, lambda save: save.load(options))
 
 
 def open_file(path: PathLike | Remote, options: LoadOptions, access: Access, format: str) -> Any:

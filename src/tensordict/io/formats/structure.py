@@ -29,7 +29,7 @@ from tensordict.io.specification import (
     specification_of,
     tensorclass_over,
 )
-from tensordict.io.values import EncodedValue, NotJson, decode, encode
+from tensordict.io.values import EncodedValue, decode, encode_entry
 
 # The suffix of the name of the table with the sizes of the rows of a ragged tensor.
 SIZES = "%sizes"
@@ -87,13 +87,8 @@ class Description:
 
     def _encode_value(self, form: Specification, key: Path) -> EncodedValue:
         """Encode the value of a non-tensor entry as JSON."""
-        try:
-            return encode(form.value)
-        except NotJson as error:
-            raise UnsupportedEntryError(
-                f"{entry_of(key)}{error}: this format stores only JSON values; save to a directory with "
-                "allow_pickle=True"
-            ) from None
+        advice = ": this format stores only JSON values; save to a directory with allow_pickle=True"
+        return encode_entry(form.value, key, advice)
 
     def _describe_entry(self, value: object, key: Path) -> dict[str, Any]:
         if isinstance(value, (Contract, Specification)):

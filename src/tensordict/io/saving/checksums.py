@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import os
 import sys
@@ -15,7 +16,7 @@ from tensordict.memory import files, system
 
 try:
     # Several times as fast as most builds of zlib.
-    from isal.isal_zlib import crc32
+    from isal.isal_zlib import crc32 as crc32
 except ImportError:
     crc32 = zlib.crc32
 
@@ -162,6 +163,7 @@ def _multiply(a: int, b: int) -> int:
     return result
 
 
+@functools.lru_cache
 def _power_of_x(exponent: int) -> int:
     """Return x to the power of `exponent`, modulo the polynomial of CRC-32."""
     result, square = 1 << 31, 1 << 30

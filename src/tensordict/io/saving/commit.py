@@ -79,13 +79,21 @@ def hold_lock(
     if not system.HAS_LOCKS:
         yield False
         return
-    open_path = partial(_open, path, shown or path, flags, folder, mode)
-    fd, has_locks = acquire(open_path, path, shown or path, patience, folder)
+    open_path = partial(os.open, path, system.CLOEXEC | system.NOFOLLOW | flags, mode, dir_fd=folder)
+    try:
+        fd, has_locks = acquire(open_path, path, shown or path, patience, folder)
+    except FileNotFoundError:
+        if flags & os.O_CREAT:
+            # The parent folder is missing.
+            raise
+        # The holder of the lock has just replaced or removed it.
+        raise _busy_error(shown or path) from None
     try:
         yield has_locks
     finally:
         # Closing the descriptor would not unlock it if a forked child has it too.
-        try_to(system.unlock, fd)
+        with contextlib.suppress(OSError):
+            system.unlock(fd)
         os.close(fd)
 
 
@@ -108,9 +116,10 @@ def acquire(
             return fd, False
         try:
             system.lock(fd)
-            # Another save may have replaced the file between opening and locking it.
-            if _is_still(path, folder, fd):
-                return fd, True
+            # Another save may have replaced or removed the file between opening and locking it.
+            with contextlib.suppress(FileNotFoundError):
+                if os.path.samestat(os.stat(path, dir_fd=folder, follow_symlinks=False), os.fstat(fd)):
+                    return fd, True
         except BlockingIOError:
             if time.monotonic() >= limit:
                 os.close(fd)
@@ -124,26 +133,8 @@ def acquire(
         os.close(fd)
 
 
-def _open(path: str, shown: str, flags: int, folder: int | None, mode: int) -> int:
-    try:
-        return os.open(path, system.CLOEXEC | system.NOFOLLOW | flags, mode, dir_fd=folder)
-    except FileNotFoundError:
-        if flags & os.O_CREAT:
-            # The parent folder is missing.
-            raise
-        # The holder of the lock has just replaced or removed it.
-        raise _busy_error(shown) from None
-
-
 def _busy_error(path: str) -> SaveError:
     return SaveError(f"another process or thread is saving to {path!r}: wait until it is done, or save elsewhere")
-
-
-def _is_still(path: str, folder: int | None, fd: int) -> bool:
-    try:
-        return os.path.samestat(os.stat(path, dir_fd=folder, follow_symlinks=False), os.fstat(fd))
-    except FileNotFoundError:
-        return False
 
 
 # --- exchanging folders -----------------------------------------------------------------------------------------------
@@ -403,13 +394,12 @@ def _encode_name(name: str) -> str:
 # --- recovery from killed saves ---------------------------------------------------------------------------------------
 
 
-def clean(real: str, has_locks: bool) -> None:
-    """Remove the files that killed saves left in this locked folder and beside it.
+def clean(real: str, beside: str, has_locks: bool) -> None:
+    """Remove the files that killed saves left in this locked folder and in the stage beside it.
 
     Raises:
         SaveError: the file system has no locks, so the files may belong to a running save.
     """
-    beside = path_beside(real)
     names = os.listdir(real)
     if os.path.lexists(beside):
         _refuse_unless(has_locks, real, beside)

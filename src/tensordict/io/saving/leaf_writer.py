@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 from torch import Tensor
@@ -40,115 +40,112 @@ class SaveOptions:
 
 
 @dataclass(slots=True)
-class WriteOptions:
-    """The settings that all leaves of a save share.
+class LeafWriter:
+    """Writes the leaves of a save.
 
     Args:
         transaction: the transaction of the save.
         num_threads: the number of threads that will run the jobs.
-        checksum: the algorithm of the checksums; empty to write none.
+        algorithm: the algorithm of the checksums; empty to write none.
         progress: the progress bar, which counts bytes.
         reserve: reserve room on the disk for files without content.
     """
 
     transaction: Transaction
     num_threads: int = 0
-    checksum: str = ""
+    algorithm: str = ""
     progress: Progress = NO_BAR
     reserve: bool = True
+    # The checksum of each piece of a file, by its first byte. Only filled if checksums are computed, because a save may
+    # have thousands of leaves.
+    _checksums: dict[str, dict[int, checksums.Checksum]] = field(default_factory=dict)
 
+    def jobs(
+        self, key: Path, tensor: Tensor, path: str, zero: bool = False, is_staged: bool = False
+    ) -> Iterable[Callable[[], None]]:
+        """Return the functions that write the file of a leaf. They may run in any order.
 
-@dataclass(slots=True)
-class LeafFile:
-    """The file of a tensor, which the commit will put at `path`.
-
-    Args:
-        zero: create the file without content; it reads as zeros.
-        is_staged: the staged file has the content of the tensor already, so only the checksum is computed.
-    """
-
-    key: Path
-    tensor: Tensor
-    path: str
-    options: WriteOptions
-    zero: bool = False
-    is_staged: bool = False
-    # The checksum of each piece, by its first byte. Created only if checksums are computed, because a save may have
-    # thousands of leaves.
-    _checksums: dict[int, checksums.Checksum] | None = None
-
-    def jobs(self) -> Iterable[Callable[[], None]]:
-        """Return the functions that write the file. They may run in any order."""
-        if self.options.checksum:
-            self._checksums = {}
-        if self.is_staged:
-            return (self._read_staged,) if self.options.checksum or self.options.transaction.durable else ()
-        nbytes = self.tensor.numel() * self.tensor.element_size()
-        is_one_job = self.options.num_threads <= 1 or nbytes <= _SPLIT or self.zero or not files.is_direct(self.tensor)
-        if is_one_job or self.options.checksum not in ("", "crc32"):
-            return (self._write,)
-        with files.naming("write the file", self.path, self.key):
-            os.close(self.options.transaction.create(self.path))
+        Args:
+            key: the key of the leaf, for errors.
+            tensor: the leaf.
+            path: where the commit will put the file.
+            zero: create the file without content; it reads as zeros.
+            is_staged: the staged file has the content of the tensor already, so only the checksum is computed.
+        """
+        if self.algorithm:
+            self._checksums[path] = {}
+        if is_staged:
+            is_read = self.algorithm or self.transaction.durable
+            return (partial(self._read_staged, tensor, path),) if is_read else ()
+        nbytes = tensor.numel() * tensor.element_size()
+        is_one_job = self.num_threads <= 1 or nbytes <= _SPLIT or zero or not files.is_direct(tensor)
+        if is_one_job or self.algorithm not in ("", "crc32"):
+            return (partial(self._write, key, tensor, path, zero),)
+        with files.naming("write the file", path, key):
+            os.close(self.transaction.create(path))
         step = -(-nbytes // math.ceil(nbytes / _SPLIT) // 4096) * 4096
-        return [partial(self._write_piece, start, min(start + step, nbytes)) for start in range(0, nbytes, step)]
+        return [
+            partial(self._write_piece, key, tensor, path, start, min(start + step, nbytes))
+            for start in range(0, nbytes, step)
+        ]
 
-    def checksum(self) -> str:
-        """Return the checksum in its stored form once all jobs are done; empty if none is computed."""
-        if not self._checksums:
+    def checksum(self, path: str) -> str:
+        """Return the checksum of a file in its stored form once all jobs are done; empty if none is computed."""
+        found = self._checksums.get(path)
+        if not found:
             return ""
-        pieces = [self._checksums[start] for start in sorted(self._checksums)]
-        return checksums.format_checksum(self.options.checksum, checksums.combine(pieces))
+        return checksums.format_checksum(self.algorithm, checksums.combine([found[start] for start in sorted(found)]))
 
-    def _write(self) -> None:
+    def _write(self, key: Path, tensor: Tensor, path: str, zero: bool) -> None:
         try:
-            fd = self.options.transaction.create(self.path)
+            fd = self.transaction.create(path)
             try:
-                if self.zero:
-                    files.allocate(fd, self.tensor.numel() * self.tensor.element_size(), self.options.reserve)
-                else:
-                    self._write_content(fd)
-                if self.options.transaction.durable:
+                if zero:
+                    files.allocate(fd, tensor.numel() * tensor.element_size(), self.reserve)
+                elif type(tensor) is Tensor or not self._copy_file(fd, tensor):
+                    is_watched = self.algorithm or self.progress.is_shown
+                    files.write_tensor(fd, tensor, 0, self._watch(path, 0) if is_watched else None)
+                if self.transaction.durable:
                     os.fsync(fd)
             finally:
                 os.close(fd)
         except OSError as error:
-            doing = "reserve room, which preallocate=False does not, for" if self.zero else "write"
-            raise files.named_os_error(error, f"{doing} the file", self.path, self.key) from error
+            doing = "reserve room, which preallocate=False does not, for" if zero else "write"
+            raise files.named_os_error(error, f"{doing} the file", path, key) from error
 
-    def _write_content(self, fd: int) -> None:
-        tensor, options = self.tensor, self.options
-        if isinstance(tensor, MemoryMappedTensor) and isinstance(tensor._source, FileSource) and not options.checksum:
-            source = tensor._source
-            if source.shared and is_whole_file(tensor) and tensor.numel() and _copy_from(source, fd, tensor.nbytes):
-                options.progress.add(tensor.nbytes)
-                return
-        files.write_tensor(fd, tensor, 0, self._watch(0))
+    def _copy_file(self, fd: int, tensor: Tensor) -> bool:
+        """Copy the file that a tensor maps as a whole. Returns `False` if the tensor must be written instead."""
+        source = tensor._source if isinstance(tensor, MemoryMappedTensor) and not self.algorithm else None
+        if not isinstance(source, FileSource) or not source.shared or not is_whole_file(tensor):
+            return False
+        if not tensor.numel() or not _copy_from(source, fd, tensor.nbytes):
+            return False
+        self.progress.add(tensor.nbytes)
+        return True
 
-    def _write_piece(self, start: int, stop: int) -> None:
-        transaction = self.options.transaction
+    def _write_piece(self, key: Path, tensor: Tensor, path: str, start: int, stop: int) -> None:
         try:
-            with files.closing(os.open(transaction.at(self.path), os.O_WRONLY | system.CLOEXEC)) as fd:
-                files.write_range(fd, self.tensor, start, stop, start, self._watch(start))
-                if transaction.durable:
+            with files.closing(os.open(self.transaction.at(path), os.O_WRONLY | system.CLOEXEC)) as fd:
+                files.write_range(fd, tensor, start, stop, start, self._watch(path, start))
+                if self.transaction.durable:
                     os.fsync(fd)
         except OSError as error:
-            raise files.named_os_error(error, "write the file", self.path, self.key) from error
+            raise files.named_os_error(error, "write the file", path, key) from error
 
-    def _read_staged(self) -> None:
+    def _read_staged(self, tensor: Tensor, path: str) -> None:
         """Compute the checksum of a staged file, and sync it if the save is durable."""
-        watch = self._watch(0)
-        if watch is not None and self.options.checksum:
-            files.show_content(self.tensor, watch)
-        transaction = self.options.transaction
-        if transaction.durable:
-            files.sync_file(transaction.at(self.path))
+        watch = self._watch(path, 0)
+        if watch is not None and self.algorithm:
+            files.show_content(tensor, watch)
+        if self.transaction.durable:
+            files.sync_file(self.transaction.at(path))
 
-    def _watch(self, start: int) -> files.Watch | None:
-        """Return the callback for the bytes from `start` on."""
-        if self._checksums is None:
-            return make_watch(None, self.options.progress)
-        checksum = self._checksums[start] = checksums.new(self.options.checksum)
-        return make_watch(checksum, self.options.progress)
+    def _watch(self, path: str, start: int) -> files.Watch | None:
+        """Return the callback for the bytes of a file from `start` on."""
+        if not self.algorithm:
+            return make_watch(None, self.progress)
+        checksum = self._checksums[path][start] = checksums.new(self.algorithm)
+        return make_watch(checksum, self.progress)
 
 
 def _copy_from(source: FileSource, fd: int, nbytes: int) -> bool:
@@ -202,9 +199,7 @@ class TensorRun:
     def write(self, fd: int, offset: int, num_threads: int = 0, progress: bool | None = None) -> None:
         """Write the tensors, the first at byte `offset`; `progress` shows a bar."""
         with progress_bar(progress, "saving", sum(t.numel() * t.itemsize for t in self.tensors)) as shown:
-            watches: list[files.Watch | None] = []
-            if self._algorithm or shown.is_shown:
-                watches = [make_watch(checksum, shown) for checksum in self._checksums]
+            watches = [watch for checksum in self._checksums if (watch := make_watch(checksum, shown)) is not None]
             files.write_row(fd, self.tensors, offset, num_threads, watches)
 
     def checksums(self) -> list[str]:

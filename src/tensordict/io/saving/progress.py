@@ -110,6 +110,8 @@ class _NoBar(Progress):
 
 
 NO_BAR: Progress = _NoBar()
+# Hides no nested bars.
+_NO_CHANGE = contextlib.nullcontext(NO_BAR)
 
 
 def progress_bar(
@@ -120,12 +122,12 @@ def progress_bar(
         return Progress(doing, total, unit)
     if show is None and not _open and has_viewer():
         return Progress(doing, total, unit, _PATIENCE)
-    return hide_bars(show)
+    return _NO_CHANGE if show is None else NO_BAR
 
 
 def hide_bars(show: ShowBar) -> contextlib.AbstractContextManager[Progress]:
     """Return a context that hides all nested bars, including bars of transfers, if `show` is `False`."""
-    return NO_BAR if show is False else contextlib.nullcontext(NO_BAR)
+    return NO_BAR if show is False else _NO_CHANGE
 
 
 class WatchedFile(io.BufferedWriter):
@@ -172,7 +174,8 @@ def has_viewer() -> bool:
 
 
 def _in_notebook() -> bool:
-    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+    get_shell = getattr(sys.modules.get("IPython"), "get_ipython", None)
+    shell = None if get_shell is None else get_shell()
     return shell is not None and "IPKernelApp" in shell.config
 
 

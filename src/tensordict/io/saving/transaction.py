@@ -431,10 +431,10 @@ class FolderTransaction(Transaction):
     ) -> None:
         super().__init__(root, durable)
         self._paths = names
-        self._names = frozenset(name.partition("/")[0] for name in names)
+        self._names = frozenset([name.partition("/")[0] for name in names])
         self._kept = kept
         self._overwrite = overwrite
-
+        self._beside = commit.path_beside(self._real)
         # True if the stage is beside the folder, and not in it.
         self._is_beside = False
         # True if the stage will be exchanged with an old folder.
@@ -449,7 +449,7 @@ class FolderTransaction(Transaction):
             # The holder of the lock may be about to write into these folders, so the abort must not remove them.
             self._folders.clear()
             raise
-        commit.clean(self._real, has_locks)
+        commit.clean(self._real, self._beside, has_locks)
         in_the_way = sorted(self._names & frozenset(os.listdir(self._real)))
         if in_the_way:
             if not self._overwrite:
@@ -504,7 +504,7 @@ class FolderTransaction(Transaction):
 
     def _stage_beside(self) -> None:
         status = os.stat(self._real)
-        beside = commit.path_beside(self._real)
+        beside = self._beside
         with files.naming(f"build what replaces {self.path!r} beside it, as", beside):
             os.mkdir(beside)
         self.staged, self._is_beside = beside, True

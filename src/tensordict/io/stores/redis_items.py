@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 
 # Most pieces of an array in one request, so that the server can answer other clients in between.
 _PIECES = 1 << 14
-_DTYPES = {str(found): found for found in vars(torch).values() if isinstance(found, torch.dtype)}
 
 
 @functools.lru_cache(1 << 12)
@@ -76,7 +75,7 @@ class Meta:
     def parse(self) -> Meta:
         """Parse the shape and dtype, and return self; raises `ValueError` for invalid texts."""
         if self.shape is None:
-            dtype = _DTYPES.get(self.dtype_text.decode())
+            dtype = checks.DTYPES.get(self.dtype_text.decode())
             if dtype is None:
                 raise ValueError(f"{self.dtype_text!r:.80} is no dtype")
             stored_dtype(dtype)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -42,6 +43,18 @@ if TYPE_CHECKING:
     _DataSet = Dataset[Any]
 else:
     _DataSet = object
+
+
+def _make_operator(operate: Callable[[Any, object], Any]) -> Callable[[SelfT, object], SelfT]:
+    """Make an operator, which returns `NotImplemented` for other objects than operands.
+
+    Python then tries the operator of the other object, and raises a TypeError if there is none.
+    """
+
+    def operator(self: Any, other: object) -> Any:
+        return operate(self, other) if is_operand(other) else NotImplemented
+
+    return operator
 
 
 class Arithmetic(Leaves, _DataSet):
@@ -265,76 +278,31 @@ class Arithmetic(Leaves, _DataSet):
         return self._apply_binary(_logical_and, "logical_and", other, default, plain_number=True)
 
     # --- operators --------------------------------------------------------------------------------------------------
-    # For any other object these return NotImplemented: Python then tries its operator, and raises a TypeError.
 
-    def __add__(self: SelfT, other: object) -> SelfT:  # type: ignore[override]  # `Dataset.__add__` joins two datasets
-        return self.add(other) if is_operand(other) else NotImplemented
-
-    __radd__ = __add__
-
-    def __iadd__(self, other: object) -> Self:  # type: ignore[override]
-        return self.add_(other) if is_operand(other) else NotImplemented
-
-    def __sub__(self: SelfT, other: object) -> SelfT:
-        return self.sub(other) if is_operand(other) else NotImplemented
-
-    def __rsub__(self, other: object) -> Self:
-        return self.rsub(other) if is_operand(other) else NotImplemented
-
-    def __isub__(self, other: object) -> Self:
-        return self.sub_(other) if is_operand(other) else NotImplemented
-
-    def __mul__(self: SelfT, other: object) -> SelfT:
-        return self.mul(other) if is_operand(other) else NotImplemented
-
-    __rmul__ = __mul__
-
-    def __imul__(self, other: object) -> Self:
-        return self.mul_(other) if is_operand(other) else NotImplemented
-
-    def __truediv__(self: SelfT, other: object) -> SelfT:
-        return self.div(other) if is_operand(other) else NotImplemented
-
-    def __rtruediv__(self, other: object) -> Self:
-        return (
-            self._apply_binary(_rdiv, "/", other, plain_number=True, many=_foreach_rdiv)
-            if is_operand(other)
-            else NotImplemented
-        )
-
-    def __itruediv__(self, other: object) -> Self:
-        return self.div_(other) if is_operand(other) else NotImplemented
-
-    def __floordiv__(self, other: object) -> Self:
-        return self._apply_binary(torch.floor_divide, "//", other) if is_operand(other) else NotImplemented
-
-    def __rfloordiv__(self, other: object) -> Self:
-        return self._apply_binary(_rfloordiv, "//", other) if is_operand(other) else NotImplemented
-
-    def __ifloordiv__(self, other: object) -> Self:
-        return self._apply_binary_(Tensor.floor_divide_, "//=", other) if is_operand(other) else NotImplemented
-
-    def __mod__(self, other: object) -> Self:
-        return self.mod(other) if is_operand(other) else NotImplemented
-
-    def __rmod__(self, other: object) -> Self:
-        return self._apply_binary(_rmod, "%", other) if is_operand(other) else NotImplemented
-
-    def __imod__(self, other: object) -> Self:
-        return self._apply_binary_(Tensor.remainder_, "%=", other) if is_operand(other) else NotImplemented
-
-    def __pow__(self, other: object) -> Self:
-        return self.pow(other) if is_operand(other) else NotImplemented
-
-    def __rpow__(self, other: object) -> Self:
-        return (
-            self._apply_binary(_rpow, "**", other, plain_number=True, many=_foreach_rpow)
-            if is_operand(other)
-            else NotImplemented
-        )
-
-    def __ipow__(self, other: object) -> Self:
-        return self.pow_(other) if is_operand(other) else NotImplemented
+    # `Dataset.__add__` joins two datasets.
+    __add__ = __radd__ = _make_operator(lambda td, other: td.add(other))  # type: ignore[assignment]
+    __iadd__ = _make_operator(lambda td, other: td.add_(other))
+    __sub__ = _make_operator(lambda td, other: td.sub(other))
+    __rsub__ = _make_operator(lambda td, other: td.rsub(other))
+    __isub__ = _make_operator(lambda td, other: td.sub_(other))
+    __mul__ = __rmul__ = _make_operator(lambda td, other: td.mul(other))
+    __imul__ = _make_operator(lambda td, other: td.mul_(other))
+    __truediv__ = _make_operator(lambda td, other: td.div(other))
+    __rtruediv__ = _make_operator(
+        lambda td, other: td._apply_binary(_rdiv, "/", other, plain_number=True, many=_foreach_rdiv)
+    )
+    __itruediv__ = _make_operator(lambda td, other: td.div_(other))
+    __floordiv__ = _make_operator(lambda td, other: td._apply_binary(torch.floor_divide, "//", other))
+    __rfloordiv__ = _make_operator(lambda td, other: td._apply_binary(_rfloordiv, "//", other))
+    __ifloordiv__ = _make_operator(lambda td, other: td._apply_binary_(Tensor.floor_divide_, "//=", other))
+    __mod__ = _make_operator(lambda td, other: td.mod(other))
+    __rmod__ = _make_operator(lambda td, other: td._apply_binary(_rmod, "%", other))
+    __imod__ = _make_operator(lambda td, other: td._apply_binary_(Tensor.remainder_, "%=", other))
+    __pow__ = _make_operator(lambda td, other: td.pow(other))
+    __rpow__ = _make_operator(
+        lambda td, other: td._apply_binary(_rpow, "**", other, plain_number=True, many=_foreach_rpow)
+    )
+    __ipow__ = _make_operator(lambda td, other: td.pow_(other))
 
     def __iand__(self, other: object) -> Self:
         return self._apply_logic_(Tensor.bitwise_and_, torch.bitwise_and, "&=", other)

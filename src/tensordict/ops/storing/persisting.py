@@ -20,6 +20,7 @@ from tensordict.io.saving.transaction import FileTransaction, TreeTransaction
 from tensordict.io.specification import check_levels
 from tensordict.io.stores.backends import backend_of
 from tensordict.io.stores.entries import check_container, write_store
+from tensordict.io.stores.redis_wire import Address
 from tensordict.memory import files
 from tensordict.memory.names import without_scheme
 from tensordict.memory.storable import refuse_sharded
@@ -172,18 +173,8 @@ class Persisting(Contract):
         with hide_bars(progress):
             return save_file(filename, storage_options, overwrite, write)  # type: ignore[arg-type, no-any-return]
 
-    def to_store(
-        self,
-        *,
-        backend: str = "redis",
-        host: str = "localhost",
-        port: int = 6379,
-        db: int = 0,
-        unix_socket_path: str | None = None,
-        prefix: str = "tensordict",
-        device: Any = None,
-        **kwargs: Any,
-    ) -> Any:
+    @spells(Address.of)
+    def to_store(self, *, device: Any = None, **server: Any) -> Any:
         """Write this container to a Redis server, or another server of its protocol.
 
         Example:
@@ -195,10 +186,9 @@ class Persisting(Contract):
             tensor([0., 0., 0.])
 
         Args:
-            backend, host, port, db, unix_socket_path, prefix: the server, and the prefix of all keys there; as in
-                :class:`~tensordict.store.TensorDictStore`.
             device: move tensors to this device when they are fetched; `None` for the device of this container.
-            **kwargs: further arguments of :class:`~tensordict.store.TensorDictStore`, such as `ttl=` and `password=`.
+            **server: the server, the prefix of all keys there, and further arguments of
+                :class:`~tensordict.store.TensorDictStore`, such as `ttl=` and `password=`.
 
         Returns:
             a :class:`~tensordict.store.TensorDictStore` over the stored entries. Other processes open it by its
@@ -211,11 +201,7 @@ class Persisting(Contract):
             ConnectionError: the server does not answer.
             ModuleNotFoundError: the package redis is not installed.
         """
-        server: dict[str, Any] = {
-            "backend": backend, "host": host, "port": port, "db": db, "unix_socket_path": unix_socket_path,
-            "prefix": prefix, "device": device, **kwargs,
-        }  # fmt: skip
-        return server_class().from_tensordict(self, **server)
+        return server_class().from_tensordict(self, device=device, **server)
 
     @classmethod
     @spells(from_h5, without="cache_dir")

@@ -596,10 +596,13 @@ class Saving(Contract):
         if options:
             refuse_unknown(Saving.load_memmap, options)
         how, access = _plan_load(device, non_blocking, **options)
-        loaded = formats.map_save(without_scheme(prefix), how, access)
-        if how.mapped and not is_url(prefix):
-            watch_entries(loaded, how.mode)
-        return _load_into(how.out, loaded)  # type: ignore[no-any-return]
+        if is_url(prefix):
+            loaded = formats.fetch_save(prefix, how, access)
+        else:
+            loaded = formats.map_save(without_scheme(prefix), how)
+            if how.mapped:
+                watch_entries(loaded, how.mode)
+        return loaded if how.out is None else _load_into(how.out, loaded)  # type: ignore[no-any-return]
 
     @classmethod
     @spells(_plan_load)
@@ -652,7 +655,7 @@ class Saving(Contract):
         loaded = formats.load(as_url(without_scheme(prefix)), how, access)
         if how.mapped and (os.path.exists(f"{prefix}/{META}") or str(prefix).endswith(".tdz")):
             watch_entries(loaded, how.mode)
-        return _load_into(how.out, loaded)  # type: ignore[no-any-return]
+        return loaded if how.out is None else _load_into(how.out, loaded)  # type: ignore[no-any-return]
 
     @spells(_plan_load, without="device non_blocking out subpath num_threads keys progress")
     def load_memmap_(self, prefix: PathLike, robust_key: bool | None = True, **options: Unpack[LoadInto]) -> Self:
@@ -716,9 +719,7 @@ class Saving(Contract):
 
 
 def _load_into(out: Any, loaded: Any) -> Any:
-    """Return `loaded`; or, if `out` is given, replace the entries of `out` by the loaded ones and return `out`."""
-    if out is None:
-        return loaded
+    """Replace the entries of `out` by the loaded ones, and return `out`."""
     # If `out` is a tensorclass and the save is not, load into the container inside.
     target = out if specification_of(loaded).is_tensorclass else out._wrapped_container()
     check_fit(target, loaded, ())
@@ -737,12 +738,7 @@ def _save(
             prefix,
             options.return_early,
             lambda whole: _save(whole, prefix, replace(options, full_tensor=False, return_early=False)),
-            partial(
-                formats.map_save,
-                without_scheme(prefix or ""),
-                LoadOptions(robust=options.robust, unpickle=choose_unpickle(options.allow_pickle)),
-                Access.of(options.storage_options),
-            ),
+            partial(_load_whole, prefix or "", options),
         )
     options.existsok |= options.overwrite
     is_archive = wants_archive(prefix, options.archive, options.compression)
@@ -772,6 +768,14 @@ def _save(
         saved: ContainerT = run()
         return saved
     return _run_early(run)
+
+
+def _load_whole(prefix: PathLike, options: FolderOptions) -> Any:
+    """Load the save that another rank has written."""
+    how = LoadOptions(robust=options.robust, unpickle=choose_unpickle(options.allow_pickle))
+    if is_url(prefix):
+        return formats.fetch_save(prefix, how, Access.of(options.storage_options))
+    return formats.map_save(without_scheme(prefix), how)
 
 
 def _run_early(run: Callable[[], Any]) -> Future[Any]:

@@ -16,6 +16,7 @@ from tensordict.convert.input_files import SourceFile, files_of
 from tensordict.convert.json import json_tables, write_json
 from tensordict.convert.text_tables import write_text
 from tensordict.core.extras import require
+from tensordict.core.signatures import spells
 from tensordict.io.remote.remote_saves import Access, CacheDir
 from tensordict.io.remote.urls import StorageOptions
 from tensordict.memory.mapped import PathLike
@@ -23,6 +24,26 @@ from tensordict.ops.storing.tabulating import Tables, finish_table
 
 if TYPE_CHECKING:
     from typing_extensions import Self
+
+
+def _plan_read(
+    *,
+    auto_batch_size: bool = False,
+    batch_dims: int | None = None,
+    device: object = None,
+    batch_size: object = None,
+    separator: str | None = None,
+    dtype: torch.dtype | None = None,
+    nulls: Nulls = None,
+    fill: Fill = None,
+    storage_options: StorageOptions | None = None,
+    cache_dir: CacheDir | None = None,
+    **kwargs: Any,
+) -> tuple[TableOptions, Access]:
+    """Return how to read a table and how to reach its files; `kwargs` are for the library that reads."""
+    sizes = auto_batch_size, batch_dims, device, batch_size
+    options = TableOptions(*sizes, separator, dtype, nulls, fill, arguments=kwargs)
+    return options, Access.of(storage_options, cache_dir)
 
 
 class TableFiles(Tables):
@@ -35,24 +56,15 @@ class TableFiles(Tables):
     @classmethod
     def from_parquet(cls, path: PathLike, *, batch_size_rows: None = ..., **options: Any) -> Self: ...
     @classmethod
+    @spells(_plan_read)
     def from_parquet(
         cls,
         path: PathLike,
         *,
-        auto_batch_size: bool = False,
-        batch_dims: int | None = None,
-        device: object = None,
-        batch_size: object = None,
-        separator: str | None = None,
-        dtype: torch.dtype | None = None,
         columns: Sequence[str] | None = None,
-        nulls: Nulls = None,
-        fill: Fill = None,
         metadata: bool = True,
         batch_size_rows: int | None = None,
-        storage_options: StorageOptions | None = None,
-        cache_dir: CacheDir | None = None,
-        **kwargs: Any,
+        **options: Any,
     ) -> Self | Iterator[Self]:
         """Read Parquet files into a container with a batch dim over their rows, or into an iterator over parts of it.
 
@@ -91,12 +103,12 @@ class TableFiles(Tables):
         With `batch_size_rows` and `nulls="mask"`, all parts have the same entries. So columns are read once in advance,
         unless the file states that they have no missing values.
         """
-        options = TableOptions(auto_batch_size, batch_dims, device, batch_size, separator, dtype, nulls, fill, metadata)
-        options, access = replace(options, columns=columns, arguments=kwargs), Access.of(storage_options, cache_dir)
+        how, access = _plan_read(**options)
+        how = replace(how, columns=columns, metadata=metadata)
         if batch_size_rows is None:
-            return finish_table(cls, parquet.container_of_files(path, access, options), options)  # type: ignore[no-any-return]
-        parts = parquet.batches_of_files(path, access, batch_size_rows, options)
-        return (finish_table(cls, part, options) for part in parts)
+            return finish_table(cls, parquet.container_of_files(path, access, how), how)  # type: ignore[no-any-return]
+        parts = parquet.batches_of_files(path, access, batch_size_rows, how)
+        return (finish_table(cls, part, how) for part in parts)
 
     def to_parquet(
         self,
@@ -141,22 +153,8 @@ class TableFiles(Tables):
         parquet.write(self, path, separator, nulls, overwrite, durable, storage_options, kwargs)
 
     @classmethod
-    def from_csv(
-        cls,
-        path: PathLike,
-        *,
-        auto_batch_size: bool = False,
-        batch_dims: int | None = None,
-        device: Any = None,
-        batch_size: Any = None,
-        separator: str | None = None,
-        dtype: torch.dtype | None = None,
-        nulls: Nulls = None,
-        fill: Fill = None,
-        storage_options: StorageOptions | None = None,
-        cache_dir: CacheDir | None = None,
-        **kwargs: Any,
-    ) -> Self:
+    @spells(_plan_read)
+    def from_csv(cls, path: PathLike, **options: Any) -> Self:
         """Read a CSV file into a container with a batch dim over its rows.
 
         Example:
@@ -200,14 +198,13 @@ class TableFiles(Tables):
         A text column becomes a value for each row, with `None` for empty cells. In a column of numbers, empty cells and
         `NA` and `null` are missing numbers; `nan` is a number.
         """
-        files = files_of(path, Access.of(storage_options, cache_dir))
-        options = TableOptions(auto_batch_size, batch_dims, device, batch_size, separator, dtype, nulls, fill)
-        form = CsvOptions.of(kwargs, dtype)
+        how, access = _plan_read(**options)
+        files, form = files_of(path, access), CsvOptions.of(how.arguments, how.dtype)
         with _name_file_in_errors(path, files):
             if form is None:
-                return _read_by_pandas(cls, files, "read_csv", kwargs, options)  # type: ignore[no-any-return]
-            table = csv_tables(files, form, options.may_lack_values).read_table()
-            return finish_table(cls, arrow.container_of_table(table, options), options)  # type: ignore[no-any-return]
+                return _read_by_pandas(cls, files, "read_csv", how.arguments, how)  # type: ignore[no-any-return]
+            table = csv_tables(files, form, how.may_lack_values).read_table()
+            return finish_table(cls, arrow.container_of_table(table, how), how)  # type: ignore[no-any-return]
 
     def to_csv(
         self,
@@ -262,23 +259,8 @@ class TableFiles(Tables):
         write_text(path, overwrite, storage_options, write)
 
     @classmethod
-    def from_json(
-        cls,
-        path: PathLike,
-        *,
-        auto_batch_size: bool = False,
-        batch_dims: int | None = None,
-        device: Any = None,
-        batch_size: Any = None,
-        separator: str | None = None,
-        dtype: torch.dtype | None = None,
-        lines: bool = False,
-        nulls: Nulls = None,
-        fill: Fill = None,
-        storage_options: StorageOptions | None = None,
-        cache_dir: CacheDir | None = None,
-        **kwargs: Any,
-    ) -> Self:
+    @spells(_plan_read)
+    def from_json(cls, path: PathLike, *, lines: bool = False, **options: Any) -> Self:
         """Read a JSON file into a container with a batch dim over its rows.
 
         Example:
@@ -310,13 +292,13 @@ class TableFiles(Tables):
                 object has a key twice; two columns give the same entry; or the file has no rows. The error names the
                 file, the column and the row.
         """
-        files = files_of(path, Access.of(storage_options, cache_dir))
-        options = TableOptions(auto_batch_size, batch_dims, device, batch_size, separator, dtype, nulls, fill)
+        how, access = _plan_read(**options)
+        files, given = files_of(path, access), {"lines": lines, **how.arguments}
         with _name_file_in_errors(path, files):
-            if kwargs:
-                return _read_by_pandas(cls, files, "read_json", {"lines": lines, **kwargs}, options)  # type: ignore[no-any-return]
-            table = json_tables(files, lines, options.may_lack_values).read_table()
-            return finish_table(cls, arrow.container_of_table(table, options), options)  # type: ignore[no-any-return]
+            if how.arguments:
+                return _read_by_pandas(cls, files, "read_json", given, how)  # type: ignore[no-any-return]
+            table = json_tables(files, lines, how.may_lack_values).read_table()
+            return finish_table(cls, arrow.container_of_table(table, how), how)  # type: ignore[no-any-return]
 
     def to_json(
         self,
