@@ -166,7 +166,7 @@ FORMATS: dict[str, Format] = {
         lambda td, _: td.map(add_one, num_workers=2, chunksize=1024, mp_start_method="fork"), makes=1, tree=True
     ),
     "`map`, one chunk for each worker": Format(
-        lambda td, _: td.map(add_one, num_workers=2, mp_start_method="fork"), makes=1, tree=True
+        lambda td, _: td.map(add_one, num_workers=2, mp_start_method="fork"), makes=1, tree=True, scale=4
     ),
     "`map`, 2 spawned workers": Format(
         lambda td, _: td.map(add_one, num_workers=2, chunksize=1024, mp_start_method="spawn"), makes=1, tree=True

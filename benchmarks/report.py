@@ -125,9 +125,12 @@ def row_lines(row: Row) -> str:
     if row.payload_bytes:
         rates = [_rate(row.payload_bytes, row.median(side)) for side in SIDES]
         lines.append(_line("", *rates, "", ""))
+    if not row.in_memory:
+        lines.append(_line("    turns, of the median", *[_spread(row.seconds[side]) for side in SIDES], "", ""))
     for rival in row.rivals:
         times = _times(_ratio(row.median(rival), row.median("ours")))
-        lines.append(f"    {rival}: {_cell(row, rival)}, {times} ours")
+        spread = "" if row.in_memory else f" (turns: {_spread(row.seconds[rival])})"
+        lines.append(f"    {rival}: {_cell(row, rival)}, {times} ours{spread}")
     lines += [f"    ! {side}: {error}" for side, error in row.errors.items()]
     lines += [f"    ! {warning}" for warning in row.warnings]
     return "\n".join(lines)
@@ -299,6 +302,14 @@ def _times(ratio: float | None) -> str:
 
 def _rate(payload: int, seconds: float | None) -> str:
     return "" if seconds is None else f"{payload / seconds / 2**30:.2f} GiB/s"
+
+
+def _spread(seconds: list[float]) -> str:
+    """Return the fastest and the slowest turn as fractions of the median."""
+    if not seconds:
+        return ""
+    median = statistics.median(seconds)
+    return f"{min(seconds) / median:.2f}-{max(seconds) / median:.2f}"
 
 
 def _line(name: str, *cells: str) -> str:

@@ -22,7 +22,7 @@ from families.storage.raw import (
 )
 
 DIRECTORY = "the same as a directory"
-LARGE_LIMITS = (Limit(DIRECTORY, at_least=0.8),)
+LARGE_LIMITS = (Limit(DIRECTORY, at_least=0.8), Limit("floor", at_least=0.8, called="one raw writer"))
 SMALL_LIMITS = (Limit("reference", at_least=10), Limit("torch.save", at_least=1))
 LOAD_LIMITS = (Limit("safetensors.load_file", at_least=1),)
 

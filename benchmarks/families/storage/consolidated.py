@@ -12,6 +12,7 @@ import torch
 from workload import Context, Limit, State, Workload
 
 from families.storage.raw import (
+    WARMED,
     Sizes,
     called,
     map_in_a_row,
@@ -21,6 +22,7 @@ from families.storage.raw import (
 )
 
 LIMITS = (Limit("reference", at_least=2),)
+LARGE_FILE_LIMITS = (*LIMITS, Limit("floor", at_least=0.8, called="one raw writer"))
 PICKLE_LIMITS = (Limit("reference", at_least=3),)
 
 
@@ -28,33 +30,37 @@ def workloads(context: Context, sizes: Sizes) -> list[Workload]:
     """Return the workloads of consolidated containers."""
     found = []
     for shape in (sizes.sixty_four, sizes.small):
-        found += [_consolidate(shape), _to_file(context, shape), _from_file(context, shape)]
+        found += [_consolidate(shape), _consolidate(shape, 2), _to_file(context, shape), _from_file(context, shape)]
     return [*found, _pickle(sizes.small, consolidated=False), _pickle(sizes.small, consolidated=True)]
 
 
-def _consolidate(sizes: tuple[int, int]) -> Workload:
+def _consolidate(sizes: tuple[int, int], threads: int = 0) -> Workload:
     leaves, size = sizes
 
     def setup(module: ModuleType) -> State:
         return tensors(module, leaves, size)
 
     def run(state: State) -> Any:
-        return state.td.consolidate()
+        return state.td.consolidate(num_threads=threads)
 
     def floor(state: State) -> Any:
         # The bytes copied side by side, and a tensor over each part.
         return dict(zip(state.data, torch.cat(list(state.data.values())).split(size // 4)))
 
-    name = f"consolidate {called(sizes)}"
-    return Workload(name, setup, run, floor, limits=LIMITS, payload_bytes=leaves * size)
+    name = f"consolidate {called(sizes)}" + (f", num_threads={threads}" if threads else "")
+    limits = (Limit("reference", at_least=1),) if threads else LIMITS
+    return Workload(name, setup, run, floor, limits=limits, payload_bytes=leaves * size)
 
 
 def _to_file(context: Context, sizes: tuple[int, int]) -> Workload:
+    leaves, size = sizes
+
     def run(state: State, path: Path) -> Any:
         return state.td.consolidate(path)
 
     name = f"consolidate {called(sizes)} to a file"
-    return saving(context, name, sizes, run, write_in_a_row, {}, LIMITS)
+    limits = LARGE_FILE_LIMITS if leaves * size >= WARMED else LIMITS
+    return saving(context, name, sizes, run, write_in_a_row, {}, limits)
 
 
 def _from_file(context: Context, sizes: tuple[int, int]) -> Workload:

@@ -27,7 +27,11 @@ LARGE_LIMITS = (
     Limit("torch.save", at_least=2),
     Limit("floor", at_least=0.8, called="raw positioned writes"),
 )
-SMALL_LIMITS = (Limit("floor", at_most=1.2, called="a bare loop that creates and writes the files"),)
+MAPPED = "a bare loop that creates, writes and maps the files"
+SMALL_LIMITS = (
+    Limit("floor", at_most=1.2, called="a bare loop that creates and writes the files"),
+    Limit(MAPPED, at_least=0.8),
+)
 LOAD_LIMITS = (
     Limit("reference", at_least=2),
     Limit("floor", at_most=2, called="a bare loop that maps the files"),
@@ -57,7 +61,16 @@ def _save(context: Context, sizes: tuple[int, int], threads: int, limits: tuple[
         return state.data
 
     name = f"save {called(sizes)}, num_threads={threads}"
-    rivals = {"torch.save": torch_save, "safetensors.save_file": safetensors_save} if limits is LARGE_LIMITS else {}
+
+    def mapped(state: State, path: Path) -> Any:
+        write_files(path, state.data, threads)
+        return {key: torch.from_file(f"{path}/{key}.memmap", True, sizes[1] // 4) for key in state.data}
+
+    rivals: dict[str, Any] = {}
+    if limits is LARGE_LIMITS:
+        rivals = {"torch.save": torch_save, "safetensors.save_file": safetensors_save}
+    elif limits is SMALL_LIMITS:
+        rivals = {MAPPED: mapped}
     return saving(context, name, sizes, run, floor, rivals, limits)
 
 

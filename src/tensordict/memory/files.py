@@ -104,15 +104,9 @@ def write_range(fd: int, tensor: Tensor, start: int, stop: int, offset: int, wat
         return
     # A ctypes view takes 0.4 us, a NumPy view 3.3 us, and needs no dtype that NumPy knows.
     buffer = (ctypes.c_char * (stop - start)).from_address(tensor.data_ptr() + start)
-    size = stop - start
-    done = 0
-    if size <= CHUNK:
-        done = system.pwrite(fd, buffer, offset)
-        if done == size:
-            return
-    view = memoryview(buffer).cast("B")
-    while done < size:
-        done += system.pwrite(fd, view[done : done + CHUNK], offset + done)
+    done = system.pwrite(fd, buffer, offset) if len(buffer) <= CHUNK else 0
+    if done < len(buffer):
+        write_bytes(fd, memoryview(buffer).cast("B")[done:], offset + done)
 
 
 def _write_watched(fd: int, address: int, size: int, offset: int, watch: Watch) -> None:
@@ -196,7 +190,7 @@ def write_bytes(fd: int, content: bytes | memoryview, offset: int = 0) -> None:
     """Write all of `content` at byte `offset`."""
     done = 0
     while done < len(content):
-        done += system.pwrite(fd, content[done:], offset + done)
+        done += system.pwrite(fd, content[done : done + CHUNK], offset + done)
 
 
 def sync_folder(folder: str) -> None:

@@ -23,7 +23,7 @@ from tensordict.memory.storable import SHARDED, is_sharded
 ALIGN = 8
 # Tensors of up to this many bytes are moved by `memmove`: 0.6 us for 1 KiB; torch takes 2.5 us.
 _SMALL = 64 << 10
-# Approximate number of bytes that one job of a thread copies.
+# One job of a thread copies up to this many bytes.
 _JOB = 4 << 20
 # The storage of a consolidated container as bytes, and the number of leaves in it.
 Consolidated = tuple[Tensor, int]
@@ -120,49 +120,25 @@ class Layout:
         rest: list[tuple[Tensor, int]] = []
         if type(storage) is not Tensor or not storage.is_cpu or torch.compiler.is_compiling() or foreach._transformed():
             rest = list(zip(self.tensors, self.starts, strict=True))
-        elif num_threads > 1:
-            files.run_all(self._split_into_jobs(storage, rest), num_threads)
         else:
             base = storage.data_ptr()
+            jobs: list[Callable[[], object]] = []
             for tensor, start in zip(self.tensors, self.starts, strict=True):
                 nbytes = tensor.numel() * tensor.itemsize
-                if nbytes <= _SMALL and files.is_direct(tensor):
+                is_large = nbytes > _SMALL
+                if not files.is_direct(tensor) or (is_large and num_threads <= 1):
+                    rest.append((tensor, start))
+                elif not is_large:
                     ctypes.memmove(base + start, tensor.data_ptr(), nbytes)
                 else:
-                    rest.append((tensor, start))
+                    # Torch copies these faster than `memmove` does.
+                    targets = torch.split(storage[start : start + nbytes], _JOB)
+                    sources = torch.split(tensor.detach().reshape(-1).view(torch.uint8), _JOB)
+                    jobs += [partial(target.copy_, source) for target, source in zip(targets, sources, strict=True)]
+            files.run_all(jobs, num_threads)
         with torch.no_grad():
             views = [block.tensor(tensor.dtype, tensor.shape, start) for tensor, start in rest]
             foreach.copy_(views, [tensor for tensor, _ in rest], non_blocking)
-
-    def _split_into_jobs(self, storage: Tensor, rest: list[tuple[Tensor, int]]) -> list[Callable[[], object]]:
-        """Split the copies into jobs of about equal size. Tensors of other layouts or devices go to `rest`."""
-        base = storage.data_ptr()
-        jobs: list[Callable[[], object]] = []
-        batch: list[tuple[int, int, int]] = []
-        size = 0
-        for tensor, start in zip(self.tensors, self.starts, strict=True):
-            nbytes = tensor.numel() * tensor.itemsize
-            if not files.is_direct(tensor):
-                rest.append((tensor, start))
-            elif nbytes > _SMALL:
-                # Torch copies these faster than `memmove` does.
-                targets = torch.split(storage[start : start + nbytes], _JOB)
-                sources = torch.split(tensor.detach().reshape(-1).view(torch.uint8), _JOB)
-                jobs += [partial(target.copy_, source) for target, source in zip(targets, sources, strict=True)]
-            else:
-                batch.append((base + start, tensor.data_ptr(), nbytes))
-                size += nbytes
-                if size >= _JOB:
-                    jobs.append(partial(_move, batch))
-                    batch, size = [], 0
-        if batch:
-            jobs.append(partial(_move, batch))
-        return jobs
-
-
-def _move(batch: list[tuple[int, int, int]]) -> None:
-    for target, source, nbytes in batch:
-        ctypes.memmove(target, source, nbytes)
 
 
 class CopyPlan:

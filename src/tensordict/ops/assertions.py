@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -76,23 +77,16 @@ def list_differences(
     Raises:
         KeyError: the keys differ.
     """
-    differences: list[str] = []
-    _compare(actual, expected, options, intersection, prefix, differences)
-    return differences
+    return list(_compare(actual, expected, options, intersection, prefix))
 
 
 def _compare(
-    actual: Contract,
-    expected: Contract,
-    options: dict[str, Any],
-    intersection: bool,
-    prefix: Path,
-    differences: list[str],
-) -> None:
-    """Append a line for every pair of leaves that differ."""
+    actual: Contract, expected: Contract, options: dict[str, Any], intersection: bool, prefix: Path
+) -> Iterator[str]:
+    """Yield a line for every pair of leaves that differ."""
     if actual._batch_size == expected._batch_size and (pairs := actual._pair_members(expected)) is not None:
         for left, right in pairs:
-            _compare(left, right, options, intersection, prefix, differences)
+            yield from _compare(left, right, options, intersection, prefix)
         return
     ours, theirs = actual._entries, expected._entries
     if not intersection and ours.keys() != theirs.keys():
@@ -103,19 +97,19 @@ def _compare(
         left, right = ours[name], theirs[name]
         path = (*prefix, name)
         if is_node(left) and is_node(right) and left._is_non_tensor is not right._is_non_tensor:
-            differences.append(f"key {joined(path)!r} does not match: only one side is a value that is no tensor")
+            yield f"key {joined(path)!r} does not match: only one side is a value that is no tensor"
         elif is_node(left) and is_node(right) and left._is_non_tensor:
             if left._batch_size != right._batch_size or not left._compare_with_container(right, torch.eq).all():
-                differences.append(f"key {joined(path)!r} does not match: the values are {left} and {right}")
+                yield f"key {joined(path)!r} does not match: the values are {left} and {right}"
         elif is_node(left) and is_node(right):
-            _compare(left, right, options, intersection, path, differences)
+            yield from _compare(left, right, options, intersection, path)
         elif isinstance(left, Tensor) and isinstance(right, Tensor):
             difference = _describe_difference(left, right, options)
             if difference:
-                differences.append(f"key {joined(path)!r} does not match: {difference}")
+                yield f"key {joined(path)!r} does not match: {difference}"
         elif isinstance(left, (Contract, Tensor)) or isinstance(right, (Contract, Tensor)) or left != right:
             kinds = f"{type(left).__name__} and {type(right).__name__}"
-            differences.append(f"key {joined(path)!r} does not match: the entries are a {kinds}")
+            yield f"key {joined(path)!r} does not match: the entries are a {kinds}"
 
 
 def _row_sizes(leaf: Tensor) -> list[list[int]] | None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, overload
 
 import numpy as np
@@ -362,11 +363,7 @@ class Foreign(Converting):
             ValueError: the container lacks tensors, or `sorted` does not list all keys.
             RuntimeError: the shapes of the tensors differ. The error lists them.
         """
-        keys, leaves = _list_leaves(self, sorted)
-        try:
-            return torch.stack(leaves, dim) if out is None else torch.stack(leaves, dim, out=out)
-        except RuntimeError as error:
-            raise ShapeError(f"the entries cannot be stacked ({error}): {_describe_shapes(keys, leaves)}") from error
+        return _join_leaves(self, sorted, "stacked", partial(torch.stack, dim=dim, out=out))
 
     def cat_from_tensordict(
         self, dim: int = 0, *, sorted: bool | Sequence[object] | None = None, out: Tensor | None = None
@@ -388,13 +385,7 @@ class Foreign(Converting):
             ValueError: the container lacks tensors, or `sorted` does not list all keys.
             RuntimeError: the shapes of the tensors do not fit. The error lists them.
         """
-        keys, leaves = _list_leaves(self, sorted)
-        try:
-            return torch.cat(leaves, dim) if out is None else torch.cat(leaves, dim, out=out)
-        except RuntimeError as error:
-            raise ShapeError(
-                f"the entries cannot be concatenated ({error}): {_describe_shapes(keys, leaves)}"
-            ) from error
+        return _join_leaves(self, sorted, "concatenated", partial(torch.cat, dim=dim, out=out))
 
     def __dlpack__(self, **options: object) -> NoReturn:
         """Refuse the conversion to one tensor. Without this method, `torch.tensor(td)` returns one without elements."""
@@ -411,24 +402,25 @@ class Foreign(Converting):
     __dlpack_device__ = __dlpack__
 
 
-def _list_leaves(node: Any, order: bool | Sequence[object] | None) -> tuple[list[Any], list[Any]]:
-    """Return the keys and the tensors of all entries in the requested order, without non-tensor values."""
+def _join_leaves(
+    node: Any, order: bool | Sequence[object] | None, done: str, join: Callable[[list[Any]], Tensor]
+) -> Tensor:
+    """Join the tensors of all entries in the requested order, without non-tensor values; `done` names the join."""
     found = dict(node.items(include_nested=True, leaves_only=True))
     if order is True:
-        keys = sorted(found, key=path_of)
-    elif order is None or order is False:
-        keys = list(found)
-    else:
-        keys = [joined(path_of(key)) for key in order]
+        found = dict(sorted(found.items(), key=lambda item: path_of(item[0])))
+    elif order is not None and order is not False:
+        keys: list[Any] = [joined(path_of(key)) for key in order]
         if sorted(keys, key=path_of) != sorted(found, key=path_of):
             raise ValueError(f"sorted= names each entry once: it has {keys}, and the entries are {list(found)}")
-    if not keys:
+        found = {key: found[key] for key in keys}
+    if not found:
         raise ValueError("the container has no tensors to join")
-    return keys, [found[key] for key in keys]
-
-
-def _describe_shapes(keys: list[Any], leaves: list[Any]) -> str:
-    return ", ".join(f"{key!r}: {list(leaf.shape)}" for key, leaf in zip(keys, leaves, strict=True))
+    try:
+        return join(list(found.values()))
+    except RuntimeError as error:
+        shapes = ", ".join(f"{key!r}: {list(leaf.shape)}" for key, leaf in found.items())
+        raise ShapeError(f"the entries cannot be {done} ({error}): {shapes}") from error
 
 
 def apply_options(

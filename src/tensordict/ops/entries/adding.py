@@ -79,7 +79,8 @@ class Adding(Contract):
         """
         size, table = _split_shape(shape, key)
         content = torch.empty((), dtype=dtype, device="cpu").expand(size)
-        return _add(self, key, NewEntry(content, table), False, robust_key is not False, preallocate)
+        entry = NewEntry(content, table, copy_data=False, robust=robust_key is not False, preallocate=preallocate)
+        return _add(self, key, entry)
 
     def make_memmap_from_tensor(
         self,
@@ -120,7 +121,8 @@ class Adding(Contract):
         Raises:
             RuntimeError: for the same reasons as :meth:`make_memmap`.
         """
-        return _add(self, key, NewEntry.of(tensor), copy_data, robust_key is not False, preallocate, existsok)
+        how = {"copy_data": copy_data, "robust": robust_key is not False}
+        return _add(self, key, NewEntry.of(tensor, preallocate=preallocate, existsok=existsok, **how))
 
     def make_memmap_from_storage(
         self,
@@ -152,27 +154,32 @@ class Adding(Contract):
         # Another save may have removed the file. The map of the storage then holds the only copy of the content.
         file = storage.filename if storage.filename and os.path.exists(storage.filename) else None
         content = MemoryMappedTensor.from_storage(storage, shape=size, dtype=dtype, filename=file)
-        return _add(self, key, NewEntry(content, table), True, robust_key is not False)
+        return _add(self, key, NewEntry(content, table, robust=robust_key is not False))
 
 
 @dataclass(slots=True)
 class NewEntry:
-    """The elements of a new entry.
+    """The elements of a new entry, and how to write them.
 
     Args:
         flat: the tensor; for a ragged tensor, its elements, one row after the other.
         sizes: for a ragged tensor, the int64 table with the shape of each row.
         row: for a jagged tensor, the shape that all rows have, with -1 for the ragged dim.
+        copy_data, robust, preallocate, existsok: as for `make_memmap_from_tensor`.
     """
 
     flat: Tensor
     sizes: Tensor | None = None
     row: tuple[int, ...] | None = None
+    copy_data: bool = True
+    robust: bool = True
+    preallocate: Preallocate = "auto"
+    existsok: bool = True
 
     @classmethod
-    def of(cls, tensor: Tensor) -> NewEntry:
+    def of(cls, tensor: Tensor, **how: Any) -> NewEntry:
         """Make an entry from a tensor, which may be ragged."""
-        return cls(*split_ragged(tensor)) if is_ragged_leaf(tensor) else cls(tensor)
+        return cls(*split_ragged(tensor), **how) if is_ragged_leaf(tensor) else cls(tensor, **how)
 
     @property
     def shape(self) -> torch.Size:
@@ -210,32 +217,16 @@ def _split_shape(shape: Any, key: Key) -> tuple[torch.Size, Tensor | None]:
         ) from None
 
 
-def _add(
-    container: Contract,
-    key: Key,
-    content: NewEntry,
-    copy_data: bool,
-    robust: bool,
-    preallocate: Preallocate = "auto",
-    existsok: bool = True,
-) -> MemoryMappedTensor:
+def _add(container: Contract, key: Key, content: NewEntry) -> MemoryMappedTensor:
     """Write a new entry to the folder of a memory-mapped container, and add it to the container."""
     path = path_of(key)
-    check_preallocate(preallocate)
+    check_preallocate(content.preallocate)
     if not container._is_memmap:
         raise SaveError(f"entry {joined(path)!r} can only be made in a memory-mapped container; see memmap_()")
-    return write_tensor(container, path, content, copy_data, robust, preallocate, existsok)
+    return write_tensor(container, path, content)
 
 
-def write_tensor(
-    container: Contract,
-    path: Path,
-    content: NewEntry,
-    copy_data: bool,
-    robust: bool = True,
-    preallocate: Preallocate = "auto",
-    existsok: bool = True,
-) -> MemoryMappedTensor:
+def write_tensor(container: Contract, path: Path, content: NewEntry) -> MemoryMappedTensor:
     """Write a new entry to the folder that a container was saved to or loaded from, and add it to the container."""
     parent, missing = _find_deepest(container, path)
     parent = parent._wrapped_container()
@@ -252,28 +243,28 @@ def write_tensor(
         spec = content.spec()
     except UnsupportedEntryError as error:
         raise UnsupportedEntryError(f"entry {joined(path)!r}: {error}") from None
-    file = file_name(path[-1], robust)
+    file = file_name(path[-1], content.robust)
     if not missing:
         _refuse_file_of_other(parent, content, path)
     for index, name in enumerate(missing, len(path) - 1 - len(missing)):
-        parent = _make_node(parent, name, path[: index + 1], robust)
+        parent = _make_node(parent, name, path[: index + 1], content.robust)
     if parent._memmap_prefix is None:
         if _is_column_member(parent):
             raise SaveError(
                 f"entry {joined(path)!r}: the member of a ragged lazy stack has no folder of its own for a new entry: "
                 "add it to all members before the stack is saved"
             )
-        flat = MemoryMappedTensor.from_tensor(content.flat, copy_data=copy_data)
+        flat = MemoryMappedTensor.from_tensor(content.flat, copy_data=content.copy_data)
     else:
         folder = os.path.abspath(parent._memmap_prefix)
         target, table = f"{folder}/{file}{LEAF_SUFFIX}", f"{folder}/{file}{TABLE_SUFFIX}"
         with commit.hold_lock(folder, patience=_PATIENCE), _remove_new_files_on_error(target, table):
             meta.check_no_entry(folder, path[-1], path)
-            if not existsok and (found := next(filter(os.path.lexists, (target, table)), None)) is not None:
+            if not content.existsok and (found := next(filter(os.path.lexists, (target, table)), None)) is not None:
                 raise SaveError(f"entry {joined(path)!r}: the file {found!r} already exists; pass existsok=True")
             if content.sizes is not None:
-                _write_table(table, content.sizes, copy_data, path)
-            flat = _make_leaf(target, content.flat, copy_data, path, preallocate)
+                _write_table(table, content.sizes, content.copy_data, path)
+            flat = _make_leaf(target, content, path)
             meta.add_entry(folder, path[-1], spec, path)
     leaf: MemoryMappedTensor = content.make_leaf(flat)
     put_entry(parent, path[-1], leaf)
@@ -332,20 +323,19 @@ def _is_column_member(container: Contract) -> bool:
     return False
 
 
-def _make_leaf(
-    target: str, content: Tensor, copy_data: bool, path: Path, preallocate: Preallocate
-) -> MemoryMappedTensor:
-    """Write a tensor to the file `target` and map it. A tensor that maps this file already is returned unchanged."""
-    if isinstance(content, MemoryMappedTensor) and isinstance(content._source, FileSource) and copy_data:
-        if content._source.path != target:
+def _make_leaf(target: str, content: NewEntry, path: Path) -> MemoryMappedTensor:
+    """Write the elements to the file `target` and map it. A tensor that maps this file already stays as it is."""
+    flat, copy_data = content.flat, content.copy_data
+    if isinstance(flat, MemoryMappedTensor) and isinstance(flat._source, FileSource) and copy_data:
+        if flat._source.path != target:
             raise SaveError(
-                f"entry {joined(path)!r}: its storage maps {content._source.path!r} and not the file of the entry, "
+                f"entry {joined(path)!r}: its storage maps {flat._source.path!r} and not the file of the entry, "
                 f"{target!r}; pass a tensor (make_memmap_from_tensor(..., tensor.clone())) to copy it"
             )
-        return content
+        return flat
     try:
         return MemoryMappedTensor.from_tensor(
-            content.detach(), filename=target, existsok=True, copy_data=copy_data, preallocate=preallocate
+            flat.detach(), filename=target, existsok=True, copy_data=copy_data, preallocate=content.preallocate
         )
     except SaveError as error:
         raise SaveError(

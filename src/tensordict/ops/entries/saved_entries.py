@@ -100,7 +100,7 @@ class SavedEntries(dict[str, Any]):
         if isinstance(value, Tensor) and not isinstance(value, Contract):
             plain = value.detach().cpu()
             plain = plain.clone() if isinstance(plain, MemoryMappedTensor) else plain
-            return write_tensor(owner, (name,), NewEntry.of(plain), copy_data=True)
+            return write_tensor(owner, (name,), NewEntry.of(plain))
         saved = _write_node(os.path.abspath(owner._memmap_prefix), name, value, set(self))
         watch_entries(saved, self._mode, self._told)
         return saved

@@ -279,8 +279,11 @@ class Arithmetic(Leaves, _DataSet):
 
     # --- operators --------------------------------------------------------------------------------------------------
 
-    # `Dataset.__add__` joins two datasets.
-    __add__ = __radd__ = _make_operator(lambda td, other: td.add(other))  # type: ignore[assignment]
+    # Not from the table: pyright would give it the type of `Dataset.__add__`, which joins two datasets.
+    def __add__(self: SelfT, other: object) -> SelfT:  # type: ignore[override]
+        return self.add(other) if is_operand(other) else NotImplemented
+
+    __radd__ = __add__
     __iadd__ = _make_operator(lambda td, other: td.add_(other))
     __sub__ = _make_operator(lambda td, other: td.sub(other))
     __rsub__ = _make_operator(lambda td, other: td.rsub(other))
