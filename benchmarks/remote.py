@@ -9,7 +9,7 @@ comes from a process of its own, which has connected before; whole objects are t
 package is whole; other libraries are measured for some seconds from the start of their iteration, without and with
 worker processes. They mix as many rows as this package does: 4,096 rows, or 32 shards.
 
-Server and clients share the processors: with two of them, the server takes up to a half of one at 50 MB/s.
+Server and clients share the processors. On two of them, an epoch took 7 to 8 seconds of processor time in 8.5 seconds.
 """
 
 from __future__ import annotations
