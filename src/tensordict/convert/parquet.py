@@ -95,7 +95,7 @@ def _read_columns(file: Any, columns: Sequence[str] | None) -> Any:
 
 
 def _group_columns(file: Any, columns: Sequence[str] | None) -> Iterator[list[str] | None]:
-    """Divide the columns to read into groups of about `_GROUP` bytes, in the order in which Arrow would return them."""
+    """Divide the columns to read into groups of about `_GROUP` bytes, in the order that Arrow returns."""
     metadata, names = file.metadata, file.schema_arrow.names
     stored = sum(metadata.row_group(group).total_byte_size for group in range(metadata.num_row_groups))
     nbytes = max(stored, 8 * metadata.num_rows * metadata.num_columns)
