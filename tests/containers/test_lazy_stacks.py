@@ -1239,3 +1239,42 @@ def test_a_stack_of_dicts() -> None:
         LazyStackedTensorDict.from_dict([])
     with pytest.raises(IndexError):
         LazyStackedTensorDict.from_dict(dicts, stack_dim=1)
+
+
+def test_an_entry_below_a_member_that_is_a_value_is_refused() -> None:
+    td = TensorDict(n=lazy_stack([TensorDict(b={"k": 1}), TensorDict(b="text")]), batch_size=[2])
+    for call in (
+        lambda: td.set(("n", "b", "k"), torch.ones(2)),
+        lambda: td.set(("n", "b", "k"), [1, 2]),
+        lambda: td.create_nested(("n", "b", "new")),
+    ):
+        with pytest.raises(KeyError, match="the entry above it is a value that is no tensor"):
+            call()
+    assert td["n"].tensordicts[0]["b"].to_dict() == {"k": 1} and td["n"].tensordicts[1]["b"] == "text"
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
+def test_a_nested_stack_beside_a_ragged_leaf_is_cut_by_members() -> None:
+    stack = lazy_stack([TensorDict(a=torch.zeros(())), TensorDict(a=torch.ones(2))])
+    ragged = torch.nested.nested_tensor([torch.ones(1, 2), torch.ones(2, 2)], layout=torch.jagged)
+    td = TensorDict(s=stack, r=ragged, batch_size=[2])
+    for pieces in (
+        td.split([1, 1]),
+        td.split(1),
+        (td[:1], td[1:]),
+        (td[torch.tensor([0])], td[stack.batch_size[0] - 1 :]),
+    ):
+        assert [[leaf.shape for leaf in piece["s"].get("a", as_list=True)] for piece in pieces] == [[()], [(2,)]]
+
+
+def test_a_mask_over_named_dims_leaves_nested_stacks_without_a_name() -> None:
+    stack = lazy_stack([TensorDict(a=torch.ones(3), batch_size=[3]) for _ in range(2)])
+    td = TensorDict(s=stack, batch_size=[2, 3], names=["x", "y"])
+    mask = torch.tensor([[True, False, False], [False, True, True]])
+    for result in (td[mask], td.masked_select(mask)):
+        assert result.names == result["s"].names == [None] and result["s", "a"].shape == (3,)
+
+
+def test_from_dict_instance_of_a_stack_whose_members_hold_different_kinds() -> None:
+    stack = lazy_stack([TensorDict(b=torch.ones(())), TensorDict(b="text")])
+    assert stack.from_dict_instance({"b": torch.ones(2)})["b"].tolist() == [1, 1]

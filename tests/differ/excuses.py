@@ -12,6 +12,7 @@ from differ.sides import Summary
 _SEVERAL = re.compile(
     r"[)\]][.\[]|TensorDict\(|from_dict_instance\(|list\(\w+\.unbind\(|\b(select|exclude|empty|copy|clone|new_\w+)\("
 )
+_ROWS_OF_ONE = re.compile(r"stack\((\w+|\(\w+\))[,)]")
 _LOCKS = re.compile(r"lock|memmap|share_memory|consolidate|Params|frozen")
 
 
@@ -29,6 +30,8 @@ def find_doubt(error: dict[str, Any], code: str, operands: list[Summary]) -> str
     if name == "NamesError" and "name" not in code and not any(any(node["names"] or ()) for node in containers):
         return "no operand has names"
     ranks = [len(node["batch_size"]) for node in containers]
+    if _ROWS_OF_ONE.search(code):
+        ranks += [rank - 1 for rank in ranks]
     if name == "DimError":
         return _doubt_dim(message, ranks)
     if found := re.match(r"(\d+) names .* do not fit (\d+) batch dims", message):

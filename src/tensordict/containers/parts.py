@@ -11,6 +11,7 @@ from array import array
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from functools import cached_property, partial
 from typing import Any, TypeVar, overload
 
@@ -218,14 +219,15 @@ class Parts(Sequence[Any]):
         return found
 
     def fetch(self, entries: Iterable[RowsOfParts | JoinedValues], number: int, rows: slice | Tensor) -> list[Any]:
-        """Fetch rows of the tensors of one part over the network, all at once, if they lie there.
+        """Fetch rows of the tensors of one part of a save behind a URL, all at once.
 
         Returns:
-            the tensors.
+            the tensors that lie elsewhere.
         """
-        leaves = [entry._leaf(number)[2] for entry in entries if isinstance(entry, RowsOfParts)]
-        fetch_rows(leaves, rows)
-        return leaves
+        # The part may be gone. The read that follows finds where its rows are.
+        with suppress(FileNotFoundError):
+            return fetch_rows([entry._leaf(number)[2] for entry in entries if isinstance(entry, RowsOfParts)], rows)
+        return []
 
     # --- the positions of rows --------------------------------------------------------------------------------------
 

@@ -284,12 +284,15 @@ class _ShardArray:
     """Rows of a tensor in an array store, as an `Array` that follows the rows when a compaction moves them.
 
     A mapped file stays readable after its removal; an array that is read piece by piece does not.
+
+    Attributes:
+        inner: the rows in the store, a `StoredTensor`.
     """
 
     rows_together = 1
 
     def __init__(self, shards: Shards, part: ShardPart, path: Path, rows: Any) -> None:
-        self._shards, self._part, self._path, self._rows = shards, part, path, rows
+        self._shards, self._part, self._path, self.inner = shards, part, path, rows
         self._fetched: ref[Tensor] | None = None
         self.shape, self.spread = tuple(rows.shape), rows.array.spread
 
@@ -303,7 +306,7 @@ class _ShardArray:
         if fetched is not None:
             return fetched[at].clone()
         try:
-            found: Tensor = read_stored(self._rows[at])
+            found: Tensor = read_stored(self.inner[at])
             # Zarr reads a missing group as zeros, without an error.
             if not self._shards.is_there(self._part):
                 raise self._shards.make_missing_error(self._part)
@@ -319,7 +322,7 @@ class _ShardArray:
 
     def write(self, selection: Selection, values: Any) -> None:
         """Write to the selection."""
-        self._rows[_to_torch_index(selection)] = as_tensor(values, self._rows.dtype)
+        self.inner[_to_torch_index(selection)] = as_tensor(values, self.inner.dtype)
 
 
 def _to_torch_index(selection: Selection) -> Any:

@@ -38,12 +38,12 @@ class LazyWrites(LazyDims):
         if type(item) in (list, tuple) and self._entries.containers:
             self._write_to_members((name,), item, path, non_blocking)
         else:
-            self._refuse_locked_members(path)
+            self._check_members(path)
             super()._write_name(name, item, non_blocking, path)
 
     def _write_to_members(self, target: Path, item: object, path: Path, non_blocking: bool) -> None:
         """Split an entry and store the pieces at `target` of each member. Errors name it as `path`."""
-        self._refuse_locked_members(path)
+        self._check_members(path)
         members = self._entries.containers
         values = []
         for member, piece in zip(members, self._split(item, path, False), strict=True):
@@ -53,11 +53,13 @@ class LazyWrites(LazyDims):
             for member, value in zip(members, values, strict=True):
                 member._write(target, value)
 
-    def _refuse_locked_members(self, path: Path) -> None:
-        """Raise if a member is locked, even if the stack is not."""
+    def _check_members(self, path: Path) -> None:
+        """Raise if a member is locked, even if the stack is not, or is a value, which holds no entries."""
         for member in self._entries.containers:
             if member._locked:
                 raise_locked(f"set the entry {joined(path)!r}")
+            if member._is_non_tensor:
+                member._write_name(path[-1], None, path=path)
 
     def _split(self, item: object, path: Path, in_place: bool) -> Sequence[Any]:
         """Split a value into one piece for each member.

@@ -243,6 +243,8 @@ class _Unpadding:
 
     def split_node(self, node: Any, masks: Any, path: Path) -> tuple[list[Any], tuple[int, _Runs] | None]:
         """Return the container of each row, and the dim and the runs along which its batch size was padded, if any."""
+        if node._members() is not None and node.stack_dim == 0 and (self.common is not None or not path):
+            return self.split_stack(node, masks, path)
         refuse_exclusive_keys(node, "unpad_sequence")
         size = node._batch_size[1:]
         at, runs = (self.dim, self.common) if 0 <= self.dim < len(size) else (0, None)
@@ -296,6 +298,19 @@ class _Unpadding:
         pieces = [{name: column[row] for name, column in columns.items()} for row in range(count)]
         made = node._build_many(pieces, sizes, node._device, node._names and node._names[1:])
         return made, None if runs is None else (at, runs)
+
+    def split_stack(self, stack: Any, masks: Any, path: Path) -> tuple[list[Any], tuple[int, _Runs] | None]:
+        """Split a lazy stack of rows, each as a batch of one row: the rows may have different keys."""
+        rows: list[Any] = []
+        at: int | None = None
+        for position, member in enumerate(stack._members()):
+            span = slice(position, position + 1)
+            own = None if self.common is None else _Runs(*(column[span] for column in self.common))
+            one = _Unpadding(self.dim, own, self.longest)
+            made, found = one.split_node(member.unsqueeze(0), None if masks is None else masks[span], path)
+            rows += made
+            at = found[0] if found else at
+        return rows, None if at is None or self.common is None else (at, self.common)
 
     def split_leaf(
         self, leaf: Tensor, mask: Tensor | None, dim: int, batch_dims: int, path: Path
@@ -363,17 +378,7 @@ def unpad(padded: Any, mask: Any, dim: int) -> Any:
         if mask.ndim != 2 or len(mask) != count:
             raise ShapeError(f"the mask has the shape [{count}, longest row], got {list(mask.shape)}")
         common, mask = _find_runs(mask, 1, ()), None
-    if padded._members() is not None and padded.stack_dim == 0:
-        # Members may have entries of their own, so each of them is split as a batch of one row.
-        rows = []
-        for position, member in enumerate(padded._members()):
-            own = None if common is None else _Runs(*(column[position : position + 1] for column in common))
-            split = _Unpadding(dim, own, longest)
-            rows += split.split_node(member.unsqueeze(0), mask if mask is None else mask[position : position + 1], ())[
-                0
-            ]
-    else:
-        rows, _ = _Unpadding(dim, common, longest).split_node(padded, mask, ())
+    rows, _ = _Unpadding(dim, common, longest).split_node(padded, mask, ())
     size = None if rows else padded._batch_size[1:]
     names = padded._names and padded._names[0]
     return makers.lazy_stack(*rows, stack_dim=0, batch_size=size, stack_dim_name=names)
