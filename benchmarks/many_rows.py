@@ -13,8 +13,9 @@ process on files in the page cache; so are the figures of memory, in MB:
 
 `--folder` keeps the data sets, and takes those that it kept before.
 
-Each figure is shown for both sizes: the median of the rounds, and in brackets the least and the most. `raw` is a loop
-of `os.open`, `os.pread` and `os.close` over random rows, in turns with the mini-batches of the same process.
+Each figure is shown for both sizes: the median of the rounds, and in brackets the least and the most; for later
+batches, those of 20 turns in each round. `raw` is a loop of `os.open`, `os.pread` and `os.close` over random rows, in
+turns with the mini-batches of the same process.
 """
 
 from __future__ import annotations
@@ -65,20 +66,21 @@ def main() -> None:
             if not path.exists():
                 write(path, shards)
         for step in options.steps:
-            runs: dict[int, list[dict[str, float]]] = {options.few: [], options.shards: []}
+            runs: dict[int, list[dict[str, Any]]] = {options.few: [], options.shards: []}
             for _ in range(options.rounds):
                 for shards, figures in runs.items():
                     command = [sys.executable, __file__, "--step", step, "--folder", str(folder / f"{shards}")]
                     done = subprocess.run(command, check=True, capture_output=True, text=True)
                     figures.append(json.loads(done.stdout))
-            print(step)
+            print(f"{step:44}", *(f"{shards:14,} shards" + 22 * " " for shards in runs))
             for name in runs[options.few][0]:
-                print(
-                    f"  {name:40}", *(_show([each[name] for each in figures]) for figures in runs.values()), flush=True
-                )
+                shown = (_show([each[name] for each in figures]) for figures in runs.values())
+                print(f"  {name:42}", *shown, flush=True)
 
 
-def _show(values: list[float]) -> str:
+def _show(rounds: list[Any]) -> str:
+    """Show the median, the least and the most of the figures of some rounds, each a number or a list of them."""
+    values = [value for figure in rounds for value in (figure if isinstance(figure, list) else [figure])]
     return f"{statistics.median(values):14,.1f} ({min(values):,.1f} to {max(values):,.1f})".ljust(43)
 
 
@@ -205,7 +207,7 @@ def touch(data: Any) -> None:
         data[torch.arange(number, min(number + BATCH, len(data) // ROWS)) * ROWS]
 
 
-def measure_batches(path: Path) -> dict[str, float]:
+def measure_batches(path: Path) -> dict[str, Any]:
     """Read mini-batches of random rows: the first ones, and those after all shards were used, beside the raw loop."""
     memory, found = Memory(), dict[str, float]()
     from tensordict import open_dataset
@@ -240,8 +242,11 @@ def measure_batches(path: Path) -> dict[str, float]:
     with timed(found, "us first row of each shard", len(shards)):
         touch(data)
     turns = [(time_batches(20, read_ours), time_batches(20, read_raw)) for _ in range(20)]
-    found["us batch, later"], found["us batch, raw"] = map(statistics.median, zip(*turns, strict=True))
-    return found | memory.figures()
+    return (
+        found
+        | {"us batch, later": [ours for ours, _ in turns], "us batch, raw": [raw for _, raw in turns]}
+        | memory.figures()
+    )
 
 
 def measure_loader(path: Path) -> dict[str, float]:
@@ -319,7 +324,7 @@ def measure_appending(path: Path) -> dict[str, float]:
     return found
 
 
-STEPS: dict[str, Callable[[Path], dict[str, float]]] = {
+STEPS: dict[str, Callable[[Path], dict[str, Any]]] = {
     "opening": measure_opening,
     "batches": measure_batches,
     "loader": measure_loader,

@@ -337,6 +337,27 @@ def test_assignment_on_every_index(stack: Any, index: Any) -> None:
     assert torch.equal(stack["v"], expected) and torch.equal(stack["n", "x"][index], torch.full_like(part, 3))
 
 
+@pytest.mark.parametrize("shapes", [((3,), ()), ((2,), (3,)), ((2, 2), (2, 3))], ids=str)
+@pytest.mark.parametrize("index", [slice(0, 1), [0], torch.tensor([True, False])], ids=str)
+def test_assigning_a_member_to_a_part_of_an_uneven_stack(shapes: Any, index: Any) -> None:
+    stack = lazy_stack([TensorDict(b=torch.zeros(shape)) for shape in shapes])
+    stack[index] = TensorDict(b=torch.ones(shapes[0]))
+    assert stack[0]["b"].tolist() == torch.ones(shapes[0]).tolist() and not stack[1]["b"].any()
+
+
+def test_assigning_one_number_for_each_member_of_an_uneven_stack() -> None:
+    stack = lazy_stack([TensorDict(b=torch.zeros(())), TensorDict(b=torch.zeros(1))])
+    stack[:] = torch.tensor([1.0, 2.0])
+    assert stack[0]["b"].tolist() == 1 and stack[1]["b"].tolist() == [2]
+
+
+def test_assigning_what_does_not_fit_an_uneven_stack_changes_nothing() -> None:
+    stack = lazy_stack([TensorDict(b=torch.zeros(2)), TensorDict(b=torch.zeros(3))])
+    with pytest.raises(ValueError, match=r"entry 'b': a value of shape \[2\] does not broadcast to \[3\]"):
+        stack[:2] = TensorDict(b=torch.ones(2))
+    assert not stack[0]["b"].any() and not stack[1]["b"].any()
+
+
 def test_members_and_views(members: list[TensorDict]) -> None:
     stack = lazy_stack(members)
     assert stack[1] is members[1] and stack[1:][0] is members[1] and stack.unbind(0)[2] is members[2]
@@ -1218,3 +1239,42 @@ def test_a_stack_of_dicts() -> None:
         LazyStackedTensorDict.from_dict([])
     with pytest.raises(IndexError):
         LazyStackedTensorDict.from_dict(dicts, stack_dim=1)
+
+
+def test_an_entry_below_a_member_that_is_a_value_is_refused() -> None:
+    td = TensorDict(n=lazy_stack([TensorDict(b={"k": 1}), TensorDict(b="text")]), batch_size=[2])
+    for call in (
+        lambda: td.set(("n", "b", "k"), torch.ones(2)),
+        lambda: td.set(("n", "b", "k"), [1, 2]),
+        lambda: td.create_nested(("n", "b", "new")),
+    ):
+        with pytest.raises(KeyError, match="the entry above it is a value that is no tensor"):
+            call()
+    assert td["n"].tensordicts[0]["b"].to_dict() == {"k": 1} and td["n"].tensordicts[1]["b"] == "text"
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
+def test_a_nested_stack_beside_a_ragged_leaf_is_cut_by_members() -> None:
+    stack = lazy_stack([TensorDict(a=torch.zeros(())), TensorDict(a=torch.ones(2))])
+    ragged = torch.nested.nested_tensor([torch.ones(1, 2), torch.ones(2, 2)], layout=torch.jagged)
+    td = TensorDict(s=stack, r=ragged, batch_size=[2])
+    for pieces in (
+        td.split([1, 1]),
+        td.split(1),
+        (td[:1], td[1:]),
+        (td[torch.tensor([0])], td[stack.batch_size[0] - 1 :]),
+    ):
+        assert [[leaf.shape for leaf in piece["s"].get("a", as_list=True)] for piece in pieces] == [[()], [(2,)]]
+
+
+def test_a_mask_over_named_dims_leaves_nested_stacks_without_a_name() -> None:
+    stack = lazy_stack([TensorDict(a=torch.ones(3), batch_size=[3]) for _ in range(2)])
+    td = TensorDict(s=stack, batch_size=[2, 3], names=["x", "y"])
+    mask = torch.tensor([[True, False, False], [False, True, True]])
+    for result in (td[mask], td.masked_select(mask)):
+        assert result.names == result["s"].names == [None] and result["s", "a"].shape == (3,)
+
+
+def test_from_dict_instance_of_a_stack_whose_members_hold_different_kinds() -> None:
+    stack = lazy_stack([TensorDict(b=torch.ones(())), TensorDict(b="text")])
+    assert stack.from_dict_instance({"b": torch.ones(2)})["b"].tolist() == [1, 1]

@@ -184,6 +184,7 @@ def test_list_to_stack_is_a_setting():
         assert list_to_stack() is False
         td = TensorDict({"s": ["a", "b", "c"]}, batch_size=[2])
         assert td["s"] == ["a", "b", "c"] and type(td.get("s")) is NonTensorData
+        assert td.set("rows", [(1, 2), (3, 4)])["rows"].tolist() == [[1, 2], [3, 4]]
         with set_list_to_stack(True):
             assert list_to_stack()
     assert list_to_stack(allow_none=True) is None

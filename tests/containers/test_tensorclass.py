@@ -339,6 +339,8 @@ def test_autocast() -> None:
     assert made.table == {"a": 1} and type(made.td) is TensorDict and type(made.inner) is Inner
     made.n = torch.tensor(5)
     assert made.n == 5 and type(made.n) is int
+    made.n = True
+    assert made.n == 1 and type(made.n) is int
     # Any other value becomes the first field of the class.
     for value in ("text", 2.5, torch.ones(2), NonTensorData("text")):
         made.inner = value

@@ -104,6 +104,11 @@ def test_update_from_no_mapping(writable: Any, plain: Plain, kind: Kind, source:
     assert_matches(writable, plain, kind.batch_size, kind.extra)
 
 
+def test_update_underscore_from_nothing_but_empty_containers(td: Any, plain: Plain, kind: Kind) -> None:
+    td.update_({"absent": {}, "also": TensorDict(inner=TensorDict({}, kind.batch_size), batch_size=kind.batch_size)})
+    assert_matches(td, plain, kind.batch_size, kind.extra)
+
+
 def test_update_underscore(td: Any, plain: Plain, kind: Kind) -> None:
     """In place, so locked containers take it as well."""
     memory = addresses(td)

@@ -368,6 +368,16 @@ def test_in_place_writes(kind: str) -> None:
     assert td["x"] is kept
 
 
+@kinds
+@pytest.mark.parametrize("value", [2, torch.tensor(2.0)], ids=str)
+def test_one_number_in_place(kind: str, value: object) -> None:
+    td = container(kind)
+    twos = [torch.full_like(row, 2) for row in rows_for(kind)]
+    check(td.clone().update_({"x": value, ("inner", "y"): value}), twos, kind)
+    check(td.clone().set_("x", value).set_(("inner", "y"), value), twos, kind)
+    check(td.apply_(lambda leaf: value), twos, kind)
+
+
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "jagged_equal"])
 def test_writes_that_do_not_fit_change_nothing(kind: str) -> None:
     td = container(kind)

@@ -13,6 +13,7 @@ import sys
 import threading
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch.utils.data import DataLoader
@@ -505,7 +506,13 @@ def test_loader_mixes_the_rows_of_some_shards(tmp_path: pathlib.Path) -> None:
     old = DatasetLoader(TensorDict(x=torch.arange(33), batch_size=[33]), 4, shuffle=False)
     old.load_state_dict({**{key: state[key] for key in state if key != "shards"}, "segments": None, "shuffle": 1})
     assert old.shuffle is True and [sum(len(batch) for batch in old) for _ in range(2)] == [21, 33]
-    with pytest.raises(ValueError, match="got 0"):
-        DatasetLoader(data, 4, shuffle=0)
+    for odd in (0, -2, 2.5, "yes", None):
+        for make in (
+            lambda odd: DatasetLoader(data, 4, shuffle=odd),
+            lambda odd: again.load_state_dict({**state, "shuffle": odd}),
+        ):
+            with pytest.raises(ValueError, match=f"shuffle is True, False, or the number .*got {odd!r}"):
+                make(odd)
+    assert DatasetLoader(data, 4, shuffle=np.int64(2)).state_dict()["shuffle"] == 2
     with pytest.raises(ValueError, match="a TensorDict has none: pass shuffle=True"):
         DatasetLoader(data[:].to_tensordict(), 4, shuffle=3)

@@ -93,6 +93,20 @@ def test_a_shard_of_which_many_rows_are_read_is_mapped(tmp_path: Path, monkeypat
     assert len(data._joint._mapped) == 2 and data._joint._mapped[0] is not first and first.columns is None
 
 
+def test_rows_are_read_when_no_map_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = write(tmp_path / "data", "archive")
+    data = open_dataset(tmp_path / "data")
+    read_twice(data, rows, monkeypatch)
+    keep_mapped(data, 100, monkeypatch)
+
+    def fail(*arguments: object, **options: object) -> None:
+        raise RuntimeError("unable to mmap: Cannot allocate memory (12)")
+
+    monkeypatch.setattr(torch, "from_file", fail)
+    monkeypatch.setattr(type(data._shards), "_open", lambda self, part: pytest.fail("a shard was opened"))
+    assert (data[torch.arange(20)] == rows).all()
+
+
 def test_a_shard_that_was_cut_short_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = write(tmp_path / "data", "folder")
     data = open_dataset(tmp_path / "data")

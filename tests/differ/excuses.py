@@ -9,7 +9,10 @@ from typing import Any
 from differ.sides import Summary
 
 # A line of several operations, whose last operands nobody sees.
-_SEVERAL = re.compile(r"\)[.\[]|TensorDict\(|\b(select|exclude|empty|copy|clone|new_\w+)\(")
+_SEVERAL = re.compile(
+    r"[)\]][.\[]|TensorDict\(|from_dict_instance\(|list\(\w+\.unbind\(|\b(select|exclude|empty|copy|clone|new_\w+)\("
+)
+_ROWS_OF_ONE = re.compile(r"stack\((\w+|\(\w+\))[,)]")
 _LOCKS = re.compile(r"lock|memmap|share_memory|consolidate|Params|frozen")
 
 
@@ -27,10 +30,13 @@ def find_doubt(error: dict[str, Any], code: str, operands: list[Summary]) -> str
     if name == "NamesError" and "name" not in code and not any(any(node["names"] or ()) for node in containers):
         return "no operand has names"
     ranks = [len(node["batch_size"]) for node in containers]
+    if _ROWS_OF_ONE.search(code):
+        ranks += [rank - 1 for rank in ranks]
     if name == "DimError":
         return _doubt_dim(message, ranks)
     if found := re.match(r"(\d+) names .* do not fit (\d+) batch dims", message):
-        return "" if found[1] != found[2] and int(found[2]) in ranks else "the names fit, or nothing has so many dims"
+        known = int(found[2]) in ranks or "batch_size=" in code or "batch_dims=" in code
+        return "" if found[1] != found[2] and known else "the names fit, or nothing has so many dims"
     if found := re.match(r"index -?\d+ is out of bounds for dim\w* \d+ with size (\d+)", message):
         sizes = {size for node in nodes for size in node.get("batch_size", node.get("shape", []))}
         return "" if int(found[1]) in sizes else "no operand has this size"

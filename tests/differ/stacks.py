@@ -39,6 +39,9 @@ def _stack_entries(parts: Sequence[Any], dim: int) -> Summary | None:
         return first if all(part == first for part in parts) else None
     if "nontensor" in first:
         longer = {**first, "batch_size": _longer(first["batch_size"], dim, len(parts))}
+        if first["cls"] == "NonTensorStack":
+            values = _stack_values([part["nontensor"] for part in parts], dim)
+            return values and {**longer, "nontensor": values}
         return longer if all(part == first for part in parts) else None
     if first["k"] == "td":
         if any(part["batch_size"] != first["batch_size"] for part in parts):
@@ -47,6 +50,16 @@ def _stack_entries(parts: Sequence[Any], dim: int) -> Summary | None:
         head["names"] = _longer(first["names"], dim, None) if first["names"] else first["names"]
         return _stack_containers(parts, dim, head)
     return _stack_tensors(parts, dim) if first["k"] == "tensor" else None
+
+
+def _stack_values(values: Sequence[Any], dim: int) -> Summary | None:
+    """Nested lists of values, as one list that is a level deeper at `dim`."""
+    if dim == 0:
+        return {"k": "list", "cls": "list", "entries": list(values), "len": len(values)}
+    if any(value["k"] != "list" or value["len"] != len(value["entries"]) for value in values):
+        return None
+    columns = [_stack_values(column, dim - 1) for column in zip(*(value["entries"] for value in values))]
+    return None if None in columns else {**values[0], "entries": columns}
 
 
 def _longer(sizes: list[Any], dim: int, item: Any) -> list[Any]:

@@ -9,7 +9,7 @@ from differ.excuses import find_doubt
 from differ.invariants import broken_in
 from differ.judging import Group, judge
 from differ.summaries import summarise
-from tensordict import TensorDict, lazy_stack
+from tensordict import NonTensorStack, TensorDict, lazy_stack
 
 
 def test_a_lazy_stack_compares_with_a_dense_container() -> None:
@@ -20,6 +20,15 @@ def test_a_lazy_stack_compares_with_a_dense_container() -> None:
     ]
     other = summarise(torch.stack(members[::-1], 1))
     assert {d.kind for d in differences(lazy, other, "r0")} == {"lazy or dense", "values"}
+
+
+def test_stacks_of_values_compare_with_dense_ones() -> None:
+    members = [TensorDict({"s": NonTensorStack("a", str(i), "c")}, [3]) for i in range(2)]
+    for dim in (0, 1):
+        lazy, dense = summarise(lazy_stack(members, dim)), summarise(torch.stack(members, dim))
+        assert {d.kind for d in differences(lazy, dense, "r0")} == {"lazy or dense"}
+    other = summarise(torch.stack(members[::-1], 1))
+    assert {d.kind for d in differences(lazy, other, "r0")} == {"lazy or dense", "non-tensor values"}
 
 
 def test_broken_containers_are_found() -> None:
@@ -59,6 +68,9 @@ def test_errors_that_the_operands_do_not_bear_out_count() -> None:
         false = TensorDict({"a": torch.zeros(2, 3)}, [2, 3])
         assert find_doubt(raised, code, [summarise(each) for each in true]) == ""
         assert find_doubt(raised, code, [summarise(false)])
+    added = {"cls": "DimError", "msg": "dim -2 is out of range: a dim added to 0 batch dims can be at -1 to 0"}
+    assert find_doubt(added, "stack((x0), -2)", [summarise(td)]) == ""
+    assert find_doubt(added, "torch.stack([x0, x1], -2)", [summarise(td)])
     group = Group("x.set(key, 1) | TensorDict | ours raises | LockedError", 0, 1, "", "runs", "LockedError: it is", [])
     assert judge(group)[0] == "D"
     assert judge(group._replace(differences=["unfounded at r0: reference runs | ours no operand is locked"]))[0] == "A"

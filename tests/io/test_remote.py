@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import json
 import multiprocessing
 import os
 import pathlib
 import re
 import signal
+import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -174,6 +176,20 @@ def test_only_what_is_asked_for_is_fetched_of_an_archive(bucket: Bucket) -> None
     assert same(load(f"{url}/x.tdz", storage_options=options), make())
     # Its end, how it begins with the descriptions, and all the tensors in one request.
     assert proxy.count("GET") == 3 and proxy.count("HEAD") == 0 and size <= proxy.fetched() <= size + 2 * index
+
+
+def test_both_ends_of_an_archive_are_asked_for_at_once(bucket: Bucket) -> None:
+    url, proxy, options = bucket
+    make().save(f"{url}/x.tdz", storage_options=options)
+    both = threading.Barrier(2)
+    first = itertools.count()
+
+    def wait(method: str, path: str) -> None:
+        if next(first) < 2:
+            both.wait(120)
+
+    proxy.before = wait
+    assert same(load(f"{url}/x.tdz", storage_options=options), make()) and not both.broken
 
 
 def test_only_what_is_asked_for_is_fetched_of_a_folder(bucket: Bucket) -> None:

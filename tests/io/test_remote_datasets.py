@@ -21,6 +21,7 @@ from tensordict import DatasetWriter, TensorDict, load, open_dataset, verify
 from tensordict.core.exceptions import SaveError, SchemaError
 from tensordict.datasets import DatasetLoader, compact, tidy
 from tensordict.datasets.location import Location, RemoteLocation
+from tensordict.datasets.order import Order
 from tensordict.io.remote.urls import Remote
 from tensordict_cli.main import main
 
@@ -145,6 +146,54 @@ def test_shards_are_read_at_once(bucket: Bucket, format: str) -> None:
         assert data[index].to_tensordict()["y"].equal(big["y"][index]) and most >= 4
 
 
+def test_rows_of_all_entries_of_a_large_shard_are_asked_for_at_once(bucket: Bucket) -> None:
+    url, proxy, options = bucket
+    big = TensorDict(y=torch.rand(90, 16384), z=torch.rand(90, 16384), batch_size=[90])
+    with DatasetWriter(url, rows_per_shard=90, storage_options=options) as writer:
+        writer.extend(big)
+    data = open_dataset(url, storage_options=options)
+    assert data[torch.tensor([50])]["y"].equal(big["y"][50:51])
+    # Two rows that lie apart of each entry.
+    proxy.clear()
+    all_four = threading.Barrier(4)
+    proxy.before = lambda method, path: all_four.wait(120)  # type: ignore[assignment]
+    at = torch.tensor([80, 20])
+    batch = data[at]
+    assert batch["y"].equal(big["y"][at]) and batch["z"].equal(big["z"][at])
+    assert [request[0] for request in proxy.requests] == ["GET"] * 4 and not all_four.broken
+
+
+def test_loader_reads_large_shards_ahead(bucket: Bucket) -> None:
+    url, proxy, options = bucket
+    big = TensorDict(x=torch.arange(64), y=torch.rand(64, 16384), batch_size=[64])
+    with DatasetWriter(url, rows_per_shard=32, storage_options=options) as writer:
+        writer.extend(big)
+    data = open_dataset(url, storage_options=options)
+    proxy.clear()
+    batches = iter(DatasetLoader(data, 16, shuffle=False, prefetch=0))
+    rows = next(batches)["x"].tolist()
+    until = time.monotonic() + 60
+    while proxy.fetched("shards") < big["y"].nbytes and time.monotonic() < until:
+        time.sleep(0.01)
+    assert proxy.fetched("shards") >= big["y"].nbytes
+    for batch in batches:
+        assert batch["y"].equal(big["y"][batch["x"]])
+        rows += batch["x"].tolist()
+    # No row was fetched twice: the rest is the start and the end of each shard.
+    assert rows == list(range(64)) and proxy.fetched("shards") < big["y"].nbytes + 300_000
+
+
+def test_a_batch_of_shards_that_are_here_starts_no_threads(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
+    url, _, options = bucket
+    with DatasetWriter(url, rows_per_shard=10, storage_options=options) as writer:
+        writer.extend(flat(0, 40))
+    data = open_dataset(url, storage_options=options)
+    at = torch.tensor([35, 2, 11, 20])
+    assert data[at]["x"].equal(at)
+    monkeypatch.setattr(threading.Thread, "start", lambda thread: pytest.fail("a thread is started"))
+    assert data[at]["x"].equal(at)
+
+
 def test_a_small_shard_takes_one_request(bucket: Bucket) -> None:
     url, proxy, options = bucket
     big = TensorDict(
@@ -201,6 +250,37 @@ def test_loader_reads_shards_ahead(bucket: Bucket, shuffle: int) -> None:
     with pytest.raises(SaveError, match=url):
         for _ in DatasetLoader(open_dataset(url, storage_options=options), 5, shuffle=shuffle):
             pass
+
+
+def test_shards_of_zarr_are_read_ahead(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    zarr_remote = pytest.importorskip("tensordict.io.stores.zarr_remote")
+    url = f"memory://{tmp_path}/data"
+    rows = TensorDict({"x": torch.arange(24), "y": torch.rand(24, 3)}, [24])
+    with DatasetWriter(url, rows_per_shard=4, format="zarr") as writer:
+        writer.extend(rows)
+    read: list[str] = []
+    get = zarr_remote.RemoteStore.get
+
+    def note(self: Any, key: str, *arguments: Any) -> Any:
+        if "/c/" in f"/{key}":
+            read.append(f"{self._remote.url}/{key}")
+        return get(self, key, *arguments)
+
+    monkeypatch.setattr(zarr_remote.RemoteStore, "get", note)
+    computed: list[int] = []
+    compute = Order.batch
+    monkeypatch.setattr(Order, "batch", lambda self, number: (computed.append(number), compute(self, number))[1])
+    batches = iter(DatasetLoader(open_dataset(url), 3, shuffle=2, prefetch=0))
+    first = next(batches)
+    until = time.monotonic() + 60
+    while len({key.rpartition("/c/")[0] for key in read}) < 12 and time.monotonic() < until:
+        time.sleep(0.01)
+    batches = [first, *batches]
+    assert len({key.rpartition("/c/")[0] for key in read}) == 12 and len(read) == len(set(read))
+    # The rows of each batch are computed once.
+    assert computed == list(range(8))
+    found = torch.cat([batch["x"] for batch in batches])
+    assert found.sort().values.equal(rows["x"]) and torch.cat([batch["y"] for batch in batches]).equal(rows["y"][found])
 
 
 def test_large_shards_are_read_ahead_in_pieces(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -438,6 +438,18 @@ def test_one_mask_for_all_entries() -> None:
     assert type(split[0]) is Row and split[0].x.tolist() == [1] and split[0].batch_size == (1,)
 
 
+@pytest.mark.parametrize("batch", [False, True])
+def test_rows_keep_entries_that_others_lack(batch: bool) -> None:
+    first = TensorDict(a=torch.arange(3), batch_size=[3] * batch)
+    rows = [first, first.copy().update({"b": torch.arange(3) + 5, "n": first})]
+    mask = torch.tensor([[True, False, False], [False, True, True]])
+    for padded in (lazy_stack(rows), TensorDict(m=lazy_stack(rows), batch_size=[2])):
+        result = unpad_sequence(padded, mask)
+        short, long = result["m"].tensordicts if "m" in result else result.tensordicts
+        assert set(short.keys()) == {"a"} and short.batch_size == (1,) * batch and short["a"].tolist() == [0]
+        assert long["b"].tolist() == [6, 7] and long["n", "a"].tolist() == [1, 2] and long.batch_size == (2,) * batch
+
+
 def test_unpadded_rows_keep_names_and_device() -> None:
     tds = [TensorDict(x=torch.ones(n), batch_size=[n], names=["t"], device="cpu") for n in (1, 2)]
     result = unpad_sequence(pad_sequence(tds, return_mask=True))
@@ -475,3 +487,13 @@ def test_masks_that_disagree_about_the_batch() -> None:
     masks["n", "b"] = torch.tensor([[True, True, False], [True] * 3])
     with pytest.raises(ValueError, match="entry 'n': its mask keeps the lengths"):
         unpad_sequence(td, masks)
+
+
+def test_unpad_sequence_keeps_what_only_some_rows_have() -> None:
+    rows = [TensorDict(z=torch.ones(3), batch_size=[3]), TensorDict(y=torch.arange(3), batch_size=[3])]
+    mask = torch.tensor([[True, False, False], [True, True, False]])
+    first, second = unpad_sequence(lazy_stack(rows), mask).unbind(0)
+    assert first.batch_size == torch.Size([1]) and first["z"].tolist() == [1.0] and "y" not in first
+    assert second.batch_size == torch.Size([2]) and second["y"].tolist() == [0, 1] and "z" not in second
+    with pytest.raises(RuntimeError, match=r"exclusive keys.*\['y', 'z'\]"):
+        unpad_sequence(lazy_stack(rows, 1), torch.ones(3, 2, dtype=torch.bool))

@@ -476,10 +476,11 @@ class LazyConcatenatedTensorDict(FixedSize, StoredContainer):
         return sum(entry.row_nbytes for entry in self._part_entries() if isinstance(entry, RowsOfParts))
 
     def _fetch_part(self, number: int) -> Any:
-        """Fetch the entries of a part over the network, so that its rows can be read without; returns the part."""
+        """Fetch the entries of a part over the network. Its rows are read without it while the result is held."""
         part = self._joint[number]
-        self._joint.fetch(self._part_entries(), number, slice(None))
-        return part
+        others = self._joint.fetch(self._part_entries(), number, slice(None))
+        # Arrays of other formats return what they fetched.
+        return part, [leaf.array.fetch() for leaf in others if hasattr(getattr(leaf, "array", None), "fetch")]
 
     def _gather_entries(self, request: RowRequest, at: Tensor) -> Any:
         added = self._index_new_entries(at)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import math
 import weakref
@@ -10,6 +11,7 @@ from array import array
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from functools import cached_property, partial
 from typing import Any, TypeVar, overload
 
@@ -216,9 +218,16 @@ class Parts(Sequence[Any]):
         files.run_all([partial(job, at) for at in range(len(items))], self.in_flight)
         return found
 
-    def fetch(self, entries: Iterable[RowsOfParts | JoinedValues], number: int, rows: slice | Tensor) -> None:
-        """Fetch rows of the tensors of one part over the network, all at once, if they lie there."""
-        fetch_rows([entry._leaf(number)[2] for entry in entries if isinstance(entry, RowsOfParts)], rows)
+    def fetch(self, entries: Iterable[RowsOfParts | JoinedValues], number: int, rows: slice | Tensor) -> list[Any]:
+        """Fetch rows of the tensors of one part of a save behind a URL, all at once.
+
+        Returns:
+            the tensors that lie elsewhere.
+        """
+        # The part may be gone. The read that follows finds where its rows are.
+        with suppress(FileNotFoundError):
+            return fetch_rows([entry._leaf(number)[2] for entry in entries if isinstance(entry, RowsOfParts)], rows)
+        return []
 
     # --- the positions of rows --------------------------------------------------------------------------------------
 
@@ -274,7 +283,8 @@ class Parts(Sequence[Any]):
         files = sequence.files_of(at)
         if files is None or (count < _MANY and len(self._mapped) >= sequence.max_mapped):
             return files
-        return self._map(number, files, sequence.max_mapped)
+        # Other maps of the process may leave none for this one.
+        return self._map(number, files, sequence.max_mapped) or files
 
     def load_columns(
         self, numbers: Sequence[int], absent: Sequence[int], found: list[Columns | RowFiles | None], loaded: list[Any]
@@ -320,13 +330,13 @@ class Parts(Sequence[Any]):
             `None` if the files are others.
         """
         columns = files.map()
-        if columns is not None:
+        if columns:
             self._checked[number] = mapped = _CheckedPart(set())
             mapped.columns = columns
             self._mapped.append(mapped)
             if len(self._mapped) > most:
                 self._mapped.popleft().columns = None
-        return columns
+        return columns or None
 
     def _collect(self, node: Any, template: Any, path: Path, leaves: dict[Path, Tensor]) -> None:
         if not isinstance(node._entries, dict):  # a loaded container has a subclass
@@ -450,7 +460,8 @@ class RowRequest:
             if place in changed:
                 found[at], rows = None, picks.order[cuts[at] : cuts[at + 1]]
                 local[rows] = picks.local[rows]
-        self._memory = picks.at(local)
+        self._memory = copy.copy(picks)
+        self._memory.local = local
 
     @cached_property
     def pieces(self) -> list[Piece]:

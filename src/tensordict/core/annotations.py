@@ -122,7 +122,7 @@ def cast(value: object, hint: object, where: str) -> Any:
         parts = [part for part in typing.get_args(hint) if part is not type(None)]
         return cast(value, parts[0], where) if len(parts) == 1 else value
     kind: Any = hint if origin is None else origin
-    if not _can_cast_to(kind) or isinstance(value, kind):
+    if not _can_cast_to(kind) or (isinstance(value, kind) and not (kind is int and type(value) is bool)):
         return value
     if isinstance(value, Mapping) and not issubclass(kind, (Contract, Mapping)):
         return value  # A dict is not cast: `str(d)` or `list(d)` would succeed, but nobody means that.

@@ -9,7 +9,7 @@ from array import array
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, overload
-from weakref import WeakValueDictionary
+from weakref import WeakValueDictionary, ref
 
 import numpy as np
 import torch
@@ -34,7 +34,7 @@ from tensordict.io.remote.urls import StorageOptions
 from tensordict.memory import system
 from tensordict.memory.file_maps import Finder, find_place
 from tensordict.memory.mapped import PathLike
-from tensordict.memory.row_files import RowFiles, hash_identities
+from tensordict.memory.row_files import RowFiles
 from tensordict.memory.stored_tensors import Selection, StoredTensor, as_tensor, read_stored
 
 # The most copies of remote shards that stay open, each an open file. The most shards whose containers stay open if
@@ -101,7 +101,7 @@ class Shards(MapsAgain):
         """Return the files of a shard, if `remember` noted the places of its tensors; otherwise `None`."""
         found = self._places.find(number)
         path = self._manifests.place.path(self.parts.path_of(number)) if found else ""
-        return RowFiles(path, *found, self.parts.rows_of(number), self.schema.sizes) if found else None
+        return RowFiles(path, *found, self.schema.sizes) if found else None
 
     def __len__(self) -> int:
         return len(self.parts)
@@ -270,7 +270,7 @@ class _Places:
             if form not in self._layouts:
                 self._layouts[form] = len(self._known)
                 self._known.append(form)
-        self._hashes[number] = hash_identities(identities)
+        self._hashes[number] = hash(tuple(identities.values()))
         self._numbers[number] = self._layouts[form]
         return True
 
@@ -284,12 +284,16 @@ class _ShardArray:
     """Rows of a tensor in an array store, as an `Array` that follows the rows when a compaction moves them.
 
     A mapped file stays readable after its removal; an array that is read piece by piece does not.
+
+    Attributes:
+        inner: the rows in the store, a `StoredTensor`.
     """
 
     rows_together = 1
 
     def __init__(self, shards: Shards, part: ShardPart, path: Path, rows: Any) -> None:
-        self._shards, self._part, self._path, self._rows = shards, part, path, rows
+        self._shards, self._part, self._path, self.inner = shards, part, path, rows
+        self._fetched: ref[Tensor] | None = None
         self.shape, self.spread = tuple(rows.shape), rows.array.spread
 
     def check(self) -> None:
@@ -298,8 +302,11 @@ class _ShardArray:
     def read(self, selection: Selection, dtype: object = None) -> Tensor:
         """Read the selected elements."""
         at = _to_torch_index(selection)
+        fetched = None if self._fetched is None else self._fetched()
+        if fetched is not None:
+            return fetched[at].clone()
         try:
-            found: Tensor = read_stored(self._rows[at])
+            found: Tensor = read_stored(self.inner[at])
             # Zarr reads a missing group as zeros, without an error.
             if not self._shards.is_there(self._part):
                 raise self._shards.make_missing_error(self._part)
@@ -307,9 +314,15 @@ class _ShardArray:
             found = read_stored(self._shards.read_again(self._part, error)._peek_unread(self._path)[at])
         return found
 
+    def fetch(self) -> Tensor:
+        """Read all rows. Later reads take them from the result, as long as somebody holds it."""
+        found = self.read((slice(None),))
+        self._fetched = ref(found)
+        return found
+
     def write(self, selection: Selection, values: Any) -> None:
         """Write to the selection."""
-        self._rows[_to_torch_index(selection)] = as_tensor(values, self._rows.dtype)
+        self.inner[_to_torch_index(selection)] = as_tensor(values, self.inner.dtype)
 
 
 def _to_torch_index(selection: Selection) -> Any:

@@ -93,10 +93,6 @@ class ShardParts(Sequence[ShardPart]):
         """Return the number of shards that the parts lie in."""
         return len(set(map(self.path_of, range(len(self)))))
 
-    def rows_of(self, number: int) -> int:
-        """Return the number of rows of a part."""
-        return self._numbers[number * self._WIDTH + 4]
-
     def __iter__(self) -> Iterator[ShardPart]:
         return map(self.__getitem__, range(len(self)))
 

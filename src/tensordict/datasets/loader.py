@@ -93,8 +93,6 @@ class DatasetLoader:
                 "batch_size is 1 or more, num_workers, prefetch and read_ahead 0 or more; got "
                 f"{batch_size}, {num_workers}, {prefetch} and {read_ahead}"
             )
-        if type(shuffle) is not bool and shuffle < 1:
-            raise ValueError(f"shuffle is a bool, or the number of shards to mix, 1 or more; got {shuffle}")
         if options and not num_workers:
             raise ValueError(f"{sorted(options)} are options of worker processes: pass num_workers, too")
         initialized = torch.distributed.is_available() and torch.distributed.is_initialized()
@@ -103,7 +101,7 @@ class DatasetLoader:
         if not 0 <= self.rank < self.ranks:
             raise ValueError(f"rank {self.rank} is none of {self.ranks} ranks: they begin at 0")
         self.data, self.batch_size = data, batch_size
-        self.shuffle, self.seed, self.drop_last = shuffle, seed, drop_last
+        self.shuffle, self.seed, self.drop_last = _check_shuffle(shuffle), seed, drop_last
         self._num_workers, self._prefetch, self._read_ahead = num_workers, prefetch, read_ahead
         self._transform, self._options = transform, options
         self.epoch = 0
@@ -159,7 +157,7 @@ class DatasetLoader:
         if isinstance(shards, LazyConcatenatedTensorDict) and self.shuffle is not True and self._read_ahead:
             is_remote = shards._joint.in_flight > 1
             ahead = ShardsAhead(shards, order.batch, len(order), self._read_ahead) if is_remote else None
-        read = fetch.__getitem__ if ahead is None else partial(ahead.read, fetch.__getitem__)
+        read = fetch.__getitem__ if ahead is None else partial(ahead.read, fetch.read)
         try:
             if not self._prefetch:
                 yield from map(read, range(len(order)))
@@ -231,9 +229,10 @@ class DatasetLoader:
         sizes = None if runs is None else np.repeat(*np.asarray(runs, dtype=np.int64).reshape(-1, 2).T)
         if sizes is not None and (sizes.sum() != count or (sizes < 0).any()):
             raise ValueError(f"the state has {count:,} rows, and shards with {sizes.sum():,} rows")
-        self.seed, self._sizes = int(state["seed"]), sizes
         # Without sizes, a number was another way to write a bool.
-        self.shuffle = state["shuffle"] if "shards" in state else bool(state["shuffle"])
+        shuffle = _check_shuffle(state["shuffle"] if "shards" in state else bool(state["shuffle"]))
+        self.seed, self._sizes = int(state["seed"]), sizes
+        self.shuffle = shuffle
         self.epoch, self._start = int(state["epoch"]), int(state["start"])
         self._count, self._segments = count, segments
         self._resumed = rows if self._start else None
@@ -246,13 +245,26 @@ class _EpochBatches(torch.utils.data.Dataset[Any]):
         self._rows, self._order, self._transform = rows, order, transform
 
     def __getitem__(self, number: int) -> Any:
-        at = torch.from_numpy(self._order.batch(number))
+        return self.read(self._order.batch(number))
+
+    def read(self, rows: NDArray[np.int64]) -> Any:
+        """Return the batch of some rows."""
+        at = torch.from_numpy(rows)
         if torch.utils.data.get_worker_info() is None or self._transform is not None:
             batch = self._rows[at]
         else:
             with scattered.into_shared_memory():
                 batch = self._rows[at]
         return batch if self._transform is None else self._transform(batch)
+
+
+def _check_shuffle(shuffle: Any) -> bool | int:
+    """Return `True`, `False` or the number of shards to mix."""
+    if type(shuffle) is bool:
+        return shuffle
+    if not isinstance(shuffle, (int, np.integer)) or shuffle < 1:
+        raise ValueError(f"shuffle is True, False, or the number of shards to mix, 1 or more; got {shuffle!r}")
+    return int(shuffle)
 
 
 def _list_sizes(rows: Any, count: int | None = None) -> NDArray[np.int64]:

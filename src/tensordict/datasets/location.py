@@ -38,7 +38,7 @@ from tensordict.io.formats.archive import check_top
 from tensordict.io.formats.archive_reader import Archive
 from tensordict.io.formats.detect import detect_format
 from tensordict.io.formats.loading import LoadOptions, load_directory
-from tensordict.io.formats.opening import ARCHIVE, DIRECTORY, SUFFIXES, map_save, open_file
+from tensordict.io.formats.opening import ARCHIVE, DIRECTORY, SUFFIXES, open_file
 from tensordict.io.remote.remote_rows import open_rows
 from tensordict.io.remote.remote_saves import Access, RemoteSave
 from tensordict.io.remote.urls import IN_FLIGHT, READS_IN_FLIGHT, Remote, is_url
@@ -219,10 +219,8 @@ class Location:
             return load_directory(path, LoadOptions(mode=mode, source=archive))
         check_label(self.read_label(name), name, path)
         format = detect_format(path)
-        if format == DIRECTORY and mode == "r":
-            return load_directory(path, LoadOptions(source=SaveFolder(path, "r")))
         if format == DIRECTORY:
-            return map_save(path, LoadOptions(mode=mode))
+            return load_directory(path, LoadOptions(mode=mode, source=SaveFolder(path, mode)))
         return open_file(path, LoadOptions(mode=mode), Access(), format)
 
     def read_label(self, name: str) -> Line | None:

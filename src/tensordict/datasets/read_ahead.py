@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from tensordict.containers.concatenated import LazyConcatenatedTensorDict
 from tensordict.memory import system
 
-# The most batches that are looked at ahead.
-_MOST_BATCHES = 1024
+# The most batches that are looked at ahead, and the most rows of them, whose numbers take 8 bytes each.
+_MOST_BATCHES, _MOST_ROWS = 1024, 1 << 20
 
 
 class ShardsAhead:
@@ -38,16 +38,17 @@ class ShardsAhead:
         # Each shard that was fetched is an open file.
         self._most_shards = system.count_maps_and_files()[1] // 4
         self._pool = ThreadPoolExecutor(data._joint.in_flight, thread_name_prefix="tensordict-shards")
-        # The next batch to look at, the shards of those that were, and the last of them that uses a shard.
-        self._next = 0
-        self._shards: dict[int, list[int]] = {}
+        # The next batch to look at; the rows and the shards of those that were, and the number of their rows; and the
+        # last of them that uses a shard.
+        self._next = self._num_rows = 0
+        self._looked: dict[int, tuple[NDArray[np.int64], list[int]]] = {}
         self._last: dict[int, int] = {}
         self._fetched: dict[int, Future[Any]] = {}
         # The bytes that wait for a batch, by its number.
         self._waiting: dict[int, int] = {}
 
-    def read(self, read: Callable[[int], Any], number: int) -> Any:
-        """Return `read(number)`, a batch, once its shards are here. Begins to fetch those of later batches.
+    def read(self, read: Callable[[NDArray[np.int64]], Any], number: int) -> Any:
+        """Return `read(rows)`, a batch, once its shards are here. Begins to fetch those of later batches.
 
         An error of a fetch is left to `read`, which meets it again.
         """
@@ -55,9 +56,11 @@ class ShardsAhead:
             self._look_at(self._next)
             self._next += 1
         self._waiting.pop(number, None)
-        wait([self._fetched[shard] for shard in self._shards[number]])
-        batch = read(number)
-        for shard in self._shards.pop(number):
+        rows, shards = self._looked.pop(number)
+        self._num_rows -= len(rows)
+        wait([self._fetched[shard] for shard in shards])
+        batch = read(rows)
+        for shard in shards:
             # Let go of shards that no later batch needs, as far as they are known.
             if self._last[shard] == number:
                 del self._last[shard], self._fetched[shard]
@@ -68,15 +71,18 @@ class ShardsAhead:
         self._pool.shutdown(cancel_futures=True)
 
     def _has_room(self) -> bool:
-        return len(self._fetched) < self._most_shards and sum(self._waiting.values()) < self._most
+        has_room = len(self._fetched) < self._most_shards and self._num_rows < _MOST_ROWS
+        return has_room and sum(self._waiting.values()) < self._most
 
     def _end(self, number: int) -> int:
         return min(self._count, number + _MOST_BATCHES)
 
     def _look_at(self, number: int) -> None:
-        shards, rows = self._data._count_rows_by_part(self._batch(number))
-        self._shards[number] = shards
-        for shard, count in zip(shards, rows, strict=True):
+        rows = self._batch(number)
+        shards, counts = self._data._count_rows_by_part(rows)
+        self._looked[number] = rows, shards
+        self._num_rows += len(rows)
+        for shard, count in zip(shards, counts, strict=True):
             self._last[shard] = number
             if shard not in self._fetched:
                 self._fetched[shard] = self._pool.submit(self._data._fetch_part, shard)

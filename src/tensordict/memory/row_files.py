@@ -25,48 +25,49 @@ class RowFiles(NamedTuple):
     Args:
         path: the beginning of the paths of all files.
         tensors: for each tensor its path in the container, the rest of the path of its file, and its first byte.
-        identity: a hash that tells the files from others.
-        rows: the number of rows.
+        identity: a hash of what `identify_file` returned for the files.
         sizes: the bytes of a row of each tensor.
     """
 
     path: str
     tensors: tuple[tuple[Path, str, int], ...]
     identity: int
-    rows: int
     sizes: Mapping[Path, int]
 
-    def map(self) -> dict[Path, Values] | None:
-        """Return the rows of each tensor as arrays of raw bytes over new maps; `None` if a file is another one."""
-        identities = {rest: identify_file(self.path + rest) for _, rest, _ in self.tensors}
-        if hash_identities(identities) != self.identity:
-            return None
-        files = {rest: _map_file(self.path + rest, status[2]) for rest, status in identities.items()}
-        columns = {}
-        for key, rest, first in self.tensors:
-            content, size = files[rest], self.sizes[key]
-            if content is None or len(content) < first + self.rows * size:
-                return None
-            columns[key] = content[first : first + self.rows * size].view(f"V{size}")
-        return columns
+    def map(self) -> dict[Path, Values]:
+        """Return arrays of raw bytes over new maps, with the rows of each tensor and more; nothing if that fails.
 
-    def open(self, fds: list[int]) -> dict[str, int] | None:
-        """Open the files for reading, and append the descriptors to `fds`; `None` if a file is another one."""
-        opened, identities = {}, {}
+        The maps need no descriptor that stays open.
+        """
+        paths = {rest: self.path + rest for _, rest, _ in self.tensors}
+        try:
+            maps = {
+                rest: torch.from_file(path, False, os.path.getsize(path), dtype=torch.uint8, device="cpu").numpy()
+                for rest, path in (paths if self._are_same(paths) else {}).items()
+            }
+        except (OSError, RuntimeError):
+            return {}
+        return {key: _as_rows(maps[rest][first:], self.sizes[key]) for key, rest, first in self.tensors if maps}
+
+    def open(self, fds: list[int]) -> dict[Path, tuple[int, int]]:
+        """Open the files, and append the descriptors to `fds`.
+
+        Returns:
+            the descriptor and the first byte of each tensor; nothing if a file is missing or another one.
+        """
+        opened: dict[str, int] = {}
         try:
             for _, rest, _ in self.tensors:
                 if rest not in opened:
-                    opened[rest] = fd = os.open(self.path + rest, _READ)
-                    fds.append(fd)
-                    identities[rest] = identify_file(fd)
+                    opened[rest] = os.open(self.path + rest, _READ)
+                    fds.append(opened[rest])
         except OSError:
-            return None
-        return opened if hash_identities(identities) == self.identity else None
+            return {}
+        return {key: (opened[rest], first) for key, rest, first in self.tensors} if self._are_same(opened) else {}
 
-
-def hash_identities(identities: Mapping[str, tuple[int, ...]]) -> int:
-    """Return a hash of what `identify_file` returned for some files."""
-    return hash(tuple(identities.values()))
+    def _are_same(self, files: Mapping[str, str | int]) -> bool:
+        """Return True if these paths or open files are the files that were loaded."""
+        return hash(tuple(map(identify_file, files.values()))) == self.identity
 
 
 def read_rows(sources: Sequence[RowFiles], rows: Sequence[Sequence[int]], out: Mapping[Path, Values]) -> set[int]:
@@ -84,27 +85,26 @@ def read_rows(sources: Sequence[RowFiles], rows: Sequence[Sequence[int]], out: M
         the positions in `sources` of containers whose files are missing, or are others. Their rows are not filled.
     """
     targets = {key: (array.view(np.uint8).data, array.itemsize) for key, array in out.items()}
-    changed = set()
-    done = 0
+    changed, done = set[int](), 0
     for start in range(0, len(sources), _AT_ONCE):
         fds: list[int] = []
         plan: list[tuple[int, int, memoryview, int]] = []
         try:
             for at, source in enumerate(sources[start : start + _AT_ONCE], start):
                 begin, done = done, done + len(rows[at])
-                opened = source.open(fds)
-                if opened is None:
+                places = source.open(fds)
+                if not places:
                     changed.add(at)
-                    continue
-                places = {key: (opened[rest], first) for key, rest, first in source.tensors}
-                for key, (target, size) in targets.items():
+                for key, (target, size) in targets.items() if places else ():
                     fd, first = places[key]
                     for place, row in enumerate(rows[at], begin):
                         offset = first + row * size
                         system.announce_read(fd, offset, size)
                         plan.append((at, fd, target[place * size : (place + 1) * size], offset))
             for at, fd, content, offset in plan:
-                if system.pread_into(fd, content, offset) != len(content):
+                found = system.pread(fd, len(content), offset)
+                content[: len(found)] = found
+                if len(found) < len(content):
                     changed.add(at)
         finally:
             for fd in fds:
@@ -112,9 +112,5 @@ def read_rows(sources: Sequence[RowFiles], rows: Sequence[Sequence[int]], out: M
     return changed
 
 
-def _map_file(path: str, nbytes: int) -> Values | None:
-    """Map the first bytes of a file for reading, without a descriptor that stays open; `None` if that fails."""
-    try:
-        return torch.from_file(path, False, nbytes, dtype=torch.uint8, device="cpu").numpy()
-    except RuntimeError:
-        return None
+def _as_rows(content: Values, size: int) -> Values:
+    return content[: len(content) // size * size].view(f"V{size}")

@@ -8,7 +8,6 @@ needed pages first. Measured with rows of 12 KiB in files of three times the mem
 from __future__ import annotations
 
 import contextlib
-import copy
 import functools
 import math
 import threading
@@ -182,12 +181,6 @@ class Picks:
         first = np.flatnonzero(np.diff(ordered, prepend=-1))
         self.hit: list[int] = ordered[first].tolist()
         self.cuts: list[int] = [*first.tolist(), len(numbers)]
-
-    def at(self, local: Values) -> Picks:
-        """Return the same rows at other positions in their tensors."""
-        other = copy.copy(self)
-        other.local = local
-        return other
 
     @functools.cached_property
     def which(self) -> Values:

@@ -124,15 +124,6 @@ def pread(fd: int, size: int, offset: int) -> bytes:
         return os.read(fd, size)
 
 
-def pread_into(fd: int, content: memoryview, offset: int) -> int:
-    """Fill memory from a position of a file, and return how many bytes there were."""
-    if hasattr(os, "preadv"):
-        return os.preadv(fd, [content], offset)
-    found = pread(fd, len(content), offset)
-    content[: len(found)] = found
-    return len(found)
-
-
 def announce_read(fd: int, offset: int, size: int) -> None:
     """Tell the kernel that bytes of a file will be read soon, if it takes such advice."""
     if hasattr(os, "posix_fadvise"):

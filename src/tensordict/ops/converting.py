@@ -18,7 +18,7 @@ from tensordict.convert.python_structures import open_structure
 from tensordict.core import makers, registry
 from tensordict.core.contract import Contract, EntryStore, named_error
 from tensordict.core.equality import TextMask
-from tensordict.core.exceptions import ShapeError
+from tensordict.core.exceptions import ShapeError, StackError
 from tensordict.core.keys import path_of
 from tensordict.core.shapes import as_size
 from tensordict.core.signatures import refuse_unknown, spells
@@ -264,7 +264,10 @@ class Converting(Contract):
             raise TypeError("from_dict_instance reads one mapping; pass the other arguments by keyword")
         entries = {}
         for key, value in input_dict.items():
-            known = self._peek(path_of(key))
+            try:
+                known = self._peek(path_of(key))
+            except StackError:  # the members of a lazy stack hold different kinds
+                known = None
             if isinstance(known, Converting) and isinstance(value, Mapping):
                 value = known.from_dict_instance(value)
             elif getattr(self, "_is_tensorclass", False) and hasattr(known, "_value") and isinstance(value, Number):

@@ -25,6 +25,8 @@ from tensordict.ops.entries.write_plans import Copy, Resize, Write, check_expand
 from tensordict.ops.entries.writing import check_path_through
 
 _SCALAR = torch.Size(())
+# Stands for the feature dims of a leaf whose number of dims differs between the members.
+_RANKS_DIFFER = torch.Size([-2])
 _NUMBERS = frozenset((bool, int, float, complex))
 
 
@@ -36,12 +38,12 @@ class LazyWrites(LazyDims):
         if type(item) in (list, tuple) and self._entries.containers:
             self._write_to_members((name,), item, path, non_blocking)
         else:
-            self._refuse_locked_members(path)
+            self._check_members(path)
             super()._write_name(name, item, non_blocking, path)
 
     def _write_to_members(self, target: Path, item: object, path: Path, non_blocking: bool) -> None:
         """Split an entry and store the pieces at `target` of each member. Errors name it as `path`."""
-        self._refuse_locked_members(path)
+        self._check_members(path)
         members = self._entries.containers
         values = []
         for member, piece in zip(members, self._split(item, path, False), strict=True):
@@ -51,11 +53,13 @@ class LazyWrites(LazyDims):
             for member, value in zip(members, values, strict=True):
                 member._write(target, value)
 
-    def _refuse_locked_members(self, path: Path) -> None:
-        """Raise if a member is locked, even if the stack is not."""
+    def _check_members(self, path: Path) -> None:
+        """Raise if a member is locked, even if the stack is not, or is a value, which holds no entries."""
         for member in self._entries.containers:
             if member._locked:
                 raise_locked(f"set the entry {joined(path)!r}")
+            if member._is_non_tensor:
+                member._write_name(path[-1], None, path=path)
 
     def _split(self, item: object, path: Path, in_place: bool) -> Sequence[Any]:
         """Split a value into one piece for each member.
@@ -311,9 +315,14 @@ def _split_part(
             return [value] * count
         if isinstance(target, torch.Size):
             shape = size + target
-            if value.ndim < len(shape) or value.shape[: len(size)] != size:
-                check_expandable(value.shape, shape, path)
-                value = drop_leading_dims(value, len(shape)).expand(shape)
+            ranks_differ = target == _RANKS_DIFFER
+            if value.shape[: len(size)] != size or (value.ndim < len(shape) and not ranks_differ):
+                if ranks_differ or -1 in target:
+                    shape = size + value.shape  # each member checks whether it broadcasts to its own leaf
+                else:
+                    check_expandable(value.shape, shape, path)
+                    value = drop_leading_dims(value, len(shape))
+                value = value.expand(shape)
     if not width:
         return [value]
     if width > 1:
@@ -322,11 +331,17 @@ def _split_part(
 
 
 def _find_target(node: Any, key: Any, batch_dims: int) -> Any:
-    """Return the nested container at `key`, or the feature dims of the leaf there; `None` if there is neither."""
+    """Return the nested container at `key`, or the feature dims of the leaf there; `None` if there is neither.
+
+    Feature dims that differ between members are -1; if their number differs, the result is `_RANKS_DIFFER`.
+    """
     path = path_of(key)
     for name in path[:-1]:
         node = node._node(name) if isinstance(node, Contract) else None
     if not isinstance(node, Contract) or path[-1] not in node._entries:
         return None
     inner = node._node(path[-1])
-    return node._shape_of(path[-1])[batch_dims:] if inner is None else inner
+    if inner is not None:
+        return inner
+    shape = node._shape_of(path[-1])
+    return _RANKS_DIFFER if shape[:1] == (-1,) else shape[batch_dims:]

@@ -127,10 +127,6 @@ class LocalCopies:
         self._pid = os.getpid()
         self.folder.create()
 
-    def file(self, remote: Remote, file: RemoteFile, check: bool = True) -> CachedFile:
-        """Return the local copy of a file, which may be empty yet; arguments as for `CachedFile`."""
-        return CachedFile(remote, file, self, check)
-
     def close(self) -> None:
         """Remove the temporary folder, or trim the cache to its size."""
         if self.cache is None:
@@ -142,20 +138,18 @@ class LocalCopies:
 
 
 class CachedFile:
-    """The local copy of a file behind a URL.
+    """The local copy of a file behind a URL, which may be empty yet.
 
     Args:
         remote: the URL of the folder.
         file: the file there.
         place: the folder of the copy.
-        check: raise an error if the file is replaced while it is read.
 
     Attributes:
         path: the path of the copy, which is as long as the file; only the ranges given to `ensure` have content.
     """
 
-    def __init__(self, remote: Remote, file: RemoteFile, place: LocalCopies, check: bool = True) -> None:
-        self._check = check
+    def __init__(self, remote: Remote, file: RemoteFile, place: LocalCopies) -> None:
         self.remote, self.file, self._place = remote, file, place
         self.url = str(remote.url_of(file.name))
         key = hashlib.sha256(f"{remote.identity_of(file.name)}\n{file.size}\n{file.tag}".encode()).hexdigest()[:40]
@@ -261,8 +255,9 @@ class CachedFile:
         with show_transfer("fetching", total) as shown:
             files.run_all([partial(fetch, start, stop) for start, stop in pieces], IN_FLIGHT)
         logger.debug("fetched %d bytes of %r in %d requests", total, self.url, len(pieces))
-        # Each answer of S3 says which file it is from.
-        if self._check and not self.remote.is_s3 and self.remote.find(self.file.name) != self.file:
+        # Each answer of S3 says which file it is from. Without a cache, `RemoteSave.check` asks once at the end.
+        is_checked = self.remote.is_s3 or self._place.cache is None
+        if not is_checked and self.remote.find(self.file.name) != self.file:
             raise ChangedError(f"{self.url!r} was replaced while it was read: read it again")
         return found
 

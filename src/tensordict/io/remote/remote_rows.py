@@ -131,7 +131,8 @@ class RemoteArray:
         shape: tuple[int, ...],
         key: Path,
     ) -> None:
-        self._save, self._source, self._path = save, source, path
+        self.save, self.source, self._path = save, source, path
+        self.name = path[len(source.path) + 1 :]
         self.dtype, self.shape, self.key = dtype, shape, key
         self._row = torch.Size(shape[1:])
 
@@ -142,7 +143,7 @@ class RemoteArray:
         """Return the selected elements, fetching the rows that contain them."""
         first, *others = selection or (slice(None),)
         rows = _rows(first, range(self.shape[0]))
-        with self._save.naming():
+        with self.save.naming():
             found = self._fetch_rows(rows)
         taken = found[0] if isinstance(first, (int, np.integer)) else found
         at = tuple(torch.from_numpy(item) if isinstance(item, np.ndarray) else item for item in others)
@@ -150,9 +151,9 @@ class RemoteArray:
 
     def write(self, selection: Selection, values: object) -> None:
         """Raise a `SaveError`: saves behind URLs are read-only."""
-        raise SaveError(f"{self._save.url!r} is only read: nothing is written into what is behind a URL")
+        raise SaveError(f"{self.save.url!r} is only read: nothing is written into what is behind a URL")
 
-    def _ranges(self, rows: range | list[int]) -> list[Range]:
+    def list_ranges(self, rows: range | list[int]) -> list[Range]:
         """Return the bytes of rows in the file."""
         nbytes = self._row.numel() * self.dtype.itemsize
         if isinstance(rows, range) and rows.step == 1:
@@ -161,11 +162,11 @@ class RemoteArray:
 
     def _fetch_rows(self, rows: range | list[int]) -> Tensor:
         """Fetch rows into a new tensor."""
-        ranges = self._ranges(rows)
-        placed = self._source.place(self._path, ranges)
+        ranges = self.list_ranges(rows)
+        placed = self.source.place(self._path, ranges)
         if placed is None:
             # A compressed file must be unpacked as a whole.
-            return self._source.map(self._path, self.dtype, self.shape, self.key)[list(rows)]
+            return self.source.map(self._path, self.dtype, self.shape, self.key)[list(rows)]
         file, start = placed
         out = torch.empty((len(rows), *self._row), dtype=self.dtype, device="cpu")
         view = memoryview(out.view(-1).view(torch.uint8).numpy())  # type: ignore[arg-type]
@@ -179,28 +180,42 @@ class RemoteArray:
         return out
 
 
-def fetch_rows(leaves: Iterable[Any], first: Any) -> None:
-    """Fetch rows of leaves of one save behind a URL in requests that run at once; other leaves are skipped.
+def fetch_rows(leaves: Iterable[Any], rows: slice | Tensor) -> list[Any]:
+    """Fetch rows of leaves of one save behind a URL in requests that run at once.
 
-    Args:
-        leaves: the leaves; a stored tensor may be a part of its array.
-        first: the rows, as a slice or a tensor of positions.
+    Returns:
+        the leaves that lie elsewhere, of which nothing was fetched.
     """
-    stored = [leaf for leaf in leaves if isinstance(leaf, StoredTensor) and isinstance(leaf.array, RemoteArray)]
     wanted: dict[str, list[Range]] = {}
-    for leaf in stored:
-        array: Any = leaf.array
-        name = array._path[len(array._source.path) + 1 :]
-        wanted[name] = array._ranges(_rows(first, leaf.picks[0]))
-    if stored:
-        with array._save.naming():
-            array._source.fetch(wanted)
+    others: list[Any] = []
+    remote: Any = None
+    for leaf in leaves:
+        first: Any = rows
+        array: Any = None
+        stored = leaf
+        while isinstance(stored, StoredTensor):
+            first, array = _rows(first, stored.picks[0]), stored.array
+            # A data set wraps the arrays of its shards.
+            stored = getattr(array, "inner", None)
+        if isinstance(array, RemoteArray):
+            wanted[array.name] = array.list_ranges(first)
+            remote = array
+        else:
+            others.append(leaf)
+    if wanted:
+        with remote.save.naming():
+            remote.source.fetch(wanted)
+    return others
 
 
-def _rows(first: Any, picked: range) -> range | list[int]:
-    if isinstance(first, slice):
+def _rows(first: Any, picked: Any) -> range | list[int]:
+    """Return the rows at an index of those that were picked."""
+    if isinstance(first, range):
+        first = slice(first.start, first.stop, first.step)
+    if isinstance(first, slice) and isinstance(picked, range):
         return picked[first]
-    return [picked[row] for row in ([first] if isinstance(first, (int, np.integer)) else first.tolist())]
+    positions = [first] if isinstance(first, (int, np.integer)) else np.asarray(first).tolist()
+    return [int(picked[row]) for row in positions]
 
 
 def _read_into(fd: int, target: memoryview, at: int, path: str) -> None:

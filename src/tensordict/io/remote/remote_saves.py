@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import hashlib
 import itertools
 import math
 import os
@@ -149,8 +148,7 @@ class RemoteSave:
         self.in_place = self.remote if self._format == _ZARR else None
         self._place = LocalCopies(access.cache)
         self._leaves_place = False
-        # Without a cache, `check` asks once at the end whether the file was replaced.
-        self._file = None if file is None else self._place.file(self.remote, file, check=access.cache is not None)
+        self._file = None if file is None else CachedFile(self.remote, file, self._place)
         if self._file is not None and read is not None:
             try:
                 self._file.hold()
@@ -159,8 +157,7 @@ class RemoteSave:
             except BaseException:
                 self._place.close()
                 raise
-        stands = hashlib.sha256(self.url.encode()).hexdigest()
-        self.path = f"{self._place.path}/{stands}" if self._file is None else self._file.path
+        self.path = f"{self._place.path}/save" if self._file is None else self._file.path
         self._source: RemoteArchive | RemoteFolder | None = None
 
     @property
@@ -511,7 +508,7 @@ class RemoteFolder:
             found = self._find(name)
             if found is None:
                 raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), f"{self.path}/{name}")
-            self._files[name] = self._place.file(self._remote, found, check=self._place.cache is not None)
+            self._files[name] = CachedFile(self._remote, found, self._place)
         return self._files[name]
 
 

@@ -57,7 +57,13 @@ async def look_up(files: Any, path: str) -> dict[str, Any]:
 async def read_ends(files: Any, path: str, first: int, last: int) -> list[tuple[bytes, dict[str, Any]]]:
     """Read the first bytes of an object, unless they are 0, and its last bytes, at once; see `read_range`."""
     asked = {f"0-{first - 1}": first, f"-{last}": last} if first else {f"-{last}": last}
-    return await asyncio.gather(*(read_range(files, path, *each) for each in asked.items()))
+    calls = [read_range(files, path, *each) for each in asked.items()]
+    # After an error, too, no request goes on in the background.
+    found: list[Any] = await asyncio.gather(*calls, return_exceptions=True)
+    for error in found:
+        if isinstance(error, BaseException):
+            raise error
+    return found
 
 
 async def read_range(files: Any, path: str, byte_range: str, limit: int) -> tuple[bytes, dict[str, Any]]:

@@ -99,17 +99,18 @@ class Indexing(Writing):
         # does one in a file, where asking for leaves takes longer.
         unchecked = type(at) is Tensor and (self._is_in_file or self.is_empty())
         new_size = checked_size(at, size) if unchecked else result_size(at, size)
+        fn = on_stack = rows.reader(at) if rows.maps else itemgetter(at)
         rename = None
         if self._names is not None:
             named = indices.index_for_names(index, at)
             rename = lambda names: indices.rename_dims(names, named, len(new_size))  # noqa: E731
-        fn = rows.reader(at) if rows.maps else itemgetter(at)
+            on_stack = fn if named is at else itemgetter(named)
         try:
-            out = self._map(fn, new_size, len(size), rename, fn)
+            out = self._map(fn, new_size, len(size), rename, on_stack)
         except REFUSALS:
             if not has_ragged_leaves(self):
                 raise
-            out = retry_ragged_walk(self, self._map, ragged.Index(at), new_size, len(size), rename)
+            out = retry_ragged_walk(self, self._map, ragged.Index(at), new_size, len(size), rename, on_stack)
         if keeps and is_basic(at):
             out._mark_as(self)
             out.lock_()

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from tensordict.convert.mappings import refuse_exclusive_keys
 from tensordict.core import makers
 from tensordict.core import torch_internals as internals
 from tensordict.core.contract import Contract, identity, is_node, merged_device, named_error, raise_key_mismatch
@@ -242,6 +243,9 @@ class _Unpadding:
 
     def split_node(self, node: Any, masks: Any, path: Path) -> tuple[list[Any], tuple[int, _Runs] | None]:
         """Return the container of each row, and the dim and the runs along which its batch size was padded, if any."""
+        if node._members() is not None and node.stack_dim == 0 and (self.common is not None or not path):
+            return self.split_stack(node, masks, path)
+        refuse_exclusive_keys(node, "unpad_sequence")
         size = node._batch_size[1:]
         at, runs = (self.dim, self.common) if 0 <= self.dim < len(size) else (0, None)
         sides = True  # all entries are padded on the same side
@@ -294,6 +298,19 @@ class _Unpadding:
         pieces = [{name: column[row] for name, column in columns.items()} for row in range(count)]
         made = node._build_many(pieces, sizes, node._device, node._names and node._names[1:])
         return made, None if runs is None else (at, runs)
+
+    def split_stack(self, stack: Any, masks: Any, path: Path) -> tuple[list[Any], tuple[int, _Runs] | None]:
+        """Split a lazy stack of rows, each as a batch of one row: the rows may have different keys."""
+        rows: list[Any] = []
+        at: int | None = None
+        for position, member in enumerate(stack._members()):
+            span = slice(position, position + 1)
+            own = None if self.common is None else _Runs(*(column[span] for column in self.common))
+            one = _Unpadding(self.dim, own, self.longest)
+            made, found = one.split_node(member.unsqueeze(0), None if masks is None else masks[span], path)
+            rows += made
+            at = found[0] if found else at
+        return rows, None if at is None or self.common is None else (at, self.common)
 
     def split_leaf(
         self, leaf: Tensor, mask: Tensor | None, dim: int, batch_dims: int, path: Path

@@ -130,7 +130,8 @@ class Stacking(Writing):
             except REFUSALS:
                 if not has_ragged_leaves(self):
                     raise
-                pieces = retry_ragged_walk(self, self._map_many, op.make_ragged_leaf(), sizes, batch_dims, op.rename)
+                fn = op.make_ragged_leaf()
+                pieces = retry_ragged_walk(self, self._map_many, fn, sizes, batch_dims, op.rename, op.on_stack)
         if self._locked and (op.lengths is not None or self._is_memmap or self._is_shared):
             for piece in pieces:
                 # A lazy stack of members of this one is locked: as another owner, it would keep them locked.

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from tensordict.convert.numpy import container_of, is_numeric, shape_of_rows
-from tensordict.core import makers
+from tensordict.core import makers, settings
 from tensordict.core.contract import Contract
 from tensordict.core.devices import place_of
 from tensordict.core.exceptions import ShapeError
@@ -113,7 +113,7 @@ def make_entry(item: object, path: Path, size: torch.Size, device: torch.device 
     Numbers become a tensor, a list of containers becomes their stack, and a structured array becomes a container over
     its memory. Any other object is put in a holder.
     """
-    if isinstance(item, list) and _has_tuples(item):
+    if isinstance(item, list) and _has_tuples(item) and settings.list_to_stack():
         return makers.held(item, size, device)
     tensor = _numbers_to_tensor(item, path, device if device is None or device.index is None else place_of(device))
     if tensor is not None:

@@ -34,7 +34,7 @@ class WritePlan:
         assigned: tensors, an index into each, and the value to assign there.
         steps: functions and their arguments, called in this order.
         parts: other plans that run as steps of this one.
-        absent: the first path that the source has and the container does not; `None` if there is none.
+        absent: the first path that the source has, with a tensor or value, and the container does not; or `None`.
     """
 
     parts: tuple[WritePlan, ...] = ()
@@ -46,15 +46,21 @@ class WritePlan:
         self.assigned: list[tuple[Tensor, Any, Any]] = []
         self.steps: list[tuple[Callable[..., Any], tuple[Any, ...]]] = []
 
-    def copy(self, target: Tensor, item: object, path: Path) -> None:
+    def copy(self, target: Tensor, item: Any, path: Path) -> None:
         """Plan to copy `item` into a tensor; it is broadcast. Raises an error with `path` if it does not fit."""
         if not target.is_nested or not isinstance(item, Tensor):
-            self.values.append(_make_copyable(target, item, path))
+            item = _make_copyable(target, item, path)
+        if not target.is_nested:
+            self.values.append(item)
             self.targets.append(target)
             return
         try:
             refuse_stored(target)
-            targets, values = ragged.pair_copies(target, item)
+            if item.ndim:
+                targets, values = ragged.pair_copies(target, item)
+            else:
+                targets = list(target.unbind())
+                values = [item] * len(targets)
         except ShapeError as error:
             raise named_error(error, path) from None
         self.targets += targets
@@ -216,7 +222,8 @@ class Update(Write):
         is_container = isinstance(current, Contract) and not isinstance(current, Tensor)
         if current is None and not self.adds:
             # TorchRL's processes write steps with more entries than their specs, and the reference allows this.
-            self.plan.absent = self.plan.absent or path
+            if self.plan.absent is None and _has_leaves(item):
+                self.plan.absent = path
         elif is_container and not current._is_non_tensor and self.merges(item) and not self._replaces(current, item):
             current._plan_write(self, item, path)
         elif self.inplace and is_container and current._is_non_tensor:
@@ -247,6 +254,12 @@ class Copy(Update):
 
     def __init__(self, plan: WritePlan | None = None) -> None:
         self.plan = WritePlan() if plan is None else plan
+
+
+def _has_leaves(item: Any) -> bool:
+    """Return whether an item is a tensor or a value, or contains one."""
+    is_tree = (is_node(item) and not item._is_non_tensor) or isinstance(item, Mapping)
+    return not is_tree or any(map(_has_leaves, item.values()))
 
 
 def batch_sizes_differ(container: Contract, source: Contract) -> bool:
