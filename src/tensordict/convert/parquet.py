@@ -86,10 +86,11 @@ def _read_file(path: str, columns: Sequence[str] | None, options: Mapping[str, A
 
 def _read_columns(file: Any, columns: Sequence[str] | None) -> Any:
     """Read some columns at a time, because Arrow has several copies of a column while it reads the row groups."""
-    parts = [arrow.join_tables([file.read(columns=group)]) for group in _group_columns(file, columns)]
-    if len(parts) == 1:
-        return parts[0]
+    groups = list(_group_columns(file, columns))
+    if len(groups) == 1:
+        return file.read(columns=groups[0])
     pa = arrow.pyarrow()
+    parts = [arrow.join_tables([file.read(columns=group)]) for group in groups]
     schema = pa.schema([field for part in parts for field in part.schema], parts[0].schema.metadata)
     return pa.Table.from_arrays([column for part in parts for column in part.columns], schema=schema)
 
