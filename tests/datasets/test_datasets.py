@@ -514,5 +514,6 @@ def test_loader_mixes_the_rows_of_some_shards(tmp_path: pathlib.Path) -> None:
             with pytest.raises(ValueError, match=f"shuffle is True, False, or the number .*got {odd!r}"):
                 make(odd)
     assert DatasetLoader(data, 4, shuffle=np.int64(2)).state_dict()["shuffle"] == 2
+    assert DatasetLoader(data, 4, shuffle=np.bool_(True)).state_dict()["shuffle"] is True
     with pytest.raises(ValueError, match="a TensorDict has none: pass shuffle=True"):
         DatasetLoader(data[:].to_tensordict(), 4, shuffle=3)

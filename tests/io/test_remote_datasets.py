@@ -22,6 +22,7 @@ from tensordict.core.exceptions import SaveError, SchemaError
 from tensordict.datasets import DatasetLoader, compact, tidy
 from tensordict.datasets.location import Location, RemoteLocation
 from tensordict.datasets.order import Order
+from tensordict.io.remote.remote_saves import Access
 from tensordict.io.remote.urls import Remote
 from tensordict_cli.main import main
 
@@ -506,6 +507,12 @@ def test_a_data_set_is_copied_from_a_url_to_a_folder(tmp_path: pathlib.Path) -> 
         writer.extend(flat(12, 2))
     assert compact(folder) == (7, 1) and tidy(folder, older_than=0) == ([], {})
     assert open_dataset(folder)["x"].tolist() == list(range(14)) and verify(folder).ok
+
+
+def test_a_file_in_the_place_of_the_folder_of_a_writer_holds_no_shards() -> None:
+    place = RemoteLocation(f"memory://{uuid.uuid4().hex}/data", Access())
+    Remote(place.root).put("shards/writer", b"odd")
+    assert place.list_items("writer") == []
 
 
 def test_training(bucket: Bucket, tmp_path: pathlib.Path) -> None:

@@ -260,8 +260,8 @@ class _EpochBatches(torch.utils.data.Dataset[Any]):
 
 def _check_shuffle(shuffle: Any) -> bool | int:
     """Return `True`, `False` or the number of shards to mix."""
-    if type(shuffle) is bool:
-        return shuffle
+    if isinstance(shuffle, (bool, np.bool_)):
+        return bool(shuffle)
     if not isinstance(shuffle, (int, np.integer)) or shuffle < 1:
         raise ValueError(f"shuffle is True, False, or the number of shards to mix, 1 or more; got {shuffle!r}")
     return int(shuffle)

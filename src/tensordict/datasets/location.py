@@ -471,6 +471,8 @@ class RemoteLocation(Location):
         found: dict[str, ShardItem] = {}
         for file in self._remote.files(f"{SHARDS}/{writer}"):
             parts = file.name.split("/")
+            if len(parts) < 3:
+                continue  # a file in the place of the folder
             path = "/".join(parts[:3])
             shard = path if is_shard_name(parts[2]) else ""
             known = found.get(path, ShardItem(path, shard, bool(shard) and len(parts) == 3, 0.0))
