@@ -56,11 +56,7 @@ class WritePlan:
             return
         try:
             refuse_stored(target)
-            if item.ndim:
-                targets, values = ragged.pair_copies(target, item)
-            else:
-                targets = list(target.unbind())
-                values = [item] * len(targets)
+            targets, values = ragged.pair_copies(target, item)
         except ShapeError as error:
             raise named_error(error, path) from None
         self.targets += targets
