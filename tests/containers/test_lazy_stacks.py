@@ -1299,3 +1299,10 @@ def test_an_index_of_an_uneven_stack_of_ragged_leaves_without_rows() -> None:
     stack = lazy_stack([TensorDict(r=ragged, batch_size=[0]), TensorDict(r=ragged, b=torch.zeros(0), batch_size=[0])])
     result = stack[torch.zeros(2, 0, dtype=torch.bool)]
     assert result.batch_size == (0,) and result["r"].dtype is torch.float64
+
+
+@pytest.mark.parametrize("names", ["ab", "aa"])
+def test_update_underscore_refuses_an_absent_stack_of_uneven_members(names: str) -> None:
+    absent = lazy_stack([TensorDict({name: torch.zeros(size)}) for size, name in enumerate(names)])
+    with pytest.raises(KeyError, match="'absent' was not found"):
+        TensorDict(x=torch.zeros(2), batch_size=[2]).update_({"absent": absent})
