@@ -351,6 +351,15 @@ def test_assigning_one_number_for_each_member_of_an_uneven_stack() -> None:
     assert stack[0]["b"].tolist() == 1 and stack[1]["b"].tolist() == [2]
 
 
+@pytest.mark.parametrize("shape", [(2, 1), (1, 1), (1,), ()])
+def test_assigning_a_tensor_to_an_uneven_stack_with_batches_broadcasts_it(shape: Any) -> None:
+    stack = lazy_stack([TensorDict(b=torch.zeros(2, size), batch_size=[2]) for size in (2, 3)])
+    value = torch.arange(1.0, 1 + math.prod(shape)).reshape(shape)
+    stack[:] = value
+    for size in (2, 3):
+        assert stack[size - 2]["b"].tolist() == value.expand(2, size).tolist()
+
+
 def test_assigning_what_does_not_fit_an_uneven_stack_changes_nothing() -> None:
     stack = lazy_stack([TensorDict(b=torch.zeros(2)), TensorDict(b=torch.zeros(3))])
     with pytest.raises(ValueError, match=r"entry 'b': a value of shape \[2\] does not broadcast to \[3\]"):
