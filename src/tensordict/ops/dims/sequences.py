@@ -304,8 +304,8 @@ class _Unpadding:
         """Split a lazy stack of rows, each as a batch of one row: the rows may have different keys."""
         if masks is not None and masks._batch_size[:1] != stack._batch_size[:1]:
             raise ShapeError(
-                f"{entry_of(path)}the masks have the batch size {list(masks._batch_size)}; it must begin with the number "
-                f"of rows, {stack._batch_size[0]}, because only some rows have some of the entries"
+                f"{entry_of(path)}the masks have the batch size {list(masks._batch_size)}; it must begin with the "
+                f"number of rows, {stack._batch_size[0]}, because only some rows have some of the entries"
             )
         rows: list[Any] = []
         at: int | None = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 import torch
 from torch import Tensor
@@ -41,11 +41,21 @@ if TYPE_CHECKING:
 
     # For type checkers, containers are datasets: `DataLoader` is annotated with this class, but accepts any sequence.
     _DataSet = Dataset[Any]
+
+    class Operator:
+        """An operator that returns a container of the same class."""
+
+        @overload
+        def __get__(self, instance: SelfT, owner: Any = None) -> Callable[[object], SelfT]: ...
+        @overload
+        def __get__(self, instance: None, owner: type[SelfT]) -> Callable[..., SelfT]: ...
+        def __get__(self, instance: object, owner: object = None) -> Any: ...
+
 else:
     _DataSet = object
 
 
-def _make_operator(name: str, operate: Callable[[Any, object], Any]) -> Callable[[SelfT, object], SelfT]:
+def _make_operator(name: str, operate: Callable[[Any, object], Any]) -> Operator:
     """Make the operator `name`, which returns `NotImplemented` for other objects than operands.
 
     Python then tries the operator of the other object, and raises a TypeError if there is none.
@@ -56,7 +66,7 @@ def _make_operator(name: str, operate: Callable[[Any, object], Any]) -> Callable
 
     # Pickle looks up a bound method by its name.
     operator.__name__, operator.__qualname__ = name, f"Arithmetic.{name}"
-    return operator
+    return operator  # type: ignore[return-value]
 
 
 class Arithmetic(Leaves, _DataSet):
