@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import resource
 import shutil
@@ -121,6 +122,46 @@ def test_a_shard_that_was_cut_short_is_not_read(tmp_path: Path, monkeypatch: pyt
 
     monkeypatch.setattr(system, "announce_read", cut)
     with pytest.raises(OSError, match=r"00000003.*entry 'x'"):
+        data[torch.arange(20)]
+
+
+@pytest.mark.parametrize("code", [errno.ESTALE, errno.EIO])
+def test_errors_while_rows_are_read(tmp_path: Path, code: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = write(tmp_path / "data", "archive")
+    data = open_dataset(tmp_path / "data")
+    read_twice(data, rows, monkeypatch)
+    keep_mapped(data, 0, monkeypatch)
+    opened, pread = count_descriptors(), system.pread
+
+    def fail_once(fd: int, size: int, offset: int) -> bytes:
+        monkeypatch.setattr(system, "pread", pread)
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(system, "pread", fail_once)
+    if code == errno.EIO:
+        with pytest.raises(OSError, match=r"cannot read rows of.*/data/shards/.*tdz"):
+            data[torch.arange(20)]
+        assert count_descriptors() == opened
+    # Network file systems have no content of a file that another machine removed: its rows are looked for again.
+    assert (data[torch.arange(20)] == rows).all()
+
+
+def test_a_file_that_is_replaced_before_it_is_mapped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = write(tmp_path / "data", "archive")
+    write(tmp_path / "other", "archive", 22)
+    data = open_dataset(tmp_path / "data")
+    read_twice(data, rows, monkeypatch)
+    keep_mapped(data, 100, monkeypatch)
+    other = next((tmp_path / "other/shards").glob("*/00000003*"))
+    from_file = torch.from_file
+
+    def replace_and_map(path: str, *arguments: Any, **options: Any) -> torch.Tensor:
+        if "00000003" in path and other.exists():
+            os.replace(other, path)
+        return from_file(path, *arguments, **options)
+
+    monkeypatch.setattr(torch, "from_file", replace_and_map)
+    with pytest.raises(OSError, match=r"00000003.*another shard lies in its place"):
         data[torch.arange(20)]
 
 

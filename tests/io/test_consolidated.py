@@ -152,6 +152,16 @@ def test_large_leaves_and_leaves_that_are_gathered() -> None:
         assert all(torch.equal(result[key], td[key]) and result[key].is_contiguous() for key in td.keys())
 
 
+@pytest.mark.parametrize("num_threads", [0, 2])
+def test_large_leaves_in_inference_mode(num_threads: int) -> None:
+    with torch.inference_mode():
+        td = TensorDict(a=torch.rand(1 << 20), b=torch.rand(1 << 18))
+        assert (td.consolidate(num_threads=num_threads) == td).all()
+    plain = TensorDict(a=torch.rand(1 << 20), b=torch.rand(1 << 18))
+    with torch.inference_mode():
+        assert (plain.consolidate(num_threads=num_threads) == plain).all()
+
+
 def test_what_is_one_tensor_stays_one() -> None:
     x = torch.ones(3)
     result = TensorDict({"a": x, "n": {"b": x}}).consolidate()

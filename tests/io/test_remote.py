@@ -25,6 +25,7 @@ from tensordict import DatasetWriter, RemoteCache, TensorDict, TensorDictParams,
 from tensordict.core.exceptions import SaveError
 from tensordict.io.formats.opening import describe_save
 from tensordict.io.remote.cache import CachedFile, LocalCopies, merge_ranges, subtract_ranges
+from tensordict.io.remote.remote_saves import Access, RemoteArchive, RemoteSave
 from tensordict.io.remote.urls import Remote
 from tensordict.io.saving.comparing import open_source, read_piece
 from tensordict.io.specification import LeafSpec, walk
@@ -157,6 +158,25 @@ def test_loaded_containers_go_to_other_processes() -> None:
 
 
 # --- what is fetched --------------------------------------------------------------------------------------------------
+
+
+def test_an_entry_that_another_thread_locates_meanwhile_is_fetched_from_its_start() -> None:
+    url = f"memory://{uuid.uuid4().hex}/x.tdz"
+    TensorDict(a=torch.rand(100_000), b=torch.rand(100_000)).save(url)
+    source = RemoteSave(url, Access()).source()
+    assert isinstance(source, RemoteArchive)
+    name, file = "a.memmap", source._file
+
+    class Located(set[str]):
+        def __contains__(self, name: object) -> bool:
+            file.ensure([(0, 1000)])
+            source.entries["a.memmap"] = source._index.locate(source.entries["a.memmap"])
+            return name == "a.memmap"
+
+    source._located = Located()
+    source.fetch({name: [(0, 10_000)]})
+    start = source.entries[name].start
+    assert any(low <= start and start + 10_000 <= high for low, high in file._have)
 
 
 def test_only_what_is_asked_for_is_fetched_of_an_archive(bucket: Bucket) -> None:

@@ -134,11 +134,17 @@ class Layout:
                     # Torch copies these faster than `memmove` does.
                     targets = torch.split(storage[start : start + nbytes], _JOB)
                     sources = torch.split(tensor.detach().reshape(-1).view(torch.uint8), _JOB)
-                    jobs += [partial(target.copy_, source) for target, source in zip(targets, sources, strict=True)]
+                    jobs += [partial(_copy, target, source) for target, source in zip(targets, sources, strict=True)]
             files.run_all(jobs, num_threads)
         with torch.no_grad():
             views = [block.tensor(tensor.dtype, tensor.shape, start) for tensor, start in rest]
             foreach.copy_(views, [tensor for tensor, _ in rest], non_blocking)
+
+
+def _copy(target: Tensor, source: Tensor) -> None:
+    # Another thread has a mode of its own.
+    with torch.inference_mode(target.is_inference()):
+        target.copy_(source)
 
 
 class CopyPlan:

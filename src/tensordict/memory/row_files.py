@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -10,7 +11,7 @@ import numpy as np
 import torch
 
 from tensordict.core.keys import Path
-from tensordict.memory import system
+from tensordict.memory import files, system
 from tensordict.memory.file_maps import identify_file
 from tensordict.memory.rows import Values
 
@@ -47,7 +48,10 @@ class RowFiles(NamedTuple):
             }
         except (OSError, RuntimeError):
             return {}
-        return {key: _as_rows(maps[rest][first:], self.sizes[key]) for key, rest, first in self.tensors if maps}
+        # Another process may have replaced a file before it was mapped.
+        if not maps or not self._are_same(paths):
+            return {}
+        return {key: _as_rows(maps[rest][first:], self.sizes[key]) for key, rest, first in self.tensors}
 
     def open(self, fds: list[int]) -> dict[Path, tuple[int, int]]:
         """Open the files, and append the descriptors to `fds`.
@@ -102,7 +106,13 @@ def read_rows(sources: Sequence[RowFiles], rows: Sequence[Sequence[int]], out: M
                         system.announce_read(fd, offset, size)
                         plan.append((at, fd, target[place * size : (place + 1) * size], offset))
             for at, fd, content, offset in plan:
-                found = system.pread(fd, len(content), offset)
+                try:
+                    found = system.pread(fd, len(content), offset)
+                except OSError as error:
+                    if error.errno != errno.ESTALE:
+                        raise files.named_os_error(error, "read rows of", sources[at].path) from error
+                    # Another machine has removed the file since it was opened.
+                    found = b""
                 content[: len(found)] = found
                 if len(found) < len(content):
                     changed.add(at)

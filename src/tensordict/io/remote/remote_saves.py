@@ -322,13 +322,15 @@ class RemoteArchive(Archive):
         """Fetch entries, or ranges of their content, in requests that run at once. Compressed entries come whole."""
         ranges: list[Range] = []
         for name, parts in wanted.items():
+            # Another thread may locate the entry meanwhile, so this comes before its start is read.
+            is_located = name in self._located
             entry = self.entries[name]
             header, stop = entry.header, self._ends[entry.header]
             if parts is None or entry.method != zipping.STORED:
                 ranges.append((header, stop))
                 continue
             start = entry.start
-            if name not in self._located:
+            if not is_located:
                 ranges.append((header, min(stop, header + _HEADER + len(name.encode()))))
                 # Assume that the content ends where the next entry begins.
                 start = stop - entry.stored
