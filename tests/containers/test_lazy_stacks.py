@@ -351,6 +351,15 @@ def test_assigning_one_number_for_each_member_of_an_uneven_stack() -> None:
     assert stack[0]["b"].tolist() == 1 and stack[1]["b"].tolist() == [2]
 
 
+@pytest.mark.parametrize("shape", [(2, 1), (1, 1), (1,), ()])
+def test_assigning_a_tensor_to_an_uneven_stack_with_batches_broadcasts_it(shape: Any) -> None:
+    stack = lazy_stack([TensorDict(b=torch.zeros(2, size), batch_size=[2]) for size in (2, 3)])
+    value = torch.arange(1.0, 1 + math.prod(shape)).reshape(shape)
+    stack[:] = value
+    for size in (2, 3):
+        assert stack[size - 2]["b"].tolist() == value.expand(2, size).tolist()
+
+
 def test_assigning_what_does_not_fit_an_uneven_stack_changes_nothing() -> None:
     stack = lazy_stack([TensorDict(b=torch.zeros(2)), TensorDict(b=torch.zeros(3))])
     with pytest.raises(ValueError, match=r"entry 'b': a value of shape \[2\] does not broadcast to \[3\]"):
@@ -1278,3 +1287,31 @@ def test_a_mask_over_named_dims_leaves_nested_stacks_without_a_name() -> None:
 def test_from_dict_instance_of_a_stack_whose_members_hold_different_kinds() -> None:
     stack = lazy_stack([TensorDict(b=torch.ones(())), TensorDict(b="text")])
     assert stack.from_dict_instance({"b": torch.ones(2)})["b"].tolist() == [1, 1]
+
+
+def test_an_index_of_an_uneven_stack_without_rows() -> None:
+    def member(**extra: Any) -> TensorDict:
+        nested = TensorDict(z=torch.zeros(0, 2, 4), batch_size=[0, 2])
+        return TensorDict({"v": "text", "n": nested, **extra}, batch_size=[0, 2])
+
+    stack = lazy_stack([member(), member(b=torch.zeros(0, 2))], 1)
+    mask = torch.zeros(0, 2, 2, dtype=torch.bool)
+    for result in (stack[mask], stack.masked_select(mask)):
+        assert result.batch_size == (0,) and set(result.keys()) == {"v", "n"} and result["n", "z"].shape == (0, 4)
+        result.append(TensorDict({"v": "text", "n": {"z": torch.ones(4)}}))
+        assert result["n", "z"].tolist() == [[1.0] * 4]
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
+def test_an_index_of_an_uneven_stack_of_ragged_leaves_without_rows() -> None:
+    ragged = torch.nested.nested_tensor([], dtype=torch.float64)
+    stack = lazy_stack([TensorDict(r=ragged, batch_size=[0]), TensorDict(r=ragged, b=torch.zeros(0), batch_size=[0])])
+    result = stack[torch.zeros(2, 0, dtype=torch.bool)]
+    assert result.batch_size == (0,) and result["r"].dtype is torch.float64
+
+
+@pytest.mark.parametrize("names", ["ab", "aa"])
+def test_update_underscore_refuses_an_absent_stack_of_uneven_members(names: str) -> None:
+    absent = lazy_stack([TensorDict({name: torch.zeros(size)}) for size, name in enumerate(names)])
+    with pytest.raises(KeyError, match="'absent' was not found"):
+        TensorDict(x=torch.zeros(2), batch_size=[2]).update_({"absent": absent})

@@ -378,6 +378,15 @@ def test_one_number_in_place(kind: str, value: object) -> None:
     check(td.apply_(lambda leaf: value), twos, kind)
 
 
+@kinds
+def test_one_number_that_requires_grad_changes_nothing(kind: str) -> None:
+    td = container(kind).set("first", torch.zeros(len(rows_for(kind))))
+    with pytest.raises(ValueError, match="entry 'x': a ragged entry"):
+        td.update_({"first": 1.0, "x": torch.tensor(2.0, requires_grad=True)})
+    assert not td["first"].any()
+    check(td.exclude("first"), rows_for(kind), kind)
+
+
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "jagged_equal"])
 def test_writes_that_do_not_fit_change_nothing(kind: str) -> None:
     td = container(kind)

@@ -497,3 +497,16 @@ def test_unpad_sequence_keeps_what_only_some_rows_have() -> None:
     assert second.batch_size == torch.Size([2]) and second["y"].tolist() == [0, 1] and "z" not in second
     with pytest.raises(RuntimeError, match=r"exclusive keys.*\['y', 'z'\]"):
         unpad_sequence(lazy_stack(rows, 1), torch.ones(3, 2, dtype=torch.bool))
+
+
+def test_rows_that_lack_entries_keep_their_class_and_need_a_mask_each() -> None:
+    rows = [Row(x=torch.arange(3), batch_size=[3]), Row(x=torch.arange(3), y=torch.arange(3), batch_size=[3])]
+    mask = torch.tensor([[True, False, False], [True, True, False]])
+    first, second = unpad_sequence(lazy_stack(rows), mask).unbind(0)
+    assert type(first) is type(second) is Row and first.y is None and second.y.tolist() == [0, 1]
+    masks = TensorDict(x=mask, y=mask, batch_size=[2])
+    for wrong in (masks[:1], torch.cat([masks, masks]), TensorDict(x=mask, y=mask)):
+        with pytest.raises(ValueError, match="must begin with the number of rows, 2"):
+            unpad_sequence(lazy_stack(rows), wrong)
+    with pytest.raises(ValueError, match=r"has a mask of shape \[4, 3\]"):
+        unpad_sequence(lazy_stack(rows[:1] * 2), TensorDict(x=torch.cat([mask, mask]), batch_size=[4]))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import operator
+import pickle
 import warnings
 from collections.abc import Callable
 from functools import partial
@@ -904,3 +905,9 @@ def test_in_place_with_a_part_of_the_lazy_stack_itself() -> None:
                 assert_close(getattr(stack, name + "_")(stack[part]), getattr(td, name)(td[part]))
     stack = td.to_lazystack().clone()
     assert_close(stack.addcmul_(stack[:1], stack[1:2]), td.addcmul(td[:1], td[1:2]))
+
+
+@pytest.mark.parametrize("name", ["__sub__", "__rsub__", "__imul__", "__rtruediv__", "__pow__", "abs", "exp_", "isnan"])
+def test_bound_methods_and_operators_can_be_pickled(name: str) -> None:
+    method = getattr(TensorDict(a=torch.ones(2)), name)
+    assert pickle.loads(pickle.dumps(method)).__name__ == method.__name__ == name

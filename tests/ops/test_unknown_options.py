@@ -27,3 +27,9 @@ def test_from_zarr_names_unknown_options(tmp_path: pathlib.Path) -> None:
     TensorDict(a=torch.zeros(2)).to_zarr(tmp_path / "a.zarr").close()
     with pytest.raises(TypeError, match="^from_zarr.. takes no argument cache_dir$"):
         TensorDict.from_zarr(tmp_path / "a.zarr", cache_dir=tmp_path)
+
+
+@pytest.mark.parametrize("source", [{"a": 1}, (1, 2)], ids=str)
+def test_from_any_names_unknown_options(source: Any) -> None:
+    with pytest.raises(TypeError, match="^from_any.. takes no argument names$"):
+        TensorDict.from_any(source, names=None)

@@ -706,11 +706,18 @@ def flatten_in_row_order(leaf: Tensor) -> Tensor:
 
 
 def pair_copies(target: Tensor, value: Tensor) -> tuple[list[Tensor], list[Tensor]]:
-    """Return lists of targets and sources: plain tensors to copy, in order to copy one nested tensor into another.
+    """Return lists of targets and sources: plain tensors to copy, in order to copy a value into a nested tensor.
+
+    Args:
+        target: the nested tensor.
+        value: another one; or a tensor without dims, for all elements. Torch does not write one that requires grad.
 
     Raises:
-        ShapeError: `value` is not ragged, or its rows have other shapes.
+        ShapeError: `value` is neither, or its rows have other shapes.
     """
+    if not value.ndim and not (value.requires_grad and torch.is_grad_enabled()):
+        targets = [pack_elements(target)] if is_compact(target) else list(target.unbind())
+        return targets, [value] * len(targets)
     if not is_ragged(value):
         raise ShapeError(
             f"a ragged entry of shape {list(shape_of(target))} cannot be updated in place with a dense value of shape "

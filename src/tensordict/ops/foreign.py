@@ -76,9 +76,10 @@ class Foreign(Converting):
         groups become containers over the file; see :meth:`from_h5`. A pandas data frame becomes a container of its
         columns, with one element per row. Rows of numbers of unequal lengths become stacks of values.
         """
+        if options:
+            refuse_unknown(Foreign.from_any, options)
         if type(obj) is dict:
             return cls.from_dict(obj, **options)
-        refuse_unknown(Foreign.from_any, options)
         if isinstance(obj, (np.ndarray, np.void)) and obj.dtype.names is not None:
             return cls.from_struct_array(obj, **options)
         if is_h5(obj):

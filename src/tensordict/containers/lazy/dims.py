@@ -157,13 +157,12 @@ class LazyDims(LazyCore):
             size: the batch size of the result.
         """
         elements = self._elements()
+        template = elements[0] if elements else _make_row(self._entries.sample[0])
 
         def pack(part: Any) -> Any:
             if not isinstance(part, list):
                 return part
-            return type(self)._over(
-                Members([pack(item) for item in part], 0, template=elements[0] if elements else None)
-            )
+            return type(self)._over(Members([pack(item) for item in part], 0, template=template))
 
         return pack(nested_lists([elements[number] for number in numbers], size))
 
@@ -240,6 +239,17 @@ class LazyDims(LazyCore):
             return store.containers
         parts = [store.containers[start : start + length] for start, length in zip(*op.bounds(), strict=True)]
         return [self._like(part, None, None if part else store.containers[0].copy()) for part in parts]
+
+
+def _make_row(node: Contract) -> Any:
+    """Return the keys, dtypes and shapes of a row of a batch without rows."""
+    dims = len(node._batch_size)
+
+    def make_leaf(leaf: Tensor) -> Tensor:
+        shape = (0,) if leaf.is_nested else leaf.shape[dims:]
+        return torch.zeros(shape, dtype=leaf.dtype, device=leaf.device)
+
+    return node._map(make_leaf, torch.Size(()), dims, lambda names: names[dims:])
 
 
 def _has_uniform_keys(node: Contract) -> bool:

@@ -317,9 +317,12 @@ def _split_part(
             shape = size + target
             ranks_differ = target == _RANKS_DIFFER
             if value.shape[: len(size)] != size or (value.ndim < len(shape) and not ranks_differ):
-                if ranks_differ or -1 in target:
-                    shape = size + value.shape  # each member checks whether it broadcasts to its own leaf
+                # Dims that differ between members stay as they are: each member checks whether they fit its own leaf.
+                if ranks_differ:
+                    shape = size + value.shape
                 else:
+                    own = ((1,) * len(target) + value.shape)[-len(target) :]
+                    shape = size + torch.Size([m if n == -1 else n for n, m in zip(target, own)])
                     check_expandable(value.shape, shape, path)
                     value = drop_leading_dims(value, len(shape))
                 value = value.expand(shape)

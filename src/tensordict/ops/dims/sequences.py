@@ -243,7 +243,8 @@ class _Unpadding:
 
     def split_node(self, node: Any, masks: Any, path: Path) -> tuple[list[Any], tuple[int, _Runs] | None]:
         """Return the container of each row, and the dim and the runs along which its batch size was padded, if any."""
-        if node._members() is not None and node.stack_dim == 0 and (self.common is not None or not path):
+        members = node._members()
+        if members and node.stack_dim == 0 and (self.common is not None or not path) and _keys_differ(members):
             return self.split_stack(node, masks, path)
         refuse_exclusive_keys(node, "unpad_sequence")
         size = node._batch_size[1:]
@@ -301,9 +302,14 @@ class _Unpadding:
 
     def split_stack(self, stack: Any, masks: Any, path: Path) -> tuple[list[Any], tuple[int, _Runs] | None]:
         """Split a lazy stack of rows, each as a batch of one row: the rows may have different keys."""
+        if masks is not None and masks._batch_size[:1] != stack._batch_size[:1]:
+            raise ShapeError(
+                f"{entry_of(path)}the masks have the batch size {list(masks._batch_size)}; it must begin with the "
+                f"number of rows, {stack._batch_size[0]}, because only some rows have some of the entries"
+            )
         rows: list[Any] = []
         at: int | None = None
-        for position, member in enumerate(stack._members()):
+        for position, member in enumerate(stack.unbind(0)):
             span = slice(position, position + 1)
             own = None if self.common is None else _Runs(*(column[span] for column in self.common))
             one = _Unpadding(self.dim, own, self.longest)
@@ -335,6 +341,19 @@ class _Unpadding:
                 f"length {longest}"
             )
         return runs.cut(leaf.unbind(0), dim, full), runs
+
+
+def _keys_differ(members: Sequence[Any]) -> bool:
+    """Return whether some members have entries, also nested ones, that others lack."""
+    first, *others = (member._structure() for member in members)
+    if any(other.keys() != first.keys() for other in others):
+        return True
+    nested = (name for name, value in first.items() if is_node(value) and not value._is_non_tensor)
+    return any(
+        not all(is_node(other[name]) for other in others)
+        or _keys_differ([first[name], *(other[name] for other in others)])
+        for name in nested
+    )
 
 
 def _find_runs(mask: Tensor, dim: int, path: Path) -> _Runs:

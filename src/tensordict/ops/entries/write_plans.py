@@ -56,11 +56,7 @@ class WritePlan:
             return
         try:
             refuse_stored(target)
-            if item.ndim:
-                targets, values = ragged.pair_copies(target, item)
-            else:
-                targets = list(target.unbind())
-                values = [item] * len(targets)
+            targets, values = ragged.pair_copies(target, item)
         except ShapeError as error:
             raise named_error(error, path) from None
         self.targets += targets
@@ -257,9 +253,10 @@ class Copy(Update):
 
 
 def _has_leaves(item: Any) -> bool:
-    """Return whether an item is a tensor or a value, or contains one."""
-    is_tree = (is_node(item) and not item._is_non_tensor) or isinstance(item, Mapping)
-    return not is_tree or any(map(_has_leaves, item.values()))
+    """Return whether an item is a tensor or a value, or contains one; a lazy stack also in some members only."""
+    if is_node(item):
+        return item._is_non_tensor or any(map(_has_leaves, item._members() or item._structure().values()))
+    return not isinstance(item, Mapping) or any(map(_has_leaves, item.values()))
 
 
 def batch_sizes_differ(container: Contract, source: Contract) -> bool:

@@ -55,8 +55,8 @@ else:
     _DataSet = object
 
 
-def _make_operator(operate: Callable[[Any, object], Any]) -> Operator:
-    """Make an operator, which returns `NotImplemented` for other objects than operands.
+def _make_operator(name: str, operate: Callable[[Any, object], Any]) -> Operator:
+    """Make the operator `name`, which returns `NotImplemented` for other objects than operands.
 
     Python then tries the operator of the other object, and raises a TypeError if there is none.
     """
@@ -64,6 +64,8 @@ def _make_operator(operate: Callable[[Any, object], Any]) -> Operator:
     def operator(self: Any, other: object) -> Any:
         return operate(self, other) if is_operand(other) else NotImplemented
 
+    # Pickle looks up a bound method by its name.
+    operator.__name__, operator.__qualname__ = name, f"Arithmetic.{name}"
     return operator  # type: ignore[return-value]
 
 
@@ -294,28 +296,30 @@ class Arithmetic(Leaves, _DataSet):
         return self.add(other) if is_operand(other) else NotImplemented
 
     __radd__ = __add__
-    __iadd__ = _make_operator(lambda td, other: td.add_(other))
-    __sub__ = _make_operator(lambda td, other: td.sub(other))
-    __rsub__ = _make_operator(lambda td, other: td.rsub(other))
-    __isub__ = _make_operator(lambda td, other: td.sub_(other))
-    __mul__ = __rmul__ = _make_operator(lambda td, other: td.mul(other))
-    __imul__ = _make_operator(lambda td, other: td.mul_(other))
-    __truediv__ = _make_operator(lambda td, other: td.div(other))
+    __iadd__ = _make_operator("__iadd__", lambda td, other: td.add_(other))
+    __sub__ = _make_operator("__sub__", lambda td, other: td.sub(other))
+    __rsub__ = _make_operator("__rsub__", lambda td, other: td.rsub(other))
+    __isub__ = _make_operator("__isub__", lambda td, other: td.sub_(other))
+    __mul__ = __rmul__ = _make_operator("__mul__", lambda td, other: td.mul(other))
+    __imul__ = _make_operator("__imul__", lambda td, other: td.mul_(other))
+    __truediv__ = _make_operator("__truediv__", lambda td, other: td.div(other))
     __rtruediv__ = _make_operator(
-        lambda td, other: td._apply_binary(_rdiv, "/", other, plain_number=True, many=_foreach_rdiv)
+        "__rtruediv__", lambda td, other: td._apply_binary(_rdiv, "/", other, plain_number=True, many=_foreach_rdiv)
     )
-    __itruediv__ = _make_operator(lambda td, other: td.div_(other))
-    __floordiv__ = _make_operator(lambda td, other: td._apply_binary(torch.floor_divide, "//", other))
-    __rfloordiv__ = _make_operator(lambda td, other: td._apply_binary(_rfloordiv, "//", other))
-    __ifloordiv__ = _make_operator(lambda td, other: td._apply_binary_(Tensor.floor_divide_, "//=", other))
-    __mod__ = _make_operator(lambda td, other: td.mod(other))
-    __rmod__ = _make_operator(lambda td, other: td._apply_binary(_rmod, "%", other))
-    __imod__ = _make_operator(lambda td, other: td._apply_binary_(Tensor.remainder_, "%=", other))
-    __pow__ = _make_operator(lambda td, other: td.pow(other))
+    __itruediv__ = _make_operator("__itruediv__", lambda td, other: td.div_(other))
+    __floordiv__ = _make_operator("__floordiv__", lambda td, other: td._apply_binary(torch.floor_divide, "//", other))
+    __rfloordiv__ = _make_operator("__rfloordiv__", lambda td, other: td._apply_binary(_rfloordiv, "//", other))
+    __ifloordiv__ = _make_operator(
+        "__ifloordiv__", lambda td, other: td._apply_binary_(Tensor.floor_divide_, "//=", other)
+    )
+    __mod__ = _make_operator("__mod__", lambda td, other: td.mod(other))
+    __rmod__ = _make_operator("__rmod__", lambda td, other: td._apply_binary(_rmod, "%", other))
+    __imod__ = _make_operator("__imod__", lambda td, other: td._apply_binary_(Tensor.remainder_, "%=", other))
+    __pow__ = _make_operator("__pow__", lambda td, other: td.pow(other))
     __rpow__ = _make_operator(
-        lambda td, other: td._apply_binary(_rpow, "**", other, plain_number=True, many=_foreach_rpow)
+        "__rpow__", lambda td, other: td._apply_binary(_rpow, "**", other, plain_number=True, many=_foreach_rpow)
     )
-    __ipow__ = _make_operator(lambda td, other: td.pow_(other))
+    __ipow__ = _make_operator("__ipow__", lambda td, other: td.pow_(other))
 
     def __iand__(self, other: object) -> Self:
         return self._apply_logic_(Tensor.bitwise_and_, torch.bitwise_and, "&=", other)
