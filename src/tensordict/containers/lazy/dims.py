@@ -157,15 +157,15 @@ class LazyDims(LazyCore):
             size: the batch size of the result.
         """
         elements = self._elements()
+        sample = elements[0] if elements else self._entries.sample[0].new_zeros(())
 
-        def pack(part: Any) -> Any:
+        def pack(part: Any, inner: torch.Size) -> Any:
             if not isinstance(part, list):
                 return part
-            return type(self)._over(
-                Members([pack(item) for item in part], 0, template=elements[0] if elements else None)
-            )
+            template = None if part else sample.expand(inner)
+            return type(self)._over(Members([pack(item, inner[1:]) for item in part], 0, template=template))
 
-        return pack(nested_lists([elements[number] for number in numbers], size))
+        return pack(nested_lists([elements[number] for number in numbers], size), size[1:])
 
     def _elements(self) -> list[Any]:
         """Return all elements of the batch, as views, in the order of their numbers."""
