@@ -6,6 +6,7 @@ import gzip
 import json
 import math
 import pathlib
+import subprocess
 import sys
 from typing import Any
 
@@ -569,3 +570,38 @@ def test_missing_cells_with_the_options_of_from_arrow(tmp_path: pathlib.Path) ->
     assert TensorDict.from_csv(tmp_path / "x.csv", nulls="fill")["a"].tolist() == [1, 0]
     with pytest.raises(TypeError, match="exclude each other"):
         TensorDict.from_csv(tmp_path / "x.csv", batch_size=[2], auto_batch_size=True)
+
+
+GROWTH = """
+import sys
+from pathlib import Path
+from tensordict import TensorDict
+def read(path):
+    return TensorDict.from_parquet(path) if path.endswith("parquet") else TensorDict.from_json(path)
+def status(field):
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(field)) / 1024
+read(sys.argv[1])
+Path("/proc/self/clear_refs").write_text("5")
+before = status("VmRSS")
+found = read(sys.argv[2])
+print(status("VmHWM") - before - sum(leaf.nbytes for leaf in found.values()) / 2**20)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.parametrize(("suffix", "limit"), [("json", 60), ("parquet", 120)])
+def test_reading_takes_little_memory_beside_the_rows(tmp_path: pathlib.Path, suffix: str, limit: float) -> None:
+    """An array of 40 MB was in memory four times, and 200 MB of columns of Parquet twice."""
+    small, large = tmp_path / f"small.{suffix}", tmp_path / f"large.{suffix}"
+    td = TensorDict({f"k{i}": torch.rand(2) for i in range(32)}, [2])
+    if suffix == "json":
+        td.to_json(small)
+        row = small.read_text().strip()[1:-1] + ",\n"
+        large.write_text("[" + row * (40_000_000 // len(row)) + row.rstrip(",\n") + "]\n")
+    else:
+        td.to_parquet(small)
+        TensorDict({f"k{i}": torch.rand(1 << 21) for i in range(24)}, [1 << 21]).to_parquet(large)
+    child = subprocess.run([sys.executable, "-c", GROWTH, small, large], capture_output=True, text=True, check=False)
+    assert child.returncode == 0, child.stderr[-2000:]
+    assert float(child.stdout) < limit

@@ -8,7 +8,17 @@ from __future__ import annotations
 
 import torch
 
-from tensordict import TensorClass, TensorDict, TypedTensorDict, stack, tensorclass
+from tensordict import (
+    LazyStackedTensorDictStore,
+    TensorClass,
+    TensorDict,
+    TensorDictStore,
+    TypedTensorDict,
+    from_dict,
+    save_checkpoint,
+    stack,
+    tensorclass,
+)
 
 
 class Data(TensorClass):
@@ -98,3 +108,20 @@ print(TensorDict()[0].unknown)  # bad
 stack([TensorDict()]).missing()  # bad
 TensorDict().memmap(unknown=1)  # bad
 TensorDict().memmap(return_early=True).lock_()  # bad
+TensorDictStore(port="6379")  # bad
+TensorDictStore(ttl="60")  # bad
+TensorDictStore.from_store(td_id="a", db="0")  # bad
+TensorDictStore.from_tensordict(TensorDict(), host=1)  # bad
+TensorDictStore.from_dict({}, prefix=1)  # bad
+LazyStackedTensorDictStore(count=1, inner_batch_size=[], cache_metadata="no")  # bad
+LazyStackedTensorDictStore.from_store(td_id="a", backend=1)  # bad
+LazyStackedTensorDictStore.from_lazy_stack(TensorDict(), unix_socket_path=1)  # bad
+TensorDict().to_store(port="6379")  # bad
+TensorDict.from_parquet("a.parquet", columns=1)  # bad
+TensorDict.from_parquet("a.parquet", batch_size_rows=2, dtype="float32")  # bad
+TensorDict.from_csv("a.csv", dtype="float32")  # bad
+TensorDict.from_json("a.json", nulls="drop")  # bad
+save_checkpoint("folder", keep="all")  # bad
+save_checkpoint("folder", return_early=True, overwrite="yes")  # bad
+from_dict({}, batch_dims="1")  # bad
+TensorDict().map_iter(len, chunksize="2")  # bad

@@ -9,7 +9,7 @@ import torch
 from torch.utils.data import DataLoader
 from typing_extensions import assert_type
 
-from tensordict import TensorClass, TensorDict, TypedTensorDict, tensorclass
+from tensordict import TensorClass, TensorDict, TensorDictStore, TypedTensorDict, save_checkpoint, tensorclass
 
 
 class Inner(TensorClass):
@@ -114,3 +114,15 @@ for batch in DataLoader(TensorDict({"x": torch.zeros(4)}, batch_size=[4]), batch
     _ = batch["x"]
 for batch in DataLoader(Data(x=torch.zeros(4), batch_size=[4]), batch_size=2):
     _ = batch.x
+
+
+# Further arguments are for the library that connects, reads or writes.
+def use_options() -> None:
+    store = TensorDictStore(port=6379, ttl=60.0, batch_size=[3], password="secret")
+    TensorDictStore.from_store(td_id=store.td_id, db=0, ssl=True)
+    assert_type(item.to_tensordict().to_store(host="localhost", ttl=60.0), TensorDictStore)
+    assert_type(Data.from_parquet("a.parquet", columns=["x"], filters=[("x", ">", 0)]), Data)
+    assert_type(next(Data.from_parquet("a.parquet", batch_size_rows=2, dtype=torch.float32)), Data)
+    assert_type(Data.from_csv("a.csv", dtype=torch.float32, sep=";"), Data)
+    assert_type(Data.from_json("a.json", lines=True, nulls="mask", encoding="utf-8"), Data)
+    save_checkpoint("folder", keep=3, model={"weight": torch.zeros(3)}, step=4)

@@ -54,9 +54,29 @@ _PART = "%part"
 
 
 @overload
-def save_checkpoint(path: PathLike, /, *, return_early: No = ..., **objects: Any) -> pathlib.Path: ...
+def save_checkpoint(
+    path: PathLike,
+    /,
+    *,
+    keep: int | None = ...,
+    rng: bool = ...,
+    durable: bool = ...,
+    overwrite: bool = ...,
+    return_early: No = ...,
+    **objects: Any,
+) -> pathlib.Path: ...
 @overload
-def save_checkpoint(path: PathLike, /, *, return_early: On, **objects: Any) -> Future[pathlib.Path]: ...
+def save_checkpoint(
+    path: PathLike,
+    /,
+    *,
+    keep: int | None = ...,
+    rng: bool = ...,
+    durable: bool = ...,
+    overwrite: bool = ...,
+    return_early: On,
+    **objects: Any,
+) -> Future[pathlib.Path]: ...
 def save_checkpoint(
     path: PathLike,
     /,

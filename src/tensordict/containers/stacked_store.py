@@ -225,15 +225,33 @@ class LazyStackedTensorDictStore(LazyStackedTensorDict):
     _stored_as = "LazyStackedTensorDict"
     _is_in_file = True
 
-    @spells(Address.of)
     def __init__(
-        self, *, count: int, stack_dim: int = 0, inner_batch_size: object, device: object = None, **server: Any
+        self,
+        *,
+        backend: str = "redis",
+        host: str = "localhost",
+        port: int = 6379,
+        db: int = 0,
+        unix_socket_path: str | None = None,
+        prefix: str = "tensordict",
+        count: int,
+        stack_dim: int = 0,
+        inner_batch_size: object,
+        device: object = None,
+        client: Any = None,
+        td_id: str | None = None,
+        cache_metadata: bool = True,
+        ttl: float | None = None,
+        **connection: Any,
     ) -> None:
         size = as_size(inner_batch_size)
         if type(count) is not int or count < 1:
             raise ValueError(f"count is the number of elements, at least 1, got {count!r}")
         dim = as_new_dim(stack_dim, len(size))
-        store = StackServer(Address.of(**server), (count, dim, size))
+        address = Address.of(
+            backend, host, port, db, unix_socket_path, prefix, td_id, cache_metadata, client, ttl, **connection
+        )
+        store = StackServer(address, (count, dim, size))
         have = store.count, store.dim, store.inner_size
         if have != (count, dim, tuple(size)):
             raise ValueError(
@@ -321,13 +339,26 @@ class LazyStackedTensorDictStore(LazyStackedTensorDict):
 
     @classmethod
     @spells(Address.of)
-    def from_lazy_stack(cls, lazy_td: Any, *, device: object = None, **server: Any) -> Any:
+    def from_lazy_stack(
+        cls,
+        lazy_td: Any,
+        *,
+        backend: str = "redis",
+        host: str = "localhost",
+        port: int = 6379,
+        db: int = 0,
+        unix_socket_path: str | None = None,
+        prefix: str = "tensordict",
+        device: object = None,
+        **kwargs: Any,
+    ) -> Any:
         """Write a lazy stack to a server; :meth:`to_store` does the same.
 
         Args:
             lazy_td: the stack, or a tensorclass over one.
+            backend, host, port, db, unix_socket_path, prefix: as of the class.
             device: tensors are moved there when they are fetched; `None` for the device of `lazy_td`.
-            **server: the server, and further arguments of :class:`TensorDictStore`, such as `ttl=` and `password=`.
+            **kwargs: further arguments of :class:`TensorDictStore`, such as `ttl=` and `password=`.
 
         Returns:
             a :class:`LazyStackedTensorDictStore`, or the tensorclass over one.
@@ -337,13 +368,18 @@ class LazyStackedTensorDictStore(LazyStackedTensorDict):
             UnsupportedEntryError: an entry cannot be stored; it is named, and nothing was written.
             ConnectionError: the server does not answer.
         """
+        return cls._write_to(Address.of(backend, host, port, db, unix_socket_path, prefix, **kwargs), lazy_td, device)
+
+    @classmethod
+    def _write_to(cls, address: Address, lazy_td: Any, device: object) -> Any:
+        """Write a lazy stack to an address."""
         members = lazy_td._members() if isinstance(lazy_td, Contract) else None
         if not members:
             raise TypeError(f"a lazy stack of at least one member is needed, got {type(lazy_td).__name__}")
         check_levels(lazy_td)
         stack: Any = lazy_td._wrapped_container()
         target = stack._device if device is None else as_device(device)
-        store = StackServer(Address.of(**server), (len(members), stack.stack_dim, members[0]._batch_size))
+        store = StackServer(address, (len(members), stack.stack_dim, members[0]._batch_size))
         with store.together() as scope:
             scope.adds = True
             store.set_header("__device__", b"" if target is None else str(target).encode())
@@ -364,13 +400,25 @@ class LazyStackedTensorDictStore(LazyStackedTensorDict):
 
     @classmethod
     @spells(Address.of)
-    def from_store(cls, *, td_id: str, device: object = None, **server: Any) -> Any:
+    def from_store(
+        cls,
+        *,
+        backend: str = "redis",
+        host: str = "localhost",
+        port: int = 6379,
+        db: int = 0,
+        unix_socket_path: str | None = None,
+        prefix: str = "tensordict",
+        td_id: str,
+        device: object = None,
+        **kwargs: Any,
+    ) -> Any:
         """Open a lazy stack on a server by its identifier.
 
         Args:
+            backend, host, port, db, unix_socket_path, prefix, **kwargs: as of the class.
             td_id: the identifier; see :attr:`td_id`.
             device: tensors are moved there when they are fetched; `None` for the device that is stored.
-            **server: the server, and further arguments of the class.
 
         Returns:
             a :class:`LazyStackedTensorDictStore`, or the tensorclass over one.
@@ -381,7 +429,7 @@ class LazyStackedTensorDictStore(LazyStackedTensorDict):
             UnsupportedEntryError: this program does not know its tensorclass.
             ConnectionError: the server does not answer.
         """
-        store = StackServer(Address.of(td_id=td_id, **server))
+        store = StackServer(Address.of(backend, host, port, db, unix_socket_path, prefix, td_id, **kwargs))
         return cls._open_store(store, None if device is None else as_device(device))
 
     def to_local(self) -> Any:

@@ -87,9 +87,27 @@ class TensorDictStore(PersistentTensorDict):
     # The argument `storage` of `from_schema` that selects this class.
     _schema_storage: ClassVar[str | None] = "redis"
 
-    @spells(Address.of)
-    def __init__(self, *, batch_size: object = None, device: object = None, **server: Any) -> None:
-        self._adopt(Server(Address.of(**server)), batch_size, device)
+    def __init__(
+        self,
+        *,
+        backend: str = "redis",
+        host: str = "localhost",
+        port: int = 6379,
+        db: int = 0,
+        unix_socket_path: str | None = None,
+        prefix: str = "tensordict",
+        batch_size: object = None,
+        device: object = None,
+        client: Any = None,
+        td_id: str | None = None,
+        cache_metadata: bool = True,
+        ttl: float | None = None,
+        **connection: Any,
+    ) -> None:
+        address = Address.of(
+            backend, host, port, db, unix_socket_path, prefix, td_id, cache_metadata, client, ttl, **connection
+        )
+        self._adopt(Server(address), batch_size, device)
 
     def _adopt(self, store: Server, batch_size: object, device: object) -> None:
         """Be the container of a store."""
@@ -117,16 +135,28 @@ class TensorDictStore(PersistentTensorDict):
     @classmethod
     @spells(Address.of)
     def from_store(
-        cls, *, td_id: str, device: object = None, tensorclass_cls: type | str | None = None, **server: Any
+        cls,
+        *,
+        backend: str = "redis",
+        host: str = "localhost",
+        port: int = 6379,
+        db: int = 0,
+        unix_socket_path: str | None = None,
+        prefix: str = "tensordict",
+        td_id: str,
+        device: object = None,
+        tensorclass_cls: type | str | None = None,
+        **kwargs: Any,
     ) -> Any:
         """The container of an identifier that is on a server, whichever process wrote it.
 
         Args:
+            backend, host, port, db, unix_socket_path, prefix: as of the class.
             td_id: its identifier there; see :attr:`td_id`.
             device: tensors are moved there when they are fetched; `None` for the device that is stored.
             tensorclass_cls: a tensorclass to give it as, or the module and name of one that this program has imported;
                 `None` for the class that it was written as.
-            **server: the server, and further arguments of the class.
+            **kwargs: further arguments of the class.
 
         Returns:
             a :class:`TensorDictStore`, of a lazy stack a :class:`LazyStackedTensorDictStore`; or the tensorclass over
@@ -138,7 +168,7 @@ class TensorDictStore(PersistentTensorDict):
                 on a server: import the module first.
             ConnectionError: the server does not answer.
         """
-        address = Address.of(td_id=td_id, **server)
+        address = Address.of(backend, host, port, db, unix_socket_path, prefix, td_id, **kwargs)
         store = Server(address)
         if not store.exists:
             raise address.missing()
@@ -157,13 +187,26 @@ class TensorDictStore(PersistentTensorDict):
 
     @classmethod
     @spells(Address.of)
-    def from_tensordict(cls, td: Any, *, device: object = None, **server: Any) -> Any:
+    def from_tensordict(
+        cls,
+        td: Any,
+        *,
+        backend: str = "redis",
+        host: str = "localhost",
+        port: int = 6379,
+        db: int = 0,
+        unix_socket_path: str | None = None,
+        prefix: str = "tensordict",
+        device: object = None,
+        **kwargs: Any,
+    ) -> Any:
         """Write a container to a server; :meth:`to_store` does the same.
 
         Args:
             td: the container.
+            backend, host, port, db, unix_socket_path, prefix: as of the class.
             device: tensors are moved there when they are fetched; `None` for the device of `td`.
-            **server: the server, and further arguments of the class.
+            **kwargs: further arguments of the class.
 
         Returns:
             a :class:`TensorDictStore`, of a lazy stack a :class:`LazyStackedTensorDictStore`; or the tensorclass over
@@ -173,12 +216,17 @@ class TensorDictStore(PersistentTensorDict):
             UnsupportedEntryError: an entry cannot be stored; it is named, and nothing was written.
             ConnectionError: the server does not answer.
         """
+        return cls._write_to(Address.of(backend, host, port, db, unix_socket_path, prefix, **kwargs), td, device)
+
+    @classmethod
+    def _write_to(cls, address: Address, td: Any, device: object) -> Any:
+        """Write a container to an address."""
         if isinstance(td, Contract) and not td._is_non_tensor and td._members():
-            return LazyStackedTensorDictStore.from_lazy_stack(td, device=device, **server)
+            return LazyStackedTensorDictStore._write_to(address, td, device)
         check_levels(td)
         self = object.__new__(cls)
         device = td.device if device is None else device
-        store = Server(Address.of(**server))
+        store = Server(address)
         with store.together():
             store.set_header("__device__", str(as_device(device)).encode() if device is not None else b"")
             stored_entries.write_container(store.root, td, {})
@@ -192,19 +240,26 @@ class TensorDictStore(PersistentTensorDict):
         cls,
         input_dict: object,
         *,
+        backend: str = "redis",
+        host: str = "localhost",
+        port: int = 6379,
+        db: int = 0,
+        unix_socket_path: str | None = None,
+        prefix: str = "tensordict",
         auto_batch_size: bool = False,
         batch_size: object = None,
         device: object = None,
-        **server: Any,
+        **kwargs: Any,
     ) -> TensorDictStore:
         """Write a (nested) dict, or another container, to a server.
 
         Args:
             input_dict: what :meth:`TensorDict.from_dict` takes.
+            backend, host, port, db, unix_socket_path, prefix: as of the class.
             auto_batch_size: without a `batch_size`, give every level the longest batch size that its entries share.
             batch_size: the batch size; by default the batch size of the container, and no batch dims for a dict.
             device: device of the fetched tensors.
-            **server: the server, and further arguments of the class.
+            **kwargs: further arguments of the class.
 
         Returns:
             a :class:`TensorDictStore`.
@@ -212,8 +267,7 @@ class TensorDictStore(PersistentTensorDict):
         if batch_size is None and isinstance(input_dict, Contract) and not auto_batch_size:
             batch_size = input_dict._batch_size
         source = TensorDict.from_dict(input_dict, auto_batch_size=auto_batch_size, batch_size=batch_size)
-        result: TensorDictStore = cls.from_tensordict(source, device=device, **server)
-        return result
+        return cls._write_to(Address.of(backend, host, port, db, unix_socket_path, prefix, **kwargs), source, device)  # type: ignore[no-any-return]
 
     @classmethod
     def _make_zeros(cls, entries: Mapping[Any, tuple[torch.Size, torch.dtype]], size: torch.Size, **kwargs: Any) -> Any:

@@ -415,6 +415,35 @@ def _combine_chunks(column: Any) -> Any:
     return pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], column.type)
 
 
+def join_tables(tables: list[Any]) -> Any:
+    """Join tables of the same schema to one with a single chunk for each column.
+
+    This empties the list, and releases the chunks of a column when it has been copied. So if nothing else refers to the
+    tables, one column is in memory twice at a time.
+    """
+    pa = pyarrow()
+    if len(tables) == 1 and all(column.num_chunks == 1 for column in tables[0].itercolumns()):
+        return tables.pop()
+    schema = tables[0].schema
+    columns = [[chunk for table in tables for chunk in table.column(at).chunks] for at in range(len(schema))]
+    rows = sum(table.num_rows for table in tables)
+    tables.clear()
+    if not columns:
+        return pa.table({"": pa.nulls(rows)}).select([])
+    return pa.Table.from_arrays([_join_arrays(field.type, columns.pop(0)) for field in schema], schema=schema)
+
+
+def _join_arrays(kind: Any, chunks: list[Any]) -> Any:
+    """Join the chunks of a column, or the chunks of each field of a struct, and release them."""
+    pa = pyarrow()
+    if not pa.types.is_struct(kind) or len(chunks) < 2 or not len(kind) or any(chunk.null_count for chunk in chunks):
+        return _combine_chunks(pa.chunked_array(chunks, kind))
+    fields = [list(parts) for parts in zip(*(chunk.flatten() for chunk in chunks))]
+    chunks.clear()
+    arrays = [_join_arrays(field.type, fields.pop(0)) for field in kind]
+    return pa.StructArray.from_arrays(arrays, fields=list(kind))
+
+
 def _format_place(place: Path) -> str:
     """Return the name of a column in errors and in `fill`."""
     return ".".join(place)

@@ -175,18 +175,40 @@ def _replace_nan(value: Any) -> Any:
 # --- reading ----------------------------------------------------------------------------------------------------------
 
 
-def _split_array(content: bytes) -> bytes | None:
-    """Convert an array of objects to one object per line by replacing bytes; `None` if the format is unusual.
+def _split_array(file: BinaryIO) -> Iterator[bytes]:
+    """Convert an array of objects to one object per line by replacing bytes. Yields some lines at a time.
 
     A replacement inside a row makes invalid JSON (an array without a comma between objects, or a string with a line
     break), which Arrow then refuses.
+
+    Raises:
+        ValueError: the format is unusual.
     """
-    text = content.strip(_SPACE)
+    rest = file.read(_BLOCK).lstrip(_SPACE)
     known = (b"},\n{", b"},{", b"}, {")
-    between = next((between for between in known if between in text[:_BLOCK]), known[0])
-    breaks = text.count(between) if between == known[0] else 0
-    is_plain = text.startswith(b"[") and text.endswith(b"]") and text.count(b"\n") == breaks
-    return text[1:-1].replace(between, b"}\n{") if is_plain else None
+    between = next((between for between in known if between in rest), known[0])
+    is_plain, ended = rest.startswith(b"["), False
+    rest = rest[1:]
+    while is_plain and not ended:
+        # Reading as much again copies the bytes of a long row a few times only.
+        block = file.read(max(_BLOCK, len(rest)))
+        rest += block
+        ended = not block
+        if ended:
+            rest = rest.rstrip(_SPACE)
+            is_plain = rest.endswith(b"]")
+            lines = rest[:-1]
+        elif between in rest:
+            lines, _, rest = rest.rpartition(between)
+            lines, rest = lines + b"}", b"{" + rest
+        else:
+            continue
+        breaks = lines.count(between) if between == known[0] else 0
+        is_plain = is_plain and lines.count(b"\n") == breaks
+        if is_plain:
+            yield lines.replace(between, b"}\n{").strip(_SPACE)
+    if not is_plain:
+        raise ValueError("the rows are not arranged as lines")
 
 
 def _list_rows(found: Any, shown: str) -> list[Any]:
@@ -246,16 +268,17 @@ class _JsonReader:
     def read_batches(self, path: str, at_once: bool) -> Iterator[Any]:
         """Yield the record batches of a file, one for about a megabyte of lines."""
         self.row = 1
-        with open(path, "rb") as file:
+        with open(path, "rb") as opened:
             if self.lines:
-                yield from self._split_blocks(file)
+                yield from self._split_blocks(opened)
                 return
-            content = file.read()
-        # Cutting an array into lines takes a fifth of the time of parsing it with `json`.
-        if (lines := _split_array(content)) is not None:
+            file = opened if opened.seekable() else BytesIO(opened.read())
+            # Cutting an array into lines takes a fifth of the time of parsing it with `json`.
             with contextlib.suppress(ValueError):
-                yield from list(self._split_blocks(BytesIO(lines)))
+                yield from [self._read_lines(lines) for lines in _split_array(file) if lines]
                 return
+            file.seek(0)
+            content = file.read()
         yield from self._split_blocks(BytesIO(self._convert_to_lines(content)))
 
     def _split_blocks(self, file: BinaryIO) -> Iterator[Any]:

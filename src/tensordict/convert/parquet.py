@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, BinaryIO
@@ -21,6 +22,8 @@ from tensordict.memory.mapped import PathLike
 
 # Arrow can write files whose schema has more levels than this, but cannot read them.
 _MOST_LEVELS = 100
+# The number of bytes of columns that are read at a time.
+_GROUP = 64 << 20
 
 
 def container_of_files(path: PathLike, access: Access, options: TableOptions) -> Any:
@@ -30,7 +33,7 @@ def container_of_files(path: PathLike, access: Access, options: TableOptions) ->
         SaveError: a file is broken, or has other columns than the first. The error names the file.
         ValueError: a requested column is missing, or a column cannot become an entry.
     """
-    parquet, pa = _import_parquet()
+    parquet, _ = _import_parquet()
     files = files_of(path, access)
     tables: list[Any] = []
     with progress_bar(None, "reading", len(files), "file") as shown:
@@ -44,8 +47,7 @@ def container_of_files(path: PathLike, access: Access, options: TableOptions) ->
                     _check_same(tables[0].schema, tables[-1].schema, files[0])
             shown.add(1)
     with _name_file_in_errors(files[-1]):
-        table = tables[0] if len(tables) == 1 else pa.concat_tables(tables)
-        return arrow.container_of_table(table, options)
+        return arrow.container_of_table(arrow.join_tables(tables), options)
 
 
 def _check_same(first: Any, schema: Any, file: SourceFile) -> None:
@@ -72,7 +74,7 @@ def _read_file(path: str, columns: Sequence[str] | None, options: Mapping[str, A
         names = file.schema_arrow.names
         _check_columns(file.schema_arrow, columns)
         if not options:
-            return file.read(columns=_to_list(columns))
+            return _read_columns(file, columns)
     if inner := [name for name in columns or () if name not in names]:
         raise ValueError(
             f"with {sorted(options)}, columns can only be read as a whole, but {inner[0]!r} is a field of one: "
@@ -80,6 +82,34 @@ def _read_file(path: str, columns: Sequence[str] | None, options: Mapping[str, A
         )
     # By default, Arrow would derive columns from the names of the folders.
     return parquet.read_table(path, columns=_to_list(columns), **{"partitioning": None, **options})
+
+
+def _read_columns(file: Any, columns: Sequence[str] | None) -> Any:
+    """Read some columns at a time, because Arrow has several copies of a column while it reads the row groups."""
+    groups = list(_group_columns(file, columns))
+    if len(groups) == 1:
+        return file.read(columns=groups[0])
+    pa = arrow.pyarrow()
+    parts = [arrow.join_tables([file.read(columns=group)]) for group in groups]
+    schema = pa.schema([field for part in parts for field in part.schema], parts[0].schema.metadata)
+    return pa.Table.from_arrays([column for part in parts for column in part.columns], schema=schema)
+
+
+def _group_columns(file: Any, columns: Sequence[str] | None) -> Iterator[list[str] | None]:
+    """Divide the columns to read into groups of about `_GROUP` bytes, in the order that Arrow returns."""
+    metadata, names = file.metadata, file.schema_arrow.names
+    stored = sum(metadata.row_group(group).total_byte_size for group in range(metadata.num_row_groups))
+    nbytes = max(stored, 8 * metadata.num_rows * metadata.num_columns)
+    known, fields = set(names), dict[str, list[str]]()
+    # Arrow reads a column 'a.b' and a column 'a' with a field 'b' by the same name.
+    if nbytes <= _GROUP or any(name[: at.start()] in known for name in names for at in re.finditer(r"\.", name)):
+        yield _to_list(columns)
+        return
+    for name in names if columns is None else columns:
+        fields.setdefault(name if name in known else name.partition(".")[0], []).append(name)
+    count, parts = max(1, len(names) * _GROUP // nbytes), list(fields.values())
+    for start in range(0, max(len(parts), 1), count):
+        yield [name for part in parts[start : start + count] for name in part]
 
 
 def batches_of_files(path: PathLike, access: Access, rows: int, options: TableOptions) -> Iterator[Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, BinaryIO, Protocol
@@ -17,6 +18,9 @@ from tensordict.io.remote.urls import StorageOptions
 from tensordict.io.saving.progress import WatchedFile, progress_bar
 from tensordict.io.saving.transaction import FileTransaction
 from tensordict.memory.mapped import PathLike
+
+# The number of bytes of rows that are copied at a time.
+_BLOCK = 16 << 20
 
 
 class TextReader(Protocol):
@@ -62,12 +66,14 @@ class TextTables:
         Raises:
             ValueError: the rows have no columns.
         """
-        kept: list[tuple[str, int, Any]] = []
+        kept: deque[tuple[str, int, Any]] = deque()
         with progress_bar(None, "reading", None, "row") as shown:
             for file, row, piece in self._read_batches(at_once=True):
                 kept.append((file, row, self._reader.infer(piece)))
                 shown.add(len(piece))
-        table = arrow.pyarrow().Table.from_batches(self._convert(kept))
+        # Each batch is released when its block has been made, and each column of the blocks when it has been joined.
+        batches = self._convert(kept.popleft() for _ in range(len(kept)))
+        table = arrow.join_tables(list(_join_blocks(batches)))
         if not table.num_columns:
             raise ValueError("the rows have no columns, so there is nothing to make entries of")
         return table
@@ -110,6 +116,21 @@ class TextTables:
         if not rows:
             names = ", ".join(repr(file.path) for file in self._files[:3])
             raise ValueError(f"{names}: there are no rows, so the types of the columns are unknown")
+
+
+def _join_blocks(batches: Iterable[Any]) -> Iterator[Any]:
+    """Join consecutive batches of the same schema to tables of about `_BLOCK` bytes, with one chunk for each column."""
+    table = arrow.pyarrow().Table
+    block: list[Any] = []
+    nbytes = 0
+    for batch in batches:
+        block.append(batch)
+        nbytes += batch.nbytes
+        if nbytes >= _BLOCK:
+            yield table.from_batches(block).combine_chunks()
+            block, nbytes = [], 0
+    if block:
+        yield table.from_batches(block).combine_chunks()
 
 
 def _refuse_nulls(table: Any, shown: str, row: int) -> None:

@@ -110,8 +110,18 @@ class TensorCollection(
         def to_tensordict(self, *, retain_none: bool | None = None) -> TensorDict: ...
         def data_ptr(self, *, storage: bool = False) -> TensorDictBase: ...
         def describe(self, percentiles: Sequence[float] = ...) -> Summary: ...
-        def to_store(self, *, device: Any = None, **server: Any) -> TensorDictStore: ...
-
+        def to_store(
+            self,
+            *,
+            backend: str = "redis",
+            host: str = "localhost",
+            port: int = 6379,
+            db: int = 0,
+            unix_socket_path: str | None = None,
+            prefix: str = "tensordict",
+            device: Any = None,
+            **kwargs: Any,
+        ) -> TensorDictStore: ...
         @overload
         @classmethod
         def lazy_stack(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 import torch
 from torch import Tensor
@@ -41,11 +41,21 @@ if TYPE_CHECKING:
 
     # For type checkers, containers are datasets: `DataLoader` is annotated with this class, but accepts any sequence.
     _DataSet = Dataset[Any]
+
+    class Operator:
+        """An operator that returns a container of the same class."""
+
+        @overload
+        def __get__(self, instance: SelfT, owner: Any = None) -> Callable[[object], SelfT]: ...
+        @overload
+        def __get__(self, instance: None, owner: type[SelfT]) -> Callable[..., SelfT]: ...
+        def __get__(self, instance: object, owner: object = None) -> Any: ...
+
 else:
     _DataSet = object
 
 
-def _make_operator(operate: Callable[[Any, object], Any]) -> Callable[[SelfT, object], SelfT]:
+def _make_operator(operate: Callable[[Any, object], Any]) -> Operator:
     """Make an operator, which returns `NotImplemented` for other objects than operands.
 
     Python then tries the operator of the other object, and raises a TypeError if there is none.
@@ -54,7 +64,7 @@ def _make_operator(operate: Callable[[Any, object], Any]) -> Callable[[SelfT, ob
     def operator(self: Any, other: object) -> Any:
         return operate(self, other) if is_operand(other) else NotImplemented
 
-    return operator
+    return operator  # type: ignore[return-value]
 
 
 class Arithmetic(Leaves, _DataSet):

@@ -186,9 +186,10 @@ class Persisting(Contract):
             tensor([0., 0., 0.])
 
         Args:
+            backend, host, port, db, unix_socket_path, prefix: the server, and the prefix of all keys there; as in
+                :class:`~tensordict.store.TensorDictStore`.
             device: move tensors to this device when they are fetched; `None` for the device of this container.
-            **server: the server, the prefix of all keys there, and further arguments of
-                :class:`~tensordict.store.TensorDictStore`, such as `ttl=` and `password=`.
+            **server: further arguments of :class:`~tensordict.store.TensorDictStore`, such as `ttl=` and `password=`.
 
         Returns:
             a :class:`~tensordict.store.TensorDictStore` over the stored entries. Other processes open it by its

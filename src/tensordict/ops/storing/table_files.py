@@ -16,7 +16,6 @@ from tensordict.convert.input_files import SourceFile, files_of
 from tensordict.convert.json import json_tables, write_json
 from tensordict.convert.text_tables import write_text
 from tensordict.core.extras import require
-from tensordict.core.signatures import spells
 from tensordict.io.remote.remote_saves import Access, CacheDir
 from tensordict.io.remote.urls import StorageOptions
 from tensordict.memory.mapped import PathLike
@@ -26,45 +25,70 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 
-def _plan_read(
-    *,
-    auto_batch_size: bool = False,
-    batch_dims: int | None = None,
-    device: object = None,
-    batch_size: object = None,
-    separator: str | None = None,
-    dtype: torch.dtype | None = None,
-    nulls: Nulls = None,
-    fill: Fill = None,
-    storage_options: StorageOptions | None = None,
-    cache_dir: CacheDir | None = None,
-    **kwargs: Any,
-) -> tuple[TableOptions, Access]:
-    """Return how to read a table and how to reach its files; `kwargs` are for the library that reads."""
-    sizes = auto_batch_size, batch_dims, device, batch_size
-    options = TableOptions(*sizes, separator, dtype, nulls, fill, arguments=kwargs)
-    return options, Access.of(storage_options, cache_dir)
-
-
 class TableFiles(Tables):
     """The methods `from_parquet`, `from_csv`, `from_json` and `from_mds`, and `to_parquet` etc."""
 
     @overload
     @classmethod
-    def from_parquet(cls, path: PathLike, *, batch_size_rows: int, **options: Any) -> Iterator[Self]: ...
-    @overload
-    @classmethod
-    def from_parquet(cls, path: PathLike, *, batch_size_rows: None = ..., **options: Any) -> Self: ...
-    @classmethod
-    @spells(_plan_read)
     def from_parquet(
         cls,
         path: PathLike,
         *,
+        auto_batch_size: bool = ...,
+        batch_dims: int | None = ...,
+        device: object = ...,
+        batch_size: object = ...,
+        separator: str | None = ...,
+        dtype: torch.dtype | None = ...,
+        columns: Sequence[str] | None = ...,
+        nulls: Nulls = ...,
+        fill: Fill = ...,
+        metadata: bool = ...,
+        batch_size_rows: int,
+        storage_options: StorageOptions | None = ...,
+        cache_dir: CacheDir | None = ...,
+        **kwargs: Any,
+    ) -> Iterator[Self]: ...
+    @overload
+    @classmethod
+    def from_parquet(
+        cls,
+        path: PathLike,
+        *,
+        auto_batch_size: bool = ...,
+        batch_dims: int | None = ...,
+        device: object = ...,
+        batch_size: object = ...,
+        separator: str | None = ...,
+        dtype: torch.dtype | None = ...,
+        columns: Sequence[str] | None = ...,
+        nulls: Nulls = ...,
+        fill: Fill = ...,
+        metadata: bool = ...,
+        batch_size_rows: None = ...,
+        storage_options: StorageOptions | None = ...,
+        cache_dir: CacheDir | None = ...,
+        **kwargs: Any,
+    ) -> Self: ...
+    @classmethod
+    def from_parquet(
+        cls,
+        path: PathLike,
+        *,
+        auto_batch_size: bool = False,
+        batch_dims: int | None = None,
+        device: object = None,
+        batch_size: object = None,
+        separator: str | None = None,
+        dtype: torch.dtype | None = None,
         columns: Sequence[str] | None = None,
+        nulls: Nulls = None,
+        fill: Fill = None,
         metadata: bool = True,
         batch_size_rows: int | None = None,
-        **options: Any,
+        storage_options: StorageOptions | None = None,
+        cache_dir: CacheDir | None = None,
+        **kwargs: Any,
     ) -> Self | Iterator[Self]:
         """Read Parquet files into a container with a batch dim over their rows, or into an iterator over parts of it.
 
@@ -103,12 +127,12 @@ class TableFiles(Tables):
         With `batch_size_rows` and `nulls="mask"`, all parts have the same entries. So columns are read once in advance,
         unless the file states that they have no missing values.
         """
-        how, access = _plan_read(**options)
-        how = replace(how, columns=columns, metadata=metadata)
+        options = TableOptions(auto_batch_size, batch_dims, device, batch_size, separator, dtype, nulls, fill, metadata)
+        options, access = replace(options, columns=columns, arguments=kwargs), Access.of(storage_options, cache_dir)
         if batch_size_rows is None:
-            return finish_table(cls, parquet.container_of_files(path, access, how), how)  # type: ignore[no-any-return]
-        parts = parquet.batches_of_files(path, access, batch_size_rows, how)
-        return (finish_table(cls, part, how) for part in parts)
+            return finish_table(cls, parquet.container_of_files(path, access, options), options)  # type: ignore[no-any-return]
+        parts = parquet.batches_of_files(path, access, batch_size_rows, options)
+        return (finish_table(cls, part, options) for part in parts)
 
     def to_parquet(
         self,
@@ -153,8 +177,22 @@ class TableFiles(Tables):
         parquet.write(self, path, separator, nulls, overwrite, durable, storage_options, kwargs)
 
     @classmethod
-    @spells(_plan_read)
-    def from_csv(cls, path: PathLike, **options: Any) -> Self:
+    def from_csv(
+        cls,
+        path: PathLike,
+        *,
+        auto_batch_size: bool = False,
+        batch_dims: int | None = None,
+        device: Any = None,
+        batch_size: Any = None,
+        separator: str | None = None,
+        dtype: torch.dtype | None = None,
+        nulls: Nulls = None,
+        fill: Fill = None,
+        storage_options: StorageOptions | None = None,
+        cache_dir: CacheDir | None = None,
+        **kwargs: Any,
+    ) -> Self:
         """Read a CSV file into a container with a batch dim over its rows.
 
         Example:
@@ -198,13 +236,14 @@ class TableFiles(Tables):
         A text column becomes a value for each row, with `None` for empty cells. In a column of numbers, empty cells and
         `NA` and `null` are missing numbers; `nan` is a number.
         """
-        how, access = _plan_read(**options)
-        files, form = files_of(path, access), CsvOptions.of(how.arguments, how.dtype)
+        files = files_of(path, Access.of(storage_options, cache_dir))
+        options = TableOptions(auto_batch_size, batch_dims, device, batch_size, separator, dtype, nulls, fill)
+        form = CsvOptions.of(kwargs, dtype)
         with _name_file_in_errors(path, files):
             if form is None:
-                return _read_by_pandas(cls, files, "read_csv", how.arguments, how)  # type: ignore[no-any-return]
-            table = csv_tables(files, form, how.may_lack_values).read_table()
-            return finish_table(cls, arrow.container_of_table(table, how), how)  # type: ignore[no-any-return]
+                return _read_by_pandas(cls, files, "read_csv", kwargs, options)  # type: ignore[no-any-return]
+            table = csv_tables(files, form, options.may_lack_values).read_table()
+            return finish_table(cls, arrow.container_of_table(table, options), options)  # type: ignore[no-any-return]
 
     def to_csv(
         self,
@@ -259,8 +298,23 @@ class TableFiles(Tables):
         write_text(path, overwrite, storage_options, write)
 
     @classmethod
-    @spells(_plan_read)
-    def from_json(cls, path: PathLike, *, lines: bool = False, **options: Any) -> Self:
+    def from_json(
+        cls,
+        path: PathLike,
+        *,
+        auto_batch_size: bool = False,
+        batch_dims: int | None = None,
+        device: Any = None,
+        batch_size: Any = None,
+        separator: str | None = None,
+        dtype: torch.dtype | None = None,
+        lines: bool = False,
+        nulls: Nulls = None,
+        fill: Fill = None,
+        storage_options: StorageOptions | None = None,
+        cache_dir: CacheDir | None = None,
+        **kwargs: Any,
+    ) -> Self:
         """Read a JSON file into a container with a batch dim over its rows.
 
         Example:
@@ -292,13 +346,13 @@ class TableFiles(Tables):
                 object has a key twice; two columns give the same entry; or the file has no rows. The error names the
                 file, the column and the row.
         """
-        how, access = _plan_read(**options)
-        files, given = files_of(path, access), {"lines": lines, **how.arguments}
+        files = files_of(path, Access.of(storage_options, cache_dir))
+        options = TableOptions(auto_batch_size, batch_dims, device, batch_size, separator, dtype, nulls, fill)
         with _name_file_in_errors(path, files):
-            if how.arguments:
-                return _read_by_pandas(cls, files, "read_json", given, how)  # type: ignore[no-any-return]
-            table = json_tables(files, lines, how.may_lack_values).read_table()
-            return finish_table(cls, arrow.container_of_table(table, how), how)  # type: ignore[no-any-return]
+            if kwargs:
+                return _read_by_pandas(cls, files, "read_json", {"lines": lines, **kwargs}, options)  # type: ignore[no-any-return]
+            table = json_tables(files, lines, options.may_lack_values).read_table()
+            return finish_table(cls, arrow.container_of_table(table, options), options)  # type: ignore[no-any-return]
 
     def to_json(
         self,
