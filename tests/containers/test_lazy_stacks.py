@@ -1276,6 +1276,35 @@ def test_a_nested_stack_beside_a_ragged_leaf_is_cut_by_members() -> None:
         assert [[leaf.shape for leaf in piece["s"].get("a", as_list=True)] for piece in pieces] == [[()], [(2,)]]
 
 
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
+def test_an_error_about_a_ragged_leaf_names_it_beside_an_uneven_stack() -> None:
+    stack = lazy_stack([TensorDict(a=torch.zeros(())), TensorDict(a=torch.ones(2))])
+    ragged = torch.nested.nested_tensor([torch.ones(1, 2), torch.ones(2, 2)], layout=torch.jagged)
+    td = TensorDict(s=stack, r=ragged, batch_size=[2])
+    for call in (lambda: td.narrow(0, 0, 1), lambda: td.view(2, 1), lambda: td.flip(0)):
+        with pytest.raises((RuntimeError, NotImplementedError), match="entry 'r': "):
+            call()
+
+
+def test_selecting_no_elements_of_an_uneven_stack() -> None:
+    for side in (0, 2):
+        first = TensorDict(a=torch.ones(side, 3), batch_size=[side])
+        stack = lazy_stack([first, TensorDict(a=torch.ones(side, 3), z=torch.ones(side), batch_size=[side])])
+        assert stack[torch.zeros(2, side, dtype=torch.bool)]["a"].shape == (0, 3)
+        for shape in ((0, 3), (3, 0, 2)):
+            nothing = torch.zeros(shape, dtype=torch.long)
+            part = stack[nothing, nothing]
+            assert part.batch_size == shape and part["a"].shape == (*shape, 3)
+
+
+def test_update_at_refuses_a_new_entry_of_too_few_dims() -> None:
+    stack = lazy_stack([TensorDict(a=torch.zeros(3), batch_size=[3]) for _ in range(2)], 1)
+    for value in (torch.ones(2), torch.ones(3, 2)):
+        with pytest.raises(KeyError, match="'n1' was not found"):
+            stack.update_at_({"a": torch.ones(3, 2), "n1": value}, ...)
+    assert stack["a"].sum() == 0 and list(stack.keys()) == ["a"]
+
+
 def test_a_mask_over_named_dims_leaves_nested_stacks_without_a_name() -> None:
     stack = lazy_stack([TensorDict(a=torch.ones(3), batch_size=[3]) for _ in range(2)])
     td = TensorDict(s=stack, batch_size=[2, 3], names=["x", "y"])

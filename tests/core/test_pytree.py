@@ -148,6 +148,24 @@ def test_vmap_along_another_dim_and_nested() -> None:
     assert torch.equal(out["a"], td["a"])
 
 
+def test_vmap_over_a_feature_dim_keeps_the_batch_dims() -> None:
+    leaf = torch.arange(24.0).view(2, 2, 2, 3)
+    td = TensorDict({"a": leaf, "b": {"c": torch.ones(2, 2, 1, 3)}, "v": "text"}, [2, 2])
+    seen = []
+
+    def fn(item: Any) -> Any:
+        seen.append((item.batch_size, item["b"].batch_size, item["a"].shape, item["b", "c"].shape))
+        return item + 1
+
+    out = torch.vmap(fn, in_dims=3)(td)
+    assert seen == [((2, 2), (2, 2), (2, 2, 2), (2, 2, 1))]
+    assert out.batch_size == out["b"].batch_size == (3, 2, 2) and out["v"] == "text"
+    assert torch.equal(out["a"], leaf.movedim(3, 0) + 1)
+    assert torch.vmap(fn, in_dims=3, out_dims=1)(td).batch_size == (2, 3, 2)
+    with pytest.raises(ValueError, match="same size"):
+        torch.vmap(fn, in_dims=2)(td)
+
+
 def test_vmap_of_a_container_that_is_not_mapped() -> None:
     td = TensorDict({"a": torch.rand(3)}, [3])
     out = torch.vmap(lambda x, item: item["a"] * x, in_dims=(0, None))(torch.arange(2.0), td)

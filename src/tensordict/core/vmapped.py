@@ -30,6 +30,8 @@ def count_from_front(value: Any, dim: object, new: int = 0) -> Any:
 def find_map_size(values: Sequence[Any], dims: list[Any]) -> int | None:
     """Return the number of elements along the dims that `vmap` maps over. Negative `dims` become non-negative in place.
 
+    The dim of a container may be a feature dim that all its leaves have. Its batch dims then stay.
+
     Returns `None` if a value lacks its dim, or if the numbers differ. Torch then raises the error.
     """
     size = None
@@ -40,14 +42,32 @@ def find_map_size(values: Sequence[Any], dims: list[Any]) -> int | None:
         if not (node or isinstance(value, Tensor)) or not isinstance(dim, int):
             return None
         shape = value._batch_size if node else value.shape
-        if not -len(shape) <= dim < len(shape):
+        if -len(shape) <= dim < len(shape):
+            dims[i] = dim % len(shape)
+            count = shape[dim]
+        elif node and dim > 0 and len(sizes := _find_feature_sizes(value, dim)) == 1:
+            count = sizes.pop()
+        else:
             return None
-        dims[i] = dim % len(shape)
-        if size is None:
-            size = shape[dim]
-        elif size != shape[dim]:
+        if count is None or size not in (None, count):
             return None
+        size = count
     return size
+
+
+def _find_feature_sizes(value: Any, dim: int) -> set[int | None]:
+    """Return the sizes of the leaves along a feature dim. `None` stands for entries that cannot be mapped over it."""
+    if value._members() is not None:
+        return {None}
+    sizes: set[int | None] = set()
+    for entry in value._structure().values():
+        if is_node(entry):
+            sizes |= set() if entry._is_non_tensor else _find_feature_sizes(entry, dim)
+        elif isinstance(entry, Contract) or entry.is_nested or entry.dim() <= dim:
+            return {None}
+        else:
+            sizes.add(entry.shape[dim])
+    return sizes
 
 
 def has_place(value: Any, dim: object) -> bool:

@@ -157,14 +157,15 @@ class LazyDims(LazyCore):
             size: the batch size of the result.
         """
         elements = self._elements()
-        template = elements[0] if elements else _make_row(self._entries.sample[0])
+        sample = elements[0] if elements else _make_row(self._entries.sample[0])
 
-        def pack(part: Any) -> Any:
+        def pack(part: Any, inner: torch.Size) -> Any:
             if not isinstance(part, list):
                 return part
-            return type(self)._over(Members([pack(item) for item in part], 0, template=template))
+            template = None if part else sample.expand(inner)
+            return type(self)._over(Members([pack(item, inner[1:]) for item in part], 0, template=template))
 
-        return pack(nested_lists([elements[number] for number in numbers], size))
+        return pack(nested_lists([elements[number] for number in numbers], size), size[1:])
 
     def _elements(self) -> list[Any]:
         """Return all elements of the batch, as views, in the order of their numbers."""

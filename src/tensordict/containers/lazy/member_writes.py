@@ -328,6 +328,8 @@ def _split_part(
                 value = value.expand(shape)
     if not width:
         return [value]
+    if target is None and isinstance(value, Tensor) and value.ndim < dim + width:
+        return [value] * count  # each member refuses it: there is no such entry
     if width > 1:
         value = value.flatten(dim, dim + width - 1)
     return list(value.unbind(dim))

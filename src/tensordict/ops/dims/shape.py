@@ -67,7 +67,7 @@ class Shape(Sizing):
             try:
                 result = self._map(op.leaf, op.size, len(op.old), op.rename, op.on_stack)
             except RuntimeError as error:
-                raise name_entry(error, _walk_entries(self), op.leaf) from error
+                raise name_entry(error, _walk_entries(self, skip_uneven=True), op.leaf) from error
             if op.new_dims:
                 entries = result._entries
                 # A container of tensors only, the most frequent one, costs no call.

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from tensordict.core import makers
 from tensordict.core.contract import Contract, is_node
-from tensordict.core.exceptions import ShapeError
+from tensordict.core.exceptions import ShapeError, StackError
 from tensordict.core.keys import Path
 from tensordict.core.replacing import replacing
 from tensordict.ops.entries.locking import Locking
@@ -204,11 +204,20 @@ def _walk(node: Contract, prefix: Path = ()) -> Iterator[tuple[Path, Any]]:
     return node._walk(prefix)
 
 
-def _walk_entries(node: Contract, prefix: Path = ()) -> Iterator[tuple[Path, Any]]:
-    """Iterate over the (path, tensor) pairs of a tree. A lazy stack gives the stacks of its members' leaves."""
-    for name, value in node._entries.items():
+def _walk_entries(node: Contract, prefix: Path = (), skip_uneven: bool = False) -> Iterator[tuple[Path, Any]]:
+    """Iterate over the (path, tensor) pairs of a tree. A lazy stack gives the stacks of its members' leaves.
+
+    With `skip_uneven`, skip entries that the members of a lazy stack hold in different shapes, instead of raising.
+    """
+    for name in node._entries:
+        try:
+            value = node._entries[name]
+        except StackError:
+            if not skip_uneven:
+                raise
+            continue
         if type(value) is not Tensor and is_node(value):
-            yield from _walk_entries(value, (*prefix, name))
+            yield from _walk_entries(value, (*prefix, name), skip_uneven)
         else:
             yield (*prefix, name), value
 
