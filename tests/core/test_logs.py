@@ -66,8 +66,9 @@ def test_saves_that_were_cut_off(tmp_path: Path, lines: list[str]) -> None:
     os.rename(folder, commit.path_beside(folder, "old"))
     commit.put_back(folder)
     assert lines[1:] == [f"INFO a save to {folder!r} was cut off: its old content is put back"]
-    os.mkdir(commit.path_beside(folder))
-    commit.clean(folder, has_locks=True)
+    beside = commit.path_beside(folder)
+    os.mkdir(beside)
+    commit.clean(folder, beside, has_locks=True)
     assert lines[2:] == [f"INFO removing what a save to {folder!r} that was cut off has left beside it"]
 
 

@@ -554,13 +554,24 @@ def test_workers_end_when_their_caller_is_killed():
         assert process.communicate(timeout=30) == ("", "")
 
 
-def test_an_interrupted_call_ends_its_workers():
+def test_an_interrupted_call_ends_its_workers(tmp_path):
     before = children()
-    timer = threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT))
-    timer.start()
+
+    def work(chunk):
+        (tmp_path / str(os.getpid())).touch()
+        time.sleep(30)
+
+    def interrupt():
+        # Python drops an interrupt that comes while it forks, so both workers must have started.
+        while len(list(tmp_path.iterdir())) < 2:
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    thread = threading.Thread(target=interrupt, daemon=True)
+    thread.start()
     with pytest.raises(KeyboardInterrupt):
-        make().map(lambda chunk: time.sleep(30), **FORK)
-    timer.join()
+        make().map(work, **FORK)
+    thread.join()
     assert children() == before
 
 
@@ -704,7 +715,11 @@ def test_a_spawned_worker_cannot_have_a_local_function():
     before = children()
     with pytest.raises(pickle.PicklingError, match=r"<lambda>.*top of a module.*mp_start_method='fork'"):
         make().map(lambda chunk: chunk, num_workers=1, mp_start_method="spawn")
-    assert all("resource_tracker" in command_of(pid) for pid in children() - before)
+    # A process has the command of this one until it runs its own.
+    end = time.monotonic() + 20
+    while not all("resource_tracker" in command_of(pid) for pid in children() - before):
+        assert time.monotonic() < end
+        time.sleep(0.01)
 
 
 # --- map_iter ---------------------------------------------------------------------------------------------------------

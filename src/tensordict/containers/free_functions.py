@@ -11,7 +11,7 @@ from torch import Tensor
 from tensordict.containers.concatenated import LazyConcatenatedTensorDict
 from tensordict.containers.lazy import LazyStackedTensorDict
 from tensordict.containers.tensordict_base import TensorDictBase
-from tensordict.convert.mappings import refuse_exclusive_keys
+from tensordict.convert.python_structures import refuse_exclusive_keys
 from tensordict.core import ragged
 from tensordict.core import torch_internals as internals
 from tensordict.core.contract import Contract, is_node, merged_device, raise_key_mismatch

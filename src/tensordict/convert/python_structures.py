@@ -1,4 +1,7 @@
-"""Conversion of Python structures to nested dicts of entries: the rules of `from_any` and `from_dict`."""
+"""Conversion of Python structures to nested dicts of entries: the rules of `from_any` and `from_dict`.
+
+Conversions in both directions share the check that all members of a lazy stack have the same entries.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ from tensordict.convert.frames import columns_of, values_of
 from tensordict.convert.numpy import container_of, is_numeric, shape_of_rows
 from tensordict.core import makers
 from tensordict.core.contract import Contract
-from tensordict.core.exceptions import DuplicateKeyError
+from tensordict.core.exceptions import DuplicateKeyError, KeyMismatchError
 from tensordict.core.keys import Path, joined, path_in, path_of
 
 # Objects of these classes are returned at once, in 0.1 us. The checks for all others take 1 us.
@@ -144,3 +147,17 @@ def _share_buffer(buffer: object) -> Any:
     if values.dtype.kind not in "biufc":
         return buffer
     return torch.from_numpy(values if values.flags.writeable else values.copy())
+
+
+def refuse_exclusive_keys(container: Contract, method: str) -> None:
+    """Raise if a lazy stack has entries that only some members have, because `method` would lose them."""
+    if type(container._entries) is dict or not (members := container._members()):
+        return
+    for member in members:
+        refuse_exclusive_keys(member, method)
+    names = [set(member._structure()) for member in members]
+    if odd := sorted(set().union(*names) - set.intersection(*names)):
+        raise KeyMismatchError(
+            f"the method {method} cannot complete when there are exclusive keys: only some members of the lazy stack "
+            f"have {odd}. Call it for each of the members, as in stack.tolist(), or select the common keys first"
+        )

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tensordict.convert.mappings import refuse_exclusive_keys
+from tensordict.convert.python_structures import refuse_exclusive_keys
 from tensordict.core import makers, registry
 from tensordict.core import torch_internals as internals
 from tensordict.core.contract import Contract, is_node

@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 
 from tensordict.convert.dataclasses import from_dataclass
-from tensordict.convert.mappings import refuse_exclusive_keys
-from tensordict.convert.python_structures import open_structure
+from tensordict.convert.python_structures import open_structure, refuse_exclusive_keys
 from tensordict.core import makers, registry
 from tensordict.core.contract import Contract, EntryStore, named_error
 from tensordict.core.equality import TextMask
@@ -53,6 +52,26 @@ def _hold_numbers(tree: dict[Any, Any]) -> dict[Any, Any]:
         elif isinstance(value, (int, float, complex, np.generic)):
             out[key] = makers.value(value, as_size(()))
     return out
+
+
+def apply_options(
+    container: Any,
+    auto_batch_size: bool | None = False,
+    batch_dims: int | None = None,
+    device: Any = None,
+    batch_size: Any = None,
+) -> Any:
+    """Apply the options of `from_any` to a container. Returns a shallow copy; the container itself without options."""
+    if batch_size is not None and batch_dims is not None:
+        raise ValueError("from_any takes batch_size or batch_dims, not both: batch_dims is for finding the size")
+    if device is not None and container.device != torch.device(device):
+        container = container.to(device)
+    if batch_size is not None:
+        container = container.copy()
+        container.batch_size = batch_size
+    elif auto_batch_size or batch_dims is not None:
+        container = container.copy().auto_batch_size_(batch_dims)
+    return container
 
 
 class Converting(Contract):
@@ -279,7 +298,7 @@ class Converting(Contract):
         return kind.from_dict(entries, **options)  # type: ignore[no-any-return]
 
     @classmethod
-    @spells(from_dict, without="names")
+    @spells(apply_options)
     def from_dataclass(
         cls, dataclass: Any, *, dest_cls: Any = None, as_tensorclass: bool = False, **options: Unpack[FromStructure]
     ) -> Self:

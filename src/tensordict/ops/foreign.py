@@ -19,7 +19,7 @@ from tensordict.core.exceptions import ShapeError
 from tensordict.core.keys import joined, path_of
 from tensordict.core.shapes import as_size, refuse_two_sizes
 from tensordict.core.signatures import refuse_unknown, spells
-from tensordict.ops.converting import Converting
+from tensordict.ops.converting import Converting, apply_options
 from tensordict.ops.entries.numbers import make_entry
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ class Foreign(Converting):
     @classmethod
     def from_any(cls, obj: object, **options: Unpack[FromStructure]) -> Any: ...
     @classmethod
-    @spells(Converting.from_dict, without="names")
+    @spells(apply_options)
     def from_any(cls, obj: Any, **options: Unpack[FromStructure]) -> Any:
         """Convert any structure to a container, including nested structures.
 
@@ -422,26 +422,6 @@ def _join_leaves(
     except RuntimeError as error:
         shapes = ", ".join(f"{key!r}: {list(leaf.shape)}" for key, leaf in found.items())
         raise ShapeError(f"the entries cannot be {done} ({error}): {shapes}") from error
-
-
-def apply_options(
-    container: Any,
-    auto_batch_size: bool | None = False,
-    batch_dims: int | None = None,
-    device: Any = None,
-    batch_size: Any = None,
-) -> Any:
-    """Apply the options of `from_any` to a container. Returns a shallow copy; the container itself without options."""
-    if batch_size is not None and batch_dims is not None:
-        raise ValueError("from_any takes batch_size or batch_dims, not both: batch_dims is for finding the size")
-    if device is not None and container.device != torch.device(device):
-        container = container.to(device)
-    if batch_size is not None:
-        container = container.copy()
-        container.batch_size = batch_size
-    elif auto_batch_size or batch_dims is not None:
-        container = container.copy().auto_batch_size_(batch_dims)
-    return container
 
 
 def _check_lengths(items: object, position: tuple[int, ...]) -> torch.Size:

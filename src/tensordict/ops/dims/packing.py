@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from tensordict.convert.mappings import refuse_exclusive_keys
+from tensordict.convert.python_structures import refuse_exclusive_keys
 from tensordict.core import makers
 from tensordict.core.contract import Contract
 from tensordict.core.devices import as_device

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from tensordict.convert.mappings import refuse_exclusive_keys
+from tensordict.convert.python_structures import refuse_exclusive_keys
 from tensordict.core import makers
 from tensordict.core import torch_internals as internals
 from tensordict.core.contract import Contract, identity, is_node, merged_device, named_error, raise_key_mismatch

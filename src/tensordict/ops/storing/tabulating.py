@@ -10,8 +10,7 @@ from tensordict.convert import arrow, huggingface, pandas, polars
 from tensordict.convert.columns import Fill, Nulls, TableOptions
 from tensordict.core.keys import Key, path_of
 from tensordict.core.signatures import refuse_unknown, spells
-from tensordict.ops.converting import Converting
-from tensordict.ops.foreign import apply_options
+from tensordict.ops.converting import Converting, apply_options
 
 if TYPE_CHECKING:
     from pandas import DataFrame  # type: ignore[import-untyped]
