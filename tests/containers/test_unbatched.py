@@ -191,3 +191,11 @@ def test_operations_in_place_pass_it_by() -> None:
 def test_it_counts_as_a_tensor() -> None:
     unbatched = UnbatchedTensor(torch.ones(2))
     assert not is_tensor_collection(unbatched) and not is_tensor_collection(UnbatchedTensor)
+
+
+def test_a_list_of_the_members_of_a_lazy_stack():
+    rows = [TensorDict(u=UnbatchedTensor(torch.full((4,), i)), batch_size=[2]) for i in range(2)]
+    stack = lazy_stack(rows)
+    assert all(one is row["u"] for one, row in zip(stack.get("u", as_list=True), rows, strict=True))
+    assert len(TensorDict(b=stack, batch_size=[2]).get(("b", "u"), as_list=True)) == 2
+    assert [len(column) for column in lazy_stack([stack, stack]).get("u", as_list=True)] == [2, 2]

@@ -229,7 +229,7 @@ class Reading(Contract):
         """
         if as_list or as_padded_tensor or as_nested_tensor or return_mask:
             path = path_of(key)
-            stack = self._find_stack_of(path)
+            stack = self._find_stack_of(path, as_list)
             if stack is not None or self._members() is not None:
                 ragged_stacks.check_form(as_list, as_padded_tensor, as_nested_tensor, return_mask)
             if stack is not None and as_list:
@@ -252,12 +252,20 @@ class Reading(Contract):
                 raise self._make_missing_error(key) from None
             return default
 
-    def _find_stack_of(self, path: Path) -> Any:
-        """Return the lazy stack whose members have the leaf at `path`, or `None` if it is not in a lazy stack."""
+    def _find_stack_of(self, path: Path, or_unbatched: bool) -> Any:
+        """Return the lazy stack whose members have the leaf at `path`, or `None` if it is not in a lazy stack.
+
+        Args:
+            path: the path of the leaf.
+            or_unbatched: whether an `UnbatchedTensor` is a leaf.
+        """
         node: Any = self
         for name in path[:-1]:
             node = None if node is None else node._node(name)
-        if node is None or node._members() is None or path[-1] not in node._entries or node._node(path[-1]) is not None:
+        if node is None or node._members() is None or path[-1] not in node._entries:
+            return None
+        child = node._node(path[-1])
+        if child is not None and not (or_unbatched and child._is_tensor):
             return None
         return node._wrapped_container()
 
