@@ -514,6 +514,13 @@ def test_replacing_needs_to_be_asked_for(base: str) -> None:
     assert seen(f"{base}/y", None) == 3
 
 
+def test_files_of_empty_tensors_go_with_the_old_save() -> None:
+    url = f"memory://{uuid.uuid4().hex}/x"
+    TensorDict(a=torch.ones(3), empty=torch.zeros(3, 0), inner={"empty": torch.zeros(3, 0)}, batch_size=[3]).save(url)
+    TensorDict(a=torch.ones(3), batch_size=[3]).save(url, overwrite=True)
+    assert [file.name for file in Remote(url).files()] == ["a.memmap", "meta.json"]
+
+
 def test_names_that_lead_out_of_a_save(tmp_path: pathlib.Path) -> None:
     url = f"memory://{uuid.uuid4().hex}/x"
     make().save(url)

@@ -293,9 +293,8 @@ class FilesToFetch:
 
     def map(self, path: str, dtype: torch.dtype, shape: tuple[int, ...], key: Path) -> Tensor:
         """Note the name of a file, and check its length."""
-        if 0 not in shape:
-            self._source.check_size(path, dtype, shape, key)
-            self.names.append(path[len(self._source.path) + 1 :])
+        self._source.check_size(path, dtype, shape, key)
+        self.names.append(path[len(self._source.path) + 1 :])
         return torch.empty(shape, dtype=dtype, device="meta")
 
 
