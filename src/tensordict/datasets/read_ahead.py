@@ -38,17 +38,18 @@ class ShardsAhead:
         # Each shard that was fetched is an open file.
         self._most_shards = system.count_maps_and_files()[1] // 4
         self._pool = ThreadPoolExecutor(data._joint.in_flight, thread_name_prefix="tensordict-shards")
-        # The next batch to look at; the rows and the shards of those that were, and the number of their rows; and the
-        # last of them that uses a shard.
-        self._next = self._num_rows = 0
+        self._next = 0  # the number of the next batch to look at
+        # The rows and the shards of each batch that was looked at and not read yet, and the number of these rows.
         self._looked: dict[int, tuple[NDArray[np.int64], list[int]]] = {}
+        self._num_rows = 0
+        # The last known batch that uses a shard, by the number of the shard.
         self._last: dict[int, int] = {}
         self._fetched: dict[int, Future[Any]] = {}
         # The bytes that wait for a batch, by its number.
         self._waiting: dict[int, int] = {}
 
     def read(self, read: Callable[[NDArray[np.int64]], Any], number: int) -> Any:
-        """Return `read(rows)`, a batch, once its shards are here. Begins to fetch those of later batches.
+        """Wait for the shards of a batch, and return `read(rows)` for its rows. Begins to fetch shards of later batches.
 
         An error of a fetch is left to `read`, which meets it again.
         """

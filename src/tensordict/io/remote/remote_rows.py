@@ -209,7 +209,7 @@ def fetch_rows(leaves: Iterable[Any], rows: slice | Tensor) -> list[Any]:
 
 
 def _rows(first: Any, picked: Any) -> range | list[int]:
-    """Return the rows at an index of those that were picked."""
+    """Apply an index to the numbers of picked rows."""
     if isinstance(first, range):
         first = slice(first.start, first.stop, first.step)
     if isinstance(first, slice) and isinstance(picked, range):

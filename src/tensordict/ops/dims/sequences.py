@@ -16,6 +16,7 @@ from tensordict.core.contract import Contract, identity, is_node, merged_device,
 from tensordict.core.exceptions import DimError, ShapeError
 from tensordict.core.keys import Path, entry_of, joined, path_of
 from tensordict.core.shapes import with_dim
+from tensordict.io.specification import find_uneven
 from tensordict.ops.dims.batch_ops import drop_dim
 from tensordict.ops.dims.gathering import write_into
 from tensordict.ops.dims.padding import Padder
@@ -243,8 +244,8 @@ class _Unpadding:
 
     def split_node(self, node: Any, masks: Any, path: Path) -> tuple[list[Any], tuple[int, _Runs] | None]:
         """Return the container of each row, and the dim and the runs along which its batch size was padded, if any."""
-        members = node._members()
-        if members and node.stack_dim == 0 and (self.common is not None or not path) and _keys_differ(members):
+        is_stack_of_rows = node._members() and node.stack_dim == 0
+        if is_stack_of_rows and (self.common is not None or not path) and find_uneven(node, by_keys=True) is not None:
             return self.split_stack(node, masks, path)
         refuse_exclusive_keys(node, "unpad_sequence")
         size = node._batch_size[1:]
@@ -341,19 +342,6 @@ class _Unpadding:
                 f"length {longest}"
             )
         return runs.cut(leaf.unbind(0), dim, full), runs
-
-
-def _keys_differ(members: Sequence[Any]) -> bool:
-    """Return whether some members have entries, also nested ones, that others lack."""
-    first, *others = (member._structure() for member in members)
-    if any(other.keys() != first.keys() for other in others):
-        return True
-    nested = (name for name, value in first.items() if is_node(value) and not value._is_non_tensor)
-    return any(
-        not all(is_node(other[name]) for other in others)
-        or _keys_differ([first[name], *(other[name] for other in others)])
-        for name in nested
-    )
 
 
 def _find_runs(mask: Tensor, dim: int, path: Path) -> _Runs:
