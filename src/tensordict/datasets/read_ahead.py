@@ -49,7 +49,7 @@ class ShardsAhead:
         self._waiting: dict[int, int] = {}
 
     def read(self, read: Callable[[NDArray[np.int64]], Any], number: int) -> Any:
-        """Wait for the shards of a batch, and return `read(rows)` for its rows. Begins to fetch shards of later batches.
+        """Wait for the shards of a batch and return `read(rows)` for its rows. Begins to fetch those of later batches.
 
         An error of a fetch is left to `read`, which meets it again.
         """
