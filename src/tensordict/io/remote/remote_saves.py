@@ -470,7 +470,7 @@ class RemoteFolder:
     def copy(self, name: str, target: str) -> None:
         """Copy a file to a local path."""
         cached = self._open_copy(name)
-        with cached.hold_open() as source, files.closing(files.create(target)) as fd:
+        with cached.hold_open() as source, files.new_file(target) as fd:
             cached.ensure()
             files.copy_file(source, fd, cached.file.size)
 

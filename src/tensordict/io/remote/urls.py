@@ -542,7 +542,7 @@ def _put_locally(path: str, content: Content, new: bool) -> None:
         return
     staged = files.temporary_name(os.path.dirname(path))
     try:
-        with files.closing(files.create(staged)) as fd, files.closing(files.open_file(content)) as source:
+        with files.new_file(staged) as fd, files.closing(files.open_file(content)) as source:
             files.copy_file(source, fd, os.fstat(source).st_size)
         (os.link if new else os.replace)(staged, path)
     finally:

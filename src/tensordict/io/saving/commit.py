@@ -478,7 +478,7 @@ def write_journal(folder: str, stage: str = "", durable: bool = False) -> None:
     temporary = files.temporary_name(folder)
     with files.naming("write the file", f"{folder}/{JOURNAL}"):
         try:
-            with files.closing(files.create(temporary)) as fd:
+            with files.new_file(temporary) as fd:
                 parts = {"inode": os.fstat(fd).st_ino, "stage": stage, "entries": identities}
                 if stage:
                     parts["stage_inode"] = os.stat(f"{folder}/{stage}").st_ino

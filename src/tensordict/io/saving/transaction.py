@@ -39,7 +39,7 @@ from tensordict.core.keys import Path
 from tensordict.core.logs import logger
 from tensordict.io.saving import commit
 from tensordict.io.saving.commit import JOURNAL
-from tensordict.memory import files
+from tensordict.memory import files, system
 from tensordict.memory.mapped import PathLike
 from tensordict.memory.names import META, local_path
 
@@ -100,7 +100,7 @@ class Transaction(ABC):
         if os.path.isdir(path):
             return
         parent = os.path.dirname(path)
-        if parent != path:
+        if not os.path.isdir(parent):
             self._make_folder(parent)
         try:
             os.mkdir(path)
@@ -113,7 +113,7 @@ class Transaction(ABC):
     def create(self, path: str) -> int:
         """Create the file for `path` in the stage. The caller syncs and closes the descriptor."""
         staged = self.at(path)
-        fd = files.create(staged)
+        fd = os.open(staged, system.CREATE, 0o666)
         self._files.append(staged)
         return fd
 
