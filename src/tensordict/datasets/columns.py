@@ -21,7 +21,7 @@ from tensordict.core.keys import Path, joined, path_of
 from tensordict.core.logs import logger
 from tensordict.datasets.dataset import Shards
 from tensordict.datasets.index import Manifests, ShardPart, ShardParts
-from tensordict.datasets.lines import SHARDS, Line, new_id
+from tensordict.datasets.lines import Line, new_id
 from tensordict.datasets.location import Location, format_of
 from tensordict.datasets.manifest import new_manifest, replace_schema
 from tensordict.datasets.schema import Schema
@@ -58,7 +58,7 @@ def add_column(place: Location, key: object, fn: Callable[[Any], Any]) -> None:
                 shards = Shards(index, ShardParts.of(group), base, "r")
                 rows = LazyConcatenatedTensorDict(shards, lengths=[p.rows for p in group], template=base.template)
                 label = Line(
-                    f"{SHARDS}/{writer}/{number:08}{options.suffix}", len(rows), generation=generation,
+                    options.shard_path(writer, number), len(rows), generation=generation,
                     holds=tuple((part.writer, part.first, index.count_rows(part)) for part in group),
                 )  # fmt: skip
                 blocks = _extend_rows(base.template._rewrap(rows), path, fn, rows_per_block(schema))

@@ -17,7 +17,7 @@ from tensordict.core.keys import Path
 from tensordict.core.logs import logger
 from tensordict.datasets.dataset import Dataset, Shards, open_with_row_class
 from tensordict.datasets.index import Manifests, ShardPart, ShardParts
-from tensordict.datasets.lines import SHARDS, Line, new_id
+from tensordict.datasets.lines import Line, new_id
 from tensordict.datasets.location import Location, RemoteLocation, format_of
 from tensordict.datasets.manifest import list_manifests, new_manifest, pack_manifest
 from tensordict.datasets.schema import Schema
@@ -120,8 +120,7 @@ def compact(
                 for number, group in enumerate(groups):
                     holds = tuple((part.writer, part.first, index.count_rows(part)) for part in group)
                     count = sum(part.rows for part in group)
-                    path = f"{SHARDS}/{writer}/{number:08}{options.suffix}"
-                    label = Line(path, count, generation=generation, holds=holds)
+                    label = Line(options.shard_path(writer, number), count, generation=generation, holds=holds)
                     with contextlib.closing(new_shard(schema, count, place, label, options, {})) as shard:
                         _copy(Shards(index, ShardParts.of(group), schema, "r"), shard, schema, shown)
                         line = shard.save()

@@ -76,15 +76,15 @@ def append_rows(prefix: PathLike, rows: Contract, *, allow_pickle: bool = False,
         with contextlib.ExitStack() as written:
             for leaf in plan.leaves:
                 if (growth := growing.get(leaf.key)) is None:
-                    if leaf.result is not None and not link_file(leaf, leaf.result, save.at(leaf.path)):
+                    if leaf.result is not None and not link_file(leaf, leaf.result, save.staged):
                         leaf.result = None
                     continue
-                if _may_grow(growth.old, leaf.path) and link_file(leaf, growth.old, save.at(leaf.path)):
+                if _may_grow(growth.old, leaf.path) and link_file(leaf, growth.old, save.staged):
                     written.enter_context(_appended(leaf.path, growth, leaf.key, save, durable))
                     leaf.tensor = leaf.result = map_file(leaf.path, growth.old.dtype, growth.shape, leaf.key)
                 else:
                     leaf.tensor = leaf.result = _write_both(save, leaf.path, growth, leaf.key)
-            write_and_commit(save, plan.root, plan.leaves, plan.nodes, options)
+            write_and_commit(save, plan, options)
 
 
 def _plan(prefix: PathLike, rows: Contract, options: FolderOptions) -> tuple[FolderPlan, dict[Path, _Growth]]:
