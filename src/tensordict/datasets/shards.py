@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import tempfile
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,7 +19,7 @@ from tensordict.core.keys import Path
 from tensordict.datasets.folders import refuse_links
 from tensordict.datasets.labels import GROUP_LABEL, describe_shard
 from tensordict.datasets.lines import SHARDS, Line
-from tensordict.datasets.location import Location, RemoteLocation
+from tensordict.datasets.location import Location, Log, RemoteLocation
 from tensordict.datasets.schema import Batch, FlatRows, Rows, Schema, join_ragged_rows
 from tensordict.io.formats.archive import plan_archive
 from tensordict.io.formats.directory import FolderOptions, GrowingFolder, plan_save
@@ -255,6 +256,17 @@ def new_shard(
     if options.format == DIRECTORY and not place.is_remote:
         return FolderShard(schema, capacity, place, label, options)
     return MemoryShard(schema, capacity, place, label, options, buffers)
+
+
+def add_shard(
+    manifest: Log, schema: Schema, blocks: Iterable[Any], place: Location, label: Line, options: ShardOptions
+) -> None:
+    """Write the shard that `label` names, of blocks of rows, and add it to a manifest."""
+    with contextlib.closing(new_shard(schema, label.rows, place, label, options, {})) as shard:
+        for rows in blocks:
+            batch = schema.take_rows(rows)
+            shard.add(batch, 0, batch.count)
+        manifest.add(shard.save())
 
 
 def rows_per_block(schema: Schema) -> int:

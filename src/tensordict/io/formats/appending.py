@@ -127,7 +127,7 @@ def _join(saved: Any, rows: Any, key: Path, growing: dict[Path, _Growth]) -> Spe
     if not old.is_tensorclass and old.kind != DICT:
         raise SaveError(f"{entry_of(key)}a saved {_kind(old)} cannot grow: load it, and save the longer one")
     size = _join_size(old, new, key)
-    missing, unknown = (sorted(one - other) for one, other in _both_ways(set(old.entries), set(new.entries)))
+    missing, unknown = sorted(old.entries.keys() - new.entries.keys()), sorted(new.entries.keys() - old.entries.keys())
     if missing or unknown:
         raise SaveError(f"{entry_of(key)}the rows lack the entries {missing}, and have {unknown}, which the save lacks")
     entries: dict[str, Any] = {}
@@ -141,11 +141,6 @@ def _join(saved: Any, rows: Any, key: Path, growing: dict[Path, _Growth]) -> Spe
         else:
             entries[name] = _join(mine, theirs, inner, growing)
     return replace(old, batch_size=size, entries=entries, missing=new.missing)
-
-
-def _both_ways(one: set[str], other: set[str]) -> Iterator[tuple[set[str], set[str]]]:
-    yield one, other
-    yield other, one
 
 
 def _join_size(old: Specification, new: Specification, key: Path) -> torch.Size:

@@ -277,14 +277,13 @@ def _plan_leaf(
     leaf = PlannedLeaf(name, key, value, path, spec)
     copies = options.archive or options.like
     if isinstance(value, MemoryMappedTensor) and isinstance(value._source, FileSource) and not copies:
-        if file in present and _maps_file(value, value._source, path):
+        source, is_whole = value._source, value._source.shared and is_whole_file(value)
+        if file in present and is_whole and source.is_file(os.stat(path)):
             leaf.result = value
             return leaf
-        if not options.copy_existing and not _mapped_old_file(value, value._source, path):
-            raise SaveError(
-                f"entry {joined(key)!r} is memory-mapped from {value._source.path!r} already; pass "
-                f"copy_existing=True to copy it to {path!r}"
-            )
+        # A tensor may map the file that was at `path` until another save replaced it.
+        if not options.copy_existing and not (is_whole and source.path == path):
+            raise _mapped_error(source.path, path, key)
     elif type(value) is not Tensor and not (copies or options.copy_existing):
         _check_source(value, path, key)
     if not options.existsok:
@@ -322,20 +321,12 @@ def _check_source(value: object, path: str, key: Path) -> None:
     """Raise an error for a leaf that is mapped from another file than the one at `path`."""
     source = find_file(value)
     if source is not None and source != path:
-        raise SaveError(
-            f"entry {joined(key)!r} is memory-mapped from {source!r} already; pass copy_existing=True to copy it to "
-            f"{path!r}"
-        )
+        raise _mapped_error(source, path, key)
 
 
-def _maps_file(tensor: MemoryMappedTensor, source: FileSource, path: str) -> bool:
-    """Return True if the tensor maps the whole file at `path`, so that the file can stay."""
-    return source.shared and is_whole_file(tensor) and source.is_file(os.stat(path))
-
-
-def _mapped_old_file(tensor: MemoryMappedTensor, source: FileSource, path: str) -> bool:
-    """Return True if the tensor maps a whole file that was at `path` until another save replaced it."""
-    return source.path == path and source.shared and is_whole_file(tensor)
+def _mapped_error(source: str, path: str, key: Path) -> SaveError:
+    advice = f"pass copy_existing=True to copy it to {path!r}"
+    return SaveError(f"entry {joined(key)!r} is memory-mapped from {source!r} already; {advice}")
 
 
 # --- anonymous memory -------------------------------------------------------------------------------------------------
