@@ -137,16 +137,17 @@ def announce_read(fd: int, offset: int, size: int) -> None:
 
 def write_bytes(fd: int, content: bytes | memoryview | ctypes.Array[ctypes.c_char], offset: int = 0) -> None:
     """Write all of `content` at byte `offset`."""
-    rest = memoryview(content).cast("B")
-    while rest:
-        piece = rest[:CHUNK]
+    size, done = len(content), 0
+    while done < size:
+        # A view takes 0.4 us, so content that one call can write has none.
+        is_one_call = not done and size <= CHUNK
+        piece = content if is_one_call else memoryview(content).cast("B")[done : done + CHUNK]
         if hasattr(os, "pwrite"):
-            done = os.pwrite(fd, piece, offset)
-        else:
-            with _position:
-                os.lseek(fd, offset, os.SEEK_SET)
-                done = os.write(fd, piece)
-        rest, offset = rest[done:], offset + done
+            done += os.pwrite(fd, piece, offset + done)
+            continue
+        with _position:
+            os.lseek(fd, offset + done, os.SEEK_SET)
+            done += os.write(fd, piece)
 
 
 def pwritev(fd: int, contents: Sequence[ctypes.Array[ctypes.c_char]], offset: int) -> int:
