@@ -177,17 +177,16 @@ frames can still write and read a save of this depth.
 """
 
 
-def check_levels(container: Contract, key: Path = ()) -> None:
+def check_levels(container: Contract) -> None:
     """Check, before a save, that no nested container has a key of more than `MAX_LEVELS` names.
 
     Args:
         container: the container, of any depth.
-        key: its key in the save.
 
     Raises:
         SaveError: a nested container is too deep; names its key and the limit.
     """
-    level = [(key, container)]
+    level: list[tuple[Path, Contract]] = [((), container)]
     while level:
         check_level(level[0][0])
         level = [((*path, name), child) for path, node in level for name, child in _containers_in(node)]

@@ -139,7 +139,7 @@ def write_bytes(fd: int, content: bytes | memoryview | ctypes.Array[ctypes.c_cha
     """Write all of `content` at byte `offset`."""
     size, done = len(content), 0
     while done < size:
-        # A view takes 0.4 us, so content that one call can write has none.
+        # Content that one call can write needs no view, which takes 0.4 us.
         is_one_call = not done and size <= CHUNK
         piece = content if is_one_call else memoryview(content).cast("B")[done : done + CHUNK]
         if hasattr(os, "pwrite"):
