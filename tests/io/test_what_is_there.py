@@ -350,7 +350,7 @@ def test_what_fails_half_way_leaves_what_is_there(
         return wrapped
 
     monkeypatch.setattr(entries, "fill", failing(entries.fill))
-    for name in ("create", "write_tensor", "write_row", "allocate", "write_bytes", "write_new", "write_file"):
+    for name in ("new_file", "write_tensor", "write_row", "allocate", "write_bytes", "write_new", "write_file"):
         monkeypatch.setattr(files, name, failing(getattr(files, name)))
     failures = 0
     while True:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
-from itertools import groupby
+from itertools import chain, groupby
 from typing import Any
 
 import torch
@@ -21,11 +21,11 @@ from tensordict.core.keys import Path, joined, path_of
 from tensordict.core.logs import logger
 from tensordict.datasets.dataset import Shards
 from tensordict.datasets.index import Manifests, ShardPart, ShardParts
-from tensordict.datasets.lines import SHARDS, Line, new_id
+from tensordict.datasets.lines import Line, new_id
 from tensordict.datasets.location import Location, format_of
 from tensordict.datasets.manifest import new_manifest, replace_schema
 from tensordict.datasets.schema import Schema
-from tensordict.datasets.shards import ShardOptions, new_shard, rows_per_block
+from tensordict.datasets.shards import ShardOptions, add_shard, rows_per_block
 from tensordict.datasets.sweeping import Sweeper, check_shard
 from tensordict.datasets.writer import choose_shard_options, require_schema
 from tensordict.io.formats.opening import DIRECTORY
@@ -49,7 +49,7 @@ def add_column(place: Location, key: object, fn: Callable[[Any], Any]) -> None:
         full = next((index.schema_of(name) for name in sorted(done)), None)
         base = schema.without([path])
         groups = [list(group) for _, group in groupby((part for part in parts if part.path not in done), _path_of)]
-        options = _choose_options(place, index, parts)
+        options = choose_similar_options(place, index, parts)
         made: dict[str, set[str]] = {}
         writer, generation = new_id(), index.generation() + 1
         with contextlib.ExitStack() as opened:
@@ -58,7 +58,7 @@ def add_column(place: Location, key: object, fn: Callable[[Any], Any]) -> None:
                 shards = Shards(index, ShardParts.of(group), base, "r")
                 rows = LazyConcatenatedTensorDict(shards, lengths=[p.rows for p in group], template=base.template)
                 label = Line(
-                    f"{SHARDS}/{writer}/{number:08}{options.suffix}", len(rows), generation=generation,
+                    options.shard_path(writer, number), len(rows), generation=generation,
                     holds=tuple((part.writer, part.first, index.count_rows(part)) for part in group),
                 )  # fmt: skip
                 blocks = _extend_rows(base.template._rewrap(rows), path, fn, rows_per_block(schema))
@@ -71,14 +71,8 @@ def add_column(place: Location, key: object, fn: Callable[[Any], Any]) -> None:
                 if manifest is None:
                     manifest = new_manifest(place, writer, full.json, options.durable)
                     opened.callback(manifest.close)
-                with contextlib.closing(new_shard(full, len(rows), place, label, options, {})) as shard:
-                    for block in [first], blocks:
-                        for piece in block:
-                            batch = full.take_rows(piece)
-                            shard.add(batch, 0, batch.count)
-                    line = shard.save()
-                    manifest.add(line)
-                made[line.path] = {part.path for part in group}
+                add_shard(manifest, full, chain([first], blocks), place, label, options)
+                made[label.path] = {part.path for part in group}
         assert full is not None
         index = _read_index(place, schema)
         if missing := [part.path for part in index.parts() if path not in index.schema_of(part.path).fields]:
@@ -109,12 +103,15 @@ def _read_index(place: Location, schema: Schema) -> Manifests:
     return index
 
 
-def _choose_options(place: Location, index: Manifests, parts: ShardParts) -> ShardOptions:
-    """Return options for shards like the first one."""
-    format = format_of(parts[0].path).replace(DIRECTORY, "folder") if parts else "folder"
-    has_checksums = format == "folder" and bool(parts)
-    has_checksums = has_checksums and check_shard(place, index.find_shard(parts[0]))[0].checksummed > 0
-    return choose_shard_options(place, format, format != "zarr", has_checksums, None, 0)
+def choose_similar_options(
+    place: Location, index: Manifests, parts: ShardParts, format: str = "", durable: bool | None = None
+) -> ShardOptions:
+    """Return options for shards that replace others: their format, and checksums if they have any."""
+    format = format or (format_of(parts[0].path).replace(DIRECTORY, "folder") if parts else "folder")
+    is_durable = format != "zarr" and not place.is_remote if durable is None else durable
+    checks_old = format == "folder" and bool(parts)
+    has_checksums = checks_old and check_shard(place, index.find_shard(parts[0]))[0].checksummed > 0
+    return choose_shard_options(place, format, is_durable, has_checksums, None, 0)
 
 
 def _extend_rows(rows: Any, path: Path, fn: Callable[[Any], Any], step: int) -> Iterator[Any]:

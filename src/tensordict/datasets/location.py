@@ -157,8 +157,7 @@ class Location:
             OSError: the file cannot be written.
         """
         os.makedirs(self.root, exist_ok=True)
-        with files.naming("write the file", self.path(name)):
-            files.write_file(self.path(name), content, durable=durable, new=True)
+        files.write_file(self.path(name), content, durable=durable, new=True)
 
     def replace_file(self, name: str, content: bytes, durable: bool) -> None:
         """Replace a file in one step. Folders only: an object at a URL never changes.
@@ -166,8 +165,7 @@ class Location:
         Raises:
             OSError: the file cannot be written.
         """
-        with files.naming("write the file", self.path(name)):
-            files.write_file(self.path(name), content, durable=durable)
+        files.write_file(self.path(name), content, durable=durable)
 
     def new_log(self, name: str, head: Head, durable: bool) -> Log:
         """Make a log: a file of records that grows. Readers see a record whole or not at all."""

@@ -15,16 +15,17 @@ import torch
 from tensordict.core.exceptions import SaveError, SchemaError
 from tensordict.core.keys import Path
 from tensordict.core.logs import logger
+from tensordict.datasets.columns import choose_similar_options
 from tensordict.datasets.dataset import Dataset, Shards, open_with_row_class
 from tensordict.datasets.index import Manifests, ShardPart, ShardParts
-from tensordict.datasets.lines import SHARDS, Line, new_id
-from tensordict.datasets.location import Location, RemoteLocation, format_of
+from tensordict.datasets.lines import Line, new_id
+from tensordict.datasets.location import Location, RemoteLocation
 from tensordict.datasets.manifest import list_manifests, new_manifest, pack_manifest
 from tensordict.datasets.schema import Schema
-from tensordict.datasets.shards import Shard, new_shard, rows_per_block
+from tensordict.datasets.shards import add_shard, rows_per_block
 from tensordict.datasets.sweeping import Sweep, Sweeper, check_shard, list_unlisted_shards, parse_shard_paths
-from tensordict.datasets.writer import DatasetWriter, choose_shard_options, find_schema, require_schema
-from tensordict.io.formats.opening import DATASET, DIRECTORY, REGISTERED_FORMATS, RegisteredFormat
+from tensordict.datasets.writer import DatasetWriter, find_schema, require_schema
+from tensordict.io.formats.opening import DATASET, REGISTERED_FORMATS, RegisteredFormat
 from tensordict.io.formats.structure import Complain
 from tensordict.io.remote.remote_saves import Access
 from tensordict.io.remote.urls import IN_FLIGHT, StorageOptions
@@ -104,29 +105,22 @@ def compact(
         if not parts:
             return 0, 0
         limit = rows_per_shard or max(1, _MIN_SHARD // max(1, schema.nbytes))
-        format = format or format_of(parts[0].path).replace(DIRECTORY, "folder")
-        is_durable = format != "zarr" and not place.is_remote if durable is None else durable
-        # If the original shards have checksums, the merged shards get them, too.
-        has_checksums = format == "folder" and check_shard(place, index.find_shard(parts[0]))[0].checksummed > 0
-        options = choose_shard_options(place, format, is_durable, has_checksums, None, 0)
+        options = choose_similar_options(place, index, parts, format, durable)
         groups = list(_group_shards(place, index, parts, limit))
         made: dict[str, set[str]] = {}
         if groups:
             writer = new_id()
             generation = index.generation() + 1
             rows = sum(part.rows for group in groups for part in group)
-            manifest = new_manifest(place, writer, schema.json, is_durable)
+            manifest = new_manifest(place, writer, schema.json, options.durable)
             with contextlib.closing(manifest), progress_bar(progress, "compacting", rows, "row") as shown:
                 for number, group in enumerate(groups):
                     holds = tuple((part.writer, part.first, index.count_rows(part)) for part in group)
                     count = sum(part.rows for part in group)
-                    path = f"{SHARDS}/{writer}/{number:08}{options.suffix}"
-                    label = Line(path, count, generation=generation, holds=holds)
-                    with contextlib.closing(new_shard(schema, count, place, label, options, {})) as shard:
-                        _copy(Shards(index, ShardParts.of(group), schema, "r"), shard, schema, shown)
-                        line = shard.save()
-                        manifest.add(line)
-                    made[line.path] = {part.path for part in group}
+                    label = Line(options.shard_path(writer, number), count, generation=generation, holds=holds)
+                    blocks = _read_blocks(Shards(index, ShardParts.of(group), schema, "r"), schema, shown)
+                    add_shard(manifest, schema, blocks, place, label, options)
+                    made[label.path] = {part.path for part in group}
         index = _read_index(place, schema)
         if not keep:
             Sweeper(place, index, schema, made).remove_superseded_shards()
@@ -178,14 +172,15 @@ def _split_at_damage(place: Location, index: Manifests, group: list[ShardPart]) 
         run = []
 
 
-def _copy(shards: Shards, shard: Shard, schema: Schema, progress: Progress) -> None:
+def _read_blocks(shards: Shards, schema: Schema, progress: Progress) -> Iterator[Any]:
+    """Yield the rows of shards, a block at a time."""
     step = rows_per_block(schema)
     for number in range(len(shards)):
         rows = shards[number]
         for start in range(0, len(rows), step):
-            batch = schema.take_rows(rows[start : start + step])
-            shard.add(batch, 0, batch.count)
-            progress.add(batch.count)
+            block = rows[start : start + step]
+            yield block
+            progress.add(len(block))
 
 
 def _merge_manifests(place: RemoteLocation, index: Manifests) -> None:

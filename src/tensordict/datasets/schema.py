@@ -128,7 +128,7 @@ class Schema:
     Attributes:
         fields: the entries by key.
         batch_size: the batch size of a row.
-        skeleton: a specification without leaves.
+        skeleton: a specification without leaves, of dicts of tensors, tensorclasses and values.
         dense: the shape of a row, for entries whose rows are tensors of one shape.
         sizes: the bytes of such a row.
         nbytes: the sum of these bytes.
@@ -139,7 +139,7 @@ class Schema:
     """
 
     def __init__(self, batch: Any, ragged_keys: Collection[Path] = ()) -> None:
-        if not batch.batch_dims:
+        if not batch._batch_size:
             raise SchemaError("a batch of rows has a batch dim; append() takes one row, extend() many")
         leaves: dict[Path, Any] = {}
         skeleton = _describe_container(batch, (), leaves)
@@ -158,7 +158,6 @@ class Schema:
                 self.sizes[key] = math.prod(field.shape) * field.dtype.itemsize
         self.nbytes = sum(self.sizes.values())
         self._kinds = dict(_kinds(skeleton, ()))
-        self._dense_class = TensorDict
         self.batch_size = skeleton.batch_size[1:]
 
     # --- JSON ---------------------------------------------------------------------------------------------------------
@@ -216,7 +215,7 @@ class Schema:
         Raises:
             SchemaError: the batch does not fit; the error names the entry, and what was expected.
         """
-        size = batch.batch_size
+        size = batch._batch_size
         if size[1:] == self.batch_size and (rows := self._take_flat(batch)) is not None:
             return Batch(size[0], rows)
         if len(size) != len(self.skeleton.batch_size) or size[1:] != self.batch_size:
@@ -238,7 +237,7 @@ class Schema:
 
         For one entry, this takes 3 us and the full check 15. Writing 256 rows of 1 KiB takes 66.
         """
-        entries = batch._entries if type(batch) is self._dense_class and len(self._kinds) == 1 else None
+        entries = batch._entries if type(batch) is TensorDict and len(self._kinds) == 1 else None
         if type(entries) is not dict or len(entries) != len(self.dense) or len(self.dense) != len(self.fields):
             return None
         rows: dict[Path, Rows] = {}
@@ -362,12 +361,12 @@ def _describe_container(container: Any, key: Path, leaves: dict[Path, Any]) -> S
     Leaves are tensors, and specifications of values.
     """
     form = specification_of(container, key, unread=True)
-    if form.is_tensorclass:
-        inner = _describe_container(form.entries[WRAPPED], key, leaves)
-        return replace(form, device=None, entries={WRAPPED: inner})
     if form.kind == LAZY:
         return _describe_container(densify_rows(container, key), key, leaves)
     if form.kind != DICT:
+        if form.is_tensorclass:
+            inner = _describe_container(form.entries[WRAPPED], key, leaves)
+            return replace(form, device=None, entries={WRAPPED: inner})
         what = "an UnbatchedTensor" if form.kind == UNBATCHED else f"a {form.kind}"
         raise UnsupportedEntryError(f"{entry_of(key)}{what} has no rows, which is what a data set is made of")
     entries: dict[str, Any] = {}
@@ -386,7 +385,7 @@ def _describe_container(container: Any, key: Path, leaves: dict[Path, Any]) -> S
 
 
 def _to_json(node: Specification, key: Path, fields: Mapping[Path, Field]) -> dict[str, Any]:
-    if node.is_tensorclass:
+    if node.kind != DICT:
         return {**_to_json(node.entries[WRAPPED], key, fields), "class": node.kind}
     entries: dict[str, Any] = {}
     for name, entry in node.entries.items():
@@ -438,11 +437,9 @@ def _field_from_json(item: dict[str, Any], key: Path) -> Field:
 
 def _kinds(node: Specification, key: Path) -> Any:
     """Yield key, class and batch size of a row for every container, except the inner containers of tensorclasses."""
-    if node.is_tensorclass:
-        yield key, (node.kind, node.batch_size[1:])
+    yield key, (node.kind, node.batch_size[1:])
+    if node.kind != DICT:
         node = node.entries[WRAPPED]
-    else:
-        yield key, (DICT, node.batch_size[1:])
     for name, entry in node.entries.items():
         if isinstance(entry, Specification) and not entry.is_value:
             yield from _kinds(entry, (*key, name))
@@ -450,7 +447,7 @@ def _kinds(node: Specification, key: Path) -> Any:
 
 def _fill(node: Specification, key: Path, leaves: Mapping[Path, Any], count: int) -> Specification:
     size = torch.Size((count, *node.batch_size[1:]))
-    if node.is_tensorclass:
+    if node.kind != DICT:
         return replace(node, batch_size=size, entries={WRAPPED: _fill(node.entries[WRAPPED], key, leaves, count)})
     entries: dict[str, Any] = {}
     for name, entry in node.entries.items():

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import tempfile
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,8 +18,8 @@ from tensordict.core.exceptions import SaveError
 from tensordict.core.keys import Path
 from tensordict.datasets.folders import refuse_links
 from tensordict.datasets.labels import GROUP_LABEL, describe_shard
-from tensordict.datasets.lines import Line
-from tensordict.datasets.location import Location, RemoteLocation
+from tensordict.datasets.lines import SHARDS, Line
+from tensordict.datasets.location import Location, Log, RemoteLocation
 from tensordict.datasets.schema import Batch, FlatRows, Rows, Schema, join_ragged_rows
 from tensordict.io.formats.archive import plan_archive
 from tensordict.io.formats.directory import FolderOptions, GrowingFolder, plan_save
@@ -31,6 +32,8 @@ from tensordict.memory import files
 Buffers = dict[Path, Tensor]
 # The most bytes, and the most rows, that are copied or compared at once.
 _BLOCK, _MOST_ROWS = 16 << 20, 1 << 16
+# The suffixes of the names of shards, by format.
+_SUFFIX_OF = {format: suffix for suffix, format in SUFFIXES.items()}
 # The estimated bytes of a value.
 _VALUE = 64
 
@@ -53,10 +56,9 @@ class ShardOptions:
     compression: str | None = None
     num_threads: int = 0
 
-    @property
-    def suffix(self) -> str:
-        """The suffix of the names of shards."""
-        return next((suffix for suffix, name in SUFFIXES.items() if name == self.format), "")
+    def shard_path(self, writer: str, number: int) -> str:
+        """Return the path of a shard in the data set, by the id of its writer and its number."""
+        return f"{SHARDS}/{writer}/{number:08}{_SUFFIX_OF[self.format]}"
 
 
 class Shard(ABC):
@@ -110,6 +112,27 @@ class Shard(ABC):
     def _append_rows(self, key: Path, rows: Tensor) -> None:
         """Append rows to one entry."""
 
+    def _make_folder(self) -> None:
+        """Make the folder for shards of the writer. If the shard is durable, sync all names on its path to the disk."""
+        root, folder = self._place.root, os.path.dirname(self._path)
+        os.makedirs(folder, exist_ok=True)
+        refuse_links(root, os.path.dirname(self._label.path))
+        if self._options.durable:
+            for around in (os.path.dirname(folder), root, os.path.dirname(root)):
+                files.sync_folder(around)
+
+    def _folder_options(self, durable: bool) -> FolderOptions:
+        """Return the options for writing the shard as a folder or an archive."""
+        options = self._options
+        return FolderOptions(
+            num_threads=options.num_threads,
+            durable=durable,
+            checksum=options.checksum if options.format == DIRECTORY else "",
+            copy_existing=True,
+            label=self._label.label,
+            compression=options.compression if options.format == ARCHIVE else None,
+        )
+
     def _container(self, dense: Mapping[Path, Tensor]) -> Any:
         leaves: dict[Path, Any] = dict(dense)
         for key, parts in self._others.items():
@@ -136,10 +159,9 @@ class FolderShard(Shard):
 
     def __init__(self, schema: Schema, capacity: int, place: Location, label: Line, options: ShardOptions) -> None:
         super().__init__(schema, capacity, place, label, options)
-        make_shard_folder(place, label.path, options.durable)
-        self._folder = GrowingFolder(
-            self._path, schema.describe_sample(1), schema.dense, folder_options(options, label)
-        )
+        self._make_folder()
+        form, how = schema.describe_sample(1), self._folder_options(options.durable)
+        self._folder = GrowingFolder(self._path, form, schema.dense, how)
 
     def _append_rows(self, key: Path, rows: Tensor) -> None:
         self._folder.write(key, rows, self.count * self.schema.sizes[key])
@@ -194,7 +216,7 @@ class MemoryShard(Shard):
     def _save(self) -> Line:
         place = self._place
         if not isinstance(place, RemoteLocation):
-            make_shard_folder(place, self._label.path, self._options.durable)
+            self._make_folder()
             self._save_at(self._path, self._options.durable)
             return self._make_line(self._path)
         if self._staged is None:
@@ -208,8 +230,18 @@ class MemoryShard(Shard):
         return self._make_line(path)
 
     def _save_at(self, path: str, durable: bool) -> None:
-        dense = {key: self._get_buffer(key)[: self.count] for key in self.schema.dense}
-        save_rows(self._container(dense), path, replace(self._options, durable=durable), self._label)
+        """Save the rows at a path on this machine."""
+        container = self._container({key: self._get_buffer(key)[: self.count] for key in self.schema.dense})
+        format, compression = self._options.format, self._options.compression
+        if format in (DIRECTORY, ARCHIVE):
+            plan = plan_save if format == DIRECTORY else plan_archive
+            plan(container, path, self._folder_options(durable))()
+            return
+        # With chunks of rows, a reader can load one row without many others.
+        compressed = {} if compression is None else backend_of(format).choose_compression(compression)
+        saved = container.to_zarr(path, chunks="rows", overwrite=True, **compressed)
+        saved._wrapped_container()._group.set_attribute(GROUP_LABEL, json.dumps(self._label.label))
+        saved.close()
 
     def close(self) -> None:
         self._others.clear()
@@ -226,46 +258,15 @@ def new_shard(
     return MemoryShard(schema, capacity, place, label, options, buffers)
 
 
-def make_shard_folder(place: Location, name: str, durable: bool) -> None:
-    """Make the folder for shards of a writer; `durable` syncs the names of all folders on the path to the disk."""
-    folder = os.path.dirname(place.path(name))
-    os.makedirs(folder, exist_ok=True)
-    refuse_links(place.root, os.path.dirname(name))
-    if durable:
-        for around in (os.path.dirname(folder), place.root, os.path.dirname(place.root)):
-            files.sync_folder(around)
-
-
-def folder_options(options: ShardOptions, label: Line) -> FolderOptions:
-    """Return the options for writing a shard as a folder or an archive."""
-    return FolderOptions(
-        num_threads=options.num_threads,
-        durable=options.durable,
-        checksum=options.checksum if options.format == DIRECTORY else "",
-        copy_existing=True,
-        label=label.label,
-        compression=options.compression if options.format == ARCHIVE else None,
-    )
-
-
-def save_rows(container: Any, path: str, options: ShardOptions, label: Line) -> None:
-    """Save a container as a shard on this machine.
-
-    Raises:
-        OSError: a file cannot be written; the error names the path.
-    """
-    if options.format == DIRECTORY:
-        plan_save(container, path, folder_options(options, label))()
-    elif options.format == ARCHIVE:
-        plan_archive(container, path, folder_options(options, label))()
-    else:
-        # With chunks of rows, a reader can load one row without many others.
-        compressed = (
-            {} if options.compression is None else backend_of(options.format).choose_compression(options.compression)
-        )
-        saved = container.to_zarr(path, chunks="rows", overwrite=True, **compressed)
-        saved._wrapped_container()._group.set_attribute(GROUP_LABEL, json.dumps(label.label))
-        saved.close()
+def add_shard(
+    manifest: Log, schema: Schema, blocks: Iterable[Any], place: Location, label: Line, options: ShardOptions
+) -> None:
+    """Write the shard that `label` names, of blocks of rows, and add it to a manifest."""
+    with contextlib.closing(new_shard(schema, label.rows, place, label, options, {})) as shard:
+        for rows in blocks:
+            batch = schema.take_rows(rows)
+            shard.add(batch, 0, batch.count)
+        manifest.add(shard.save())
 
 
 def rows_per_block(schema: Schema) -> int:

@@ -194,7 +194,7 @@ def make_file_test(schema: Schema) -> IsOurs:
     return lambda name: name in files or name in folders or bool(TEMPORARY.fullmatch(os.path.basename(name)))
 
 
-def check_shard(place: Location, line: Line, num_threads: int = 0) -> tuple[Report, list[str]]:
+def check_shard(place: Location, line: Line) -> tuple[Report, list[str]]:
     """Check the label, rows, length, description and recorded checksums of a shard.
 
     Returns:
@@ -205,7 +205,7 @@ def check_shard(place: Location, line: Line, num_threads: int = 0) -> tuple[Repo
     try:
         check_label(place.read_label(line.path), line.path, report.path)
         with place.local_files(line.path) as path:
-            report = verify(path, raises=False, num_threads=num_threads, progress=False)
+            report = verify(path, raises=False, progress=False)
             problems += [problem.replace(path, place.path(line.path)) for problem in report.problems]
             nbytes, digest = describe_shard(path) if not problems else (None, "")
         if line.nbytes is not None and nbytes is not None and nbytes != line.nbytes:

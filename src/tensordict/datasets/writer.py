@@ -15,7 +15,7 @@ from tensordict.core.exceptions import SaveError, SchemaError, add_note
 from tensordict.core.keys import Path, path_of
 from tensordict.core.locks import Lock
 from tensordict.datasets.index import Manifests
-from tensordict.datasets.lines import SHARDS, Line, new_id
+from tensordict.datasets.lines import Line, new_id
 from tensordict.datasets.location import Location, Log
 from tensordict.datasets.manifest import new_manifest, put_schema, read_schema_file
 from tensordict.datasets.schema import Batch, Schema
@@ -192,7 +192,7 @@ class DatasetWriter:
         if not self._place.is_remote:
             # Make the manifest first, because beginning a shard may make files.
             self._open_manifest(schema)
-        label = Line(f"{SHARDS}/{self.writer}/{self._begun:08}{self._options.suffix}")
+        label = Line(self._options.shard_path(self.writer, self._begun))
         # Never use a number twice: a shard that failed to begin may have left files.
         self._begun += 1
         return new_shard(schema, capacity, self._place, label, self._options, self._buffers)

@@ -25,7 +25,8 @@ from tensordict.io.formats.stack_columns import Column
 DICT, LAZY, UNBATCHED = "TensorDict", "LazyStackedTensorDict", "UnbatchedTensor"
 VALUES = ("NonTensorData", "MetaData")
 VALUE_STACK = "NonTensorStack"
-KINDS = (DICT, LAZY, UNBATCHED, *VALUES, VALUE_STACK)
+VALUE_KINDS = (*VALUES, VALUE_STACK)
+KINDS = (DICT, LAZY, UNBATCHED, *VALUE_KINDS)
 # The name of the entry for the container that a tensorclass wraps.
 WRAPPED = "_tensordict"
 # The name of the entry for the tensor of an `UnbatchedTensor`.
@@ -63,7 +64,7 @@ class Specification:
     @property
     def is_value(self) -> bool:
         """True for a holder of a value or a stack of values."""
-        return self.kind in VALUES or self.kind == VALUE_STACK
+        return self.kind in VALUE_KINDS
 
     @property
     def is_tensorclass(self) -> bool:
@@ -176,17 +177,16 @@ frames can still write and read a save of this depth.
 """
 
 
-def check_levels(container: Contract, key: Path = ()) -> None:
+def check_levels(container: Contract) -> None:
     """Check, before a save, that no nested container has a key of more than `MAX_LEVELS` names.
 
     Args:
         container: the container, of any depth.
-        key: its key in the save.
 
     Raises:
         SaveError: a nested container is too deep; names its key and the limit.
     """
-    level = [(key, container)]
+    level: list[tuple[Path, Contract]] = [((), container)]
     while level:
         check_level(level[0][0])
         level = [((*path, name), child) for path, node in level for name, child in _containers_in(node)]
@@ -374,16 +374,16 @@ def _find_problem(node: Specification) -> str | None:
     batch_dims = len(node.batch_size)
     if node.names is not None and len(node.names) != batch_dims:
         return f"its dim names {node.names!r:.80} do not fit {batch_dims} batch dims"
-    if node.is_tensorclass:
-        kind, holds_fields, names = _describe_wrapped(node.entries[WRAPPED])
-        return tensorclass_problem(registry.declared(node.kind), kind, holds_fields, names)
-    if node.kind == LAZY and not node.columns:
-        return _find_stack_problem(node)
-    if node.kind == DICT or node.kind == LAZY:
+    if node.kind == DICT or node.columns:
         for name, entry in node.entries.items():
             shape = _row_shape(entry, node) if node.columns else shape_of(entry)
             if shape is not None and shape[:batch_dims] != node.batch_size:
                 return f"the shape {list(shape)} of {name!r} does not begin with {list(node.batch_size)}"
+    elif node.kind == LAZY:
+        return _find_stack_problem(node)
+    elif node.is_tensorclass:
+        kind, holds_fields, names = _describe_wrapped(node.entries[WRAPPED])
+        return tensorclass_problem(registry.declared(node.kind), kind, holds_fields, names)
     return None
 
 
@@ -485,7 +485,7 @@ def to_container(node: Specification, key: Path = ()) -> Any:
 
 def _build(node: Specification, entries: dict[str, Any]) -> Any:
     size, device, dim = node.batch_size, node.device, node.stack_dim or 0
-    if node.is_tensorclass:
+    if node.kind not in KINDS:
         return find_class(node.kind)._wrap_container(entries[WRAPPED])
     cls = registry.lookup(node.kind)
     if node.kind == DICT:

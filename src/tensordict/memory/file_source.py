@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
 from typing import ClassVar
 
 from tensordict.core.exceptions import SaveError
@@ -13,35 +12,32 @@ from tensordict.memory import system
 _REPLACED = -1
 
 
-@dataclass(eq=False, slots=True)
 class FileSource:
     """The file that a tensor maps.
 
     Args:
         path: its absolute path.
-        device, inode: identify the file, so that another file at the same path is noticed.
+        status: its status.
         shared: writes to the tensor reach the file.
-        sparse: the disk may lack room for writes to the tensor.
-        shape: the shape of the tensor in the file, if it is known.
+        shape: the shape of the tensor in the file; `None` if unknown.
+
+    Attributes:
+        device, inode: identify the file, so that another file at the same path is noticed.
+        sparse: the disk may lack room for writes to the tensor, because the file has fewer blocks than bytes.
+            Compressing file systems may report that for whole files.
     """
+
+    __slots__ = ("device", "inode", "path", "shape", "shared", "sparse")
 
     # True once this process has mapped a sparse file. Until then, writes skip all checks for room on the disk.
     any_sparse: ClassVar[bool] = False
 
-    path: str
-    device: int
-    inode: int
-    shared: bool
-    sparse: bool = False
-    shape: tuple[int, ...] | None = None
-
-    @classmethod
-    def of(cls, path: str, status: os.stat_result, shared: bool) -> FileSource:
-        """Describe the file at a path, whose status the caller has read."""
-        sparse = shared and is_sparse(status)
-        if sparse:
-            cls.any_sparse = True
-        return cls(path, status.st_dev, status.st_ino, shared, sparse)
+    def __init__(self, path: str, status: os.stat_result, shared: bool, shape: tuple[int, ...] | None = None) -> None:
+        self.path, self.shared, self.shape = path, shared, shape
+        self.device, self.inode = status.st_dev, status.st_ino
+        self.sparse = shared and getattr(status, "st_blocks", status.st_size) * 512 < status.st_size
+        if self.sparse:
+            FileSource.any_sparse = True
 
     def is_file(self, status: os.stat_result) -> bool:
         """Return True if a status belongs to the mapped file."""
@@ -58,11 +54,6 @@ class FileSource:
             return self.inode, _REPLACED
         # No other file can get this inode number while the file is mapped.
         return found if found[0] == self.inode else (self.inode, _REPLACED)
-
-
-def is_sparse(status: os.stat_result) -> bool:
-    """Return True if a file has fewer blocks than bytes. Compressing file systems may report that for whole files."""
-    return bool(getattr(status, "st_blocks", status.st_size) * 512 < status.st_size)
 
 
 def check_identity(path: str, identity: tuple[int, int]) -> None:

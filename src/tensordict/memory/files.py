@@ -20,9 +20,8 @@ from tensordict.core.exceptions import SaveError
 from tensordict.core.keys import Path, entry_of
 from tensordict.memory import system
 from tensordict.memory.stored_tensors import StoredTensor, read_stored
+from tensordict.memory.system import CHUNK
 
-# The most bytes that one system call moves, so that interrupts and failures of other threads are noticed in between.
-CHUNK = 64 << 20
 # Leaves that are not contiguous CPU memory are copied in pieces of this size, the extra memory of such a leaf.
 SLAB = 8 << 20
 # Saves of at least this many bytes are written by several threads, unless the user asked for one.
@@ -45,10 +44,26 @@ _TOGETHER = 1 << 20
 
 _NO_KERNEL_COPY = {errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM}
 
+write_bytes = system.write_bytes
 
-def create(path: str) -> int:
-    """Create the empty file `path` and return its descriptor; `FileExistsError` if a file or a link is there."""
-    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | system.CLOEXEC, 0o666)
+
+@contextlib.contextmanager
+def new_file(path: str, durable: bool = False) -> Iterator[int]:
+    """Create the file `path` for a `with` block; `durable` syncs it to the disk.
+
+    Raises:
+        OSError: the file or a link exists, or the file cannot be written; the error names it.
+    """
+    try:
+        fd = os.open(path, system.CREATE, 0o666)
+        try:
+            yield fd
+            if durable:
+                os.fsync(fd)
+        finally:
+            os.close(fd)
+    except OSError as error:
+        raise named_os_error(error, "write the file", path) from error
 
 
 @contextlib.contextmanager
@@ -85,28 +100,26 @@ def is_direct(tensor: Tensor) -> bool:
     )
 
 
-def write_tensor(fd: int, tensor: Tensor, offset: int = 0, watch: Watch | None = None) -> None:
-    """Write the elements of `tensor` (any device, any strides) at byte `offset` of a file; `watch` sees them, too."""
-    if is_direct(tensor):
-        write_range(fd, tensor, 0, tensor.nbytes, offset, watch)
+def write_tensor(
+    fd: int, tensor: Tensor, offset: int = 0, watch: Watch | None = None, start: int = 0, stop: int | None = None
+) -> None:
+    """Write the elements of `tensor` (any device, any strides) at byte `offset` of a file; `watch` sees them, too.
+
+    Of a tensor that `is_direct`, only the bytes from `start` to `stop` are written.
+    """
+    if not is_direct(tensor):
+        for packed in _pack_slabs(tensor):
+            write_tensor(fd, packed, offset, watch)
+            offset += packed.nbytes
         return
-    for packed in _pack_slabs(tensor):
-        write_range(fd, packed, 0, packed.nbytes, offset, watch)
-        offset += packed.nbytes
-
-
-def write_range(fd: int, tensor: Tensor, start: int, stop: int, offset: int, watch: Watch | None = None) -> None:
-    """Write the bytes from `start` to `stop` of a tensor's own memory (see `is_direct`) at byte `offset`."""
-    if start == stop:
+    nbytes = (tensor.nbytes if stop is None else stop) - start
+    if not nbytes:
         return
     if watch is not None:
-        _write_watched(fd, tensor.data_ptr() + start, stop - start, offset, watch)
+        _write_watched(fd, tensor.data_ptr() + start, nbytes, offset, watch)
         return
     # A ctypes view takes 0.4 us, a NumPy view 3.3 us, and needs no dtype that NumPy knows.
-    buffer = (ctypes.c_char * (stop - start)).from_address(tensor.data_ptr() + start)
-    done = system.pwrite(fd, buffer, offset) if len(buffer) <= CHUNK else 0
-    if done < len(buffer):
-        write_bytes(fd, memoryview(buffer).cast("B")[done:], offset + done)
+    write_bytes(fd, (ctypes.c_char * nbytes).from_address(tensor.data_ptr() + start), offset)
 
 
 def _write_watched(fd: int, address: int, size: int, offset: int, watch: Watch) -> None:
@@ -177,20 +190,13 @@ def write_row(
             seeing += watches[position : position + 1]
         elif num_threads > 1 and is_direct(tensor) and watch is None:
             for begin in range(0, nbytes, CHUNK):
-                jobs.append(partial(write_range, fd, tensor, begin, min(begin + CHUNK, nbytes), offset + begin))
+                jobs.append(partial(write_tensor, fd, tensor, offset + begin, None, begin, min(begin + CHUNK, nbytes)))
         else:
             jobs.append(partial(write_tensor, fd, tensor, offset, watch))
         offset += nbytes
     if small:
         jobs.append(partial(write_tensors, fd, small, start, seeing))
     run_all(jobs, num_threads)
-
-
-def write_bytes(fd: int, content: bytes | memoryview, offset: int = 0) -> None:
-    """Write all of `content` at byte `offset`."""
-    done = 0
-    while done < len(content):
-        done += system.pwrite(fd, content[done : done + CHUNK], offset + done)
 
 
 def sync_folder(folder: str) -> None:
@@ -235,52 +241,61 @@ def copy_file(source: int, target: int, nbytes: int) -> None:
         except (OSError, AttributeError) as error:
             if isinstance(error, OSError) and error.errno not in _NO_KERNEL_COPY:
                 raise
-            step = system.pwrite(target, system.pread(source, min(SLAB, nbytes - done), done), done)
+            piece = system.pread(source, min(SLAB, nbytes - done), done)
+            write_bytes(target, piece, done)
+            step = len(piece)
         if step == 0:
             raise OSError(errno.EIO, "the source file became shorter while it was copied")
         done += step
 
 
 def write_new(path: str, content: bytes, durable: bool = False) -> None:
-    """Make the file `path`, which must not exist; `durable` syncs it to the disk.
+    """Make the file `path`, as `new_file` does."""
+    with new_file(path, durable) as fd:
+        write_bytes(fd, content)
+
+
+@contextlib.contextmanager
+def replaced_file(path: str, durable: bool = False, modified: int | None = None, new: bool = False) -> Iterator[int]:
+    """Write a file in a `with` block and put it at `path` at the end: a reader sees the old file or the new one.
+
+    Args:
+        path: the file.
+        durable: sync the file to the disk, but not its name.
+        modified: the time of modification in ns; `None` for the current time.
+        new: raise a `FileExistsError` if the file exists.
 
     Raises:
-        OSError: the file exists or cannot be written; the error names it.
+        OSError: the file cannot be written; the error names it.
     """
+    temporary = temporary_name(os.path.dirname(path))
     try:
-        with closing(create(path)) as fd:
-            write_bytes(fd, content)
+        fd = os.open(temporary, system.CREATE, 0o666)
+        try:
+            yield fd
             if durable:
                 os.fsync(fd)
+        finally:
+            os.close(fd)
+        if modified is not None:
+            os.utime(temporary, ns=(modified, modified))
+        (os.link if new else os.replace)(temporary, path)
     except OSError as error:
         raise named_os_error(error, "write the file", path) from error
+    finally:
+        # Nothing is there after `os.replace`.
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
 
 
 def write_file(
     path: str, content: bytes, modified: int | None = None, durable: bool = False, new: bool = False
 ) -> None:
-    """Put `content` at `path` in one step: a reader sees the old file or the new one.
-
-    Args:
-        path: the file.
-        content: its new content.
-        modified: the time of modification in ns; `None` for the current time.
-        durable: sync the file and its folder to the disk.
-        new: raise a `FileExistsError` if the file exists.
-    """
-    folder = os.path.dirname(path)
-    temporary = temporary_name(folder)
-    try:
-        write_new(temporary, content, durable)
-        if modified is not None:
-            os.utime(temporary, ns=(modified, modified))
-        (os.link if new else os.replace)(temporary, path)
-    finally:
-        # Nothing is there after `os.replace`.
-        with contextlib.suppress(OSError):
-            os.unlink(temporary)
+    """Put `content` at `path`, as `replaced_file` does; `durable` also syncs the name of the file."""
+    with replaced_file(path, durable, modified, new) as fd:
+        write_bytes(fd, content)
     if durable:
-        sync_folder(folder)
+        sync_folder(os.path.dirname(path))
 
 
 def named_os_error(error: OSError, doing: str, path: str, key: Path = ()) -> OSError:

@@ -19,7 +19,7 @@ from tensordict.core import ragged
 from tensordict.core import torch_internals as internals
 from tensordict.core.exceptions import SaveError, UnsupportedEntryError
 from tensordict.core.keys import Path, entry_of
-from tensordict.memory import files
+from tensordict.memory import files, system
 from tensordict.memory.file_source import FileSource, check_identity
 from tensordict.memory.names import local_path
 from tensordict.memory.reserving import Preallocate, check_preallocate, reserves
@@ -432,7 +432,7 @@ class MemoryMappedTensor(Tensor):
             if mapped is not None and os.path.abspath(mapped) != path:
                 raise RuntimeError(f"the storage maps {mapped!r}, not {path!r}; pass filename=None or its own file")
             status = os.stat(path)
-            source = FileSource.of(path, status, untyped.is_shared())
+            source = FileSource(path, status, untyped.is_shared())
         tensor = torch.empty(0, dtype=dtype, device="cpu").set_(untyped, 0, size, _strides(size))
         return _index_flat(_wrap(tensor, source), shape, index)
 
@@ -444,12 +444,26 @@ def map_file(
     path: str, dtype: torch.dtype, shape: tuple[int, ...], key: Path = (), mode: str | None = None
 ) -> MemoryMappedTensor:
     """Map the file at the absolute `path`, after checking its length; errors name `key`."""
-    numel = math.prod(shape)
-    flat, source = _map(path, dtype, numel, shape, key, mode != "r")
-    if mode == "r+" and not source.shared:
-        raise PermissionError(errno.EACCES, f"{entry_of(key)}mode='r+' writes to the file, which is read-only", path)
-    source.shape = shape
-    return _wrap(flat if len(shape) == 1 else flat.view(shape), source)
+    numel, status, shared = math.prod(shape), os.stat(path), mode != "r"
+    nbytes = numel * dtype.itemsize
+    if not stat.S_ISREG(status.st_mode):
+        raise SaveError(f"{entry_of(key)}{path!r} is not a regular file")
+    if status.st_size < nbytes:
+        raise make_size_error(path, status.st_size, dtype, shape, nbytes, key)
+    if not nbytes:
+        return _wrap(torch.empty(shape, dtype=dtype, device="cpu"), FileSource(path, status, True, shape))
+    try:
+        # Torch would extend a shorter file, so the size was checked above.
+        flat = torch.from_file(path, shared, numel, dtype=dtype, device="cpu")
+    except RuntimeError as error:
+        if os.access(path, os.W_OK) or not os.access(path, os.R_OK):
+            raise _make_map_error(path, error, key) from error
+        if mode == "r+":
+            doing = "mode='r+' writes to the file, which is read-only"
+            raise PermissionError(errno.EACCES, f"{entry_of(key)}{doing}", path) from None
+        shared = False
+        flat = torch.from_file(path, False, numel, dtype=dtype, device="cpu")
+    return _wrap(flat if len(shape) == 1 else flat.view(shape), FileSource(path, status, shared, shape))
 
 
 def check_mode(mode: object) -> None:
@@ -487,30 +501,6 @@ def _strides(shape: tuple[int, ...]) -> tuple[int, ...]:
     for dim in range(len(shape) - 1, 0, -1):
         strides[dim - 1] = strides[dim] * max(shape[dim], 1)
     return tuple(strides)
-
-
-def _map(
-    path: str, dtype: torch.dtype, numel: int, shape: tuple[int, ...], key: Path, shared: bool = True
-) -> tuple[Tensor, FileSource]:
-    """Map the first `numel` elements of a file, which must be that long; `shape` is for errors."""
-    status = os.stat(path)
-    nbytes = numel * dtype.itemsize
-    if not stat.S_ISREG(status.st_mode):
-        raise SaveError(f"{entry_of(key)}{path!r} is not a regular file")
-    if status.st_size < nbytes:
-        raise make_size_error(path, status.st_size, dtype, shape, nbytes, key)
-    if not nbytes:
-        flat = torch.empty(0, dtype=dtype, device="cpu")
-        return flat, FileSource.of(path, status, True)
-    try:
-        # Torch would extend a shorter file, so the size was checked above.
-        flat = torch.from_file(path, shared, numel, dtype=dtype, device="cpu")
-    except RuntimeError as error:
-        if os.access(path, os.W_OK) or not os.access(path, os.R_OK):
-            raise _make_map_error(path, error, key) from error
-        shared = False
-        flat = torch.from_file(path, False, numel, dtype=dtype, device="cpu")
-    return flat, FileSource.of(path, status, shared)
 
 
 def make_size_error(
@@ -608,7 +598,7 @@ def _make_file(
     target = files.temporary_name(os.path.dirname(path)) if exists else path
     reserve = content is None and reserves(preallocate, os.path.dirname(path), nbytes, path)
     with files.naming("create the file", path):
-        fd = files.create(target)
+        fd = os.open(target, system.CREATE, 0o666)
     try:
         try:
             if content is None:
@@ -707,9 +697,11 @@ def _from_file(
     offset: int,
     identity: tuple[int, int],
 ) -> MemoryMappedTensor:
-    flat, source = _map(path, dtype, _extent(shape, strides, offset), shape, ())
+    flat = map_file(path, dtype, (_extent(shape, strides, offset),))
     check_identity(path, identity)
-    return _wrap(flat.as_strided(shape, strides, offset if flat.numel() else 0), source)
+    assert isinstance(flat._source, FileSource)
+    flat._source.shape = None
+    return _wrap(flat.as_strided(shape, strides, offset if flat.numel() else 0), flat._source)
 
 
 def _nested_from_file(path: str, dtype: torch.dtype, shapes: Tensor, identity: tuple[int, int]) -> MemoryMappedTensor:

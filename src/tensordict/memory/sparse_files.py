@@ -19,7 +19,7 @@ from tensordict.core.contract import Contract
 from tensordict.core.indices import is_basic
 from tensordict.core.keys import Path, entry_of
 from tensordict.memory import files, system
-from tensordict.memory.file_source import FileSource, is_sparse
+from tensordict.memory.file_source import FileSource
 from tensordict.memory.mapped import MemoryMappedTensor
 
 # A range of bytes of a file: the first one, and the one behind the last.
@@ -55,8 +55,8 @@ def _make_room(source: FileSource, spans: list[Span], container: Contract | None
     reserved = False
     try:
         if fd is not None:
-            if not is_sparse(os.fstat(fd)):
-                source.sparse = False
+            source.sparse = FileSource(source.path, os.fstat(fd), shared=True).sparse
+            if not source.sparse:
                 return
             reserved = all(system.reserve(fd, begin, end - begin, keep_size=True) for begin, end in spans)
     except OSError as error:

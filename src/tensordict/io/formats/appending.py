@@ -76,15 +76,15 @@ def append_rows(prefix: PathLike, rows: Contract, *, allow_pickle: bool = False,
         with contextlib.ExitStack() as written:
             for leaf in plan.leaves:
                 if (growth := growing.get(leaf.key)) is None:
-                    if leaf.result is not None and not link_file(leaf, leaf.result, save.at(leaf.path)):
+                    if leaf.result is not None and not link_file(leaf, leaf.result, save.staged):
                         leaf.result = None
                     continue
-                if _may_grow(growth.old, leaf.path) and link_file(leaf, growth.old, save.at(leaf.path)):
+                if _may_grow(growth.old, leaf.path) and link_file(leaf, growth.old, save.staged):
                     written.enter_context(_appended(leaf.path, growth, leaf.key, save, durable))
                     leaf.tensor = leaf.result = map_file(leaf.path, growth.old.dtype, growth.shape, leaf.key)
                 else:
                     leaf.tensor = leaf.result = _write_both(save, leaf.path, growth, leaf.key)
-            write_and_commit(save, plan.root, plan.leaves, plan.nodes, options)
+            write_and_commit(save, plan, options)
 
 
 def _plan(prefix: PathLike, rows: Contract, options: FolderOptions) -> tuple[FolderPlan, dict[Path, _Growth]]:
@@ -127,7 +127,7 @@ def _join(saved: Any, rows: Any, key: Path, growing: dict[Path, _Growth]) -> Spe
     if not old.is_tensorclass and old.kind != DICT:
         raise SaveError(f"{entry_of(key)}a saved {_kind(old)} cannot grow: load it, and save the longer one")
     size = _join_size(old, new, key)
-    missing, unknown = (sorted(one - other) for one, other in _both_ways(set(old.entries), set(new.entries)))
+    missing, unknown = sorted(old.entries.keys() - new.entries.keys()), sorted(new.entries.keys() - old.entries.keys())
     if missing or unknown:
         raise SaveError(f"{entry_of(key)}the rows lack the entries {missing}, and have {unknown}, which the save lacks")
     entries: dict[str, Any] = {}
@@ -141,11 +141,6 @@ def _join(saved: Any, rows: Any, key: Path, growing: dict[Path, _Growth]) -> Spe
         else:
             entries[name] = _join(mine, theirs, inner, growing)
     return replace(old, batch_size=size, entries=entries, missing=new.missing)
-
-
-def _both_ways(one: set[str], other: set[str]) -> Iterator[tuple[set[str], set[str]]]:
-    yield one, other
-    yield other, one
 
 
 def _join_size(old: Specification, new: Specification, key: Path) -> torch.Size:

@@ -109,12 +109,13 @@ def plan_archive(container: Contract, prefix: PathLike, options: FolderOptions) 
     # `_save` checks under the lock whether the old file may be replaced, because that reads its whole index.
     check_target(path, options.existsok)
     plan = plan_files(container, path, replace(options, archive=True, share_values=False))
-    parts = list(_plan_parts(plan, len(path) + 1, options.like))
+    parts = list(_plan_parts(plan, options.like))
     return partial(_save, container, parts, path, options, how)
 
 
-def _plan_parts(plan: FolderPlan, start: int, like: bool) -> Iterator[Part]:
-    """Yield all files of a plan, tensors last. `start` is the length of the path before the name in the archive."""
+def _plan_parts(plan: FolderPlan, like: bool) -> Iterator[Part]:
+    """Yield all files of a plan, tensors last."""
+    start = len(plan.root.folder) + 1
     for node in plan.nodes:
         meta = encode_meta(build_meta(node))
         yield make_part(f"{node.folder}/{META}"[start:], node.key, len(meta), meta, align=False)
@@ -123,7 +124,7 @@ def _plan_parts(plan: FolderPlan, start: int, like: bool) -> Iterator[Part]:
             yield make_part(name, node.key, len(content), content, align=False)
     for leaf in plan.leaves:
         nbytes = leaf.tensor.numel() * leaf.tensor.element_size()
-        yield make_part(leaf.path[start:], leaf.key, nbytes, leaf.tensor, zero=like and not leaf.always)
+        yield make_part(leaf.file, leaf.key, nbytes, leaf.tensor, zero=like and not leaf.always)
 
 
 def _save(container: Contract, parts: list[Part], path: str, options: FolderOptions, how: Compression) -> Any:

@@ -152,10 +152,8 @@ def _write_piece(fd: int, item: Part, start: int, crc: Crc32, progress: Progress
             crc.update(content)
             files.write_bytes(fd, content, item.start + start)
             progress.add(len(content))
-        elif files.is_direct(source):
-            files.write_range(fd, source, start, stop, item.start + start, watch)
         else:
-            files.write_tensor(fd, source, item.start, watch)
+            files.write_tensor(fd, source, item.start + start, watch, start, stop)
     except OSError as error:
         raise _name_entry(error, item) from error
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import math
 import os
@@ -17,7 +16,7 @@ from torch import Tensor
 
 from tensordict.core import ragged
 from tensordict.core.contract import Contract
-from tensordict.core.exceptions import SaveError, UnsupportedEntryError
+from tensordict.core.exceptions import SaveError
 from tensordict.core.keys import Path, entry_of, joined
 from tensordict.io.formats.loading import LoadOptions, load_directory
 from tensordict.io.formats.meta import (
@@ -34,11 +33,11 @@ from tensordict.io.formats.meta import (
     ragged_spec,
     read_old_meta,
 )
-from tensordict.io.formats.stack_columns import Column, find_file, is_ragged_leaf, join_ragged, split_ragged
+from tensordict.io.formats.stack_columns import Column, find_file, join_ragged, split_ragged
 from tensordict.io.formats.value_files import Place, ValueFiles, plan_value_files, read_value_files, unpickle
 from tensordict.io.saving import commit, reopening
 from tensordict.io.saving.comparing import Difference
-from tensordict.io.saving.leaf_writer import LeafWriter, SaveOptions
+from tensordict.io.saving.leaf_writer import LeafWriter, PlannedLeaf, SaveOptions
 from tensordict.io.saving.progress import progress_bar
 from tensordict.io.saving.source import FILE_SYSTEM
 from tensordict.io.saving.transaction import FolderTransaction, OwnFolderTransaction, Transaction
@@ -46,6 +45,7 @@ from tensordict.io.specification import (
     DICT,
     LAZY,
     UNBATCHED,
+    VALUE_KINDS,
     WRAPPED,
     Specification,
     check_level,
@@ -103,26 +103,11 @@ class FolderOptions(SaveOptions):
     share: ragged.SharedOffsets = field(default_factory=ragged.SharedOffsets)
 
 
-@dataclass(slots=True)
-class _PlannedLeaf:
-    """A tensor that will be saved at `path`."""
-
-    name: str
-    key: Path
-    tensor: Tensor
-    path: str
-    spec: dict[str, Any]
-    # The mapped tensor over the saved file. Set in the plan if the file exists already and stays.
-    result: MemoryMappedTensor | None = None
-    # True if `memmap_like` saves the content too.
-    always: bool = False
-
-
 @dataclass(slots=True, kw_only=True)
-class _PlannedRagged(_PlannedLeaf):
+class _PlannedRagged(PlannedLeaf):
     """A ragged tensor or a column: `tensor` has the elements of all rows, and `table` the sizes of the rows."""
 
-    table: _PlannedLeaf
+    table: PlannedLeaf
     row: tuple[int, ...] | None
     # True for a column of a lazy stack.
     column: bool
@@ -142,7 +127,7 @@ class _PlannedNode:
     key: Path
     folder: str
     form: Specification
-    entries: dict[str, _PlannedLeaf | _PlannedNode] = field(default_factory=dict)
+    entries: dict[str, PlannedLeaf | _PlannedNode] = field(default_factory=dict)
     # The files of a non-tensor value; `None` in anonymous memory, unless the value is shared.
     value: ValueFiles | None = None
     # See `FolderOptions.label`.
@@ -166,7 +151,7 @@ class FolderPlan:
     """All files of a save: the files of leaves, and the `meta.json` of every node (see `build_meta`), parents first."""
 
     root: _PlannedNode
-    leaves: list[_PlannedLeaf]
+    leaves: list[PlannedLeaf]
     nodes: list[_PlannedNode]
 
 
@@ -178,9 +163,9 @@ def plan_save(container: Contract, prefix: PathLike | None, options: FolderOptio
     """
     folder = "" if prefix is None else local_path(prefix)
     plan = plan_files(container, folder, options)
-    if not folder:
-        return partial(_save_anonymous, plan.root, plan.leaves, options)
-    return partial(_save_directory, plan.root, pathlib.Path(os.fspath(prefix or "")), plan.leaves, plan.nodes, options)
+    if prefix is None:
+        return partial(_save_anonymous, plan, options)
+    return partial(_save_directory, plan, pathlib.Path(os.fspath(prefix)), options)
 
 
 def plan_files(container: Contract | Specification, folder: str, options: FolderOptions) -> FolderPlan:
@@ -189,9 +174,11 @@ def plan_files(container: Contract | Specification, folder: str, options: Folder
     Raises:
         SaveError: as `plan_save`.
     """
-    leaves: list[_PlannedLeaf] = []
+    leaves: list[PlannedLeaf] = []
     nodes: list[_PlannedNode] = []
     root = _plan_node(container, (), folder, options, leaves, nodes)
+    for leaf in leaves:
+        leaf.file = leaf.path[len(folder) + 1 :]
     # The reference refuses unknown keys in the meta.json of a tensorclass, so the wrapped container gets the label.
     label_node = root
     while isinstance(inner := label_node.entries.get(WRAPPED), _PlannedNode) and label_node.form.is_tensorclass:
@@ -208,7 +195,7 @@ def _plan_node(
     key: Path,
     folder: str,
     options: FolderOptions,
-    leaves: list[_PlannedLeaf],
+    leaves: list[PlannedLeaf],
     nodes: list[_PlannedNode],
     outer: torch.Size = _SCALAR,
 ) -> _PlannedNode:
@@ -221,7 +208,7 @@ def _plan_node(
     present = _list_folder(folder, key) if not options.archive else ()
     if META in present and not options.existsok:
         raise _exists_error(folder, options)
-    if form.is_value:
+    if form.kind in VALUE_KINDS:
         if folder or options.share_values:
             shared = options.share_values or getattr(form, "shared", False)
             node.value = plan_value_files(form, outer, key, options.allow_pickle, shared)
@@ -230,12 +217,12 @@ def _plan_node(
             for at, tensor in enumerate(node.value.tensors):
                 name, spec = node.value.meta[ENTRIES][at]
                 path = f"{folder}/{name}{LEAF_SUFFIX}"
-                leaves.append(_PlannedLeaf(name, (*key, name), tensor, path, spec, always=True))
+                leaves.append(PlannedLeaf(name, (*key, name), tensor, path, spec, always=True))
         return node
     leaf_files: dict[str, str] = {}
     children: list[tuple[str, Contract | Specification]] = []
     # The container in a tensorclass, and the tensor in an `UnbatchedTensor`, have the nested key of their parent.
-    has_same_key = form.is_tensorclass or form.kind == UNBATCHED
+    has_same_key = form.kind not in (DICT, LAZY)
     for name, value in form.entries.items():
         if isinstance(value, (Contract, Specification)):
             children.append((name, value))
@@ -274,34 +261,29 @@ def _list_folder(folder: str, key: Path) -> Container[str]:
 
 
 def _plan_leaf(
-    name: str, value: object, key: Path, folder: str, options: FolderOptions, present: Container[str]
-) -> _PlannedLeaf:
-    if is_ragged_leaf(value):
+    name: str, value: Tensor | Column, key: Path, folder: str, options: FolderOptions, present: Container[str]
+) -> PlannedLeaf:
+    if isinstance(value, Column) or value.is_nested:
         return _plan_ragged_leaf(name, value, key, folder, options, present)
-    if not isinstance(value, Tensor):
-        raise UnsupportedEntryError(
-            f"entry {joined(key)!r}: a {type(value).__name__} cannot be saved in the directory format yet"
-        )
     check_storable(value, key)
     spec = leaf_spec(value.dtype, tuple(value.shape), key)
     if value.is_meta and not options.like:
         raise SaveError(f"entry {joined(key)!r} is on the meta device and has no content; see memmap_like")
     if not folder:
         result = value if isinstance(value, MemoryMappedTensor) and not options.like else None
-        return _PlannedLeaf(name, key, value, "", spec, result)
+        return PlannedLeaf(name, key, value, "", spec, result)
     file = file_name(name, options.robust) + LEAF_SUFFIX
     path = f"{folder}/{file}"
-    leaf = _PlannedLeaf(name, key, value, path, spec)
+    leaf = PlannedLeaf(name, key, value, path, spec)
     copies = options.archive or options.like
     if isinstance(value, MemoryMappedTensor) and isinstance(value._source, FileSource) and not copies:
-        if file in present and _maps_file(value, value._source, path):
+        source, is_whole = value._source, value._source.shared and is_whole_file(value)
+        if file in present and is_whole and source.is_file(os.stat(path)):
             leaf.result = value
             return leaf
-        if not options.copy_existing and not _mapped_old_file(value, value._source, path):
-            raise SaveError(
-                f"entry {joined(key)!r} is memory-mapped from {value._source.path!r} already; pass "
-                f"copy_existing=True to copy it to {path!r}"
-            )
+        # A tensor may map the file that was at `path` until another save replaced it.
+        if not options.copy_existing and not (is_whole and source.path == path):
+            raise _mapped_error(source.path, path, key)
     elif type(value) is not Tensor and not (copies or options.copy_existing):
         _check_source(value, path, key)
     if not options.existsok:
@@ -309,7 +291,7 @@ def _plan_leaf(
     return leaf
 
 
-def _check_no_file(leaf: _PlannedLeaf, present: Container[str]) -> None:
+def _check_no_file(leaf: PlannedLeaf, present: Container[str]) -> None:
     if leaf.path.rpartition("/")[2] in present:
         raise SaveError(f"entry {joined(leaf.key)!r}: {leaf.path!r} already exists; pass existsok=True to replace it")
 
@@ -326,7 +308,7 @@ def _plan_ragged_leaf(
     copies = options.copy_existing or options.archive or options.like
     if folder and not copies:
         _check_source(value, path, key)
-    table = _PlannedLeaf(name, key, sizes, path_of_table, spec, always=True)
+    table = PlannedLeaf(name, key, sizes, path_of_table, spec, always=True)
     column = isinstance(value, Column)
     leaf = _PlannedRagged(name, key, content, path, spec, table=table, row=row, column=column, share=options.share)
     if folder and not options.existsok:
@@ -339,31 +321,23 @@ def _check_source(value: object, path: str, key: Path) -> None:
     """Raise an error for a leaf that is mapped from another file than the one at `path`."""
     source = find_file(value)
     if source is not None and source != path:
-        raise SaveError(
-            f"entry {joined(key)!r} is memory-mapped from {source!r} already; pass copy_existing=True to copy it to "
-            f"{path!r}"
-        )
+        raise _mapped_error(source, path, key)
 
 
-def _maps_file(tensor: MemoryMappedTensor, source: FileSource, path: str) -> bool:
-    """Return True if the tensor maps the whole file at `path`, so that the file can stay."""
-    return source.shared and is_whole_file(tensor) and source.is_file(os.stat(path))
-
-
-def _mapped_old_file(tensor: MemoryMappedTensor, source: FileSource, path: str) -> bool:
-    """Return True if the tensor maps a whole file that was at `path` until another save replaced it."""
-    return source.path == path and source.shared and is_whole_file(tensor)
+def _mapped_error(source: str, path: str, key: Path) -> SaveError:
+    advice = f"pass copy_existing=True to copy it to {path!r}"
+    return SaveError(f"entry {joined(key)!r} is memory-mapped from {source!r} already; {advice}")
 
 
 # --- anonymous memory -------------------------------------------------------------------------------------------------
 
 
-def _save_anonymous(root: _PlannedNode, leaves: list[_PlannedLeaf], options: FolderOptions) -> Any:
+def _save_anonymous(plan: FolderPlan, options: FolderOptions) -> Any:
     """Copy all leaves into shared anonymous memory."""
     jobs: list[Callable[[], None]] = []
-    small: list[tuple[_PlannedLeaf, int]] = []
+    small: list[tuple[PlannedLeaf, int]] = []
     end = 0
-    for leaf in leaves:
+    for leaf in plan.leaves:
         if leaf.result is not None:
             continue
         nbytes = leaf.tensor.numel() * leaf.tensor.element_size()
@@ -379,11 +353,11 @@ def _save_anonymous(root: _PlannedNode, leaves: list[_PlannedLeaf], options: Fol
         for leaf, offset in small:
             _copy_into(leaf, block, offset, options, jobs)
     files.run_all(jobs, options.num_threads)
-    return _finish(root, None, options)
+    return _finish(plan.root, None, options)
 
 
 def _copy_into(
-    leaf: _PlannedLeaf, block: SharedBlock, offset: int, options: FolderOptions, jobs: list[Callable[[], None]]
+    leaf: PlannedLeaf, block: SharedBlock, offset: int, options: FolderOptions, jobs: list[Callable[[], None]]
 ) -> None:
     """Give a leaf its place in a block, and add the job that copies its content."""
     leaf.result = map_block(block, leaf.tensor.dtype, leaf.tensor.shape, offset)
@@ -394,81 +368,63 @@ def _copy_into(
 # --- files ------------------------------------------------------------------------------------------------------------
 
 
-def _save_directory(
-    root: _PlannedNode,
-    prefix: pathlib.Path,
-    leaves: list[_PlannedLeaf],
-    nodes: list[_PlannedNode],
-    options: FolderOptions,
-) -> Any:
+def _save_directory(plan: FolderPlan, prefix: pathlib.Path, options: FolderOptions) -> Any:
     """Write and map the new files, and then replace the old save."""
-    start = len(root.folder) + 1
-    kept = {leaf.path[start:] for leaf in leaves if leaf.result is not None}
-    if len(kept) == len(leaves) and not options.checksum and not options.durable and _is_saved_already(nodes):
+    root = plan.root
+    kept = {leaf.file for leaf in plan.leaves if leaf.result is not None}
+    is_unchanged = len(kept) == len(plan.leaves) and not options.checksum and not options.durable
+    if is_unchanged and _is_saved_already(plan.nodes):
         return _finish(root, prefix, options)
     existing = _open_existing(root, prefix, options) if options.like else None
     if existing is not None and not existing[1]:
         return reopening.merge_and_lock(root.container, existing[0])
-    paths = list(list_files(FolderPlan(root, leaves, nodes)))
-    with contextlib.ExitStack() as stack:
-        # `_plan_adding` checks the paths of added entries itself.
-        adding = existing is not None
-        save = stack.enter_context(
-            FolderTransaction(root.folder, paths, options.durable, kept, options.overwrite or adding)
-        )
+    # `_plan_adding` checks the paths of added entries itself.
+    adding = existing is not None
+    paths, overwrite = list(list_files(plan)), options.overwrite or adding
+    with FolderTransaction(root.folder, paths, options.durable, kept, overwrite) as save:
         if save.is_replacing:
-            _check_old_save(root.folder, leaves, nodes, options)
+            _check_old_save(plan, options)
             # Open it again under the lock, because another process may have changed it.
             if options.like and (existing := _open_existing(root, prefix, options)) is not None:
                 saved, missing = existing
                 if not missing:
                     return reopening.merge_and_lock(root.container, saved)
                 plan = _plan_adding(root, saved, missing, options)
-                root, leaves, nodes = plan.root, plan.leaves, plan.nodes
             elif adding:
                 raise SaveError(f"the save in {root.folder!r} was removed while entries were to be added to it")
-        for node in nodes[1:]:
+        for node in plan.nodes[1:]:
             save.make_folder(node.folder, node.key)
-        for leaf in leaves:
-            if leaf.result is not None and not link_file(leaf, leaf.result, save.at(leaf.path)):
+        for leaf in plan.leaves:
+            if leaf.result is not None and not link_file(leaf, leaf.result, save.staged):
                 leaf.result = None
-        for leaf in write_and_commit(save, root, leaves, nodes, options):
+        for leaf in write_and_commit(save, plan, options):
             # The tensor maps the staged file, which has the path of the leaf after the commit.
             assert leaf.result is not None and isinstance(leaf.result._source, FileSource)
             leaf.result._source.path = leaf.path
-    return _finish(root, prefix, options)
+    return _finish(plan.root, prefix, options)
 
 
-def write_and_commit(
-    save: Transaction,
-    root: _PlannedNode,
-    leaves: list[_PlannedLeaf],
-    nodes: list[_PlannedNode],
-    options: FolderOptions,
-) -> list[_PlannedLeaf]:
+def write_and_commit(save: Transaction, plan: FolderPlan, options: FolderOptions) -> list[PlannedLeaf]:
     """Write the leaves without a file, and every `meta.json`, and commit. Returns the leaves that were written."""
-    nbytes = sum([leaf.tensor.numel() * leaf.tensor.element_size() for leaf in leaves if leaf.result is None])
+    root, leaves = plan.root, plan.leaves
     new_leaves = [leaf for leaf in leaves if leaf.result is None]
+    nbytes = sum([leaf.tensor.numel() * leaf.tensor.element_size() for leaf in new_leaves])
     with progress_bar(options.progress, "saving", nbytes) as shown:
-        writer = LeafWriter(save, options.num_threads, options.checksum, shown)
+        writer = LeafWriter(save, options.num_threads, options.checksum, shown, options.like)
         if options.like:
-            stage = os.path.dirname(save.at(f"{root.folder}/{META}"))
-            writer.reserve = reserves(options.preallocate, stage, nbytes, root.folder)
-        jobs: list[Callable[[], None]] = []
-        for leaf in leaves:
-            is_zero = options.like and not leaf.always
-            jobs += writer.jobs(leaf.key, leaf.tensor, leaf.path, is_zero, leaf.result is not None)
+            writer.reserve = reserves(options.preallocate, save.staged, nbytes, root.folder)
+        jobs = writer.jobs(leaves)
         # `writer` has the number of threads that the user chose, and not the default one. A file is split only if the
         # user chose a number, because most file systems do not write one file faster with several threads.
         files.run_all(jobs, files.choose_threads(options.num_threads, nbytes))
         for leaf in new_leaves:
-            leaf.result = map_file(save.at(leaf.path), leaf.tensor.dtype, tuple(leaf.tensor.shape), leaf.key)
+            leaf.result = map_file(leaf.staged, leaf.tensor.dtype, tuple(leaf.tensor.shape), leaf.key)
         if options.checksum:
             for leaf in leaves:
                 if leaf.always or not options.like:
                     is_table = leaf.always and leaf.spec["is_nested"]
                     leaf.spec[TABLE_CHECKSUM if is_table else CHECKSUM] = writer.checksum(leaf.path)
-        for node in reversed(nodes):
+        for node in reversed(plan.nodes):
             if node.value is not None and node.value.pickle_file:
                 save.write(f"{node.folder}/{node.value.pickle_file}", node.value.pickled, node.key)
             if node is not root:
@@ -533,7 +489,7 @@ class GrowingFolder:
         """
         plan = plan_files(container, self._folder, self._options)
         with self._save.attempt():
-            write_and_commit(self._save, plan.root, plan.leaves, plan.nodes, self._options)
+            write_and_commit(self._save, plan, self._options)
 
     def close(self) -> None:
         """Close all files. Without a commit, remove them."""
@@ -635,29 +591,31 @@ def list_files(plan: FolderPlan) -> Iterator[str]:
     """Yield the paths of all files of a save, relative to its folder."""
     start = len(plan.root.folder) + 1
     for leaf in plan.leaves:
-        yield leaf.path[start:]
+        yield leaf.file
     for node in plan.nodes:
         yield f"{node.folder}/{META}"[start:]
         if node.value is not None and node.value.pickle_file:
             yield f"{node.folder}/{node.value.pickle_file}"[start:]
 
 
-def _check_old_save(root: str, leaves: list[_PlannedLeaf], nodes: list[_PlannedNode], options: FolderOptions) -> None:
+def _check_old_save(plan: FolderPlan, options: FolderOptions) -> None:
     """Check, before anything is written, that the save can replace the old folder."""
+    root = plan.root.folder
     if not options.existsok and os.path.lexists(f"{root}/{META}"):
         raise _exists_error(root, options)
-    for node in nodes:
+    for node in plan.nodes:
         if os.path.lexists(node.folder) and not os.path.isdir(node.folder):
             error: OSError = NotADirectoryError(errno.ENOTDIR, "there is a file")
             raise files.named_os_error(error, "create the folder", node.folder, node.key)
-    for leaf in leaves:
+    for leaf in plan.leaves:
         if os.path.isdir(leaf.path):
             error = IsADirectoryError(errno.EISDIR, "there is a folder")
             raise files.named_os_error(error, "replace the file", leaf.path, leaf.key)
 
 
-def link_file(leaf: _PlannedLeaf, tensor: MemoryMappedTensor, staged: str) -> bool:
-    """Link the file of a leaf that stays into the new save. Returns `False` if it must be copied instead."""
+def link_file(leaf: PlannedLeaf, tensor: MemoryMappedTensor, stage: str) -> bool:
+    """Link the file of a leaf that stays into the stage. Returns `False` if it must be copied instead."""
+    staged = f"{stage}/{leaf.file}"
     try:
         os.link(leaf.path, staged, follow_symlinks=False)
         status = os.stat(staged)
@@ -677,7 +635,7 @@ def build_meta(node: _PlannedNode) -> dict[str, Any]:
     if node.value is not None:
         return node.value.meta
     specs = {
-        name: entry.spec if isinstance(entry, _PlannedLeaf) else node_spec(entry.class_name, entry.is_foreign)
+        name: entry.spec if isinstance(entry, PlannedLeaf) else node_spec(entry.class_name, entry.is_foreign)
         for name, entry in node.entries.items()
     }
     meta = node_meta(node.form, specs)
@@ -701,16 +659,15 @@ def _rebuild(node: _PlannedNode, prefix: pathlib.Path | None, options: FolderOpt
     """Build a new container over the saved files."""
     entries: dict[str, Any] = {}
     for name, entry in node.entries.items():
-        if isinstance(entry, _PlannedLeaf):
+        if isinstance(entry, PlannedLeaf):
             entries[name] = entry.build_entry() if isinstance(entry, _PlannedRagged) else entry.result
         else:
             entries[name] = _rebuild(entry, _prefix_of_nested(prefix, entry), options)
     old, form = node.container, node.form
-    if form.is_tensorclass and isinstance(old, Contract):
-        return old._rewrap(entries[WRAPPED])
     if form.kind == DICT:
-        names = None if old._names is None else list(old._names)
-        container = old._build(entries, old._batch_size, _CPU, names)
+        container = old._build(entries, old._batch_size, _CPU, old._names)
+    elif form.is_tensorclass and isinstance(old, Contract):
+        return old._rewrap(entries[WRAPPED])
     else:
         # Saved tensors are on the CPU. A value has no tensors, and keeps its device.
         device = form.device if form.is_value else _CPU
@@ -735,7 +692,7 @@ def _update_in_place(node: _PlannedNode, prefix: pathlib.Path | None, options: F
         container._mark(memmap=True)
         return _mark_memmap(container, node, prefix, options)
     for name, entry in node.entries.items():
-        if isinstance(entry, _PlannedLeaf):
+        if isinstance(entry, PlannedLeaf):
             container._entries[name] = entry.build_entry() if isinstance(entry, _PlannedRagged) else entry.result
             continue
         inner = _update_in_place(entry, _prefix_of_nested(prefix, entry), options)

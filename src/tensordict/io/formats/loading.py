@@ -26,6 +26,7 @@ from tensordict.io.saving.source import FILE_SYSTEM, FileSystem, SaveFolder, Sou
 from tensordict.io.specification import (
     DICT,
     LAZY,
+    UNBATCHED,
     VALUE_STACK,
     WRAPPED,
     Specification,
@@ -237,13 +238,15 @@ def _read_container(
         if wanted is not None:
             # Building the members needs all entries, and mapping does not read them. `_finish` selects the wanted ones.
             _check_keys(wanted, node, key, folder)
-    elif node.is_value:
-        _complete_value(node, folder, key, options, parent)
-        _check_keys(wanted or (), node, key, folder)
+    elif node.kind in (DICT, UNBATCHED):
+        node.entries = _read_entries(node, folder, shown, key, options, wanted)
     elif node.kind == LAZY:
         node.entries = _read_members(node, folder, shown, key, options, wanted)
         _complete_stack(node)
-    elif node.is_tensorclass:
+    elif node.is_value:
+        _complete_value(node, folder, key, options, parent)
+        _check_keys(wanted or (), node, key, folder)
+    else:
         if not options.source.is_folder(f"{folder}/{WRAPPED}"):
             raise UnsupportedEntryError(
                 f"{entry_of(key)}{folder}/{META} is of a {node.kind}, which is neither a container that this version "
@@ -251,8 +254,6 @@ def _read_container(
             )
         inner = _read_container(f"{folder}/{WRAPPED}", shown / WRAPPED, key, options, wanted, parent)
         return check(tensorclass_over(node.kind, inner), key)
-    else:
-        node.entries = _read_entries(node, folder, shown, key, options, wanted)
     is_folder = isinstance(options.source, FileSystem)
     # With mode="r", new values of the container stay in memory, as its tensors do.
     prefix = shown if options.mapped and is_folder and options.mode != "r" else None

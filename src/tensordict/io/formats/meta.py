@@ -18,7 +18,7 @@ from tensordict.core.json_text import parse_json
 from tensordict.core.keys import Path, entry_of, find_duplicate, joined
 from tensordict.io import checks
 from tensordict.io.saving.source import FILE_SYSTEM, FileSystem, Source
-from tensordict.io.specification import DICT, KINDS, LAZY, UNBATCHED, VALUE_STACK, VALUES, Specification
+from tensordict.io.specification import DICT, KINDS, LAZY, UNBATCHED, VALUE_KINDS, VALUE_STACK, Specification
 from tensordict.io.values import NotJson, decode, encode, encode_plainly
 from tensordict.memory import files
 from tensordict.memory.names import META
@@ -156,7 +156,7 @@ def is_foreign(meta: dict[str, Any]) -> bool:
 
 def node_meta(form: Specification, entries: dict[str, Any]) -> dict[str, Any]:
     """Return the meta.json of a container that is not a value. `entries` has the descriptions of its entries."""
-    if form.is_tensorclass:
+    if form.kind not in _TYPES:
         return {_TYPE: f"<class '{form.kind}'>", **dict.fromkeys(form.missing)}
     if form.kind == LAZY and not form.columns:
         meta: dict[str, Any] = {_TYPE: _TYPES[LAZY], _DIM: form.stack_dim, _COUNT: len(entries)}
@@ -305,13 +305,7 @@ def read_node(folder: str, key: Path, source: Source = FILE_SYSTEM) -> FolderSpe
         node, entries = _parse_node(meta)
     except ValueError as error:
         raise _meta_error(folder, key, error) from error
-    outer = (
-        _SCALAR
-        if node.kind == UNBATCHED or node.is_value
-        else torch.Size((node.count or 0,))
-        if node.columns
-        else node.batch_size
-    )
+    outer = node.batch_size if node.kind == DICT else torch.Size((node.count or 0,)) if node.columns else _SCALAR
     for name, spec in entries:
         try:
             _parse_entry(node, name, spec, outer)
@@ -323,7 +317,7 @@ def read_node(folder: str, key: Path, source: Source = FILE_SYSTEM) -> FolderSpe
 def _parse_node(meta: dict[str, Any]) -> tuple[FolderSpecification, list[tuple[str, Any]]]:
     """Parse a meta.json. Returns the specification, and the names and descriptions of the entries."""
     kind = _parse_kind(meta)
-    if kind in VALUES or kind == VALUE_STACK:
+    if kind in VALUE_KINDS:
         return _parse_value(kind, meta), [*special_entries(meta)]
     if kind == LAZY:
         return _parse_lazy_stack(meta), []

@@ -85,14 +85,12 @@ def _convert_description(node: Any) -> Any:
         if name in ("leaves", "non_tensors") and type(part) is dict:
             found[name] = {key: list(item) if type(item) is tuple else item for key, item in part.items()}
         elif name == "cls" and isinstance(part, type):
-            found[name] = DICT if _stored_as_dict(part) else f"{part.__module__}.{part.__qualname__}"
+            found[name] = (
+                DICT if getattr(part, "_stored_as", None) == DICT else f"{part.__module__}.{part.__qualname__}"
+            )
         else:
             found[name] = part if name in OWN_NAMES else _convert_description(part)
     return found
-
-
-def _stored_as_dict(cls: object) -> bool:
-    return getattr(cls, "_stored_as", None) == DICT
 
 
 def _read_dict(cls: object, state: dict[str, Any]) -> Any:

@@ -470,9 +470,10 @@ class RemoteFolder:
     def copy(self, name: str, target: str) -> None:
         """Copy a file to a local path."""
         cached = self._open_copy(name)
-        with cached.hold_open() as source, files.closing(files.create(target)) as fd:
+        with cached.hold_open() as source:
             cached.ensure()
-            files.copy_file(source, fd, cached.file.size)
+            with files.new_file(target) as fd:
+                files.copy_file(source, fd, cached.file.size)
 
     def is_stale(self) -> bool:
         """Return True if a file that was read has changed or is gone.

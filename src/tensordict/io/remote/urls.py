@@ -7,7 +7,6 @@ is partly random. If the last attempt fails, its error names the URL.
 from __future__ import annotations
 
 import base64
-import contextlib
 import errno
 import hashlib
 import os
@@ -540,14 +539,8 @@ def _put_locally(path: str, content: Content, new: bool) -> None:
     if isinstance(content, bytes):
         files.write_file(path, content, new=new)
         return
-    staged = files.temporary_name(os.path.dirname(path))
-    try:
-        with files.closing(files.create(staged)) as fd, files.closing(files.open_file(content)) as source:
-            files.copy_file(source, fd, os.fstat(source).st_size)
-        (os.link if new else os.replace)(staged, path)
-    finally:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(staged)
+    with files.closing(files.open_file(content)) as source, files.replaced_file(path, new=new) as fd:
+        files.copy_file(source, fd, os.fstat(source).st_size)
 
 
 def _file(name: str, info: dict[str, Any]) -> RemoteFile:

@@ -475,20 +475,11 @@ def write_journal(folder: str, stage: str = "", durable: bool = False) -> None:
     for name in os.listdir(f"{folder}/{stage}") if stage else ():
         if (identity := _Identity.of(f"{folder}/{stage}/{name}")) is not None:
             identities[name] = identity
-    temporary = files.temporary_name(folder)
-    with files.naming("write the file", f"{folder}/{JOURNAL}"):
-        try:
-            with files.closing(files.create(temporary)) as fd:
-                parts = {"inode": os.fstat(fd).st_ino, "stage": stage, "entries": identities}
-                if stage:
-                    parts["stage_inode"] = os.stat(f"{folder}/{stage}").st_ino
-                files.write_bytes(fd, json.dumps(parts).encode())
-                if durable:
-                    os.fsync(fd)
-            os.replace(temporary, f"{folder}/{JOURNAL}")
-        except BaseException:
-            try_to(os.unlink, temporary)
-            raise
+    with files.replaced_file(f"{folder}/{JOURNAL}", durable) as fd:
+        parts = {"inode": os.fstat(fd).st_ino, "stage": stage, "entries": identities}
+        if stage:
+            parts["stage_inode"] = os.stat(f"{folder}/{stage}").st_ino
+        files.write_bytes(fd, json.dumps(parts).encode())
 
 
 def recover(real: str) -> None:

@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 from torch import Tensor
 
@@ -40,6 +41,26 @@ class SaveOptions:
 
 
 @dataclass(slots=True)
+class PlannedLeaf:
+    """A tensor that will be saved at `path`."""
+
+    name: str
+    key: Path
+    tensor: Tensor
+    path: str
+    # The description for the `meta.json`.
+    spec: dict[str, Any]
+    # The mapped tensor over the saved file. Set in the plan if the file exists already and stays.
+    result: MemoryMappedTensor | None = None
+    # True if `memmap_like` saves the content too.
+    always: bool = False
+    # The path of the file in the save.
+    file: str = ""
+    # The path of the file until the commit, set by `LeafWriter.jobs`.
+    staged: str = ""
+
+
+@dataclass(slots=True)
 class LeafWriter:
     """Writes the leaves of a save.
 
@@ -48,6 +69,7 @@ class LeafWriter:
         num_threads: the number of threads that will run the jobs.
         algorithm: the algorithm of the checksums; empty to write none.
         progress: the progress bar, which counts bytes.
+        like: create the files without content, which reads as zeros, except for leaves that are `always` saved.
         reserve: reserve room on the disk for files without content.
     """
 
@@ -55,39 +77,38 @@ class LeafWriter:
     num_threads: int = 0
     algorithm: str = ""
     progress: Progress = NO_BAR
+    like: bool = False
     reserve: bool = True
     # The checksum of each piece of a file, by its first byte. Only filled if checksums are computed, because a save may
     # have thousands of leaves.
     _checksums: dict[str, dict[int, checksums.Checksum]] = field(default_factory=dict)
 
-    def jobs(
-        self, key: Path, tensor: Tensor, path: str, zero: bool = False, is_staged: bool = False
-    ) -> Iterable[Callable[[], None]]:
-        """Return the functions that write the file of a leaf. They may run in any order.
+    def jobs(self, leaves: Iterable[PlannedLeaf]) -> list[Callable[[], None]]:
+        """Return the functions that write the files of leaves. They may run in any order.
 
-        Args:
-            key: the key of the leaf, for errors.
-            tensor: the leaf.
-            path: where the commit will put the file.
-            zero: create the file without content; it reads as zeros.
-            is_staged: the staged file has the content of the tensor already, so only the checksum is computed.
+        If a leaf has a `result`, its staged file exists already, and only the checksum is computed.
         """
-        if self.algorithm:
-            self._checksums[path] = {}
-        if is_staged:
-            is_read = self.algorithm or self.transaction.durable
-            return (partial(self._read_staged, tensor, path),) if is_read else ()
-        nbytes = tensor.numel() * tensor.element_size()
-        is_one_job = self.num_threads <= 1 or nbytes <= _SPLIT or zero or not files.is_direct(tensor)
-        if is_one_job or self.algorithm not in ("", "crc32"):
-            return (partial(self._write, key, tensor, path, zero),)
-        with files.naming("write the file", path, key):
-            os.close(self.transaction.create(path))
-        step = -(-nbytes // math.ceil(nbytes / _SPLIT) // 4096) * 4096
-        return [
-            partial(self._write_piece, key, tensor, path, start, min(start + step, nbytes))
-            for start in range(0, nbytes, step)
-        ]
+        found: list[Callable[[], None]] = []
+        for leaf in leaves:
+            leaf.staged = f"{self.transaction.staged}/{leaf.file}"
+            if self.algorithm:
+                self._checksums[leaf.path] = {}
+            if leaf.result is not None:
+                if self.algorithm or self.transaction.durable:
+                    found.append(partial(self._read_staged, leaf))
+                continue
+            tensor, zero = leaf.tensor, self.like and not leaf.always
+            nbytes = tensor.numel() * tensor.element_size()
+            is_one_job = self.num_threads <= 1 or nbytes <= _SPLIT or zero or not files.is_direct(tensor)
+            if is_one_job or self.algorithm not in ("", "crc32"):
+                found.append(partial(self._write, leaf, zero))
+                continue
+            with files.naming("write the file", leaf.path, leaf.key):
+                os.close(self.transaction.create(leaf.staged))
+            step = -(-nbytes // math.ceil(nbytes / _SPLIT) // 4096) * 4096
+            for start in range(0, nbytes, step):
+                found.append(partial(self._write_piece, leaf, start, min(start + step, nbytes)))
+        return found
 
     def checksum(self, path: str) -> str:
         """Return the checksum of a file in its stored form once all jobs are done; empty if none is computed."""
@@ -96,22 +117,23 @@ class LeafWriter:
             return ""
         return checksums.format_checksum(self.algorithm, checksums.combine([found[start] for start in sorted(found)]))
 
-    def _write(self, key: Path, tensor: Tensor, path: str, zero: bool) -> None:
+    def _write(self, leaf: PlannedLeaf, zero: bool) -> None:
+        tensor = leaf.tensor
         try:
-            fd = self.transaction.create(path)
+            fd = self.transaction.create(leaf.staged)
             try:
                 if zero:
                     files.allocate(fd, tensor.numel() * tensor.element_size(), self.reserve)
                 elif type(tensor) is Tensor or not self._copy_file(fd, tensor):
                     is_watched = self.algorithm or self.progress.is_shown
-                    files.write_tensor(fd, tensor, 0, self._watch(path, 0) if is_watched else None)
+                    files.write_tensor(fd, tensor, 0, self._watch(leaf.path, 0) if is_watched else None)
                 if self.transaction.durable:
                     os.fsync(fd)
             finally:
                 os.close(fd)
         except OSError as error:
             doing = "reserve room, which preallocate=False does not, for" if zero else "write"
-            raise files.named_os_error(error, f"{doing} the file", path, key) from error
+            raise files.named_os_error(error, f"{doing} the file", leaf.path, leaf.key) from error
 
     def _copy_file(self, fd: int, tensor: Tensor) -> bool:
         """Copy the file that a tensor maps as a whole. Returns `False` if the tensor must be written instead."""
@@ -123,22 +145,22 @@ class LeafWriter:
         self.progress.add(tensor.nbytes)
         return True
 
-    def _write_piece(self, key: Path, tensor: Tensor, path: str, start: int, stop: int) -> None:
+    def _write_piece(self, leaf: PlannedLeaf, start: int, stop: int) -> None:
         try:
-            with files.closing(os.open(self.transaction.at(path), os.O_WRONLY | system.CLOEXEC)) as fd:
-                files.write_range(fd, tensor, start, stop, start, self._watch(path, start))
+            with files.closing(os.open(leaf.staged, os.O_WRONLY | system.CLOEXEC)) as fd:
+                files.write_tensor(fd, leaf.tensor, start, self._watch(leaf.path, start), start, stop)
                 if self.transaction.durable:
                     os.fsync(fd)
         except OSError as error:
-            raise files.named_os_error(error, "write the file", path, key) from error
+            raise files.named_os_error(error, "write the file", leaf.path, leaf.key) from error
 
-    def _read_staged(self, tensor: Tensor, path: str) -> None:
+    def _read_staged(self, leaf: PlannedLeaf) -> None:
         """Compute the checksum of a staged file, and sync it if the save is durable."""
-        watch = self._watch(path, 0)
+        watch = self._watch(leaf.path, 0)
         if watch is not None and self.algorithm:
-            files.show_content(tensor, watch)
+            files.show_content(leaf.tensor, watch)
         if self.transaction.durable:
-            files.sync_file(self.transaction.at(path))
+            files.sync_file(leaf.staged)
 
     def _watch(self, path: str, start: int) -> files.Watch | None:
         """Return the callback for the bytes of a file from `start` on."""

@@ -168,15 +168,12 @@ def has_viewer() -> bool:
     """Return True in the main process of a program on a terminal or in a notebook, and False in workers."""
     if multiprocessing.parent_process() is not None or os.environ.get("LOCAL_RANK", "0") != "0":
         return False
-    if sys.stderr is None or not (sys.stderr.isatty() or _in_notebook()):
-        return False
-    return importlib.util.find_spec("tqdm") is not None
-
-
-def _in_notebook() -> bool:
     get_shell = getattr(sys.modules.get("IPython"), "get_ipython", None)
     shell = None if get_shell is None else get_shell()
-    return shell is not None and "IPKernelApp" in shell.config
+    in_notebook = shell is not None and "IPKernelApp" in shell.config
+    if sys.stderr is None or not (sys.stderr.isatty() or in_notebook):
+        return False
+    return importlib.util.find_spec("tqdm") is not None
 
 
 def count_bytes(path: str | os.PathLike[str]) -> int:

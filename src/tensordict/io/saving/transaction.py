@@ -39,7 +39,7 @@ from tensordict.core.keys import Path
 from tensordict.core.logs import logger
 from tensordict.io.saving import commit
 from tensordict.io.saving.commit import JOURNAL
-from tensordict.memory import files
+from tensordict.memory import files, system
 from tensordict.memory.mapped import PathLike
 from tensordict.memory.names import META, local_path
 
@@ -100,7 +100,7 @@ class Transaction(ABC):
         if os.path.isdir(path):
             return
         parent = os.path.dirname(path)
-        if parent != path:
+        if not os.path.isdir(parent):
             self._make_folder(parent)
         try:
             os.mkdir(path)
@@ -110,10 +110,9 @@ class Transaction(ABC):
         else:
             self._folders.append(path)
 
-    def create(self, path: str) -> int:
-        """Create the file for `path` in the stage. The caller syncs and closes the descriptor."""
-        staged = self.at(path)
-        fd = files.create(staged)
+    def create(self, staged: str) -> int:
+        """Create a file in the stage. The caller syncs and closes the descriptor."""
+        fd = os.open(staged, system.CREATE, 0o666)
         self._files.append(staged)
         return fd
 
@@ -121,7 +120,7 @@ class Transaction(ABC):
     def new_file(self, path: str, key: Path = ()) -> Iterator[int]:
         """Create the file for `path` in the stage; sync and close its descriptor at the end of the block."""
         with files.naming("write the file", path, key):
-            fd = self.create(path)
+            fd = self.create(self.at(path))
         try:
             yield fd
             with files.naming("write the file", path, key):
@@ -505,8 +504,10 @@ class FolderTransaction(Transaction):
     def _stage_beside(self) -> None:
         status = os.stat(self._real)
         beside = self._beside
-        with files.naming(f"build what replaces {self.path!r} beside it, as", beside):
+        try:
             os.mkdir(beside)
+        except OSError as error:
+            raise files.named_os_error(error, f"build what replaces {self.path!r} beside it, as", beside) from error
         self.staged, self._is_beside = beside, True
         self._locks.enter_context(commit.hold_lock(beside))
         if (new := os.stat(beside)).st_gid != status.st_gid or new.st_uid != status.st_uid:

@@ -23,7 +23,7 @@ from tensordict.io.formats.archive import find_archive_problems
 from tensordict.io.formats.detect import detect_format
 from tensordict.io.formats.loading import LoadOptions, read_directory
 from tensordict.io.formats.meta import CHECKSUM, TABLE_CHECKSUM, special_entries
-from tensordict.io.formats.opening import REGISTERED_FORMATS, RegisteredFormat, describe_save, read_at
+from tensordict.io.formats.opening import REGISTERED_FORMATS, describe_save, read_at
 from tensordict.io.formats.structure import SIZES
 from tensordict.io.formats.value_files import skip_unpickling
 from tensordict.io.remote.credentials import as_url
@@ -68,7 +68,7 @@ class Report:
 
 
 # A function that fills in a report. An error that it raises becomes one more problem.
-Verifier = Callable[[Report, int, Progress], None]
+Verifier = Callable[[Report, int, Progress, Access], None]
 
 
 def verify(
@@ -124,7 +124,7 @@ def verify(
                 access,
                 partial(_verify_remote, check),
                 lambda format, registered: _fill_report(
-                    Report(as_url(path), format), _bind_access(registered, access), num_threads, progress
+                    Report(as_url(path), format), registered.verify, num_threads, progress, access
                 ),
             )
     else:
@@ -138,7 +138,7 @@ def _verify_remote(check: Callable[[PathLike], Report], save: RemoteSave) -> Rep
     """Check a save at a URL: in place if its format allows that, else in a local copy."""
     if (remote := save.in_place) is not None:
         report = Report(save.url, save.format)
-        return _fill_report(report, lambda *_: _verify_store_at(report, remote, IN_FLIGHT), 0, False)
+        return _fill_report(report, partial(_verify_store, where=remote), IN_FLIGHT, False)
     with tempfile.TemporaryDirectory(prefix="tensordict-verify-") as folder:
         path = save.mirror(folder)
         report = check(path)
@@ -158,27 +158,23 @@ def _verify_local(path: PathLike, num_threads: int, progress: bool | None) -> Re
         report.problems.append(str(error))
         return report
     registered = REGISTERED_FORMATS.get(report.format)
-    verifier = VERIFIERS.get(report.format, _verify_structure)
-    return _fill_report(
-        report, verifier if registered is None else _bind_access(registered, Access()), num_threads, progress
-    )
+    verifier = VERIFIERS.get(report.format, _verify_structure) if registered is None else registered.verify
+    return _fill_report(report, verifier, num_threads, progress)
 
 
-def _bind_access(registered: RegisteredFormat, access: Access) -> Verifier:
-    return lambda report, num_threads, shown: registered.verify(report, num_threads, shown, access)
-
-
-def _fill_report(report: Report, verifier: Verifier, num_threads: int, progress: bool | None) -> Report:
+def _fill_report(
+    report: Report, verifier: Verifier, num_threads: int, progress: bool | None, access: Access | None = None
+) -> Report:
     try:
         with progress_bar(progress, "verifying", None) as shown:
-            verifier(report, num_threads, shown)
+            verifier(report, num_threads, shown, access or Access())
     except (OSError, ValueError) as error:
         # Other errors are not problems of the save, such as an ImportError.
         report.problems.append(str(error))
     return report
 
 
-def _verify_structure(report: Report, num_threads: int, progress: Progress) -> None:
+def _verify_structure(report: Report, num_threads: int, progress: Progress, access: Access) -> None:
     """Check a file of a format whose reader checks everything before it reads a tensor."""
     _count(report, describe_save(report.path)[1])
 
@@ -190,7 +186,7 @@ def _count(report: Report, root: Specification) -> None:
             report.nbytes += entry.nbytes
 
 
-def _verify_directory(report: Report, num_threads: int, progress: Progress) -> None:
+def _verify_directory(report: Report, num_threads: int, progress: Progress, access: Access) -> None:
     source = _CheckingSource(report, progress)
     options = LoadOptions(unpickle=skip_unpickling, source=source)
     options.complain = lambda error: report.problems.append(str(error))
@@ -289,7 +285,7 @@ def _read_specs(content: bytes) -> dict[str, Any]:
     return {name: spec for name, spec in (*meta.items(), *special_entries(meta)) if isinstance(spec, dict)}
 
 
-def _verify_archive(report: Report, num_threads: int, progress: Progress) -> None:
+def _verify_archive(report: Report, num_threads: int, progress: Progress, access: Access) -> None:
     problems, root = find_archive_problems(report.path, progress)
     report.problems += [f"{name}: {problem}" if name else problem for name, problem in problems]
     if root is not None:
@@ -297,21 +293,23 @@ def _verify_archive(report: Report, num_threads: int, progress: Progress) -> Non
     report.checksummed = report.leaves
 
 
-def _verify_store(report: Report, num_threads: int, progress: Progress) -> None:
-    _verify_store_at(report, report.path, num_threads)
-
-
-def _verify_store_at(report: Report, where: str | Remote, num_threads: int) -> None:
-    with contextlib.closing(backend_of(report.format).open(where, "r")) as store:
+def _verify_store(
+    report: Report, num_threads: int, progress: Progress, access: Access, where: Remote | None = None
+) -> None:
+    with contextlib.closing(backend_of(report.format).open(where or report.path, "r")) as store:
         _count(report, specification_in(store.root, lambda error: report.problems.append(str(error))))
         report.problems += store.find_damage(num_threads)
 
 
 def _verify_checksums(
-    read_checksums: Callable[[str], list[RecordedChecksum]], report: Report, num_threads: int, progress: Progress
+    read_checksums: Callable[[str], list[RecordedChecksum]],
+    report: Report,
+    num_threads: int,
+    progress: Progress,
+    access: Access,
 ) -> None:
     """Check a file that stores the checksums of its own tensors, if any."""
-    _verify_structure(report, num_threads, progress)
+    _count(report, describe_save(report.path)[1])
 
     def compare(part: RecordedChecksum) -> None:
         wrong = checksums.find_mismatch(report.path, part.checksum, progress.add, part.start, part.nbytes)

@@ -47,13 +47,13 @@ def decode_name(part: str) -> str:
     return unquote(part[len(ENCODED) :]) if part.startswith(ENCODED) else part
 
 
-def decode_names(parts: Iterable[str], decode: Callable[[str], str] = decode_name) -> list[str]:
+def decode_names(parts: Iterable[str]) -> list[str]:
     """Return the names of the entries of a group from `parts`, the names of its links in the store.
 
     Raises:
         ValueError: two links stand for one name, because one of them is encoded.
     """
-    names = list(map(decode, parts))
+    names = list(map(decode_name, parts))
     if len(set(names)) != len(names):
         raise ValueError(f"the name {find_duplicate(names)!r:.200} is there twice, once in an encoded form")
     return names
