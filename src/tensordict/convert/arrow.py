@@ -8,6 +8,7 @@ which other programs ignore.
 from __future__ import annotations
 
 import json
+import math
 import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -281,6 +282,9 @@ class ColumnReader:
         types, whole = pyarrow().types, array
         form: list[int] = []
         lengths: list[Tensor] = []
+        if place in self.reading.shapes and not array.null_count:
+            form = list(self.reading.shapes[place])
+            array = _flatten_levels(array, form, place)
         while is_list(array.type):
             fixed = types.is_fixed_size_list(array.type)
             form.append(array.type.list_size if fixed else -1)
@@ -483,6 +487,19 @@ def _flatten_lists(array: Any) -> tuple[Any, Tensor]:
     return items, torch.from_numpy(_writable(lengths.to_numpy(zero_copy_only=False)))
 
 
+def _flatten_levels(array: Any, shape: Sequence[int], place: Path) -> Any:
+    """Return the items in all levels of lists, after checking that their number fits rows of this shape."""
+    rows = len(array)
+    while is_list(array.type):
+        array = array.flatten()
+    if len(array) != rows * math.prod(shape):
+        raise ValueError(
+            f"column {_format_place(place)!r}: {rows} rows of shape {list(shape)} were expected, and they have "
+            f"{len(array)} numbers"
+        )
+    return array
+
+
 def _default_form(form: Sequence[int]) -> list[int] | None:
     """Return the form of rows if they differ along their first dim only; otherwise `None`."""
     return list(form) if form[0] == -1 and -1 not in form[1:] else None
@@ -681,15 +698,11 @@ def _make_typed_array(leaf: Tensor, column: TableColumn, valid: Tensor | None) -
 def _parse_type(name: str) -> Any:
     """Parse the name of an Arrow type for times or decimals."""
     pa = pyarrow()
-    base, _, inner = name.partition("[")
     if found := re.fullmatch(r"decimal(\d+)\((\d+), (-?\d+)\)", name):
         return getattr(pa, f"decimal{found[1]}")(int(found[2]), int(found[3]))
-    if base in ("date32", "date64"):
-        return getattr(pa, base)()
-    unit, _, zone = inner.removesuffix("]").partition(", tz=")
-    if base == "timestamp":
-        return pa.timestamp(unit, zone or None)
-    return getattr(pa, base)(unit)
+    if found := re.fullmatch(r"timestamp\[(\w+), tz=(.+)\]", name):
+        return pa.timestamp(found[1], found[2])
+    return pa.type_for_alias(name)
 
 
 def _make_value_array(column: TableColumn) -> tuple[Any, dict[str, Any]]:

@@ -77,6 +77,8 @@ class TableOptions:
     copy: copy columns whose memory could be shared.
     masks: the nested keys of columns that always get a mask, because other parts of the same table have nulls. The
         value is true for a mask of elements, and false for a mask of rows.
+    shapes: the shape of the rows of columns whose type does not tell it, because it has lists of variable length.
+        Without a shape such rows become ragged. It does not apply to columns in which whole rows are null.
     columns: the columns to read from a file; `None` for all.
     arguments: further arguments for the library that reads the file.
     """
@@ -93,6 +95,7 @@ class TableOptions:
     mask_key: Path = ()
     copy: bool = False
     masks: Mapping[Path, bool] = field(default_factory=dict)
+    shapes: Mapping[Path, Sequence[int]] = field(default_factory=dict)
     columns: Sequence[str] | None = None
     arguments: Mapping[str, Any] = field(default_factory=dict)
 
