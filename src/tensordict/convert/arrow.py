@@ -31,6 +31,7 @@ from tensordict.convert.columns import (
     TableStructure,
     columns_of,
     container_of,
+    insert_entry,
     paths_of,
     places_of,
 )
@@ -535,16 +536,16 @@ def table_of(container: Any, separator: str | None = None, text_categories: bool
         ValueError: two entries would be one column, or the container has no entries.
     """
     pa = pyarrow()
-    columns, rows, structure = columns_of(container, text_categories, nulls)
+    columns, _, structure = columns_of(container, text_categories, nulls)
     tree: dict[str, Any] = {}
     for column, place in zip(columns, places_of(columns, separator)):
         array, note = array_of(column)
         if note:
             structure.notes[place] = note
-        _insert(tree, place, array)
+        insert_entry(tree, place, array)
     if not tree:
         raise ValueError("the container has no entries, so there is nothing to make columns of")
-    arrays = [_make_struct(array, rows) if type(array) is dict else array for array in tree.values()]
+    arrays = [_make_struct(array) if type(array) is dict else array for array in tree.values()]
     try:
         schema = pa.schema([(name, array.type) for name, array in zip(tree, arrays)], {METADATA: structure.to_json()})
         return pa.Table.from_arrays(arrays, schema=schema)
@@ -552,14 +553,8 @@ def table_of(container: Any, separator: str | None = None, text_categories: bool
         raise UnsupportedEntryError(f"the name of an entry is not valid text for a table: {error}") from None
 
 
-def _insert(tree: dict[str, Any], place: Path, array: Any) -> None:
-    for name in place[:-1]:
-        tree = tree.setdefault(name, {})
-    tree[place[-1]] = array
-
-
-def _make_struct(fields: dict[str, Any], rows: int) -> Any:
-    arrays = [_make_struct(array, rows) if type(array) is dict else array for array in fields.values()]
+def _make_struct(fields: dict[str, Any]) -> Any:
+    arrays = [_make_struct(array) if type(array) is dict else array for array in fields.values()]
     return pyarrow().StructArray.from_arrays(arrays, names=list(fields))
 
 

@@ -469,16 +469,16 @@ def container_of(
                 values = values.to(reading.dtype)
         else:
             values = Specification(VALUE_STACK, torch.Size((rows, *column.batch)), stack_dim=0, value=values)
-        _insert(tree, column.path, values)
+        insert_entry(tree, column.path, values)
         if column.valid is not None:
             place = (*reading.mask_key, *column.path) if reading.mask_key else _sibling(column.path, MASK)
-            _insert(tree, place, column.valid)
+            insert_entry(tree, place, column.valid)
         if not reading.metadata:
             continue
         if column.type is not None:
-            _insert(tree, _sibling(column.path, TYPE), _make_metadata(column.type, rows))
+            insert_entry(tree, _sibling(column.path, TYPE), _make_metadata(column.type, rows))
         if column.categories is not None:
-            _insert(tree, _sibling(column.path, CATEGORIES), _make_metadata(column.categories, rows))
+            insert_entry(tree, _sibling(column.path, CATEGORIES), _make_metadata(column.categories, rows))
     nodes = {} if structure is None else structure.nodes
     for path in sorted(nodes, key=len):
         if path and nodes[path].get("empty"):
@@ -500,17 +500,6 @@ def _sibling(path: Path, end: str) -> Path:
     return (*path[:-1], path[-1] + end)
 
 
-def _find_level(tree: dict[str, Any], path: Path) -> dict[str, Any]:
-    for depth, name in enumerate(path):
-        tree = tree.setdefault(name, {})
-        if type(tree) is not dict:
-            raise DuplicateKeyError(
-                f"the column {joined(path[: depth + 1])!r} and the column {joined(path)!r} inside it cannot both be "
-                "entries: rename one of them first, or choose another separator"
-            )
-    return tree
-
-
 def _add_empty(tree: dict[str, Any], path: Path) -> None:
     """Add a container without columns to its parent, if columns of the parent were read."""
     for name in path[:-1]:
@@ -520,15 +509,26 @@ def _add_empty(tree: dict[str, Any], path: Path) -> None:
     tree.setdefault(path[-1], {})
 
 
-def _insert(tree: dict[str, Any], path: Path, value: Any) -> None:
-    level = _find_level(tree, path[:-1]) if len(path) > 1 else tree
-    if path[-1] in level:
+def insert_entry(tree: dict[str, Any], path: Path, value: Any) -> None:
+    """Put an entry into nested dicts.
+
+    Raises:
+        DuplicateKeyError: another entry is there, or at the beginning of the path.
+    """
+    for depth, name in enumerate(path[:-1], 1):
+        tree = tree.setdefault(name, {})
+        if type(tree) is not dict:
+            raise DuplicateKeyError(
+                f"{joined(path[:depth])!r} and {joined(path)!r} inside it cannot both be entries: rename one of them "
+                "first, or choose another separator"
+            )
+    if path[-1] in tree:
         raise DuplicateKeyError(
-            f"two columns lead to the entry {joined(path)!r}: rename one of them first, or choose another separator "
-            f"(a column with missing values or a type of its own also makes entries called {MASK!r}, {TYPE!r} and "
-            f"{CATEGORIES!r} behind its name)"
+            f"there are two entries {joined(path)!r}: rename one of them first, or choose another separator (a column "
+            f"with missing values or a type of its own also makes entries called {MASK!r}, {TYPE!r} and {CATEGORIES!r} "
+            "behind its name)"
         )
-    level[path[-1]] = value
+    tree[path[-1]] = value
 
 
 def _build_node(tree: dict[str, Any], rows: int, nodes: Mapping[Path, dict[str, Any]], path: Path) -> Specification:

@@ -17,7 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tensordict.convert.records import insert_entry, make_entry, make_values
+from tensordict.convert.columns import insert_entry
+from tensordict.convert.records import make_entry, make_values
 from tensordict.core import ragged
 from tensordict.core.contract import is_node
 from tensordict.core.exceptions import DuplicateKeyError, SaveError, StackError, UnsupportedEntryError

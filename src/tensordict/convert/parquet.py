@@ -186,8 +186,7 @@ def write(
     parquet, pa = _import_parquet()
     # Parquet keeps the codes only for categories of text or bytes.
     table = arrow.table_of(container, separator, text_categories=True, nulls=nulls)
-    refuse_empty_lists(table.schema)
-    _refuse_deep_columns(table.schema)
+    refuse_unreadable(table.schema)
 
     def save(file: BinaryIO) -> None:
         try:
@@ -198,48 +197,36 @@ def write(
     write_text(path, overwrite, storage_options, save, _refuse_other, durable)
 
 
-def refuse_empty_lists(schema: Any) -> None:
-    """Raise if the rows of a column have no elements, because Arrow cannot read such a Parquet file back.
-
-    Raises:
-        UnsupportedEntryError: names the column.
-    """
-    types = arrow.pyarrow().types
-    for field in schema:
-        kind, name = field.type, field.name
-        if types.is_struct(kind):
-            refuse_empty_lists([inner.with_name(f"{name}.{inner.name}") for inner in kind])
-        kind = getattr(kind, "storage_type", kind)
-        while arrow.is_list(kind):
-            if types.is_fixed_size_list(kind) and not kind.list_size:
-                raise UnsupportedEntryError(
-                    f"column {name!r} has rows without elements, which Parquet cannot store: leave it out with "
-                    "td.exclude, or save in another format"
-                )
-            kind = kind.value_type
-
-
-def _refuse_deep_columns(schema: Any) -> None:
-    """Raise if a column has more levels than Arrow can read back.
+def refuse_unreadable(schema: Any) -> None:
+    """Raise if Arrow could not read a file of this schema back: rows have no elements, or a column has many levels.
 
     Raises:
         UnsupportedEntryError: names the column.
     """
     for field in schema:
         # The root of the schema counts as a level.
-        if (levels := 1 + _count_levels(field.type)) > _MOST_LEVELS:
+        if (levels := 1 + _count_levels(field.type, field.name)) > _MOST_LEVELS:
             raise UnsupportedEntryError(
                 f"column {field.name!r} needs {levels} levels of a Parquet schema, and files with more than "
                 f"{_MOST_LEVELS} cannot be read: flatten_keys() gives fewer levels"
             )
 
 
-def _count_levels(kind: Any) -> int:
-    if arrow.pyarrow().types.is_struct(kind):
-        return 1 + max((_count_levels(inner.type) for inner in kind), default=0)
+def _count_levels(kind: Any, name: str) -> int:
+    """Return the levels of a column or of a field in it. Raises for rows without elements."""
+    types = arrow.pyarrow().types
+    if types.is_struct(kind):
+        return 1 + max((_count_levels(inner.type, f"{name}.{inner.name}") for inner in kind), default=0)
     kind = getattr(kind, "storage_type", kind)
+    if not arrow.is_list(kind):
+        return 1
+    if types.is_fixed_size_list(kind) and not kind.list_size:
+        raise UnsupportedEntryError(
+            f"column {name!r} has rows without elements, which Parquet cannot store: leave it out with td.exclude, or "
+            "save in another format"
+        )
     # A list is a group with a repeated group in it.
-    return 2 + _count_levels(kind.value_type) if arrow.is_list(kind) else 1
+    return 2 + _count_levels(kind.value_type, name)
 
 
 def _refuse_other(path: str) -> None:
