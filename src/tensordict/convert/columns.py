@@ -12,6 +12,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -128,16 +129,6 @@ class TableOptions:
         return 0.0 if self.nulls == "mask" and not self.mask_key else math.nan
 
 
-def check_nulls(nulls: object, otherwise: str) -> None:
-    """Check the argument `nulls`.
-
-    Raises:
-        ValueError: it is neither `"mask"` nor `None`. The error explains `None` by `otherwise`.
-    """
-    if nulls not in (None, "mask"):
-        raise ValueError(f"nulls is None, {otherwise}, or 'mask', got {nulls!r}")
-
-
 @dataclass(slots=True)
 class TableColumn:
     """One column of a table.
@@ -239,7 +230,8 @@ def columns_of(
         UnsupportedEntryError: an entry has no form as a column.
         ValueError: the leaves have no common first dim.
     """
-    check_nulls(nulls, "which writes masks as columns of their own")
+    if nulls not in (None, "mask"):
+        raise ValueError(f"nulls is None, which writes masks as columns of their own, or 'mask', got {nulls!r}")
     found = _ColumnCollector(TableStructure(), [], None, text_categories)
     found.collect(container, ())
     if found.rows is None:
@@ -547,7 +539,7 @@ def _build_node(tree: dict[str, Any], rows: int, nodes: Mapping[Path, dict[str, 
         elif isinstance(value, Specification) and value.kind == "MetaData":
             value.batch_size = size
         entries[name] = value
-    finish = None if node.stack_dim is None else _make_restack(node.stack_dim)
+    finish = None if node.stack_dim is None else partial(_restack, node.stack_dim)
     found = check(Specification(DICT, size, None, node.names, entries, finish=finish), path)
     cls = None if tensorclass is None else registry.declared(tensorclass)
     if tensorclass is None or cls is None or tensorclass_problem(cls, DICT, True, tree) is not None:
@@ -555,13 +547,8 @@ def _build_node(tree: dict[str, Any], rows: int, nodes: Mapping[Path, dict[str, 
     return tensorclass_over(tensorclass, found)
 
 
-def _make_restack(dim: int) -> Any:
-    def finish(node: Specification, container: Contract) -> Any:
-        size = container._batch_size
-        batch = None if size[dim] else size[:dim] + size[dim + 1 :]
-        stack = makers.lazy_stack(*container.unbind(dim), stack_dim=dim, batch_size=batch)
-        if node.names is not None:
-            stack.names = node.names
-        return stack
-
-    return finish
+def _restack(dim: int, node: Specification, container: Contract) -> Any:
+    """Return the lazy stack that was written as a container of all its rows."""
+    size = container._batch_size
+    batch = None if size[dim] else size[:dim] + size[dim + 1 :]
+    return makers.lazy_stack(*container.unbind(dim), stack_dim=dim, batch_size=batch, names=node.names)

@@ -171,7 +171,8 @@ class ChunkedMap:
         # The rows of all results, of which the first `filled` have arrived.
         whole: Any = None
         filled: Any = 0
-        size = 0
+        # The rows of one result.
+        size: Any = 0
         for chunk, value in self.results():
             if out is not None:
                 self._write(chunk, value)

@@ -388,10 +388,7 @@ def _prepare_to_send(tensor: Tensor, key: Path) -> Tensor:
     Raises:
         UnsupportedEntryError: the tensor has no plain bytes in memory.
     """
-    kind = type(tensor)
-    if kind is Tensor and tensor.layout is torch.strided and not (tensor.is_meta or tensor.is_quantized):
-        return tensor
-    if kind is StoredTensor:
+    if (kind := type(tensor)) is StoredTensor:
         return read_stored(tensor)
     if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_meta:
         what = "on the meta device" if tensor.is_meta else "quantized" if tensor.is_quantized else f"of {tensor.layout}"
