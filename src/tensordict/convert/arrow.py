@@ -248,7 +248,7 @@ class ColumnReader:
         if types.is_decimal(kind) and kind.precision <= _EXACT_DIGITS:
             return _NumericArray(array.cast(pa.float64()), str(kind))
         if types.is_temporal(kind) and not types.is_interval(kind):
-            return _NumericArray(array.view(_types_by_dtype()[_INTEGERS[kind.bit_width]]), str(kind))
+            return _NumericArray(array.view(pa.int32() if kind.bit_width == 32 else pa.int64()), str(kind))
         if kind.id in self.numbers or types.is_boolean(kind):
             return _NumericArray(array)
         return None
@@ -405,9 +405,6 @@ class ColumnReader:
         if self.reading.nulls == "mask":
             column.valid = valid
         return column
-
-
-_INTEGERS = {32: torch.int32, 64: torch.int64}
 
 
 def _combine_chunks(column: Any) -> Any:
@@ -594,9 +591,8 @@ def array_of(column: TableColumn) -> tuple[Any, dict[str, Any]]:
     if column.type == TENSOR:
         pa, shape = pyarrow(), leaf.shape[1:]
         kind = pa.fixed_shape_tensor(array.type, list(shape))
-        return pa.ExtensionArray.from_storage(
-            kind, _set_nulls(_make_fixed_lists(array, (len(leaf), shape.numel())), rows)
-        ), note
+        storage = _set_nulls(_make_fixed_lists(array, (len(leaf), shape.numel())), rows)
+        return pa.ExtensionArray.from_storage(kind, storage), note
     return (array if leaf.dim() == 1 else _set_nulls(_make_fixed_lists(array, leaf.shape), rows)), note
 
 

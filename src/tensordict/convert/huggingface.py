@@ -78,9 +78,8 @@ def _find_shape(column: Any) -> tuple[int, ...]:
         if lengths["max"].as_py() != shape[-1] or not shape[-1]:
             return ()
         column = compute.list_flatten(column)
-    is_number = (
-        pa.types.is_integer(column.type) or pa.types.is_floating(column.type) or pa.types.is_boolean(column.type)
-    )
+    types, kind = pa.types, column.type
+    is_number = types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind)
     return tuple(shape) if is_number and not column.null_count else ()
 
 

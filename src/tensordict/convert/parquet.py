@@ -33,16 +33,12 @@ def container_of_files(path: PathLike, access: Access, options: TableOptions) ->
         SaveError: a file is broken, or has other columns than the first. The error names the file.
         ValueError: a requested column is missing, or a column cannot become an entry.
     """
-    parquet, _ = _import_parquet()
     files = files_of(path, access)
     tables: list[Any] = []
     with progress_bar(None, "reading", len(files), "file") as shown:
         for file in files:
             with file.local() as local, _name_file_in_errors(file):
-                if os.path.isdir(local):
-                    tables.append(parquet.read_table(local, columns=_to_list(options.columns), **options.arguments))
-                else:
-                    tables.append(_read_file(local, options.columns, options.arguments))
+                tables.append(_read_file(local, options.columns, options.arguments))
                 if len(tables) > 1:
                     _check_same(tables[0].schema, tables[-1].schema, files[0])
             shown.add(1)
@@ -68,8 +64,10 @@ def _format_schema(schema: Any) -> str:
 
 
 def _read_file(path: str, columns: Sequence[str] | None, options: Mapping[str, Any]) -> Any:
-    """Read the table in one file."""
+    """Read the table in one file, or in the files of a folder."""
     parquet, _ = _import_parquet()
+    if os.path.isdir(path):
+        return parquet.read_table(path, columns=_to_list(columns), **options)
     with parquet.ParquetFile(path) as file:
         names = file.schema_arrow.names
         _check_columns(file.schema_arrow, columns)
