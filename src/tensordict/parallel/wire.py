@@ -305,7 +305,9 @@ class TargetBuffers:
                 self.buffers.append(self._blocks[device])
         for name, row in header.large():
             target = self._writable[name].detach()
-            if target.device == device_of(row.device) and target.is_contiguous() and not _is_lazy_view(target):
+            # The memory of a lazy view holds the conjugates or the negatives of its elements.
+            is_plain = target.is_contiguous() and not (target.is_conj() or target.is_neg())
+            if is_plain and target.device == device_of(row.device):
                 self.buffers.append(_view_bytes(target))
             else:
                 buffer = new_bytes(row.stop - row.start, device_of(row.device))
@@ -405,8 +407,3 @@ def _view_bytes(tensor: Tensor) -> Tensor:
     plain = tensor.detach()
     plain = plain if type(plain) is Tensor else plain.as_subclass(Tensor)
     return plain.resolve_conj().resolve_neg().contiguous().view(-1).view(torch.uint8)
-
-
-def _is_lazy_view(tensor: Tensor) -> bool:
-    """Return whether the memory holds the conjugates or the negatives of the elements."""
-    return tensor.is_conj() or tensor.is_neg()
