@@ -704,9 +704,7 @@ def _make_value_array(column: TableColumn) -> tuple[Any, dict[str, Any]]:
     kinds = set(map(type, values)) - {type(None)}
     try:
         if kinds <= {str} or kinds == {bytes}:
-            if kinds:
-                return _join_chunks(pa.array(values, pa.string() if kinds == {str} else pa.binary())), note
-            return pa.array(values, pa.string()), note
+            return _join_chunks(pa.array(values, pa.binary() if kinds == {bytes} else pa.string())), note
         array = _join_chunks(pa.array(values))
         if kinds != {dict} and _are_equal(array.to_pylist(), values):
             return array, {**note, "values": "plain"}

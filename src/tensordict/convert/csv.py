@@ -101,14 +101,12 @@ def write_csv(file: Any, tables: Iterable[Any]) -> None:
         ValueError: a column is compound, see `refuse_compound`; or the only column has nulls.
     """
     arrow = require("pyarrow.csv", "tabular")
-    is_first = True
-    for table in tables:
-        if is_first:
+    for number, table in enumerate(tables):
+        if number == 0:
             refuse_compound(table.schema)
             header = io.StringIO()
             csv.writer(header, lineterminator="\n").writerow(table.schema.names)
             file.write(header.getvalue().encode())
-            is_first = False
         if table.num_columns == 1 and table.column(0).null_count:
             raise ValueError(
                 f"column {table.schema.names[0]!r} lacks values and is the only one: its missing cells would be an "
