@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import argparse
-import difflib
 import importlib
 import inspect
 import os
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from importlib import metadata
 from typing import NoReturn
 
 from tensordict_cli.commands import COMMANDS
-from tensordict_cli.text import printable
+from tensordict_cli.text import printable, suggest
 
 TROUBLE, INTERRUPTED, BROKEN_PIPE = 2, 130, 141
 
@@ -123,12 +122,12 @@ def _parse(argv: list[str]) -> argparse.Namespace:
         # The shell asks for completions at the cursor. This call prints them and ends the process.
         importlib.import_module("argcomplete").autocomplete(parser)
     if argv and not argv[0].startswith("-") and argv[0] not in commands:
-        parser.error(f"there is no command {argv[0]!r}; {_suggest(argv[0], commands)}")
+        parser.error(f"there is no command {argv[0]!r}; {suggest(argv[0], commands)}")
     args, unknown = parser.parse_known_args(argv)
     if unknown:
         command = commands[args.command]
         name = unknown[0].partition("=")[0]
-        told = f"; {_suggest(name, command.options())}" if name.startswith("-") else ""
+        told = f"; {suggest(name, command.options())}" if name.startswith("-") else ""
         command.error(f"{args.command} does not take {' '.join(unknown)!r}{told}")
     return args
 
@@ -155,13 +154,6 @@ def _build_parsers() -> tuple[_Parser, dict[str, _Parser]]:
         )
         add_arguments(commands[name])
     return parser, commands
-
-
-def _suggest(word: str, known: Iterable[str]) -> str:
-    """Return a hint for an unknown word: the closest known word, or a list of all of them."""
-    names = list(known)
-    close = difflib.get_close_matches(word, names, 1)
-    return f"did you mean {close[0]!r}?" if close else f"there are {', '.join(names)}"
 
 
 def _print_error(message: str) -> int:

@@ -81,6 +81,19 @@ def test_rows_that_are_none_and_parts_that_differ(tmp_path: pathlib.Path, capsys
     assert lines[0] == '{"v": "a"}' and lines[-1] == '{"v": 1}' and len(lines) == count + 1
 
 
+def test_a_file_that_arrow_could_not_read_is_not_written(
+    tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("pyarrow")
+    td = TensorDict(x=torch.zeros(2), batch_size=2)
+    for _ in range(99):
+        td = TensorDict({"n": td}, 2)
+    td.save(tmp_path / "deep")
+    assert main(["convert", str(tmp_path / "deep"), str(tmp_path / "deep.parquet")]) == 2
+    assert "needs 101 levels of a Parquet schema" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == [tmp_path / "deep"]
+
+
 @pytest.mark.parametrize("suffix", ["parquet", "csv", "jsonl"])
 def test_numbers_that_are_missing(tmp_path: pathlib.Path, suffix: str, capsys: pytest.CaptureFixture[str]) -> None:
     pandas = pytest.importorskip("pandas")

@@ -243,6 +243,9 @@ def test_devices() -> None:
     assert_same_text(TensorDict({"a": torch.zeros(2), "m": torch.zeros(2, device="meta")}))
     here = parse(repr(td), seed=1, device="cpu")
     assert here.device == here["b"].device == here["b", "c"].device == torch.device("cpu")
+    with set_printoptions(show_field_device=False):
+        without_devices = repr(TensorDict({"a": torch.zeros(2)}))
+    assert parse(without_devices, device="meta")["a"].device == torch.device("meta")
     elsewhere = repr(td).replace("meta", "cuda:7")
     assert parse(elsewhere, device="cpu").device == torch.device("cpu")
     with pytest.raises(ValueError, match=r"line 3, column 12: this Tensor .*device='cpu' would"):

@@ -125,6 +125,16 @@ def test_how_a_container_is_cut(options, lengths, with_generator, by):
     assert make().map(length, index_with_generator=with_generator, **options, **by).tolist() == lengths
 
 
+def test_an_error_of_joining_counts_results():
+    def relabel(chunk):
+        """Return another entry for the last of four chunks; the first three are joined as they arrive."""
+        return chunk.select("x") if int(chunk["x"].flatten()[0]) < 9 else chunk.select("x").rename_key_("x", "y")
+
+    td = TensorDict(x=torch.arange(12), batch_size=[12])
+    with pytest.raises(KeyError, match=r"number 0 of 4 lacks 'y'"):
+        td.map(relabel, chunksize=3, **FORK)
+
+
 def test_single_elements_are_stacked(by):
     td = make(4)
     assert td.map(lambda chunk: chunk, chunksize=0, **FORK).batch_size == (4,)

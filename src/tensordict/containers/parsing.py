@@ -354,7 +354,9 @@ class _PrintedParser:
     def make_leaf(self, value: _ParsedCall) -> Tensor:
         cls, at, arguments = value
         shape, dtype = arguments["shape"], arguments.get("dtype", torch.get_default_dtype())
-        make_numbers = partial(self.make_numbers, dtype, arguments.get("device") or torch.device("cpu"))
+        make_numbers = partial(
+            self.make_numbers, dtype, arguments.get("device") or self.override or torch.device("cpu")
+        )
         ragged = [i for i, dim in enumerate(shape) if isinstance(dim, str)]
         if cls == "NestedTensor" and len(ragged) == 1 and ragged[0] and -1 not in shape:
             dim, lengths = ragged[0], torch.tensor([0] + [1 + i % 2 for i in range(shape[0])])

@@ -151,6 +151,13 @@ class Wrapper(TensorCollection):
         result = memo[id(self)] = self._wrap_container(copy.deepcopy(self._tensordict, memo))
         return result
 
+    def __setitem__(self, index: object, value: object) -> None:
+        """Write an entry by its name, or assign to a part of the batch; as `TensorDict.__setitem__` does."""
+        if type(index) is str:
+            self._write_name(index, value)
+        else:
+            super().__setitem__(index, value)
+
 
 class FieldWrapper(Wrapper):
     """A wrapper whose class declares its entries. `_as_entry` casts and checks every value that is written."""
@@ -294,13 +301,6 @@ class FieldWrapper(Wrapper):
 
     def _check_fields(self, source: object) -> None:
         """Raise if a mapping or container to be written has keys or values that the class does not allow."""
-
-    def __setitem__(self, index: object, value: object) -> None:
-        """Write a field by its name, or assign to a part of the batch; as `TensorDict.__setitem__` does."""
-        if type(index) is str:
-            self._write_name(index, value)
-        else:
-            super().__setitem__(index, value)
 
     if not TYPE_CHECKING:
         # Hidden from type checkers, which would otherwise accept any attribute.

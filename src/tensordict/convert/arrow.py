@@ -8,6 +8,7 @@ which other programs ignore.
 from __future__ import annotations
 
 import json
+import math
 import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -30,6 +31,7 @@ from tensordict.convert.columns import (
     TableStructure,
     columns_of,
     container_of,
+    insert_entry,
     paths_of,
     places_of,
 )
@@ -246,7 +248,7 @@ class ColumnReader:
         if types.is_decimal(kind) and kind.precision <= _EXACT_DIGITS:
             return _NumericArray(array.cast(pa.float64()), str(kind))
         if types.is_temporal(kind) and not types.is_interval(kind):
-            return _NumericArray(array.view(_types_by_dtype()[_INTEGERS[kind.bit_width]]), str(kind))
+            return _NumericArray(array.view(pa.int32() if kind.bit_width == 32 else pa.int64()), str(kind))
         if kind.id in self.numbers or types.is_boolean(kind):
             return _NumericArray(array)
         return None
@@ -281,6 +283,9 @@ class ColumnReader:
         types, whole = pyarrow().types, array
         form: list[int] = []
         lengths: list[Tensor] = []
+        if place in self.reading.shapes and not array.null_count:
+            form = list(self.reading.shapes[place])
+            array = _flatten_levels(array, form, place)
         while is_list(array.type):
             fixed = types.is_fixed_size_list(array.type)
             form.append(array.type.list_size if fixed else -1)
@@ -402,9 +407,6 @@ class ColumnReader:
         return column
 
 
-_INTEGERS = {32: torch.int32, 64: torch.int64}
-
-
 def _combine_chunks(column: Any) -> Any:
     """Return the only chunk of a column, or a copy that joins all chunks."""
     pa = pyarrow()
@@ -483,6 +485,19 @@ def _flatten_lists(array: Any) -> tuple[Any, Tensor]:
     return items, torch.from_numpy(_writable(lengths.to_numpy(zero_copy_only=False)))
 
 
+def _flatten_levels(array: Any, shape: Sequence[int], place: Path) -> Any:
+    """Return the items in all levels of lists, after checking that their number fits rows of this shape."""
+    rows = len(array)
+    while is_list(array.type):
+        array = array.flatten()
+    if len(array) != rows * math.prod(shape):
+        raise ValueError(
+            f"column {_format_place(place)!r}: {rows} rows of shape {list(shape)} were expected, and they have "
+            f"{len(array)} numbers"
+        )
+    return array
+
+
 def _default_form(form: Sequence[int]) -> list[int] | None:
     """Return the form of rows if they differ along their first dim only; otherwise `None`."""
     return list(form) if form[0] == -1 and -1 not in form[1:] else None
@@ -518,16 +533,16 @@ def table_of(container: Any, separator: str | None = None, text_categories: bool
         ValueError: two entries would be one column, or the container has no entries.
     """
     pa = pyarrow()
-    columns, rows, structure = columns_of(container, text_categories, nulls)
+    columns, _, structure = columns_of(container, text_categories, nulls)
     tree: dict[str, Any] = {}
     for column, place in zip(columns, places_of(columns, separator)):
         array, note = array_of(column)
         if note:
             structure.notes[place] = note
-        _insert(tree, place, array)
+        insert_entry(tree, place, array)
     if not tree:
         raise ValueError("the container has no entries, so there is nothing to make columns of")
-    arrays = [_make_struct(array, rows) if type(array) is dict else array for array in tree.values()]
+    arrays = [_make_struct(array) if type(array) is dict else array for array in tree.values()]
     try:
         schema = pa.schema([(name, array.type) for name, array in zip(tree, arrays)], {METADATA: structure.to_json()})
         return pa.Table.from_arrays(arrays, schema=schema)
@@ -535,14 +550,8 @@ def table_of(container: Any, separator: str | None = None, text_categories: bool
         raise UnsupportedEntryError(f"the name of an entry is not valid text for a table: {error}") from None
 
 
-def _insert(tree: dict[str, Any], place: Path, array: Any) -> None:
-    for name in place[:-1]:
-        tree = tree.setdefault(name, {})
-    tree[place[-1]] = array
-
-
-def _make_struct(fields: dict[str, Any], rows: int) -> Any:
-    arrays = [_make_struct(array, rows) if type(array) is dict else array for array in fields.values()]
+def _make_struct(fields: dict[str, Any]) -> Any:
+    arrays = [_make_struct(array) if type(array) is dict else array for array in fields.values()]
     return pyarrow().StructArray.from_arrays(arrays, names=list(fields))
 
 
@@ -582,9 +591,8 @@ def array_of(column: TableColumn) -> tuple[Any, dict[str, Any]]:
     if column.type == TENSOR:
         pa, shape = pyarrow(), leaf.shape[1:]
         kind = pa.fixed_shape_tensor(array.type, list(shape))
-        return pa.ExtensionArray.from_storage(
-            kind, _set_nulls(_make_fixed_lists(array, (len(leaf), shape.numel())), rows)
-        ), note
+        storage = _set_nulls(_make_fixed_lists(array, (len(leaf), shape.numel())), rows)
+        return pa.ExtensionArray.from_storage(kind, storage), note
     return (array if leaf.dim() == 1 else _set_nulls(_make_fixed_lists(array, leaf.shape), rows)), note
 
 
@@ -681,15 +689,11 @@ def _make_typed_array(leaf: Tensor, column: TableColumn, valid: Tensor | None) -
 def _parse_type(name: str) -> Any:
     """Parse the name of an Arrow type for times or decimals."""
     pa = pyarrow()
-    base, _, inner = name.partition("[")
     if found := re.fullmatch(r"decimal(\d+)\((\d+), (-?\d+)\)", name):
         return getattr(pa, f"decimal{found[1]}")(int(found[2]), int(found[3]))
-    if base in ("date32", "date64"):
-        return getattr(pa, base)()
-    unit, _, zone = inner.removesuffix("]").partition(", tz=")
-    if base == "timestamp":
-        return pa.timestamp(unit, zone or None)
-    return getattr(pa, base)(unit)
+    if found := re.fullmatch(r"timestamp\[(\w+), tz=(.+)\]", name):
+        return pa.timestamp(found[1], found[2])
+    return pa.type_for_alias(name)
 
 
 def _make_value_array(column: TableColumn) -> tuple[Any, dict[str, Any]]:
@@ -700,9 +704,7 @@ def _make_value_array(column: TableColumn) -> tuple[Any, dict[str, Any]]:
     kinds = set(map(type, values)) - {type(None)}
     try:
         if kinds <= {str} or kinds == {bytes}:
-            if kinds:
-                return _join_chunks(pa.array(values, pa.string() if kinds == {str} else pa.binary())), note
-            return pa.array(values, pa.string()), note
+            return _join_chunks(pa.array(values, pa.binary() if kinds == {bytes} else pa.string())), note
         array = _join_chunks(pa.array(values))
         if kinds != {dict} and _are_equal(array.to_pylist(), values):
             return array, {**note, "values": "plain"}

@@ -12,6 +12,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -77,6 +78,8 @@ class TableOptions:
     copy: copy columns whose memory could be shared.
     masks: the nested keys of columns that always get a mask, because other parts of the same table have nulls. The
         value is true for a mask of elements, and false for a mask of rows.
+    shapes: the shape of the rows of columns whose type does not tell it, because it has lists of variable length.
+        Without a shape such rows become ragged. It does not apply to columns in which whole rows are null.
     columns: the columns to read from a file; `None` for all.
     arguments: further arguments for the library that reads the file.
     """
@@ -93,6 +96,7 @@ class TableOptions:
     mask_key: Path = ()
     copy: bool = False
     masks: Mapping[Path, bool] = field(default_factory=dict)
+    shapes: Mapping[Path, Sequence[int]] = field(default_factory=dict)
     columns: Sequence[str] | None = None
     arguments: Mapping[str, Any] = field(default_factory=dict)
 
@@ -123,16 +127,6 @@ class TableOptions:
     def default_fill(self) -> float:
         """The number that fills nulls of floating point columns, unless `fill` says another one."""
         return 0.0 if self.nulls == "mask" and not self.mask_key else math.nan
-
-
-def check_nulls(nulls: object, otherwise: str) -> None:
-    """Check the argument `nulls`.
-
-    Raises:
-        ValueError: it is neither `"mask"` nor `None`. The error explains `None` by `otherwise`.
-    """
-    if nulls not in (None, "mask"):
-        raise ValueError(f"nulls is None, {otherwise}, or 'mask', got {nulls!r}")
 
 
 @dataclass(slots=True)
@@ -236,7 +230,8 @@ def columns_of(
         UnsupportedEntryError: an entry has no form as a column.
         ValueError: the leaves have no common first dim.
     """
-    check_nulls(nulls, "which writes masks as columns of their own")
+    if nulls not in (None, "mask"):
+        raise ValueError(f"nulls is None, which writes masks as columns of their own, or 'mask', got {nulls!r}")
     found = _ColumnCollector(TableStructure(), [], None, text_categories)
     found.collect(container, ())
     if found.rows is None:
@@ -466,16 +461,16 @@ def container_of(
                 values = values.to(reading.dtype)
         else:
             values = Specification(VALUE_STACK, torch.Size((rows, *column.batch)), stack_dim=0, value=values)
-        _insert(tree, column.path, values)
+        insert_entry(tree, column.path, values)
         if column.valid is not None:
             place = (*reading.mask_key, *column.path) if reading.mask_key else _sibling(column.path, MASK)
-            _insert(tree, place, column.valid)
+            insert_entry(tree, place, column.valid)
         if not reading.metadata:
             continue
         if column.type is not None:
-            _insert(tree, _sibling(column.path, TYPE), _make_metadata(column.type, rows))
+            insert_entry(tree, _sibling(column.path, TYPE), _make_metadata(column.type, rows))
         if column.categories is not None:
-            _insert(tree, _sibling(column.path, CATEGORIES), _make_metadata(column.categories, rows))
+            insert_entry(tree, _sibling(column.path, CATEGORIES), _make_metadata(column.categories, rows))
     nodes = {} if structure is None else structure.nodes
     for path in sorted(nodes, key=len):
         if path and nodes[path].get("empty"):
@@ -497,17 +492,6 @@ def _sibling(path: Path, end: str) -> Path:
     return (*path[:-1], path[-1] + end)
 
 
-def _find_level(tree: dict[str, Any], path: Path) -> dict[str, Any]:
-    for depth, name in enumerate(path):
-        tree = tree.setdefault(name, {})
-        if type(tree) is not dict:
-            raise DuplicateKeyError(
-                f"the column {joined(path[: depth + 1])!r} and the column {joined(path)!r} inside it cannot both be "
-                "entries: rename one of them first, or choose another separator"
-            )
-    return tree
-
-
 def _add_empty(tree: dict[str, Any], path: Path) -> None:
     """Add a container without columns to its parent, if columns of the parent were read."""
     for name in path[:-1]:
@@ -517,15 +501,26 @@ def _add_empty(tree: dict[str, Any], path: Path) -> None:
     tree.setdefault(path[-1], {})
 
 
-def _insert(tree: dict[str, Any], path: Path, value: Any) -> None:
-    level = _find_level(tree, path[:-1]) if len(path) > 1 else tree
-    if path[-1] in level:
+def insert_entry(tree: dict[str, Any], path: Path, value: Any) -> None:
+    """Put an entry into nested dicts.
+
+    Raises:
+        DuplicateKeyError: another entry is there, or at the beginning of the path.
+    """
+    for depth, name in enumerate(path[:-1], 1):
+        tree = tree.setdefault(name, {})
+        if type(tree) is not dict:
+            raise DuplicateKeyError(
+                f"{joined(path[:depth])!r} and {joined(path)!r} inside it cannot both be entries: rename one of them "
+                "first, or choose another separator"
+            )
+    if path[-1] in tree:
         raise DuplicateKeyError(
-            f"two columns lead to the entry {joined(path)!r}: rename one of them first, or choose another separator "
-            f"(a column with missing values or a type of its own also makes entries called {MASK!r}, {TYPE!r} and "
-            f"{CATEGORIES!r} behind its name)"
+            f"there are two entries {joined(path)!r}: rename one of them first, or choose another separator (a column "
+            f"with missing values or a type of its own also makes entries called {MASK!r}, {TYPE!r} and {CATEGORIES!r} "
+            "behind its name)"
         )
-    level[path[-1]] = value
+    tree[path[-1]] = value
 
 
 def _build_node(tree: dict[str, Any], rows: int, nodes: Mapping[Path, dict[str, Any]], path: Path) -> Specification:
@@ -544,7 +539,7 @@ def _build_node(tree: dict[str, Any], rows: int, nodes: Mapping[Path, dict[str, 
         elif isinstance(value, Specification) and value.kind == "MetaData":
             value.batch_size = size
         entries[name] = value
-    finish = None if node.stack_dim is None else _make_restack(node.stack_dim)
+    finish = None if node.stack_dim is None else partial(_restack, node.stack_dim)
     found = check(Specification(DICT, size, None, node.names, entries, finish=finish), path)
     cls = None if tensorclass is None else registry.declared(tensorclass)
     if tensorclass is None or cls is None or tensorclass_problem(cls, DICT, True, tree) is not None:
@@ -552,13 +547,8 @@ def _build_node(tree: dict[str, Any], rows: int, nodes: Mapping[Path, dict[str, 
     return tensorclass_over(tensorclass, found)
 
 
-def _make_restack(dim: int) -> Any:
-    def finish(node: Specification, container: Contract) -> Any:
-        size = container._batch_size
-        batch = None if size[dim] else size[:dim] + size[dim + 1 :]
-        stack = makers.lazy_stack(*container.unbind(dim), stack_dim=dim, batch_size=batch)
-        if node.names is not None:
-            stack.names = node.names
-        return stack
-
-    return finish
+def _restack(dim: int, node: Specification, container: Contract) -> Any:
+    """Return the lazy stack that was written as a container of all its rows."""
+    size = container._batch_size
+    batch = None if size[dim] else size[:dim] + size[dim + 1 :]
+    return makers.lazy_stack(*container.unbind(dim), stack_dim=dim, batch_size=batch, names=node.names)

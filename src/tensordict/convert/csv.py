@@ -101,14 +101,12 @@ def write_csv(file: Any, tables: Iterable[Any]) -> None:
         ValueError: a column is compound, see `refuse_compound`; or the only column has nulls.
     """
     arrow = require("pyarrow.csv", "tabular")
-    is_first = True
-    for table in tables:
-        if is_first:
+    for number, table in enumerate(tables):
+        if number == 0:
             refuse_compound(table.schema)
             header = io.StringIO()
             csv.writer(header, lineterminator="\n").writerow(table.schema.names)
             file.write(header.getvalue().encode())
-            is_first = False
         if table.num_columns == 1 and table.column(0).null_count:
             raise ValueError(
                 f"column {table.schema.names[0]!r} lacks values and is the only one: its missing cells would be an "
@@ -152,23 +150,20 @@ def refuse_compound(schema: Any) -> None:
         ValueError: names the column.
     """
     pa = require("pyarrow", "tabular")
-    kinds = pa.types
+    types = pa.types
     for column in schema:
-        if kinds.is_struct(column.type):
+        name, kind = column.name, column.type
+        if types.is_struct(kind):
             raise ValueError(
-                f"column {column.name!r} is a nested container, and CSV has one level: pass separator='.', which makes "
-                f"columns like {column.name + '.' + column.type.field(0).name!r} of it"
-                if column.type.num_fields
-                else f"column {column.name!r} is an empty nested container, and CSV has no column for one"
+                f"column {name!r} is a nested container, and CSV has one level: pass separator='.', which makes "
+                f"columns like {name + '.' + kind.field(0).name!r} of it"
+                if kind.num_fields
+                else f"column {name!r} is an empty nested container, and CSV has no column for one"
             )
-        if (
-            kinds.is_nested(column.type)
-            or kinds.is_binary(column.type)
-            or isinstance(column.type, pa.BaseExtensionType)
-        ):
+        if types.is_nested(kind) or types.is_binary(kind) or isinstance(kind, pa.BaseExtensionType):
             raise ValueError(
-                f"column {column.name!r} is of {column.type}, and a cell of CSV holds one number or text: use "
-                "to_parquet or to_json, or leave it out with td.exclude"
+                f"column {name!r} is of {kind}, and a cell of CSV holds one number or text: use to_parquet or to_json, "
+                "or leave it out with td.exclude"
             )
 
 
@@ -381,11 +376,8 @@ class _CsvReader:
     def _find_kind(self, cells: Any) -> str:
         """Return the kind of the first cell with a value; "" if all are missing."""
         first = self._clean_cells(cells).drop_null()[:1]
-        return (
-            next((kind for kind in _KIND_NAMES if self._convert_cells(kind, first) is not None), "")
-            if len(first)
-            else ""
-        )
+        kinds = _KIND_NAMES if len(first) else ()
+        return next((kind for kind in kinds if self._convert_cells(kind, first) is not None), "")
 
     def _convert_cells(self, kind: str, cells: Any) -> Any:
         """Convert cells to values of a kind; return `None` if a cell is not of this kind."""

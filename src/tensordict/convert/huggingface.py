@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import math
 import secrets
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 from tensordict.convert.arrow import METADATA, container_of_table, is_list
@@ -68,7 +68,7 @@ def _find_shape(column: Any) -> tuple[int, ...]:
     """Return the shape of rows of lists that all have one length; `()` if there is none."""
     pa, compute = require("pyarrow", "hf"), require("pyarrow.compute", "hf")
     if isinstance(column.type, pa.BaseExtensionType):
-        column = _unwrap_extension(pa, column)
+        column = pa.chunked_array([chunk.storage for chunk in column.chunks], column.type.storage_type)
     shape: list[int] = []
     while is_list(column.type):
         if column.null_count or not len(column):
@@ -78,9 +78,8 @@ def _find_shape(column: Any) -> tuple[int, ...]:
         if lengths["max"].as_py() != shape[-1] or not shape[-1]:
             return ()
         column = compute.list_flatten(column)
-    is_number = (
-        pa.types.is_integer(column.type) or pa.types.is_floating(column.type) or pa.types.is_boolean(column.type)
-    )
+    types, kind = pa.types, column.type
+    is_number = types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind)
     return tuple(shape) if is_number and not column.null_count else ()
 
 
@@ -102,10 +101,6 @@ def container_of_rows(
         if _is_image(feature):
             images.append(path)
             column = _join_files(pa, column, name)
-        elif name in shapes:
-            column = _to_fixed_lists(pa, column, shapes[name])
-        elif isinstance(column.type, pa.BaseExtensionType):
-            column = _unwrap_extension(pa, column)
         elif names and pa.types.is_integer(column.type):
             if compute.any(compute.less(column, 0)).as_py():
                 # Hugging Face writes -1 for a missing label.
@@ -119,7 +114,7 @@ def container_of_rows(
             continue
         table = table.set_column(position, name, column)
     table = table.replace_schema_metadata({METADATA: TableStructure(notes=notes).to_json()})
-    container = container_of_table(table, options)
+    container = container_of_table(table, replace(options, shapes={(name,): shapes[name] for name in shapes}))
     for path in images if decode else ():
         rows = ragged.unbind(container.get(path), 0)
         container.set(path, decode_files(rows, decode, path).to(container.device))
@@ -156,34 +151,6 @@ def _read_file(path: str | None, name: str) -> bytes | None:
         raise ValueError(f"column {name!r} has the image {path!r} by its URL: download the data set first")
     with open(path, "rb") as file:
         return file.read()
-
-
-def _unwrap_extension(pa: Any, column: Any) -> Any:
-    return pa.chunked_array([chunk.storage for chunk in column.chunks], column.type.storage_type)
-
-
-def _to_fixed_lists(pa: Any, column: Any, shape: tuple[int, ...]) -> Any:
-    """Convert a column of arrays of one shape from variable-length lists to lists of fixed sizes."""
-    if isinstance(column.type, pa.BaseExtensionType):
-        column = _unwrap_extension(pa, column)
-    kind = column.type
-    while is_list(kind):
-        kind = kind.value_type
-    for size in reversed(shape):
-        kind = pa.list_(kind, size)
-    chunks = []
-    for flat in column.chunks:
-        if flat.null_count:
-            return column
-        rows = len(flat)
-        while is_list(flat.type):
-            flat = flat.flatten()
-        if len(flat) != rows * math.prod(shape):
-            raise ValueError(f"{rows} rows of shape {list(shape)} were expected, and they have {len(flat)} numbers")
-        for size in reversed(shape):
-            flat = pa.FixedSizeListArray.from_arrays(flat, size)
-        chunks.append(flat)
-    return pa.chunked_array(chunks, kind)
 
 
 def make_dataset(table: Any) -> Any:

@@ -17,7 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tensordict.convert.records import insert_entry, make_entry, make_values
+from tensordict.convert.columns import insert_entry
+from tensordict.convert.records import make_entry, make_values
 from tensordict.core import ragged
 from tensordict.core.contract import is_node
 from tensordict.core.exceptions import DuplicateKeyError, SaveError, StackError, UnsupportedEntryError
@@ -102,10 +103,8 @@ def _iterate_columns(node: Any, path: Path) -> Iterator[tuple[Path, Rows]]:
         if is_node(leaf):
             yield inside, leaf.tolist()
         elif isinstance(leaf, list) or leaf.is_nested:
-            yield (
-                inside,
-                [_to_array(row, inside) for row in (leaf if isinstance(leaf, list) else ragged.unbind(leaf, 0))],
-            )
+            rows = leaf if isinstance(leaf, list) else ragged.unbind(leaf, 0)
+            yield inside, [_to_array(row, inside) for row in rows]
         else:
             yield inside, _to_array(leaf, inside)
 

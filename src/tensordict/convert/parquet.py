@@ -33,16 +33,12 @@ def container_of_files(path: PathLike, access: Access, options: TableOptions) ->
         SaveError: a file is broken, or has other columns than the first. The error names the file.
         ValueError: a requested column is missing, or a column cannot become an entry.
     """
-    parquet, _ = _import_parquet()
     files = files_of(path, access)
     tables: list[Any] = []
     with progress_bar(None, "reading", len(files), "file") as shown:
         for file in files:
             with file.local() as local, _name_file_in_errors(file):
-                if os.path.isdir(local):
-                    tables.append(parquet.read_table(local, columns=_to_list(options.columns), **options.arguments))
-                else:
-                    tables.append(_read_file(local, options.columns, options.arguments))
+                tables.append(_read_file(local, options.columns, options.arguments))
                 if len(tables) > 1:
                     _check_same(tables[0].schema, tables[-1].schema, files[0])
             shown.add(1)
@@ -68,8 +64,10 @@ def _format_schema(schema: Any) -> str:
 
 
 def _read_file(path: str, columns: Sequence[str] | None, options: Mapping[str, Any]) -> Any:
-    """Read the table in one file."""
+    """Read the table in one file, or in the files of a folder."""
     parquet, _ = _import_parquet()
+    if os.path.isdir(path):
+        return parquet.read_table(path, columns=_to_list(columns), **options)
     with parquet.ParquetFile(path) as file:
         names = file.schema_arrow.names
         _check_columns(file.schema_arrow, columns)
@@ -186,8 +184,7 @@ def write(
     parquet, pa = _import_parquet()
     # Parquet keeps the codes only for categories of text or bytes.
     table = arrow.table_of(container, separator, text_categories=True, nulls=nulls)
-    refuse_empty_lists(table.schema)
-    _refuse_deep_columns(table.schema)
+    refuse_unreadable(table.schema)
 
     def save(file: BinaryIO) -> None:
         try:
@@ -198,48 +195,36 @@ def write(
     write_text(path, overwrite, storage_options, save, _refuse_other, durable)
 
 
-def refuse_empty_lists(schema: Any) -> None:
-    """Raise if the rows of a column have no elements, because Arrow cannot read such a Parquet file back.
-
-    Raises:
-        UnsupportedEntryError: names the column.
-    """
-    types = arrow.pyarrow().types
-    for field in schema:
-        kind, name = field.type, field.name
-        if types.is_struct(kind):
-            refuse_empty_lists([inner.with_name(f"{name}.{inner.name}") for inner in kind])
-        kind = getattr(kind, "storage_type", kind)
-        while arrow.is_list(kind):
-            if types.is_fixed_size_list(kind) and not kind.list_size:
-                raise UnsupportedEntryError(
-                    f"column {name!r} has rows without elements, which Parquet cannot store: leave it out with "
-                    "td.exclude, or save in another format"
-                )
-            kind = kind.value_type
-
-
-def _refuse_deep_columns(schema: Any) -> None:
-    """Raise if a column has more levels than Arrow can read back.
+def refuse_unreadable(schema: Any) -> None:
+    """Raise if Arrow could not read a file of this schema back: rows have no elements, or a column has many levels.
 
     Raises:
         UnsupportedEntryError: names the column.
     """
     for field in schema:
         # The root of the schema counts as a level.
-        if (levels := 1 + _count_levels(field.type)) > _MOST_LEVELS:
+        if (levels := 1 + _count_levels(field.type, field.name)) > _MOST_LEVELS:
             raise UnsupportedEntryError(
                 f"column {field.name!r} needs {levels} levels of a Parquet schema, and files with more than "
                 f"{_MOST_LEVELS} cannot be read: flatten_keys() gives fewer levels"
             )
 
 
-def _count_levels(kind: Any) -> int:
-    if arrow.pyarrow().types.is_struct(kind):
-        return 1 + max((_count_levels(inner.type) for inner in kind), default=0)
+def _count_levels(kind: Any, name: str) -> int:
+    """Return the levels of a column or of a field in it. Raises for rows without elements."""
+    types = arrow.pyarrow().types
+    if types.is_struct(kind):
+        return 1 + max((_count_levels(inner.type, f"{name}.{inner.name}") for inner in kind), default=0)
     kind = getattr(kind, "storage_type", kind)
+    if not arrow.is_list(kind):
+        return 1
+    if types.is_fixed_size_list(kind) and not kind.list_size:
+        raise UnsupportedEntryError(
+            f"column {name!r} has rows without elements, which Parquet cannot store: leave it out with td.exclude, or "
+            "save in another format"
+        )
     # A list is a group with a repeated group in it.
-    return 2 + _count_levels(kind.value_type) if arrow.is_list(kind) else 1
+    return 2 + _count_levels(kind.value_type, name)
 
 
 def _refuse_other(path: str) -> None:

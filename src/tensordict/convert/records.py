@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import torch
 
+from tensordict.convert.columns import insert_entry
 from tensordict.convert.images import DECODED_ROWS, ROWS, Decode, decode_files, join_bytes
 from tensordict.core import makers, ragged
-from tensordict.core.exceptions import DuplicateKeyError
-from tensordict.core.keys import Path, joined
+from tensordict.core.keys import Path
 
 # The bytes of one container in memory.
 NBYTES = 16 << 20
@@ -83,21 +83,6 @@ def make_entry(path: Path, rows: Column, decode: Decode = False, is_ragged: bool
 def make_values(rows: Sequence[Any]) -> Any:
     """Make an entry with one value for each row."""
     return makers.values(list(rows), torch.Size((len(rows),)), 0, None)
-
-
-def insert_entry(entries: dict[str, Any], path: Path, entry: Any) -> None:
-    """Put an entry into nested dicts.
-
-    Raises:
-        DuplicateKeyError: another entry is there, or at the beginning of the path.
-    """
-    for name in path[:-1]:
-        entries = entries.setdefault(name, {})
-        if type(entries) is not dict:
-            raise DuplicateKeyError(f"{joined(path)!r} lies in an entry that holds rows: rename one of them first")
-    if path[-1] in entries:
-        raise DuplicateKeyError(f"there are two entries {joined(path)!r}: rename one of them first")
-    entries[path[-1]] = entry
 
 
 def make_container(entries: dict[str, Any], count: int) -> Any:

@@ -173,7 +173,7 @@ def write_text(
     path: PathLike,
     overwrite: bool,
     storage_options: StorageOptions | None,
-    write: Callable[[BinaryIO], None],
+    write: Callable[[BinaryIO], object],
     check: Callable[[str], None] | None = None,
     durable: bool = False,
 ) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import difflib
 import functools
 import os
 import re
@@ -11,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from tensordict.core.exceptions import InstructionError
+from tensordict.core.exceptions import InstructionError, suggest
 from tensordict.core.extras import require
 
 EXTRA = "ifeval"
@@ -94,9 +93,8 @@ def _without_downloads() -> Iterator[None]:
 def _make_checker(instruction_id: str, arguments: Mapping[str, Any]) -> Any:
     known = registry()
     if instruction_id not in known:
-        close = difflib.get_close_matches(instruction_id, known, 1)
-        hint = f"did you mean {close[0]!r}?" if close else f"known are {', '.join(known)}"
-        raise InstructionError(f"this instruction id is unknown; {hint}")
+        hint = suggest(instruction_id, known) or f"; known are {', '.join(known)}"
+        raise InstructionError(f"this instruction id is unknown{hint}")
     checker = known[instruction_id](instruction_id)
     _check_names(arguments, checker.get_instruction_args_keys())
     try:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
 
 import torch
 
@@ -13,6 +12,9 @@ from tensordict.containers.tensor_class import TensorClass
 from tensordict.core.keys import Key, canonical
 from tensordict.llm.scorer import flatten_rows
 from tensordict.ops.collection import TensorCollection
+
+# The strict and the loose score of each prompt or instruction; NaN if it could not be scored.
+_Pairs = list[tuple[float, ...]]
 
 
 class IFEvalSummary(TensorClass):
@@ -100,55 +102,36 @@ def ifeval_summary(
             punctuation:no_comma   66.7%   66.7%       3)
     """
     scores_of, ids_of = canonical(score_key), canonical(instruction_ids_key)
-    prompts, instructions, types = _Tally(), _Tally(), dict[str, _Tally]()
+    prompts, instructions, types = _Pairs(), _Pairs(), dict[str, _Pairs]()
     for row in flatten_rows(data):
         scores = row[scores_of]
         strict, loose = (scores.get(name).tolist() for name in ("inst_level_strict_acc", "inst_level_loose_acc"))
-        prompts.add(*(scores.get(name).item() for name in ("prompt_level_strict_acc", "prompt_level_loose_acc")))
-        for pair in zip(strict, loose):
-            instructions.add(*pair)
-        for name, pair in zip(_read_ids(row, ids_of, strict), zip(strict, loose)):
-            types.setdefault(name, _Tally()).add(*pair)
+        prompts += [tuple(scores.get(name).item() for name in ("prompt_level_strict_acc", "prompt_level_loose_acc"))]
+        pairs = list(zip(strict, loose))
+        instructions += pairs
+        for name, pair in zip(_read_ids(row, ids_of, strict), pairs):
+            types.setdefault(name, []).append(pair)
+    of_prompts, of_instructions = _summarize(prompts), _summarize(instructions)
     return IFEvalSummary(
-        prompt_level_strict_acc=prompts.accuracy("strict"),
-        inst_level_strict_acc=instructions.accuracy("strict"),
-        prompt_level_loose_acc=prompts.accuracy("loose"),
-        inst_level_loose_acc=instructions.accuracy("loose"),
-        prompts=torch.tensor(prompts.scored),
-        instructions=torch.tensor(instructions.scored),
-        prompt_errors=torch.tensor(prompts.errors),
-        inst_errors=torch.tensor(instructions.errors),
-        types=TensorDict({name: types[name].entries() for name in sorted(types)}),
+        prompt_level_strict_acc=of_prompts["strict_acc"],
+        inst_level_strict_acc=of_instructions["strict_acc"],
+        prompt_level_loose_acc=of_prompts["loose_acc"],
+        inst_level_loose_acc=of_instructions["loose_acc"],
+        prompts=of_prompts["instructions"],
+        instructions=of_instructions["instructions"],
+        prompt_errors=of_prompts["inst_errors"],
+        inst_errors=of_instructions["inst_errors"],
+        types=TensorDict({name: _summarize(types[name]) for name in sorted(types)}),
         batch_size=[],
     )
 
 
-@dataclass(slots=True)
-class _Tally:
-    """Counts of prompts or instructions: scored ones, ones that could not be scored, and followed ones."""
-
-    scored: int = 0
-    errors: int = 0
-    followed: dict[str, float] = field(default_factory=lambda: {"strict": 0.0, "loose": 0.0})
-
-    def add(self, strict: float, loose: float) -> None:
-        if math.isnan(strict):
-            self.errors += 1
-            return
-        self.scored += 1
-        self.followed["strict"] += strict
-        self.followed["loose"] += loose
-
-    def accuracy(self, kind: str) -> torch.Tensor:
-        return torch.tensor(self.followed[kind] / self.scored if self.scored else math.nan, dtype=torch.float64)
-
-    def entries(self) -> dict[str, torch.Tensor]:
-        return {
-            "strict_acc": self.accuracy("strict"),
-            "loose_acc": self.accuracy("loose"),
-            "instructions": torch.tensor(self.scored),
-            "inst_errors": torch.tensor(self.errors),
-        }
+def _summarize(scores: _Pairs) -> dict[str, torch.Tensor]:
+    """Return the accuracies, and the numbers of scored and of unscored pairs, under their names in `types`."""
+    table = torch.tensor(scores, dtype=torch.float64).reshape(-1, 2)
+    failed = table[:, 0].isnan()
+    strict, loose = table[~failed].mean(0)
+    return {"strict_acc": strict, "loose_acc": loose, "instructions": (~failed).sum(), "inst_errors": failed.sum()}
 
 
 def _read_ids(row: TensorCollection, key: Key, scores: list[float]) -> list[str]:

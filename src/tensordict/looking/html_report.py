@@ -27,6 +27,7 @@ from tensordict.looking.markup import (
     number_text,
     pictures,
     read_style,
+    shape_text,
     shorten,
     size_text,
     span,
@@ -228,10 +229,6 @@ def _list_keys(saves: Sequence[_ReportedSave]) -> list[Path]:
     return list(dict.fromkeys(key for save in saves for key in save.leaves))
 
 
-def _format_shape(shape: Iterable[int]) -> str:
-    return f"[{', '.join('*' if size == -1 else str(size) for size in shape)}]"
-
-
 def _differences_html(found: list[Difference], is_limited: bool) -> Iterator[str]:
     if is_limited:
         yield note("Elements were not compared, as not all of them were read.")
@@ -311,7 +308,7 @@ def _structure_html(saves: Sequence[_ReportedSave]) -> Iterator[str]:
             if group is None:
                 rows.append([_key_text(key), *_save_letter(saves, number), "missing", *[""] * (len(head) - 3)])
                 continue
-            facts = [group.dtype, _format_shape(group.shape), f"{len(group.specs):,}", size_text(group.nbytes)]
+            facts = [group.dtype, shape_text(group.shape), f"{len(group.specs):,}", size_text(group.nbytes)]
             rows.append(
                 [_key_text(key), *_save_letter(saves, number), *facts, *_format_figures(save.measured.get(key))]
             )
@@ -350,7 +347,7 @@ def _card_html(both: Sequence[LeafFigures | None], key: Path) -> str:
     for number, found in enumerate(both):
         if found is not None:
             mark = "" if len(both) == 1 else f'<span class="td-{("first", "second")[number]}">{"AB"[number]}</span> '
-            head = " · ".join([found.group.dtype, _format_shape(found.group.shape), size_text(found.group.nbytes)])
+            head = " · ".join([found.group.dtype, shape_text(found.group.shape), size_text(found.group.nbytes)])
             pieces.append(f"<div>{mark}{span('note', head)}</div>{_figures_html(found)}")
     return f'<div class="td-card">{"".join(pieces)}</div>'
 
@@ -413,7 +410,7 @@ def _values_html(saves: Sequence[_ReportedSave]) -> Iterator[str]:
                     f" (and {count_text(more, 'more member')})" if more else ""
                 )
                 rows.append(
-                    [_key_text(key), *_save_letter(saves, number), node.kind, _format_shape(node.batch_size), text]
+                    [_key_text(key), *_save_letter(saves, number), node.kind, shape_text(node.batch_size), text]
                 )
     if rows:
         yield table(["key", *(["save"] if len(saves) > 1 else []), "kind", "batch size", "value"], rows)

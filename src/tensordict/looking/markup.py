@@ -64,6 +64,11 @@ def size_text(nbytes: float) -> str:
     return f"{nbytes / 1024:.1f} TiB"
 
 
+def shape_text(shape: Iterable[int]) -> str:
+    """Format a shape, with `*` for dims of differing sizes, which are -1."""
+    return f"[{', '.join('*' if size == -1 else str(size) for size in shape)}]"
+
+
 def count_text(count: int, what: str) -> str:
     """Format a count with its noun, which gets a plural "s" unless the count is 1."""
     return f"{count:,} {what}" if count == 1 else f"{count:,} {what}s"

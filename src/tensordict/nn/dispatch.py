@@ -131,10 +131,7 @@ class _Dispatch:
                 f"got {type(result).__name__}"
             )
         out_keys = getattr(module, self.dest) if isinstance(self.dest, str) else self.dest
-        values = []
-        for key in out_keys:
-            if key != "_":
-                values.append(result[key])
+        values = [result[key] for key in out_keys if key != "_"]
         return values[0] if len(values) == 1 else tuple(values)
 
 

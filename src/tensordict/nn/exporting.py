@@ -9,7 +9,7 @@ import keyword
 import os
 import re
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -102,11 +102,7 @@ def export(
         program = torch.export.export(plain, (), leaves, dynamic_shapes=shapes, strict=False)
     if path is not None:
         content = _as_onnx(program, plain.names, shapes) if suffix == ".onnx" else _as_pt2(program)
-
-        def write(file: BinaryIO) -> None:
-            file.write(content)
-
-        write_text(path, overwrite, None, write)
+        write_text(path, overwrite, None, lambda file: file.write(content))
     return program
 
 

@@ -611,7 +611,25 @@ def _same(value: FunctionType) -> FunctionType:
     return value
 
 
-class TensorDictModuleWrapper(TensorDictModuleBase):
+class Forwarding(TensorDictModuleBase):
+    """The base of modules that look up the attributes that they lack in the module that they wrap."""
+
+    # The name of the wrapped module.
+    _wrapped: str
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            try:
+                return super().__getattr__(name)
+            except AttributeError:  # guarded: like any `__getattr__`
+                modules, wrapped = self.__dict__.get("_modules", ()), type(self)._wrapped  # guarded: never absent
+                if wrapped not in modules or name.startswith("__"):
+                    raise
+                return getattr(modules[wrapped], name)
+
+
+class TensorDictModuleWrapper(Forwarding):
     """A module that behaves like the module it wraps. Subclasses change parts of it.
 
     Args:
@@ -629,6 +647,8 @@ class TensorDictModuleWrapper(TensorDictModuleBase):
         >>> noisy.in_keys, noisy(TensorDict(x=torch.ones(3)))["y"].shape
         (['x'], torch.Size([4]))
     """
+
+    _wrapped = "td_module"
 
     def __init__(self, td_module: TensorDictModuleBase) -> None:
         super().__init__()
@@ -653,14 +673,6 @@ class TensorDictModuleWrapper(TensorDictModuleBase):
         """Undo :meth:`select_out_keys` of the wrapped module. Returns the wrapper."""
         self.td_module.reset_out_keys()
         return self
-
-    def __getattr__(self, name: str) -> Any:
-        try:
-            return super().__getattr__(name)
-        except AttributeError:  # guarded: like any `__getattr__`
-            if "td_module" not in self.__dict__.get("_modules", ()) or name.startswith("__"):  # guarded: never absent
-                raise
-            return getattr(self._modules["td_module"], name)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Run the wrapped module."""

@@ -291,13 +291,6 @@ class TensorDictParams(Wrapper, GivesTensorDicts, nn.Module):  # type: ignore[mi
                 write.clone = False  # A clone of a parameter is not a parameter.
         super()._plan_write(write, source, prefix)
 
-    def __setitem__(self, index: Any, value: Any) -> None:
-        """Write a parameter under a key, or assign to a part of the batch, bypassing autograd."""
-        if type(index) is str:
-            self._write_name(index, value)
-        else:
-            super().__setitem__(index, value)
-
     @spells(TensorDict.load_memmap_)
     def load_memmap_(self, prefix: Any, robust_key: bool | None = True, **options: Unpack[LoadInto]) -> Self:
         """Load a save into the existing parameters and buffers; see :meth:`load_memmap`.

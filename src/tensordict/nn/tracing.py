@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import fx, nn
 
 from tensordict.core.keys import Key, path_of
 from tensordict.nn.dispatch import dispatch
-from tensordict.nn.module import Inplace, TensorDictModule, TensorDictModuleBase, output_of
+from tensordict.nn.module import Forwarding, Inplace, TensorDictModule, TensorDictModuleBase, output_of
 from tensordict.nn.sequence import TensorDictSequential
 from tensordict.ops.entries.atomic_updates import set_all
 
 
-class TDGraphModule(TensorDictModuleBase):
+class TDGraphModule(Forwarding):
     """A module that runs a graph on a container, and writes the tensors that the graph returns into the container.
 
     Attributes that it lacks, such as `graph` and `code`, are looked up in the graph module.
@@ -25,6 +25,8 @@ class TDGraphModule(TensorDictModuleBase):
         in_keys: the keys that the graph reads.
         inplace: the container for the results, as for :class:`~tensordict.nn.TensorDictModule`.
     """
+
+    _wrapped = "_gm"
 
     def __init__(
         self,
@@ -58,16 +60,6 @@ class TDGraphModule(TensorDictModuleBase):
             raise RuntimeError(f"the graph returned {len(values)} values for {len(self._out_keys)} out_keys")
         set_all(tensordict_out, self._out_keys, values)
         return tensordict_out
-
-    if not TYPE_CHECKING:
-
-        def __getattr__(self, name: str) -> Any:
-            try:
-                return super().__getattr__(name)
-            except AttributeError:  # guarded: like any `__getattr__`
-                if name.startswith("__") or "_gm" not in self.__dict__.get("_modules", ()):  # guarded: never absent
-                    raise
-                return getattr(self._modules["_gm"], name)
 
 
 def symbolic_trace(td_module: TensorDictModuleBase) -> TDGraphModule:

@@ -106,8 +106,9 @@ class Mapping(Leaves):
         shared memory. Results that are in shared memory or in a file already are not copied.
         """
         options = MapOptions(
-            dim, num_workers, chunksize, num_chunks, pool, generator, max_tasks_per_child, worker_threads,
-            mp_start_method, pbar, progress, timeout, out=out,
+            dim=dim, num_workers=num_workers, chunksize=chunksize, num_chunks=num_chunks, pool=pool,
+            generator=generator, max_tasks_per_child=max_tasks_per_child, worker_threads=worker_threads,
+            mp_start_method=mp_start_method, pbar=pbar, progress=progress, timeout=timeout, out=out,
         )  # fmt: skip
         return ChunkedMap(fn, self, options).join()  # type: ignore[no-any-return]
 
@@ -158,4 +159,5 @@ class Mapping(Leaves):
         """
         check_shuffle(shuffle, index_with_generator)
         refuse_unknown(Mapping.map_iter, options)
-        return ChunkedMap(fn, self, MapOptions(dim, num_workers, shuffle=shuffle, ordered=ordered, **options)).iterate()
+        given = MapOptions(dim=dim, num_workers=num_workers, shuffle=shuffle, ordered=ordered, **options)
+        return ChunkedMap(fn, self, given).iterate()

@@ -25,7 +25,7 @@ from tensordict.parallel.jobs import Chunk, Job, name_chunk, raise_failure, sele
 from tensordict.parallel.workers import CallersPool, WorkerPool
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class MapOptions:
     """The arguments of `TensorDict.map` and `map_iter`."""
 
@@ -171,13 +171,15 @@ class ChunkedMap:
         # The rows of all results, of which the first `filled` have arrived.
         whole: Any = None
         filled: Any = 0
+        # The rows of one result.
+        size: Any = 0
         for chunk, value in self.results():
             if out is not None:
                 self._write(chunk, value)
             elif value is not None:
                 self._check_joinable(value, chunk)
                 if chunk.number == 0 and _is_dense(value) and not self.has_single_elements:
-                    whole = self._make_whole(value)
+                    whole, size = self._make_whole(value), chunk.stop
                 if whole is not None and filled == chunk.start and self._copy_into(whole, value, chunk):
                     filled = chunk.stop
                 else:
@@ -189,7 +191,8 @@ class ChunkedMap:
         if whole is not None and filled == self._length:
             return whole
         if filled:
-            found.insert(0, whole.narrow(self.dim, 0, filled))
+            # One piece for each result, so that errors count results.
+            found[:0] = whole.narrow(self.dim, 0, filled).split(size, self.dim)
         if not found:
             return None
         return torch.stack(found, self.dim) if self.has_single_elements else torch.cat(found, self.dim)

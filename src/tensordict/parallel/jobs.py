@@ -236,9 +236,6 @@ class LocalValue(NamedTuple):
 class RemoteTraceback(Exception):
     """The cause of an exception that a worker raised. Its text has the chunk and the traceback in the worker."""
 
-    def __str__(self) -> str:
-        return str(self.args[0])
-
 
 def raise_failure(failure: Failure, chunk: Chunk) -> None:
     """Raise the exception of a worker, with the chunk in its message."""

@@ -356,7 +356,7 @@ class Receiving:
         made = target.make_container(self._allow_pickle)
         if self._container is None:
             return made if self._device is None else made.to(self._device)
-        check_same_entries(self._container, made, "here", "in what was sent")
+        _check_same_entries(self._container, made)
         _check_writable(self._container)
         self._container.update_(made)
         return self._container
@@ -457,15 +457,11 @@ def _get_node(container: Contract, key: Path) -> Any:
     return node
 
 
-def check_same_entries(first: object, second: object, here: str, there: str) -> None:
-    """Raise if two containers do not have the same entries, with the same shapes and dtypes.
-
-    Raises:
-        TransferError: the containers differ; the error lists the differences.
-    """
-    left, right = dict(_outline(first, ())), dict(_outline(second, ()))
+def _check_same_entries(own: object, sent: object) -> None:
+    """Raise if two containers do not have the same entries, with the same shapes and dtypes."""
+    left, right = dict(_outline(own, ())), dict(_outline(sent, ()))
     if left != right:
-        raise TransferError(describe_differences(left, right, here, there, lambda key: key))
+        raise TransferError(describe_differences(left, right, "here", "in what was sent", lambda key: key))
 
 
 def _check_writable(container: Contract) -> None:

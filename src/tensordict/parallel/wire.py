@@ -305,7 +305,9 @@ class TargetBuffers:
                 self.buffers.append(self._blocks[device])
         for name, row in header.large():
             target = self._writable[name].detach()
-            if target.device == device_of(row.device) and target.is_contiguous() and not _is_lazy_view(target):
+            # The memory of a lazy view holds the conjugates or the negatives of its elements.
+            is_plain = target.is_contiguous() and not (target.is_conj() or target.is_neg())
+            if is_plain and target.device == device_of(row.device):
                 self.buffers.append(_view_bytes(target))
             else:
                 buffer = new_bytes(row.stop - row.start, device_of(row.device))
@@ -388,10 +390,7 @@ def _prepare_to_send(tensor: Tensor, key: Path) -> Tensor:
     Raises:
         UnsupportedEntryError: the tensor has no plain bytes in memory.
     """
-    kind = type(tensor)
-    if kind is Tensor and tensor.layout is torch.strided and not (tensor.is_meta or tensor.is_quantized):
-        return tensor
-    if kind is StoredTensor:
+    if (kind := type(tensor)) is StoredTensor:
         return read_stored(tensor)
     if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_meta:
         what = "on the meta device" if tensor.is_meta else "quantized" if tensor.is_quantized else f"of {tensor.layout}"
@@ -408,8 +407,3 @@ def _view_bytes(tensor: Tensor) -> Tensor:
     plain = tensor.detach()
     plain = plain if type(plain) is Tensor else plain.as_subclass(Tensor)
     return plain.resolve_conj().resolve_neg().contiguous().view(-1).view(torch.uint8)
-
-
-def _is_lazy_view(tensor: Tensor) -> bool:
-    """Return whether the memory holds the conjugates or the negatives of the elements."""
-    return tensor.is_conj() or tensor.is_neg()

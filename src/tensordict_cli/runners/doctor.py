@@ -275,7 +275,7 @@ def _try_start(method: str) -> str | None:
     """Return the reason why processes cannot be started with this method; `None` when they can."""
     try:
         if method == "fork":
-            process = multiprocessing.get_context("fork").Process(target=_do_nothing)
+            process = multiprocessing.get_context("fork").Process()
             process.start()
             process.join()
             return None if process.exitcode == 0 else f"fork: a process ended with {process.exitcode}"
@@ -284,10 +284,6 @@ def _try_start(method: str) -> str | None:
     except (OSError, subprocess.CalledProcessError) as error:
         return f"{method}: {error}"
     return None
-
-
-def _do_nothing() -> None:
-    """Do nothing; the target of a trial process."""
 
 
 def _read_limits() -> dict[str, int | None]:

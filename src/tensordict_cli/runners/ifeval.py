@@ -60,7 +60,10 @@ def _read_ids(row: TensorCollection) -> list[str]:
 def _describe_response(place: str, row: TensorCollection) -> dict[str, Any]:
     """Return the scores of one response as true, false, or `None` for instructions that could not be scored."""
     scores = row["ifeval_score"]
-    followed = {name: [_to_bool(value) for value in scores.get(name).flatten().tolist()] for name in FIELDS}
+    followed = {
+        name: [None if math.isnan(score) else bool(score) for score in scores.get(name).flatten().tolist()]
+        for name in FIELDS
+    }
     strict, inst_strict, loose, inst_loose = (followed[name] for name in FIELDS)
     each = zip(_read_ids(row), inst_strict, inst_loose)
     return {
@@ -69,10 +72,6 @@ def _describe_response(place: str, row: TensorCollection) -> dict[str, Any]:
         "loose": loose[0],
         "instructions": [{"id": name, "strict": one, "loose": other} for name, one, other in each],
     }
-
-
-def _to_bool(score: float) -> bool | None:
-    return None if math.isnan(score) else bool(score)
 
 
 # --- for people -------------------------------------------------------------------------------------------------------

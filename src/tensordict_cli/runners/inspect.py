@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import difflib
 import json
 import os
 import sys
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import partial
@@ -23,6 +22,7 @@ from tensordict.io.remote.urls import Remote, is_url
 from tensordict.io.saving.comparing import OPAQUE, cut_pieces, open_source, read_piece
 from tensordict.io.saving.progress import Progress, count_bytes, count_disk_usage, progress_bar
 from tensordict.io.specification import BrokenValue, LeafSpec, PickledValue, Specification, replace_broken, walk
+from tensordict.looking.markup import shape_text
 from tensordict.looking.tally import Tally, to_numbers
 from tensordict.memory.names import without_scheme
 from tensordict_cli.runners.heads import format_head, head_to_json, read_head
@@ -43,7 +43,7 @@ from tensordict_cli.runners.terminal import (
     show,
     size_text,
 )
-from tensordict_cli.text import printable
+from tensordict_cli.text import printable, suggest
 
 Node = Specification | LeafSpec
 T = TypeVar("T")
@@ -169,10 +169,7 @@ def _find_node(node: Node, key: str, above: str = "") -> Node:
                 missing = error
     if missing is not None:
         raise missing
-    close = difflib.get_close_matches(key.partition(".")[0], entries, 1)
-    hint = (
-        f"did you mean {above + close[0]!r}?" if close else f"there are {', '.join(islice(entries, 8)) or 'no entries'}"
-    )
+    hint = suggest(key.partition(".")[0], entries, above)
     raise SaveError(f"there is nothing at the key {above + key!r}; {hint}")
 
 
@@ -249,14 +246,14 @@ def _format_rows(
     """
     if isinstance(node, LeafSpec):
         kind = str(node.dtype).removeprefix("torch.") + (", ragged" if node.ragged else "")
-        return [[(branch, NAME), (kind, ""), (_format_shape(node.shape), SHAPE), (size_text(node.nbytes), QUIET)]]
+        return [[(branch, NAME), (kind, ""), (shape_text(node.shape), SHAPE), (size_text(node.nbytes), QUIET)]]
     if _is_broken(node):
         return [[(branch, NAME), ("broken", BAD)]]
     rows = [
         [
             (branch, NAME),
             (printable(node.kind), KIND),
-            (_format_shape(node.batch_size), SHAPE),
+            (shape_text(node.batch_size), SHAPE),
             ("", ""),
             _describe_container(node, outer),
         ]
@@ -299,10 +296,6 @@ def _describe_container(form: Specification, outer: Names | None) -> tuple[str, 
     if form.names is not None and form.names != outer:
         notes.append("names " + ", ".join("-" if name is None else printable(name) for name in form.names))
     return ", ".join(notes), QUIET
-
-
-def _format_shape(shape: Iterable[int]) -> str:
-    return f"[{', '.join('*' if size == -1 else str(size) for size in shape)}]"
 
 
 # --- for programs -----------------------------------------------------------------------------------------------------

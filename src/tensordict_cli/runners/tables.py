@@ -12,7 +12,7 @@ from tensordict.convert.columns import Fill, Nulls, TableOptions
 from tensordict.convert.csv import CsvOptions, csv_tables, write_csv
 from tensordict.convert.input_files import files_of
 from tensordict.convert.json import json_tables, write_json
-from tensordict.convert.parquet import batches_of_files, refuse_empty_lists
+from tensordict.convert.parquet import batches_of_files, refuse_unreadable
 from tensordict.convert.text_tables import write_text
 from tensordict.core.exceptions import SaveError
 from tensordict.core.extras import require
@@ -156,7 +156,7 @@ def _write_table(parts: Iterator[Any], target: str, overwrite: bool, nulls: Null
 def _write_parquet(file: Any, tables: Iterator[Any]) -> None:
     parquet = require("pyarrow.parquet", "tabular")
     first = next(tables)
-    refuse_empty_lists(first.schema)
+    refuse_unreadable(first.schema)
     with parquet.ParquetWriter(file, first.schema) as writer:
         writer.write_table(first)
         for table in tables:

@@ -38,7 +38,8 @@ def show(lines: Iterable[Line], paged: bool = False) -> None:
     if paged and sys.stdout.isatty():
         kept = list(lines)
         size = shutil.get_terminal_size()
-        if sum(1 + _measure_line(line) // size.columns for line in kept) >= size.lines and (command := find_pager()):
+        rows = sum(1 + sum(len(text) for text, _ in line) // size.columns for line in kept)
+        if rows >= size.lines and (command := find_pager()):
             _page(kept, command)
             return
         lines = kept
@@ -63,10 +64,6 @@ def _page(lines: Iterable[Line], command: str) -> None:
             with contextlib.suppress(KeyboardInterrupt):
                 process.communicate(given)
             given = None
-
-
-def _measure_line(line: Line) -> int:
-    return sum(len(text) for text, _ in line)
 
 
 def _print(lines: Iterable[Line], file: IO[str]) -> None:

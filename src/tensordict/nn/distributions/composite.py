@@ -120,10 +120,7 @@ def _sum_features(value: Tensor | Contract, ndim: int) -> Tensor:
 
 
 def _add_up(values: Sequence[Tensor]) -> Tensor:
-    total = values[0] if values else torch.zeros(())
-    for value in values[1:]:
-        total = total + value
-    return total
+    return functools.reduce(torch.add, values) if values else torch.zeros(())
 
 
 class CompositeDistribution(D.Distribution, Mapping[Key, D.Distribution]):  # guarded: a KeyError reads all keys
