@@ -199,3 +199,12 @@ def test_a_list_of_the_members_of_a_lazy_stack():
     assert all(one is row["u"] for one, row in zip(stack.get("u", as_list=True), rows, strict=True))
     assert len(TensorDict(b=stack, batch_size=[2]).get(("b", "u"), as_list=True)) == 2
     assert [len(column) for column in lazy_stack([stack, stack]).get("u", as_list=True)] == [2, 2]
+
+
+def test_padding_the_tensors_of_the_members_of_a_lazy_stack() -> None:
+    rows = [TensorDict(u=UnbatchedTensor(torch.ones(i + 1)), batch_size=[]) for i in range(2)]
+    padded, mask = lazy_stack(rows).get("u", as_padded_tensor=True, padding_value=7, return_mask=True)
+    assert type(padded) is torch.Tensor and padded.tolist() == [[1, 7], [1, 1]]
+    assert mask.tolist() == [[True, False], [True, True]]
+    nested = TensorDict(n=lazy_stack([lazy_stack(rows)] * 2, 1))
+    assert nested.get(("n", "u"), as_padded_tensor=True).shape == (2, 2, 2)

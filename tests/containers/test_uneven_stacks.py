@@ -139,6 +139,20 @@ def test_failed_update_at_changes_nothing() -> None:
     assert "extra" not in stack[1]
 
 
+@pytest.mark.parametrize("flatten", [lambda td: td.reshape(-1), lambda td: td.flatten()], ids=["reshape", "flatten"])
+def test_rows_of_members_of_unequal_sizes_become_one_stack(flatten: Any) -> None:
+    rows = [TensorDict(a=torch.tensor([i]), t=f"row {i}") for i in range(5)]
+    stack = lazy_stack([lazy_stack(rows[:2]), lazy_stack(rows[2:])])
+    flat = flatten(stack)
+    assert flat.batch_size == (5,) and flat["a"].flatten().tolist() == [0, 1, 2, 3, 4] and flat["t"][4] == "row 4"
+    flat[4]["a"].fill_(9)
+    assert stack[1][2]["a"] == 9
+    empty = flatten(lazy_stack([lazy_stack(rows)[:0], lazy_stack(rows)[:0].expand(2, 0)[0]]))
+    assert empty.batch_size == (0,) and empty["a"].shape == (0, 1)
+    with pytest.raises(RuntimeError, match="different batch sizes"):
+        lazy_stack([lazy_stack(rows[:2]), lazy_stack(rows[2:])], 1).reshape(-1)
+
+
 def test_padding_with_a_mask() -> None:
     stack = lazy_stack([TensorDict(a=torch.ones(2, 1)), TensorDict(a=torch.ones(3, 2))])
     for holder, key in ((stack, "a"), (TensorDict(n=stack), ("n", "a"))):

@@ -212,6 +212,20 @@ def test_partial_assignment(td: Any, plain: Plain, kind: Kind) -> None:
     assert_matches(td, plain, kind.batch_size, kind.extra)
 
 
+def test_assigning_a_part_that_overlaps_with_the_place(td: Any, plain: Plain, kind: Kind) -> None:
+    size = kind.batch_size
+    if not size or size[0] < 3:
+        pytest.skip("no parts that overlap")
+    numbers = index_map(size)
+    for index, part in ((slice(0, -1), slice(1, None)), ([0, 1], slice(1, 3)), (None, slice(1, 2))):
+        values = picked(plain, size, numbers[part])
+        td[index] = td[part]
+        if index is None:
+            values = mapped(lambda leaf: leaf.expand(1, size[0], *leaf.shape[1:]), values)
+        plain = replaced(plain, size, numbers[index], values)
+        assert_matches(td, plain, size, kind.extra)
+
+
 def repeated(plain: Plain, count: int) -> Plain:
     """The same content along a new first dim."""
     return mapped(lambda leaf: leaf.expand(count, *leaf.shape), plain)

@@ -112,6 +112,39 @@ def test_lazy_stacks(dim, stack_dim):
     torch.testing.assert_close(sums, vmap(lambda td: td["a"].sum(), in_dims=dim)(dense))
 
 
+@pytest.mark.parametrize("stack_dim", [0, 1])
+def test_feature_dims_of_lazy_stacks(stack_dim):
+    stack = lazy_stack([TensorDict(a=torch.randn(3, 4), t="text", batch_size=[3]) for _ in range(2)], stack_dim)
+    result = vmap(lambda part: part + 1, in_dims=2, out_dims=1)(stack)
+    assert isinstance(result, LazyStackedTensorDict) and result[0, 0, 0]["t"] == "text"
+    assert torch.equal(result["a"], (stack["a"] + 1).movedim(2, 1)) and len(result.batch_size) == 3
+    sums = vmap(lambda part: part["a"].sum(), in_dims=2)(stack)
+    torch.testing.assert_close(sums, stack["a"].sum((0, 1)))
+    uneven = lazy_stack([TensorDict(a=torch.zeros(3, 4)), TensorDict(a=torch.zeros(3, 5))])
+    with pytest.raises(ValueError, match="in_dim"):
+        vmap(lambda part: part + 1, in_dims=2)(uneven)
+
+
+@pytest.mark.parametrize("lazy", [False, True])
+@pytest.mark.parametrize("dim", [1, 2])
+def test_a_feature_dim_that_is_a_batch_dim_of_nested_containers(dim, lazy):
+    nested = TensorDict(b=torch.randn(2, 3, 4), batch_size=[2, 3, 4]).lock_()
+    if lazy:
+        nested = lazy_stack(list(nested.unbind(dim)), dim)
+    td = TensorDict(a=torch.randn(2, 3, 4), n=nested, m={"c": torch.randn(2, 3, 4), "t": "text"}, batch_size=[2])
+
+    def look(part):
+        assert part["n"].batch_size == part["n", "b"].shape == torch.Size([2, 4 if dim == 1 else 3])
+        assert part["m"].batch_size == part.batch_size == (2,) and part["m", "t"] == "text"
+        return part + 1
+
+    result = vmap(look, in_dims=dim)(td)
+    assert result.batch_size == (td["a"].shape[dim], 2)
+    assert result["n"].batch_size == result["n", "b"].shape
+    assert torch.equal(result["n", "b"], (nested["b"] + 1).movedim(dim, 0))
+    assert torch.equal(result["m", "c"], (td["m", "c"] + 1).movedim(dim, 0))
+
+
 def test_results_that_are_lazy():
     def build(x):
         return lazy_stack([TensorDict(a=x), TensorDict(a=x + 1)])

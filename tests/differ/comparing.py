@@ -14,7 +14,7 @@ from differ.sides import Replies, Summary
 from differ.stacks import dense, form_of
 
 # These kinds name a difference only where no other kind does.
-MINOR = {"key order", "flags", "leaf class", "lazy or dense"}
+MINOR = {"key order", "flags", "leaf class", "lazy or dense", "holder or value"}
 NOT_FIELDS = {"k", "entries", "members", "nontensor", "msg"}
 # Kinds of differences from the newest level begin so; it counts where level 0.14.3 refuses a line.
 NEWEST = "0.15.3"
@@ -102,7 +102,8 @@ def differences(a: Summary, b: Summary, path: str = "") -> list[Difference]:
         texts = [f"{short(x.get('exc', x.get('cls', '')))} {x.get('msg', '')[:100]}" for x in (a, b)]
         return [Difference(kind, path, *texts)]
     if a["k"] != b["k"]:
-        return [Difference("type", path, a.get("cls", a["k"]), b.get("cls", b["k"]))]
+        kind = "holder or value" if _value_of(a) == _value_of(b) else "type"
+        return [Difference(kind, path, a.get("cls", a["k"]), b.get("cls", b["k"]))]
     if a["k"] == "td" and "nontensor" not in a and "nontensor" not in b and form_of(a) != form_of(b):
         x, y = dense(a), dense(b)
         if x is not None and y is not None:
@@ -117,6 +118,11 @@ def differences(a: Summary, b: Summary, path: str = "") -> list[Difference]:
     if "entries" in a and "entries" in b:
         out += _in_entries(a, b, path)
     return out
+
+
+def _value_of(summary: Summary) -> Summary:
+    """Return the summary of the value that a holder holds; any other summary itself."""
+    return summary.get("nontensor", summary) if summary["k"] == "td" else summary
 
 
 def _classes(a: Summary, b: Summary, path: str) -> Difference:
@@ -180,7 +186,7 @@ def _in_values(a: Summary, b: Summary, path: str) -> list[Difference]:
 
 def _all_are(values: Summary, value: Summary) -> bool:
     """Return whether (nested) lists hold one value only, at least once."""
-    if values["k"] != "list" or not values["entries"]:
+    if values == value or values["k"] != "list" or not values["entries"]:
         return values == value
     return all(_all_are(entry, value) for entry in values["entries"])
 
@@ -244,7 +250,7 @@ def first_difference(program: list[Step], replies: Replies) -> Found | None:
         else:
             kind, detail, differing = _in_step(step, a, b, before if i else None)
         if kind:
-            theirs = c if c and kind.startswith(NEWEST) else a
+            theirs = c if c and (kind.startswith(NEWEST) or kind == AS_NEWEST) else a
             states = [theirs["state"], b["state"]]
             if rules := _broken_by_ours(before, *states):
                 kind, detail, differing = OURS_BREAKS, rules[0].kind, rules

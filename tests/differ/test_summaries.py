@@ -9,7 +9,7 @@ from differ.excuses import find_doubt
 from differ.invariants import broken_in
 from differ.judging import Group, judge
 from differ.summaries import summarise
-from tensordict import NonTensorStack, TensorDict, lazy_stack
+from tensordict import NonTensorData, NonTensorStack, TensorDict, lazy_stack
 
 
 def test_a_lazy_stack_compares_with_a_dense_container() -> None:
@@ -29,6 +29,14 @@ def test_stacks_of_values_compare_with_dense_ones() -> None:
         assert {d.kind for d in differences(lazy, dense, "r0")} == {"lazy or dense"}
     other = summarise(torch.stack(members[::-1], 1))
     assert {d.kind for d in differences(lazy, other, "r0")} == {"lazy or dense", "non-tensor values"}
+
+
+def test_holders_compare_with_their_values() -> None:
+    stack, one = summarise(NonTensorStack((1, 2), (1, 2))), summarise(NonTensorData((1, 2)))
+    assert {d.kind for d in differences(one, summarise((1, 2)), "r0")} == {"holder or value"}
+    assert {d.kind for d in differences(one, summarise((1, 3)), "r0")} == {"type"}
+    assert "one value or a stack" in {d.kind for d in differences(one, stack, "r0")}
+    assert "one value or a stack" not in {d.kind for d in differences(summarise(NonTensorData((1, 3))), stack, "r0")}
 
 
 def test_broken_containers_are_found() -> None:

@@ -30,6 +30,9 @@ _CLOSED = frozenset(internals.on_lists[name] for name in _CLOSED_NAMES.split())
 # The errors that torch raises when it cannot process a leaf.
 _REFUSALS = (*ragged.REFUSALS, TypeError)
 
+# Torch refuses to copy a part of a tensor to another part of it that overlaps, and has then written nothing.
+_OVERLAP = "some elements of the input tensor and the written-to tensor refer to a single memory location"
+
 # `One` takes a leaf and its other operands. `Many` takes lists of them.
 One = Callable[..., Any]
 Many = Callable[..., Any] | None
@@ -178,7 +181,7 @@ def clone(leaves: list[Tensor]) -> Sequence[Tensor]:
 def copy_(
     targets: list[Tensor], values: list[Tensor], non_blocking: bool = False, container: Contract | None = None
 ) -> None:
-    """Copy each value into the target of the same shape. All kinds of tensors are allowed.
+    """Copy each value into the target of the same shape. All kinds of tensors are allowed, also parts of the target.
 
     Raises:
         RuntimeError: a target is a leaf of the autograd graph that requires grad. Nothing has changed. The message
@@ -196,14 +199,38 @@ def copy_(
         if len(targets) > 1:
             refuse_graph_leaves(targets, container)
         try:
-            for target, value in zip(targets, values, strict=True):
-                target.copy_(value, non_blocking)
+            _copy_one_by_one(targets, values, non_blocking)
         except RuntimeError:
             refuse_graph_leaves(targets, container)  # names the entry
             raise
-    else:
+        return
+    try:
         # Pass a plain list: for tensor subclasses, torch rebuilds the list with the list's own class.
         internals.foreach_copy_(targets[:], values, non_blocking=non_blocking)
+    except RuntimeError as error:
+        if _OVERLAP not in str(error):
+            raise
+        _copy_one_by_one(targets, values, non_blocking)
+
+
+def _copy_one_by_one(targets: list[Tensor], values: list[Tensor], non_blocking: bool) -> None:
+    for target, value in zip(targets, values, strict=True):
+        try:
+            target.copy_(value, non_blocking)
+        except RuntimeError as error:
+            if _OVERLAP not in str(error):
+                raise
+            target.copy_(value.clone(), non_blocking)
+
+
+def assign(target: Tensor, at: Any, item: Any) -> None:
+    """Assign to a part of a tensor, also from another part of it."""
+    try:
+        target[at] = item
+    except RuntimeError as error:
+        if _OVERLAP not in str(error):
+            raise
+        target[at] = item.clone()
 
 
 def _has_dispatch(tensors: list[Tensor]) -> bool:

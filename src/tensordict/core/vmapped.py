@@ -45,7 +45,7 @@ def find_map_size(values: Sequence[Any], dims: list[Any]) -> int | None:
         if -len(shape) <= dim < len(shape):
             dims[i] = dim % len(shape)
             count = shape[dim]
-        elif node and dim > 0 and len(sizes := _find_feature_sizes(value, dim)) == 1:
+        elif node and dim > 0 and len(sizes := _find_sizes(value, dim)) == 1:
             count = sizes.pop()
         else:
             return None
@@ -55,14 +55,16 @@ def find_map_size(values: Sequence[Any], dims: list[Any]) -> int | None:
     return size
 
 
-def _find_feature_sizes(value: Any, dim: int) -> set[int | None]:
-    """Return the sizes of the leaves along a feature dim. `None` stands for entries that cannot be mapped over it."""
-    if value._members() is not None:
-        return {None}
+def _find_sizes(value: Any, dim: int) -> set[int | None]:
+    """Return the sizes along a dim that all leaves have. `None` stands for entries that cannot be mapped over it."""
+    if dim < len(value._batch_size):
+        return {value._batch_size[dim]}
+    if (members := value._members()) is not None:
+        return {size for member in members for size in _find_sizes(member, dim - 1)}
     sizes: set[int | None] = set()
     for entry in value._structure().values():
         if is_node(entry):
-            sizes |= set() if entry._is_non_tensor else _find_feature_sizes(entry, dim)
+            sizes |= set() if entry._is_non_tensor else _find_sizes(entry, dim)
         elif isinstance(entry, Contract) or entry.is_nested or entry.dim() <= dim:
             return {None}
         else:
@@ -75,7 +77,7 @@ def has_place(value: Any, dim: object) -> bool:
     return not is_node(value) or (isinstance(dim, int) and 0 <= dim <= len(value._batch_size))
 
 
-def enter_function(value: Any, dim: int | None, level: int, on_stack: LeafFn | None = None) -> Any:
+def enter_function(value: Any, dim: int | None, level: int, on_node: LeafFn) -> Any:
     """Map an argument for the function, at this level of `vmap`, without the dim.
 
     A container that is mapped stays locked. A container that is not mapped is copied, so that entries written inside
@@ -85,18 +87,34 @@ def enter_function(value: Any, dim: int | None, level: int, on_stack: LeafFn | N
         value: the argument.
         dim: the dim to map over; `None` for an argument that is not mapped.
         level: the level of `vmap`.
-        on_stack: maps a lazy stack inside the container.
+        on_node: maps a lazy stack inside the container, or along a feature dim, any nested container.
     """
     if dim is None:
         return value.copy() if is_node(value) else value
     if not is_node(value):
         return enter_map(value, dim, level)
-    size = value._batch_size[:dim]
 
     def enter(leaf: Any) -> Any:
         return enter_map(leaf, dim, level)
 
-    return _map_batch(value, dim, enter, size, dim + 1, lambda names: names[:dim], on_stack)
+    if dim >= len(value._batch_size):
+        return _enter_along_feature(value, enter, on_node)
+    return _map_batch(value, dim, enter, value._batch_size[:dim], dim + 1, lambda names: names[:dim], on_node)
+
+
+def _enter_along_feature(value: Any, enter: LeafFn, on_node: LeafFn) -> Any:
+    """Map over a feature dim, which may be a batch dim of nested containers: these enter one by one."""
+    enter = value._on_read(enter)
+    entries = {}
+    for name, entry in value._writable().items():
+        if not isinstance(entry, Contract):
+            entries[name] = enter(entry)
+        else:
+            entries[name] = entry.copy() if entry._is_non_tensor else on_node(entry)
+    result = value._build(entries, value._batch_size, value._device, value._names)
+    if value._locked:
+        result._lock_tree()
+    return result
 
 
 def leave_function(value: Contract, dim: int, level: int, count: int, on_stack: LeafFn | None = None) -> Any:

@@ -187,6 +187,10 @@ class LazyDims(LazyCore):
             op = op.with_size(own)
         found = op.on_members(store.dim, len(store.containers)) if store.containers else None
         if isinstance(op, Reshape):
+            if -1 in own and store.dim == 0 and len(op.size) == 1:
+                # `reshape(-1)` takes members of unequal sizes: their elements follow each other.
+                rows = [row for member in store.containers for row in elements_of(member)]
+                return type(self)._over(Members(rows, 0, template=None if rows else _make_row(store.sample[0])))
             self._check_sizes()
             return self if op.size == op.old else self._reshape_by_members(op, found)
         return self._dense()._on_batch(op) if found is None else self._of_members(op, *found)

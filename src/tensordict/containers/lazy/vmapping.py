@@ -260,8 +260,12 @@ def _make_dense_along(value: Any, dim: int | None) -> Any:
 
 def _enter(value: Any, dim: int | None, level: int) -> Any:
     """Convert an argument of a mapped function; see `vmapped.enter_function`. Members of a stack enter one by one."""
+
+    def enter_node(node: Any) -> Any:
+        return _enter(node, dim, level)
+
     if dim is None or not is_node(value):
-        return vmapped.enter_function(value, dim, level)
+        return vmapped.enter_function(value, dim, level, enter_node)
     container = value._wrapped_container()
     if isinstance(container, LazyCore):
         value = _make_dense_along(value, dim)
@@ -271,7 +275,7 @@ def _enter(value: Any, dim: int | None, level: int) -> Any:
             inner = dim - (dim > at)
             members = [_enter(member, inner, level) for member in container._entries.containers]
             return value._rewrap(container._like(members, at - (dim < at)))
-    result = vmapped.enter_function(value, dim, level, lambda node: _enter(node, dim, level))
+    result = vmapped.enter_function(value, dim, level, enter_node)
     if container._was_stacked:
         _mark_stacked(result)
     if (copied := container._dense_copy) is not None:

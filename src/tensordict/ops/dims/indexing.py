@@ -82,8 +82,8 @@ class Indexing(Writing):
                 # A tuple of sequences, such as ((0, 1), (2, 3)), is not a key but indexes the batch.
                 if is_nested_key(index):
                     raise
-        # `td[...]` is `td` itself, as in the reference; `tensor[...]` is a new view.
-        return self if index is Ellipsis else self._index(index)
+        # `td[...]` is `td` itself, as in the reference; `tensor[...]` and `stack[...]` are new views.
+        return self if index is Ellipsis and self._members() is None else self._index(index)
 
     def _index(self, index: object) -> Self:
         size = self._batch_size

@@ -52,7 +52,9 @@ def read_nested_tensor(stack: object, path: Path, layout: torch.layout) -> Tenso
 
 def read_padded_tensor(stack: Any, path: Path, side: str, value: Any, return_mask: bool) -> Any:
     """Read the entry at `path` as one tensor padded with `value`; with `return_mask`, also the mask of elements."""
-    leaves = stack._leaves_of(path[-1])
+    # Each member has an `UnbatchedTensor` of its own, which the padded tensor has a row of.
+    leaves: list[Tensor] = stack._leaves_of(path[-1])
+    leaves = [leaf.as_subclass(Tensor) if isinstance(leaf, Contract) else leaf for leaf in leaves]
     if not leaves:
         return stack._entries.read(path[-1])
     tensor = _restack(stack, iter(pad_leaves(leaves, side, value, path)))

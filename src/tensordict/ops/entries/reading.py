@@ -229,7 +229,7 @@ class Reading(Contract):
         """
         if as_list or as_padded_tensor or as_nested_tensor or return_mask:
             path = path_of(key)
-            stack = self._find_stack_of(path, as_list)
+            stack = self._find_stack_of(path, as_list or as_padded_tensor)
             if stack is not None or self._members() is not None:
                 ragged_stacks.check_form(as_list, as_padded_tensor, as_nested_tensor, return_mask)
             if stack is not None and as_list:

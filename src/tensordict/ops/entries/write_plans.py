@@ -94,7 +94,7 @@ class WritePlan:
         if self.targets:
             foreach.copy_(self.targets, self.values, non_blocking, container)
         for target, at, item in self.assigned:
-            target[at] = item
+            foreach.assign(target, at, item)
         for step, operands in self.steps:
             step(*operands)
 
