@@ -11,10 +11,12 @@ from differ.excuses import find_doubt
 from differ.invariants import broken_in
 from differ.programs import Construction, Line, Step
 from differ.sides import Replies, Summary
-from differ.stacks import dense, form_of
+from differ.stacks import dense, form_of, parts_of_both
 
 # These kinds name a difference only where no other kind does.
 MINOR = {"key order", "flags", "leaf class", "lazy or dense"}
+# The fields of a container that do not depend on how it holds its entries.
+_OF_ALL_FORMS = ("batch_size", "device", "names", "locked")
 NOT_FIELDS = {"k", "entries", "members", "nontensor", "msg"}
 # Kinds of differences from the newest level begin so; it counts where level 0.14.3 refuses a line.
 NEWEST = "0.15.3"
@@ -107,6 +109,10 @@ def differences(a: Summary, b: Summary, path: str = "") -> list[Difference]:
         x, y = dense(a), dense(b)
         if x is not None and y is not None:
             return [Difference("lazy or dense", path, form_of(a), form_of(b)), *differences(x, y, path)]
+        if (parts := parts_of_both(a, b)) is not None:
+            out = [Difference("lazy or dense", path, form_of(a), form_of(b))]
+            out += [d for field in _OF_ALL_FORMS for d in _in_field(field, a, b, path)]
+            return out + [d for i, pair in enumerate(parts) for d in differences(*pair, f"{path}<{i}>")]
     out = [d for field in a if field not in NOT_FIELDS for d in _in_field(field, a, b, path)]
     if "flags" in b and "flags" not in a:
         out.append(Difference("flags", path, "none", short(b["flags"])))

@@ -31,6 +31,25 @@ def test_stacks_of_values_compare_with_dense_ones() -> None:
     assert {d.kind for d in differences(lazy, other, "r0")} == {"lazy or dense", "non-tensor values"}
 
 
+def test_stacks_that_cannot_be_dense_compare_part_by_part() -> None:
+    values = NonTensorStack("v", "w")
+    rows = [TensorDict({"n": {"a": torch.ones(2, 1 + i) + i}, "s": values}, [2]) for i in range(3)]
+    whole = lazy_stack(rows, 0)
+    other = lazy_stack([lazy_stack([row[i] for row in rows], 0) for i in range(2)], 1)
+    assert {d.kind for d in differences(summarise(whole), summarise(other), "r0")} == {"lazy or dense"}
+    wrong = lazy_stack([lazy_stack([row[i] for row in [rows[0] + 1, *rows[1:]]], 0) for i in range(2)], 1)
+    assert {d.path for d in differences(summarise(whole), summarise(wrong), "r0") if d.kind == "values"} == {
+        f"r0<0><{i}>[n][a]" for i in range(2)
+    }
+    inside = TensorDict({"n": lazy_stack([row["n"] for row in rows], 0)}, [3, 2])
+    some = whole.exclude("s")
+    assert {d.kind for d in differences(summarise(inside), summarise(some), "r0")} == {"lazy or dense"}
+    some[1]["n", "b"] = torch.ones(2)
+    assert [d.path for d in differences(summarise(inside), summarise(some), "r0") if d.kind != "lazy or dense"] == [
+        "r0<1>[n]"
+    ]
+
+
 def test_broken_containers_are_found() -> None:
     whole = summarise(TensorDict({"n": TensorDict({"a": torch.zeros(2, 3)}, [2, 3])}, [2], names=["t"]))
     assert list(broken_in(whole, "r0")) == []
@@ -70,6 +89,8 @@ def test_errors_that_the_operands_do_not_bear_out_count() -> None:
         assert find_doubt(raised, code, [summarise(false)])
     added = {"cls": "DimError", "msg": "dim -2 is out of range: a dim added to 0 batch dims can be at -1 to 0"}
     assert find_doubt(added, "stack((x0), -2)", [summarise(td)]) == ""
+    joined = {"cls": "DimError", "msg": "dim -1 is out of range: the container has 0 batch dims, so dims go from"}
+    assert find_doubt(joined, "cat((x0), -1)", [summarise(td)]) == ""
     assert find_doubt(added, "torch.stack([x0, x1], -2)", [summarise(td)])
     group = Group("x.set(key, 1) | TensorDict | ours raises | LockedError", 0, 1, "", "runs", "LockedError: it is", [])
     assert judge(group)[0] == "D"
