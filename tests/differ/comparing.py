@@ -113,6 +113,8 @@ def differences(a: Summary, b: Summary, path: str = "") -> list[Difference]:
             out = [Difference("lazy or dense", path, form_of(a), form_of(b))]
             out += [d for field in _OF_ALL_FORMS for d in _in_field(field, a, b, path)]
             return out + [d for i, pair in enumerate(parts) for d in differences(*pair, f"{path}<{i}>")]
+    if a.get("cls") == b.get("cls") == "UnbatchedTensor" and a["shape"] in _ends_of(b["shape"]):
+        return [Difference("unbatched cut by reference", path, short(a["shape"]), short(b["shape"]))]
     out = [d for field in a if field not in NOT_FIELDS for d in _in_field(field, a, b, path)]
     if "flags" in b and "flags" not in a:
         out.append(Difference("flags", path, "none", short(b["flags"])))
@@ -123,6 +125,11 @@ def differences(a: Summary, b: Summary, path: str = "") -> list[Difference]:
     if "entries" in a and "entries" in b:
         out += _in_entries(a, b, path)
     return out
+
+
+def _ends_of(shape: list[int]) -> list[list[int]]:
+    """The shapes of the parts of a tensor along leading dims."""
+    return [shape[i:] for i in range(1, len(shape) + 1)]
 
 
 def _classes(a: Summary, b: Summary, path: str) -> Difference:

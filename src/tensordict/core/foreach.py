@@ -195,15 +195,35 @@ def copy_(
         # dispatch every call themselves, such as `DTensor`, do not support it.
         if len(targets) > 1:
             refuse_graph_leaves(targets, container)
-        try:
-            for target, value in zip(targets, values, strict=True):
-                target.copy_(value, non_blocking)
-        except RuntimeError:
-            refuse_graph_leaves(targets, container)  # names the entry
-            raise
+        _copy_one_by_one(targets, values, non_blocking, container)
     else:
-        # Pass a plain list: for tensor subclasses, torch rebuilds the list with the list's own class.
-        internals.foreach_copy_(targets[:], values, non_blocking=non_blocking)
+        try:
+            # Pass a plain list: for tensor subclasses, torch rebuilds the list with the list's own class.
+            internals.foreach_copy_(targets[:], values, non_blocking=non_blocking)
+        except RuntimeError:
+            _copy_one_by_one(targets, values, non_blocking, container)
+
+
+def _copy_one_by_one(
+    targets: list[Tensor], values: list[Tensor], non_blocking: bool, container: Contract | None
+) -> None:
+    for target, value in zip(targets, values, strict=True):
+        try:
+            target.copy_(value, non_blocking)
+        except RuntimeError as error:
+            refuse_graph_leaves(targets, container)  # names the entry
+            target.copy_(separate(value, error), non_blocking)
+
+
+def separate(value: Any, error: RuntimeError) -> Any:
+    """Copy a value that torch refuses to write because it overlaps its target, as in `td[1:] = td[:-1]`.
+
+    Raises:
+        RuntimeError: `error`, the refusal of torch, if it has another reason.
+    """
+    if "input tensor and the written-to tensor refer to a single memory location" not in str(error):
+        raise error
+    return value.clone()
 
 
 def _has_dispatch(tensors: list[Tensor]) -> bool:

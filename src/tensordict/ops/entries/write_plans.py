@@ -94,7 +94,10 @@ class WritePlan:
         if self.targets:
             foreach.copy_(self.targets, self.values, non_blocking, container)
         for target, at, item in self.assigned:
-            target[at] = item
+            try:
+                target[at] = item
+            except RuntimeError as error:
+                target[at] = foreach.separate(item, error)
         for step, operands in self.steps:
             step(*operands)
 
