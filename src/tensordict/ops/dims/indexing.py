@@ -187,8 +187,8 @@ class Indexing(Writing):
             # Assignment to a tensor also ignores leading dims of size 1.
             value, theirs = value._index(0), theirs[1:]
         if not theirs:
-            # Without batch dims, treat it like a dict: each leaf must broadcast to its part. A new entry is the same for
-            # all elements.
+            # Without batch dims, treat it like a dict: each leaf must broadcast to its part. A new entry is the same
+            # for all elements.
             items = dict(walk_leaf_items(value))
             for path, item in items.items():
                 if isinstance(item, Tensor) and not (isinstance(item, Contract) or item.is_nested or self._has(path)):
