@@ -76,16 +76,21 @@ class Found(NamedTuple):
         return self.detail.split(":")[0] == other.detail.split(":")[0]
 
 
-def close(a: object, b: object) -> bool:
+# How much floats may differ in relation to their size, by dtype and otherwise.
+_ROUNDING = {"torch.float16": 2e-3, "torch.bfloat16": 2e-2}
+_ROUNDING_OF_OTHERS = 1e-4
+
+
+def close(a: object, b: object, rounding: float = _ROUNDING_OF_OTHERS) -> bool:
     """Return whether values are equal; floats up to rounding, and NaN equals NaN."""
     if isinstance(a, list) and isinstance(b, list):
-        return len(a) == len(b) and all(close(x, y) for x, y in zip(a, b))
+        return len(a) == len(b) and all(close(x, y, rounding) for x, y in zip(a, b))
     if isinstance(a, dict) and isinstance(b, dict):
         return not differences(a, b)
     if isinstance(a, (int, float)) and isinstance(b, (int, float)) and float in (type(a), type(b)):
         if math.isnan(a) or math.isnan(b):
             return math.isnan(a) and math.isnan(b)
-        return a == b or abs(a - b) <= 1e-4 * max(abs(a), abs(b)) + 1e-5
+        return a == b or abs(a - b) <= rounding * max(abs(a), abs(b)) + 1e-5
     return a == b
 
 
@@ -104,6 +109,9 @@ def differences(a: Summary, b: Summary, path: str = "") -> list[Difference]:
         texts = [f"{short(x.get('exc', x.get('cls', '')))} {x.get('msg', '')[:100]}" for x in (a, b)]
         return [Difference(kind, path, *texts)]
     if a["k"] != b["k"]:
+        # The value of a field of a tensorclass: one for all elements, or a list of the same for each.
+        if path.endswith("]") and (_fills(a, b) or _fills(b, a)):
+            return [Difference("one value or a stack", path, short(a), short(b))]
         return [Difference("type", path, a.get("cls", a["k"]), b.get("cls", b["k"]))]
     if a["k"] == "td" and "nontensor" not in a and "nontensor" not in b and form_of(a) != form_of(b):
         x, y = dense(a), dense(b)
@@ -143,7 +151,12 @@ def _in_field(field: str, a: Summary, b: Summary, path: str) -> list[Difference]
     if field in ("values", "value"):
         # A printed container whose fields come in another order is a matter of the order.
         same_lines = isinstance(x, str) and isinstance(y, str) and sorted(x.split("\n")) == sorted(y.split("\n"))
-        return [] if close(x, y) else [Difference("key order" if same_lines else "values", path, short(x), short(y))]
+        rounding = _ROUNDING.get(a.get("dtype", ""), _ROUNDING_OF_OTHERS)
+        return (
+            []
+            if close(x, y, rounding)
+            else [Difference("key order" if same_lines else "values", path, short(x), short(y))]
+        )
     if x == y:
         return []
     if field == "cls":
@@ -196,6 +209,11 @@ def _all_are(values: Summary, value: Summary) -> bool:
     if values["k"] != "list" or not values["entries"]:
         return values == value
     return all(_all_are(entry, value) for entry in values["entries"])
+
+
+def _fills(values: Summary, value: Summary) -> bool:
+    """Return whether a list holds only one value."""
+    return values["k"] == "list" and value["k"] == "plain" and _all_are(values, value)
 
 
 def _in_members(a: Summary, b: Summary, path: str) -> list[Difference]:

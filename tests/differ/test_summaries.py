@@ -50,6 +50,12 @@ def test_stacks_that_cannot_be_dense_compare_part_by_part() -> None:
     ]
 
 
+def test_half_precision_is_rounded() -> None:
+    for dtype, close in ((torch.float16, True), (torch.float32, False)):
+        a, b = (summarise(TensorDict(a=torch.tensor(x, dtype=dtype))) for x in (0.35669, 0.35694))
+        assert (differences(a, b, "r0") == []) is close
+
+
 def test_broken_containers_are_found() -> None:
     whole = summarise(TensorDict({"n": TensorDict({"a": torch.zeros(2, 3)}, [2, 3])}, [2], names=["t"]))
     assert list(broken_in(whole, "r0")) == []
