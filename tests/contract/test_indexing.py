@@ -22,7 +22,7 @@ from contract.model import (
     picked,
     replaced,
 )
-from tensordict import TensorDict
+from tensordict import TensorDict, lazy_stack
 
 INDICES: list[Any] = [
     0, -1, 1, 3, 7, -9, True, False, None, ..., (), [],
@@ -311,6 +311,36 @@ def test_a_broadcast_container_is_allocated() -> None:
     assert torch.equal(buffer["a"], torch.stack([torch.arange(4.0)] * 2 + [torch.zeros(4)]))
     assert buffer["n", "b"].shape == (3, 4, 2) and buffer["n", "b"].sum() == 16
     assert buffer["n"].batch_size == torch.Size([3, 4])
+
+
+def test_a_container_without_batch_dims_is_allocated_for_each_element() -> None:
+    item = TensorDict({"z": torch.arange(3.0), "n": {"y": torch.ones(2)}})
+    members = [TensorDict({}), TensorDict({"z": torch.ones(3)}), TensorDict({})]
+    for buffer in (TensorDict(batch_size=[3]), lazy_stack(members)):
+        buffer[:2] = item
+        assert all(torch.equal(buffer[i]["z"], item["z"]) for i in range(2))
+        assert buffer[0]["n", "y"].shape == (2,)
+
+
+def test_a_new_entry_of_another_size_than_the_part_is_refused() -> None:
+    """A lazy stack gave each member one element of such a tensor, and dropped the others."""
+    for buffer in (TensorDict(batch_size=[3]), lazy_stack([TensorDict({}), TensorDict({"z": torch.ones(3)})])):
+        with pytest.raises(RuntimeError, match="'z' has shape \\[3\\], which does not begin with the size \\[1\\]"):
+            buffer[:1] = {"z": torch.ones(3)}
+        assert "z" not in buffer[0]
+
+
+@pytest.mark.parametrize("parts", [(slice(1, None), slice(None, -1)), (torch.tensor(True), None)], ids=str)
+def test_assigning_a_part_of_the_container_itself(td: Any, plain: Plain, kind: Kind, parts: Any) -> None:
+    """Values that overlap their target are read before the write; torch refuses them."""
+    if not kind.batch_size or kind.batch_size[0] < 2:
+        pytest.skip("nothing to shift")
+    target, source = parts
+    expected = mapped(lambda leaf: leaf.clone(), plain)
+    for leaf in leaves(expected).values():
+        leaf[target] = leaf.clone()[source]
+    td[target] = td[source]
+    assert_matches(td, expected, kind.batch_size, kind.extra)
 
 
 def test_preallocation(td: Any, plain: Plain, kind: Kind) -> None:

@@ -145,6 +145,17 @@ def test_values_are_assigned_to_parts(holding: Any, kind: Kind) -> None:
     assert set(flat(holding[0]["x"])) == {"first"} and set(flat(holding[1]["x"])) == {TEXT}
 
 
+def test_a_number_that_is_assigned_to_a_value_stays_a_value(holding: Any, kind: Kind) -> None:
+    if not kind.batch_size:
+        pytest.skip("needs a batch dim")
+    holding[0] = {"x": 7}
+    holding.set_at_("one", 8, 0)
+    for key, number in (("x", 7), ("one", 8)):
+        values = holder_of(holding, key).tolist()
+        assert {(type(value), value) for value in flat(values[0])} == {(int, number)}
+        assert all(type(value) is str for value in flat(values[1:]))
+
+
 def test_values_are_updated(holding: Any, kind: Kind) -> None:
     for number, write in enumerate(
         (

@@ -11,10 +11,12 @@ from differ.excuses import find_doubt
 from differ.invariants import broken_in
 from differ.programs import Construction, Line, Step
 from differ.sides import Replies, Summary
-from differ.stacks import dense, form_of
+from differ.stacks import dense, form_of, parts_of_both
 
 # These kinds name a difference only where no other kind does.
 MINOR = {"key order", "flags", "leaf class", "lazy or dense", "holder or value"}
+# The fields of a container that do not depend on how it holds its entries.
+_OF_ALL_FORMS = ("batch_size", "device", "names", "locked")
 NOT_FIELDS = {"k", "entries", "members", "nontensor", "msg"}
 # Kinds of differences from the newest level begin so; it counts where level 0.14.3 refuses a line.
 NEWEST = "0.15.3"
@@ -74,16 +76,21 @@ class Found(NamedTuple):
         return self.detail.split(":")[0] == other.detail.split(":")[0]
 
 
-def close(a: object, b: object) -> bool:
+# How much floats may differ in relation to their size, by dtype and otherwise.
+_ROUNDING = {"torch.float16": 2e-3, "torch.bfloat16": 2e-2}
+_ROUNDING_OF_OTHERS = 1e-4
+
+
+def close(a: object, b: object, rounding: float = _ROUNDING_OF_OTHERS) -> bool:
     """Return whether values are equal; floats up to rounding, and NaN equals NaN."""
     if isinstance(a, list) and isinstance(b, list):
-        return len(a) == len(b) and all(close(x, y) for x, y in zip(a, b))
+        return len(a) == len(b) and all(close(x, y, rounding) for x, y in zip(a, b))
     if isinstance(a, dict) and isinstance(b, dict):
         return not differences(a, b)
     if isinstance(a, (int, float)) and isinstance(b, (int, float)) and float in (type(a), type(b)):
         if math.isnan(a) or math.isnan(b):
             return math.isnan(a) and math.isnan(b)
-        return a == b or abs(a - b) <= 1e-4 * max(abs(a), abs(b)) + 1e-5
+        return a == b or abs(a - b) <= rounding * max(abs(a), abs(b)) + 1e-5
     return a == b
 
 
@@ -102,12 +109,21 @@ def differences(a: Summary, b: Summary, path: str = "") -> list[Difference]:
         texts = [f"{short(x.get('exc', x.get('cls', '')))} {x.get('msg', '')[:100]}" for x in (a, b)]
         return [Difference(kind, path, *texts)]
     if a["k"] != b["k"]:
+        # The value of a field of a tensorclass: one for all elements, or a list of the same for each.
+        if path.endswith("]") and (_fills(a, b) or _fills(b, a)):
+            return [Difference("one value or a stack", path, short(a), short(b))]
         kind = "holder or value" if _value_of(a) == _value_of(b) else "type"
         return [Difference(kind, path, a.get("cls", a["k"]), b.get("cls", b["k"]))]
     if a["k"] == "td" and "nontensor" not in a and "nontensor" not in b and form_of(a) != form_of(b):
         x, y = dense(a), dense(b)
         if x is not None and y is not None:
             return [Difference("lazy or dense", path, form_of(a), form_of(b)), *differences(x, y, path)]
+        if (parts := parts_of_both(a, b)) is not None:
+            out = [Difference("lazy or dense", path, form_of(a), form_of(b))]
+            out += [d for field in _OF_ALL_FORMS for d in _in_field(field, a, b, path)]
+            return out + [d for i, pair in enumerate(parts) for d in differences(*pair, f"{path}<{i}>")]
+    if a.get("cls") == b.get("cls") == "UnbatchedTensor" and a["shape"] in _ends_of(b["shape"]):
+        return [Difference("unbatched cut by reference", path, short(a["shape"]), short(b["shape"]))]
     out = [d for field in a if field not in NOT_FIELDS for d in _in_field(field, a, b, path)]
     if "flags" in b and "flags" not in a:
         out.append(Difference("flags", path, "none", short(b["flags"])))
@@ -125,6 +141,11 @@ def _value_of(summary: Summary) -> Summary:
     return summary.get("nontensor", summary) if summary["k"] == "td" else summary
 
 
+def _ends_of(shape: list[int]) -> list[list[int]]:
+    """The shapes of the parts of a tensor along leading dims."""
+    return [shape[i:] for i in range(1, len(shape) + 1)]
+
+
 def _classes(a: Summary, b: Summary, path: str) -> Difference:
     return Difference("type", path, a.get("cls", ""), b.get("cls", ""))
 
@@ -136,7 +157,12 @@ def _in_field(field: str, a: Summary, b: Summary, path: str) -> list[Difference]
     if field in ("values", "value"):
         # A printed container whose fields come in another order is a matter of the order.
         same_lines = isinstance(x, str) and isinstance(y, str) and sorted(x.split("\n")) == sorted(y.split("\n"))
-        return [] if close(x, y) else [Difference("key order" if same_lines else "values", path, short(x), short(y))]
+        rounding = _ROUNDING.get(a.get("dtype", ""), _ROUNDING_OF_OTHERS)
+        return (
+            []
+            if close(x, y, rounding)
+            else [Difference("key order" if same_lines else "values", path, short(x), short(y))]
+        )
     if x == y:
         return []
     if field == "cls":
@@ -189,6 +215,11 @@ def _all_are(values: Summary, value: Summary) -> bool:
     if values == value or values["k"] != "list" or not values["entries"]:
         return values == value
     return all(_all_are(entry, value) for entry in values["entries"])
+
+
+def _fills(values: Summary, value: Summary) -> bool:
+    """Return whether a list holds only one value."""
+    return values["k"] == "list" and value["k"] == "plain" and _all_are(values, value)
 
 
 def _in_members(a: Summary, b: Summary, path: str) -> list[Difference]:

@@ -12,7 +12,7 @@ from differ.sides import Summary
 _SEVERAL = re.compile(
     r"[)\]][.\[]|TensorDict\(|from_dict_instance\(|list\(\w+\.unbind\(|\b(select|exclude|empty|copy|clone|new_\w+)\("
 )
-_ROWS_OF_ONE = re.compile(r"stack(?:_tds)?\((\w+|\(\w+\))[,)]")
+_ROWS_OF_ONE = re.compile(r"(?:stack(?:_tds)?|cat)\((\w+|\(\w+\))[,)]")
 _LOCKS = re.compile(r"lock|memmap|share_memory|consolidate|Params|frozen")
 
 

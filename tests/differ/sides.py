@@ -22,6 +22,9 @@ REFERENCE = ROOT / ".venv-reference" / "tensordict-0.14.3"
 NEWEST = next((ROOT / ".venv-reference" / "lib").glob("python*/site-packages"), ROOT / ".venv-reference" / "lib")
 OURS = ROOT / "src"
 
+# The seconds that a worker may take for one request.
+LIMIT = 300.0
+
 # The answer of a worker about one value (summaries.py), and about one line: its exception and variables.
 Summary = dict[str, Any]
 Reply = dict[str, Any]
@@ -40,8 +43,8 @@ class Replies(NamedTuple):
 
 
 def limit_of(lines: Lines) -> float:
-    """Return the seconds after which a program counts as hanging."""
-    return 60 + 25 * len(lines)
+    """Return the seconds after which a program counts as hanging; more than a busy machine stands still."""
+    return LIMIT + 25 * len(lines)
 
 
 class Side:
@@ -70,7 +73,7 @@ class Side:
             cwd=tempfile.gettempdir(),
         )
 
-    def ask(self, *request: Any, limit: float = 90) -> Any:
+    def ask(self, *request: Any, limit: float = LIMIT) -> Any:
         """The worker's answer, or `{"dead": why}` where it ended or took more than `limit` seconds."""
         self.send(*request)
         return self.receive(limit)
@@ -90,11 +93,14 @@ class Side:
         except BrokenPipeError:
             return  # `receive` says that the process ended
 
-    def receive(self, limit: float = 90) -> Any:
+    def receive(self, limit: float = LIMIT) -> Any:
         """Return the answer to the last message."""
         assert self.process is not None
         try:
-            return json.loads(self._read(struct.unpack("q", self._read(8, limit))[0], limit))
+            answer = json.loads(self._read(struct.unpack("q", self._read(8, limit))[0], limit))
+            if _hangs(answer):
+                self._restart()
+            return answer
         except (EOFError, TimeoutError) as error:
             self.process.kill()
             status = self._ended(self.process)
@@ -121,10 +127,15 @@ class Side:
             out += part
         return out
 
-    def stop(self) -> None:
-        """End the worker, for good."""
+    def _restart(self) -> None:
+        """End the worker, so that the next request starts it again: the import of a module may be interrupted."""
         if self.process is not None:
             self._ended(self.process)
+        self.process = None
+
+    def stop(self) -> None:
+        """End the worker, for good."""
+        self._restart()
         self.errors.close()
 
     def _ended(self, process: subprocess.Popen[bytes]) -> int:
@@ -139,6 +150,12 @@ class Side:
             return process.wait()
         finally:
             process.stdout.close()
+
+
+def _hangs(answer: Any) -> bool:
+    """Return whether a line of the answer was interrupted."""
+    replies = answer if isinstance(answer, list) else [answer]
+    return any(isinstance(reply, dict) and (reply.get("exc") or {}).get("cls") == "Hang" for reply in replies)
 
 
 class Sides:

@@ -39,6 +39,31 @@ def test_holders_compare_with_their_values() -> None:
     assert "one value or a stack" not in {d.kind for d in differences(summarise(NonTensorData((1, 3))), stack, "r0")}
 
 
+def test_stacks_that_cannot_be_dense_compare_part_by_part() -> None:
+    values = NonTensorStack("v", "w")
+    rows = [TensorDict({"n": {"a": torch.ones(2, 1 + i) + i}, "s": values}, [2]) for i in range(3)]
+    whole = lazy_stack(rows, 0)
+    other = lazy_stack([lazy_stack([row[i] for row in rows], 0) for i in range(2)], 1)
+    assert {d.kind for d in differences(summarise(whole), summarise(other), "r0")} == {"lazy or dense"}
+    wrong = lazy_stack([lazy_stack([row[i] for row in [rows[0] + 1, *rows[1:]]], 0) for i in range(2)], 1)
+    assert {d.path for d in differences(summarise(whole), summarise(wrong), "r0") if d.kind == "values"} == {
+        f"r0<0><{i}>[n][a]" for i in range(2)
+    }
+    inside = TensorDict({"n": lazy_stack([row["n"] for row in rows], 0)}, [3, 2])
+    some = whole.clone().exclude("s")
+    assert {d.kind for d in differences(summarise(inside), summarise(some), "r0")} == {"lazy or dense"}
+    some[1]["n", "b"] = torch.ones(2)
+    assert [d.path for d in differences(summarise(inside), summarise(some), "r0") if d.kind != "lazy or dense"] == [
+        "r0<1>[n]"
+    ]
+
+
+def test_half_precision_is_rounded() -> None:
+    for dtype, close in ((torch.float16, True), (torch.float32, False)):
+        a, b = (summarise(TensorDict(a=torch.tensor(x, dtype=dtype))) for x in (0.35669, 0.35694))
+        assert (differences(a, b, "r0") == []) is close
+
+
 def test_broken_containers_are_found() -> None:
     whole = summarise(TensorDict({"n": TensorDict({"a": torch.zeros(2, 3)}, [2, 3])}, [2], names=["t"]))
     assert list(broken_in(whole, "r0")) == []
@@ -78,6 +103,8 @@ def test_errors_that_the_operands_do_not_bear_out_count() -> None:
         assert find_doubt(raised, code, [summarise(false)])
     added = {"cls": "DimError", "msg": "dim -2 is out of range: a dim added to 0 batch dims can be at -1 to 0"}
     assert find_doubt(added, "stack((x0), -2)", [summarise(td)]) == ""
+    joined = {"cls": "DimError", "msg": "dim -1 is out of range: the container has 0 batch dims, so dims go from"}
+    assert find_doubt(joined, "cat((x0), -1)", [summarise(td)]) == ""
     assert find_doubt(added, "torch.stack([x0, x1], -2)", [summarise(td)])
     group = Group("x.set(key, 1) | TensorDict | ours raises | LockedError", 0, 1, "", "runs", "LockedError: it is", [])
     assert judge(group)[0] == "D"

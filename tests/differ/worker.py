@@ -34,11 +34,12 @@ class Hang(BaseException):
 
 @contextmanager
 def _watched() -> Iterator[None]:
-    signal.setitimer(signal.ITIMER_REAL, SECONDS)
+    """Raise `Hang` in a block that computes for too long. The driver ends a worker that waits for ever."""
+    signal.setitimer(signal.ITIMER_PROF, SECONDS)
     try:
         yield
     finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.setitimer(signal.ITIMER_PROF, 0)
 
 
 def _interrupt(*_: object) -> None:
@@ -114,7 +115,7 @@ def _channels() -> tuple[BinaryIO, BinaryIO]:
 
 def main() -> None:
     incoming, outgoing = _channels()
-    signal.signal(signal.SIGALRM, _interrupt)
+    signal.signal(signal.SIGPROF, _interrupt)
     torch.set_num_threads(1)
     root = tempfile.mkdtemp(prefix="differ-")
     try:

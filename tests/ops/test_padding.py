@@ -249,6 +249,17 @@ def test_pad_sequence_joins_dtypes_names_and_devices() -> None:
     assert x.grad.tolist() == [1, 1]
 
 
+def test_pad_sequence_of_nested_containers_with_other_batch_dims() -> None:
+    rows = [
+        TensorDict({"n": TensorDict({"a": torch.ones(length, 2)}, size)}, [length])
+        for length, size in ((2, [2]), (3, [3, 2]))
+    ]
+    for nodes in (rows, rows[::-1]):
+        padded = pad_sequence(nodes, return_mask=True)
+        assert padded["n"].batch_size == (2, 3) and padded["n", "a"].shape == (2, 3, 2)
+        assert padded["masks", "n", "a"].sum().item() == 5
+
+
 def test_pad_sequence_of_lazy_stacks() -> None:
     stacks = [lazy_stack([TensorDict(a=torch.full((n,), i)) for i in (1, 2)]) for n in (1, 2)]
     assert isinstance(stacks[0], LazyStackedTensorDict)

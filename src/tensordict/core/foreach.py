@@ -218,9 +218,7 @@ def _copy_one_by_one(targets: list[Tensor], values: list[Tensor], non_blocking: 
         try:
             target.copy_(value, non_blocking)
         except RuntimeError as error:
-            if _OVERLAP not in str(error):
-                raise
-            target.copy_(value.clone(), non_blocking)
+            target.copy_(separate(value, error), non_blocking)
 
 
 def assign(target: Tensor, at: Any, item: Any) -> None:
@@ -228,9 +226,18 @@ def assign(target: Tensor, at: Any, item: Any) -> None:
     try:
         target[at] = item
     except RuntimeError as error:
-        if _OVERLAP not in str(error):
-            raise
-        target[at] = item.clone()
+        target[at] = separate(item, error)
+
+
+def separate(value: Any, error: RuntimeError) -> Any:
+    """Copy a value that torch refuses to write because it overlaps its target, as in `td[1:] = td[:-1]`.
+
+    Raises:
+        RuntimeError: `error`, the refusal of torch, if it has another reason.
+    """
+    if _OVERLAP not in str(error):
+        raise error
+    return value.clone()
 
 
 def _has_dispatch(tensors: list[Tensor]) -> bool:

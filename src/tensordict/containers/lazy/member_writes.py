@@ -18,7 +18,14 @@ from tensordict.core.contract import Contract
 from tensordict.core.exceptions import ShapeError
 from tensordict.core.indices import checked_size, is_beyond, leaf_index
 from tensordict.core.keys import Path, joined, path_of
-from tensordict.ops.entries.assigning import Assign, AssignWithin, drop_leading_dims, fit_value, refuse_container
+from tensordict.ops.entries.assigning import (
+    Assign,
+    AssignWithin,
+    drop_leading_dims,
+    fit_value,
+    refuse_container,
+    refuse_other_size,
+)
 from tensordict.ops.entries.locking import raise_locked
 from tensordict.ops.entries.numbers import make_entry
 from tensordict.ops.entries.write_plans import Copy, Resize, Write, check_expandable
@@ -144,6 +151,8 @@ class LazyWrites(LazyDims):
         if not write.fills and not isinstance(source, (Contract, Mapping)):
             source = dict.fromkeys(self.keys(True, True), source)
         members, own = self._entries.containers, self._batch_size
+        if isinstance(source, LazyCore) and _share_members(members, source._entries.containers):
+            source = source.clone()  # The write to one member must not change the value of the next one.
         # An assignment to one entry may index its dims behind the batch.
         size, behind = write.size + own[len(write.indexed) :], write.indexed[len(own) :]
         fills = write.fills and not behind
@@ -219,6 +228,11 @@ class LazyWrites(LazyDims):
         else:
             at = leaf_index(write.index, own)
             self._plan_write(Assign(at, own, checked_size(at, own), adds=False, plan=write.plan), source, prefix)
+
+
+def _share_members(members: Sequence[Any], others: Sequence[Any]) -> bool:
+    # Compiled code cannot compare identities.
+    return not torch.compiler.is_compiling() and not set(map(id, members)).isdisjoint(map(id, others))
 
 
 def _is_array(items: list[Any]) -> bool:
@@ -306,6 +320,8 @@ def _split_part(
             for key, item in value.items()
         }
         return [{key: column[i] for key, column in columns.items()} for i in range(count)]
+    if type(value) in _NUMBERS and isinstance(target, Contract) and target._is_non_tensor:
+        return [value] * count  # a value stays a value
     if not isinstance(value, (Tensor, Contract)):
         value = make_entry(value, path, size, None)
     if isinstance(target, torch.Size) and not isinstance(value, Tensor):
@@ -328,8 +344,8 @@ def _split_part(
                 value = value.expand(shape)
     if not width:
         return [value]
-    if target is None and isinstance(value, Tensor) and value.ndim < dim + width:
-        return [value] * count  # each member refuses it: there is no such entry
+    if target is None and isinstance(value, Tensor):
+        refuse_other_size(value.shape, size, path)
     if width > 1:
         value = value.flatten(dim, dim + width - 1)
     return list(value.unbind(dim))

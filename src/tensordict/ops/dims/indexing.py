@@ -14,6 +14,7 @@ from torch import Tensor
 from tensordict.core import indices, ragged
 from tensordict.core.contract import Contract, Names, is_node, named_error
 from tensordict.core.exceptions import ShapeError
+from tensordict.core.foreach import assign
 from tensordict.core.indices import checked_size, is_basic, is_mask, leaf_index, result_size
 from tensordict.core.keys import Key, is_nested_key, key_path, path_of
 from tensordict.core.ragged import REFUSALS
@@ -186,8 +187,13 @@ class Indexing(Writing):
             # Assignment to a tensor also ignores leading dims of size 1.
             value, theirs = value._index(0), theirs[1:]
         if not theirs:
-            # Without batch dims, treat it like a dict: each leaf must broadcast to its part.
-            return dict(walk_leaf_items(value))
+            # Without batch dims, treat it like a dict: each leaf must broadcast to its part. A new entry is the same
+            # for all elements.
+            items = dict(walk_leaf_items(value))
+            for path, item in items.items():
+                if isinstance(item, Tensor) and not (isinstance(item, Contract) or item.is_nested or self._has(path)):
+                    items[path] = item.expand(size + item.shape)
+            return items
         if len(theirs) > len(size) or any(a not in (1, b) for a, b in zip(reversed(theirs), reversed(size))):
             raise ShapeError(
                 f"cannot assign a container of batch size {list(theirs)} to the index {index!r} of a container "
@@ -257,7 +263,7 @@ class Indexing(Writing):
             at = leaf_index(index, current.shape)
             if FileSource.any_sparse:
                 make_room([(current, at)], self)
-            current[at] = value
+            assign(current, at, value)
         except RuntimeError as error:
             raise named_error(error, path) from error
         return self

@@ -78,9 +78,10 @@ class SequencePadding:
         if any(mapping.keys() != names for mapping in mappings):
             raise_key_mismatch(mappings, path)
         first = nodes[0]
-        size = self._find_padded_shape(
-            [node._batch_size for node in nodes], len(first._batch_size), path, "batch sizes"
-        )
+        sizes = [node._batch_size for node in nodes]
+        # Nested containers may have different numbers of batch dims. The result has the dims of all.
+        ndim = min(map(len, sizes)) if path else len(first._batch_size)
+        size = self._find_padded_shape([one[:ndim] for one in sizes] if path else sizes, ndim, path, "batch sizes")
         entries: dict[str, Any] = {}
         masks: dict[str, Any] = {}
         for name in names:
@@ -94,7 +95,7 @@ class SequencePadding:
                 side = self.find_form(key)[1]
                 entries[name] = stack_containers([self._pad_holder(value, size, side) for value in column])
                 continue
-            join = self.pad_nodes if True in kinds else self._make_leaf_join(len(first._batch_size))
+            join = self.pad_nodes if True in kinds else self._make_leaf_join(ndim)
             entries[name], masks[name] = join(column, key)
         names_of = [node._names for node in nodes]
         dim_names = [None, *first._names] if first._names and names_of.count(first._names) == len(nodes) else None

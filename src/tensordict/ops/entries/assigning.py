@@ -279,14 +279,19 @@ def _allocate_like(item: Any, at: Any, indexed: torch.Size, new_size: torch.Size
             return _spread(item, at, indexed, len(new_size))
     if item.is_nested:
         raise ShapeError(f"the ragged entry {joined(path)!r} does not exist: set all of it before assigning to parts")
-    if item.shape[: len(new_size)] != new_size:
-        raise ShapeError(
-            f"entry {joined(path)!r} has shape {list(item.shape)}, which does not begin with the size "
-            f"{list(new_size)} of the part of the batch it is assigned to"
-        )
+    refuse_other_size(item.shape, new_size, path)
     fresh = item.new_zeros(indexed + item.shape[len(new_size) :])
     fresh[at] = item
     return fresh
+
+
+def refuse_other_size(shape: torch.Size, size: torch.Size, path: Path) -> None:
+    """Raise if the shape of a new entry does not begin with `size`, that of the part of the batch it is assigned to."""
+    if shape[: len(size)] != size:
+        raise ShapeError(
+            f"entry {joined(path)!r} has shape {list(shape)}, which does not begin with the size "
+            f"{list(size)} of the part of the batch it is assigned to"
+        )
 
 
 def _add_entry(entries: MutableMapping[str, Any], name: str, value: Any) -> None:

@@ -12,7 +12,7 @@ from tensordict.core import makers, ragged
 from tensordict.core.contract import Contract, EntryStore, distinct, identity, is_node
 from tensordict.core.devices import put_on, wait_for
 from tensordict.core.exceptions import ShapeError, StackError
-from tensordict.core.foreach import refuse_graph_leaves
+from tensordict.core.foreach import refuse_graph_leaves, separate
 from tensordict.core.key_views import IsLeaf
 from tensordict.core.keys import Path, joined, path_in, path_of
 from tensordict.core.replacing import replacing
@@ -434,9 +434,9 @@ class Writing(Reading, Locking):
                     make_room([(current, None)], self)
                 try:
                     current.copy_(item, non_blocking)
-                except RuntimeError:
+                except RuntimeError as error:
                     refuse_graph_leaves([current], self)
-                    raise
+                    current.copy_(separate(item, error), non_blocking)
                 return self
         if name not in entries:
             raise node._make_missing_error(name)
