@@ -179,23 +179,32 @@ def clone(leaves: list[Tensor]) -> Sequence[Tensor]:
 
 
 def copy_(
-    targets: list[Tensor], values: list[Tensor], non_blocking: bool = False, container: Contract | None = None
+    targets: list[Tensor],
+    values: list[Tensor],
+    non_blocking: bool = False,
+    container: Contract | None = None,
+    plain: bool = False,
 ) -> None:
     """Copy each value into the target of the same shape. All kinds of tensors are allowed, also parts of the target.
 
+    Args:
+        targets, values: the tensors, one value for each target.
+        non_blocking: passed to transfers to the device.
+        container: holds the targets. Errors name its entries.
+        plain: true if the caller knows that all targets are plain tensors or parameters.
+
     Raises:
-        RuntimeError: a target is a leaf of the autograd graph that requires grad. Nothing has changed. The message
-            names the entry of `container`, which holds the targets.
+        RuntimeError: a target is a leaf of the autograd graph that requires grad. Nothing has changed.
     """
     if (
-        len(targets) < 3
+        len(targets) < 2
         or torch.compiler.is_compiling()
         or _transformed()
-        or _has_dispatch(targets)
+        or (not plain and _has_dispatch(targets))
         or (torch.is_grad_enabled() and _any_requires_grad(targets, values))
     ):
-        # The call on lists supports neither autograd nor batching, and pays off from three leaves on. Subclasses that
-        # dispatch every call themselves, such as `DTensor`, do not support it.
+        # The call on lists supports neither autograd nor batching. Subclasses that dispatch every call themselves, such
+        # as `DTensor`, do not support it.
         if len(targets) > 1:
             refuse_graph_leaves(targets, container)
         try:
@@ -206,7 +215,7 @@ def copy_(
         return
     try:
         # Pass a plain list: for tensor subclasses, torch rebuilds the list with the list's own class.
-        internals.foreach_copy_(targets[:], values, non_blocking=non_blocking)
+        internals.foreach_copy_(targets[:], values, non_blocking)
     except RuntimeError as error:
         if _OVERLAP not in str(error):
             raise

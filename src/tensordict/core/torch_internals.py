@@ -71,7 +71,7 @@ def _clone_each(leaves: Sequence[Tensor]) -> list[Tensor]:
     return [leaf.clone() for leaf in leaves]
 
 
-def _copy_each(targets: Sequence[Tensor], values: Sequence[Tensor], *, non_blocking: bool = False) -> None:
+def _copy_each(targets: Sequence[Tensor], values: Sequence[Tensor], non_blocking: bool = False) -> None:
     for target, value in zip(targets, values, strict=True):
         target.copy_(value, non_blocking)
 

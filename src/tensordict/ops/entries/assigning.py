@@ -21,8 +21,6 @@ from tensordict.ops.entries.write_plans import (
     Write,
     WritePlan,
     check_expandable,
-    have_same_shapes,
-    pair_plain_leaves,
     raise_no_entry,
 )
 
@@ -73,8 +71,7 @@ class Assign(Write):
         """Plan to assign `item` to the indexed part of a leaf. Raises an error with `path` if it does not fit."""
         item = fit_value(leaf, item, self.part_of(leaf), path)
         if self.basic:
-            self.plan.targets.append(leaf[self.at])
-            self.plan.values.append(item)
+            self.plan.add(leaf[self.at], item)
         else:
             self.plan.assigned.append((leaf, self.at, item))
 
@@ -87,15 +84,8 @@ class Assign(Write):
         at, basic = self.at, self.basic
         # Members of a lazy stack are assigned with the index `()`. Views of all leaves would double the time.
         all_of_it = basic and at == ()
-        if basic and not all_of_it and (pairs := pair_plain_leaves(node, items)) is not None:
-            try:
-                parts = [target[at] for target in pairs[0]]
-            except REFUSALS:
-                parts = []  # ragged tensors have no such views; the loop below writes them row by row
-            if parts and have_same_shapes(parts, pairs[1]):
-                plan.targets += parts
-                plan.values += pairs[1]
-                return
+        if basic and plan.copy_plain(node, items, None if all_of_it else at):
+            return
         in_store = not isinstance(mapping, dict)
         for key, item in items.items():
             if type(key) is not str:
@@ -114,8 +104,7 @@ class Assign(Write):
                             current = current[at]
                         if type(item) is not Tensor or item.shape != current.shape:
                             item = fit_value(current, item, current.shape, (*prefix, key))
-                        plan.targets.append(current)
-                        plan.values.append(item)
+                        plan.add(current, item)
                     else:
                         expected = self.part_of(current)
                         if type(item) is not Tensor or item.shape != expected or item.dtype is not current.dtype:

@@ -30,13 +30,15 @@ class WritePlan:
     """The checked writes of one call. `run` carries them out in the order of these attributes.
 
     Attributes:
-        targets, values: tensors, and the value to copy into each; all copies are one call.
+        targets, values: tensors, and the value to copy into each; all copies are one call. `add` appends to both.
+        plain: true if all targets are plain tensors or parameters.
         assigned: tensors, an index into each, and the value to assign there.
         steps: functions and their arguments, called in this order.
         parts: other plans that run as steps of this one.
         absent: the first path that the source has, with a tensor or value, and the container does not; or `None`.
     """
 
+    plain: bool = True
     parts: tuple[WritePlan, ...] = ()
     absent: Path | None = None
 
@@ -51,16 +53,42 @@ class WritePlan:
         if not target.is_nested or not isinstance(item, Tensor):
             item = _make_copyable(target, item, path)
         if not target.is_nested:
-            self.values.append(item)
-            self.targets.append(target)
+            self.add(target, item)
             return
         try:
             refuse_stored(target)
             targets, values = ragged.pair_copies(target, item)
         except ShapeError as error:
             raise named_error(error, path) from None
-        self.targets += targets
-        self.values += values
+        for part, value in zip(targets, values, strict=True):
+            self.add(part, value)
+
+    def add(self, target: Tensor, value: Tensor) -> None:
+        """Plan to copy a value into a tensor; the caller has checked that it fits."""
+        if type(target) is not Tensor:
+            self.plain = False
+        self.targets.append(target)
+        self.values.append(value)
+
+    def copy_plain(self, node: Any, source: object, at: Any = None) -> bool:
+        """Plan to copy all leaves of `source` into the leaves of `node`, or into their parts at the basic index `at`.
+
+        Returns `False`, and plans nothing, unless all of them are plain tensors or parameters whose shapes agree, and
+        each nested container is of the class of `node`. In this most frequent case, leaves need no other check.
+        """
+        targets, values = self.targets, self.values
+        start = len(targets)
+        given = source._entries if isinstance(source, Contract) else source
+        try:
+            fits = _pair_plain(type(node), node._entries, given, targets, values, at is None)
+            if fits and at is not None:
+                targets[start:] = [target[at] for target in targets[start:]]
+                fits = [part.shape for part in targets[start:]] == [value.shape for value in values[start:]]
+        except ragged.REFUSALS:
+            fits = False  # a ragged tensor of the strided layout has neither `shape` nor views
+        if not fits:
+            del targets[start:], values[start:]
+        return fits
 
     def add_part(self) -> WritePlan:
         """Add an empty plan that runs as a step of this one.
@@ -83,7 +111,7 @@ class WritePlan:
                 self.run(container, non_blocking)
             return
         entries = None if container is None else container._entries
-        if isinstance(entries, EntryStore) and (block := entries.together()) is not None:
+        if type(entries) is not dict and isinstance(entries, EntryStore) and (block := entries.together()) is not None:
             with block:
                 self.run(container, non_blocking)
             return
@@ -92,7 +120,7 @@ class WritePlan:
         if self.assigned or self.parts:
             foreach.refuse_graph_leaves([target for target, _ in self._list_places()], container)
         if self.targets:
-            foreach.copy_(self.targets, self.values, non_blocking, container)
+            foreach.copy_(self.targets, self.values, non_blocking, container, self.plain)
         for target, at, item in self.assigned:
             foreach.assign(target, at, item)
         for step, operands in self.steps:
@@ -172,15 +200,10 @@ class Update(Write):
         return True
 
     def into(self, node: Any, source: Any, prefix: Path) -> None:
-        mapping, plan = node._entries, self.plan
-        targets, values = plan.targets, plan.values
-        adds, inplace = self.adds, self.inplace
-        if inplace and self.is_leaf is None and not self.update_batch_size:
-            pairs = pair_plain_leaves(node, source)
-            if pairs is not None and have_same_shapes(*pairs):
-                targets += pairs[0]
-                values += pairs[1]
-                return
+        plan, inplace = self.plan, self.inplace
+        if inplace and self.is_leaf is None and not self.update_batch_size and plan.copy_plain(node, source):
+            return
+        mapping, adds = node._entries, self.adds
         writable = not adds or self.ignore_lock or not node._locked
         trusting = writable and not inplace and node._device is None and not self.clone
         if trusting and (given := take_plain_entries(source, node._batch_size)) is not None:
@@ -203,8 +226,7 @@ class Update(Write):
                     elif inplace:
                         target = mapping.get(key)
                         if isinstance(target, Tensor) and item.shape == target.shape:
-                            targets.append(target)
-                            values.append(item)
+                            plan.add(target, item)
                             continue
                 except (RuntimeError, IndexError):
                     pass  # no dims; or a ragged tensor of the strided layout, which has no `shape`
@@ -310,54 +332,48 @@ def resize(node: Contract, size: torch.Size) -> None:
         node._names = padded if any(name is not None for name in padded) else None
 
 
-def pair_plain_leaves(node: Any, source: object) -> tuple[list[Tensor], list[Tensor]] | None:
-    """Return the leaves of a container that a source names, and the leaves of the source, in two lists.
+def _pair_plain(kind: type, mapping: Any, given: Any, targets: list[Any], values: list[Any], whole: bool) -> bool:
+    """Append the pairs for :meth:`WritePlan.copy_plain`. Returns `False` at the first entry that does not qualify.
 
-    Returns `None` unless all of them are plain tensors or parameters, and each nested container is of the class of
-    `node`. In this most frequent case, one check of all leaves is faster than a check of each.
+    Args:
+        kind: the class of nested containers.
+        mapping, given: the entries of the container, and the mapping of new values.
+        targets, values: the lists to append to.
+        whole: compare the shapes of the leaves.
     """
-    targets: list[Any] = []
-    values: list[Any] = []
-    return (targets, values) if _pair_plain(node, source, targets, values) and targets else None
-
-
-def _pair_plain(node: Any, source: object, targets: list[Any], values: list[Any]) -> bool:
-    mapping, given = node._entries, source._entries if isinstance(source, Contract) else source
     if not isinstance(mapping, dict) or not isinstance(given, dict):
         return False
-    kind, find = type(node), mapping.get
+    find = mapping.get
     for name, item in given.items():
         entry = find(name)
-        if type(entry) is kind:
-            if type(item) not in (kind, dict) or not _pair_plain(entry, item, targets, values):
+        if type(entry) is not Tensor or type(item) is not Tensor:
+            if type(entry) is kind:
+                if type(item) is kind:
+                    item = item._entries
+                if not _pair_plain(kind, entry._entries, item, targets, values, whole):
+                    return False
+                continue
+            if not foreach.are_plain({type(entry), type(item)}):
                 return False
-        elif (type(entry) is Tensor and type(item) is Tensor) or foreach.are_plain({type(entry), type(item)}):
-            targets.append(entry)
-            values.append(item)
-        else:
+        if whole and entry.shape != item.shape:
             return False
+        targets.append(entry)
+        values.append(item)
     return True
-
-
-def have_same_shapes(targets: list[Tensor], values: list[Tensor]) -> bool:
-    """Return whether each value has the shape of its target. Ragged tensors of the strided layout give `False`."""
-    try:
-        return [target.shape for target in targets] == [value.shape for value in values]
-    except RuntimeError:
-        return False  # a ragged tensor of the strided layout has no `shape`
 
 
 def take_plain_entries(source: object, size: torch.Size) -> Mapping[str, Any] | None:
     """Return the entries of a source, if all are plain tensors that fit a container of this batch size, else `None`."""
-    given: object = source
     if isinstance(source, Contract):
-        given = source._entries
-        if source._batch_size == size:
-            size = torch.Size()  # the source has checked its entries
+        given: object = source._entries
         if not isinstance(given, dict):
             return None
-    elif type(given) is not dict or {*map(type, given)} != _NAMES:
-        return None
+        if source._batch_size == size:  # the source has checked the shapes
+            return given if foreach.are_plain({*map(type, given.values())}) else None
+    else:
+        given = source
+        if type(given) is not dict or {*map(type, given)} != _NAMES:
+            return None
     return given if have_batch_size(given.values(), size) else None
 
 

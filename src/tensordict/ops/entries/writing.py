@@ -361,9 +361,10 @@ class Writing(Reading, Locking):
             return self._update_with_batch_size(source, clone)
         if keys_to_update is not None:
             source = select_from_source(source, keys_to_update)
-        write = Update(inplace, clone, self._queues_transfers(non_blocking), is_leaf, ignore_lock, update_batch_size)
+        queues = non_blocking if self._device is None else self._queues_transfers(non_blocking)
+        write = Update(inplace, clone, queues, is_leaf, ignore_lock, update_batch_size)
         self._plan_write(write, source)
-        write.plan.run(self, write.non_blocking)
+        write.plan.run(self, queues)
         if self._device is not None:
             self._wait_for_transfers(non_blocking)
         return self
@@ -492,7 +493,7 @@ class Writing(Reading, Locking):
         plan = write.plan
         if plan.absent is not None and not plan.targets and not plan.steps:
             raise_no_entry(plan.absent, self)
-        plan.run(self, self._queues_transfers(non_blocking))
+        plan.run(self, non_blocking if self._device is None else self._queues_transfers(non_blocking))
         if self._device is not None:
             self._wait_for_transfers(non_blocking)
         return self
