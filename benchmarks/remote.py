@@ -486,6 +486,7 @@ READERS: dict[str, tuple[str, Callable[[argparse.Namespace], Found]]] = {
     "epoch: WebDataset, 8 workers": ("write tars", lambda options: _epoch_webdataset(options, 8)),
     "epoch: MosaicML": ("write mds", lambda options: _epoch_mosaic(options, 0)),
     "epoch: MosaicML, 2 workers": ("write mds", lambda options: _epoch_mosaic(options, 2)),
+    "epoch: MosaicML, 8 workers": ("write mds", lambda options: _epoch_mosaic(options, 8)),
     "epoch: Hugging Face": ("write parquet", lambda options: _epoch_hugging_face(options, 0)),
     "epoch: Hugging Face, 8 workers": ("write parquet", lambda options: _epoch_hugging_face(options, 8)),
 }
