@@ -106,9 +106,8 @@ def container_of_rows(
                 # Hugging Face writes -1 for a missing label.
                 column = compute.if_else(compute.less(column, 0), None, column)
                 notes[(name,)] = {"missing": True}
-            chunks = [
-                pa.DictionaryArray.from_arrays(chunk.cast(pa.int64()), pa.array(names)) for chunk in column.chunks
-            ]
+            codes, texts = column.cast(pa.int64()), pa.array(names)
+            chunks = [pa.DictionaryArray.from_arrays(chunk, texts) for chunk in codes.chunks]
             column = pa.chunked_array(chunks, pa.dictionary(pa.int64(), pa.string()))
         else:
             continue

@@ -617,16 +617,13 @@ class Forwarding(TensorDictModuleBase):
     # The name of the wrapped module.
     _wrapped: str
 
-    if not TYPE_CHECKING:
-
-        def __getattr__(self, name: str) -> Any:
-            try:
-                return super().__getattr__(name)
-            except AttributeError:  # guarded: like any `__getattr__`
-                modules, wrapped = self.__dict__.get("_modules", ()), type(self)._wrapped  # guarded: never absent
-                if wrapped not in modules or name.startswith("__"):
-                    raise
-                return getattr(modules[wrapped], name)
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:  # guarded: like any `__getattr__`
+            if self._wrapped not in self.__dict__.get("_modules", ()) or name.startswith("__"):  # guarded: never absent
+                raise
+            return getattr(self._modules[self._wrapped], name)
 
 
 class TensorDictModuleWrapper(Forwarding):

@@ -244,15 +244,11 @@ def reduce(
     largest, room = (_SMALL, math.inf) if bucket_bytes is None else (bucket_bytes, bucket_bytes)
     writes = dst is None or dist.get_rank() == dst
     devices = MessageDevices(group)
+    start: Callable[..., dist.Work] = dist.all_reduce if dst is None else partial(dist.reduce, dst=dst)
 
     def begin(tensor: Tensor) -> dist.Work:
         try:
-            work: dist.Work = (
-                dist.all_reduce(tensor, op=op, group=group, async_op=True)
-                if dst is None
-                else dist.reduce(tensor, dst, op=op, group=group, async_op=True)
-            )
-            return work
+            return start(tensor, op=op, group=group, async_op=True)
         except RuntimeError as error:
             raise TransferError(f"{call}: {error}") from error
 
