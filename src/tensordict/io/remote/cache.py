@@ -35,8 +35,9 @@ from tensordict.memory.mapped import PathLike
 
 # Larger ranges are fetched in pieces of this length, several at once.
 _PIECE = 8 << 20
-# Fetch gaps of at most this length with their neighbours: that is faster than a second request.
-_GAP = 64 << 10
+# Fetch gaps of at most this length with their neighbours. The first mini-batch from large shards takes 1.13 s. Gaps of
+# 64 KiB take 1.26 s, and gaps of 1 MiB take 2.62 s (50 MB/s, answers after 100 ms).
+_GAP = 256 << 10
 _CHECKED = 4 << 20
 # Seconds to wait for another process that fetches the same file.
 _PATIENCE = 3600.0
