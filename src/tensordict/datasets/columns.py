@@ -22,13 +22,13 @@ from tensordict.core.logs import logger
 from tensordict.datasets.dataset import Shards
 from tensordict.datasets.index import Manifests, ShardPart, ShardParts
 from tensordict.datasets.lines import Line, new_id
-from tensordict.datasets.location import Location, format_of
+from tensordict.datasets.location import Location
+from tensordict.datasets.maintenance import choose_similar_options
 from tensordict.datasets.manifest import new_manifest, replace_schema
 from tensordict.datasets.schema import Schema
-from tensordict.datasets.shards import ShardOptions, add_shard, rows_per_block
-from tensordict.datasets.sweeping import Sweeper, check_shard
-from tensordict.datasets.writer import choose_shard_options, require_schema
-from tensordict.io.formats.opening import DIRECTORY
+from tensordict.datasets.shards import add_shard, rows_per_block
+from tensordict.datasets.sweeping import Sweeper
+from tensordict.datasets.writer import require_schema
 
 
 def add_column(place: Location, key: object, fn: Callable[[Any], Any]) -> None:
@@ -101,17 +101,6 @@ def _read_index(place: Location, schema: Schema) -> Manifests:
                 f"the writer {writer!r} of {place.root!r} is at work, and its rows would lack the new entry: close it"
             )
     return index
-
-
-def choose_similar_options(
-    place: Location, index: Manifests, parts: ShardParts, format: str = "", durable: bool | None = None
-) -> ShardOptions:
-    """Return options for shards that replace others: their format, and checksums if they have any."""
-    format = format or (format_of(parts[0].path).replace(DIRECTORY, "folder") if parts else "folder")
-    is_durable = format != "zarr" and not place.is_remote if durable is None else durable
-    checks_old = format == "folder" and bool(parts)
-    has_checksums = checks_old and check_shard(place, index.find_shard(parts[0]))[0].checksummed > 0
-    return choose_shard_options(place, format, is_durable, has_checksums, None, 0)
 
 
 def _extend_rows(rows: Any, path: Path, fn: Callable[[Any], Any], step: int) -> Iterator[Any]:

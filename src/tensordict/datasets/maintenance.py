@@ -15,17 +15,16 @@ import torch
 from tensordict.core.exceptions import SaveError, SchemaError
 from tensordict.core.keys import Path
 from tensordict.core.logs import logger
-from tensordict.datasets.columns import choose_similar_options
 from tensordict.datasets.dataset import Dataset, Shards, open_with_row_class
 from tensordict.datasets.index import Manifests, ShardPart, ShardParts
 from tensordict.datasets.lines import Line, new_id
-from tensordict.datasets.location import Location, RemoteLocation
+from tensordict.datasets.location import Location, RemoteLocation, format_of
 from tensordict.datasets.manifest import list_manifests, new_manifest, pack_manifest
 from tensordict.datasets.schema import Schema
-from tensordict.datasets.shards import add_shard, rows_per_block
+from tensordict.datasets.shards import ShardOptions, add_shard, rows_per_block
 from tensordict.datasets.sweeping import Sweep, Sweeper, check_shard, list_unlisted_shards, parse_shard_paths
-from tensordict.datasets.writer import DatasetWriter, find_schema, require_schema
-from tensordict.io.formats.opening import DATASET, REGISTERED_FORMATS, RegisteredFormat
+from tensordict.datasets.writer import DatasetWriter, choose_shard_options, find_schema, require_schema
+from tensordict.io.formats.opening import DATASET, DIRECTORY, REGISTERED_FORMATS, RegisteredFormat
 from tensordict.io.formats.structure import Complain
 from tensordict.io.remote.remote_saves import Access
 from tensordict.io.remote.urls import IN_FLIGHT, StorageOptions
@@ -170,6 +169,17 @@ def _split_at_damage(place: Location, index: Manifests, group: list[ShardPart]) 
         if len(run) > 1:
             yield run
         run = []
+
+
+def choose_similar_options(
+    place: Location, index: Manifests, parts: ShardParts, format: str = "", durable: bool | None = None
+) -> ShardOptions:
+    """Return options for shards that replace others: their format, and checksums if they have any."""
+    format = format or (format_of(parts[0].path).replace(DIRECTORY, "folder") if parts else "folder")
+    is_durable = format != "zarr" and not place.is_remote if durable is None else durable
+    checks_old = format == "folder" and bool(parts)
+    has_checksums = checks_old and check_shard(place, index.find_shard(parts[0]))[0].checksummed > 0
+    return choose_shard_options(place, format, is_durable, has_checksums, None, 0)
 
 
 def _read_blocks(shards: Shards, schema: Schema, progress: Progress) -> Iterator[Any]:
