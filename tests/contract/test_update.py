@@ -273,3 +273,41 @@ def test_mappings_are_read_by_their_items(td: Any, plain: Plain) -> None:
     td.update_(OfAUser(tensors))
     for name, leaf in tensors.items():
         assert torch.equal(td[name], leaf)
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_plain_entries_are_moved_to_the_device(count: int) -> None:
+    given = {f"k{i}": torch.zeros(2, 3) for i in range(count)}
+    elsewhere = {name: value.to("meta") for name, value in given.items()}
+    for source in (given, TensorDict(given, [2]), TensorDict(given, [2], device="cpu"), TensorDict(given, [])):
+        td = TensorDict(elsewhere, [2], device="meta")
+        assert all(value.is_meta for value in td.update(source).values())
+        assert td.set("k0", given["k0"])["k0"].is_meta
+    # The same device: the tensors themselves are stored.
+    td = TensorDict(batch_size=[2], device="cpu").update(given)
+    assert all(td[name] is value for name, value in given.items())
+    mixed = {**elsewhere, "here": torch.zeros(2)}
+    assert all(value.is_meta for value in TensorDict(batch_size=[2], device="meta").update(mixed).values())
+    with pytest.raises(RuntimeError, match="'bad' has shape"):
+        td.update({"k0": torch.ones(2, 3), "bad": torch.zeros(3)})
+    assert td["k0"] is given["k0"] and "bad" not in td
+
+
+@pytest.mark.parametrize("count", [2, 3])
+def test_update_underscore_of_plain_leaves(count: int) -> None:
+    names = [f"k{i}" for i in range(count)]
+    last = names[-1]
+
+    def zeros(requires_grad: bool = False) -> TensorDict:
+        return TensorDict({name: torch.zeros(3, requires_grad=requires_grad and name == last) for name in names})
+
+    ones = {name: torch.ones(3) for name in names}
+    for target, source in ((zeros(), {**ones, last: torch.ones(4)}), (zeros(requires_grad=True), ones)):
+        with pytest.raises((RuntimeError, ValueError), match=last):
+            target.update_(source)
+        assert not any(value.any() for value in target.values())
+    target = zeros()
+    ones["k0"].requires_grad_()
+    assert target.update_(ones)["k0"].requires_grad and not target[last].requires_grad
+    target["k0"].sum().backward()
+    assert ones["k0"].grad is not None

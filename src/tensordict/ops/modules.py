@@ -366,11 +366,12 @@ def _plan(
     entries = container._entries
     for name, value in entries.items():
         if (old := parameters.get(name)) is not None:
-            if not preserve and not is_parameter(value):
+            if is_parameter(value):
+                slots.append(_Slot(parameters, name, old, value, entries, kept))
+            elif preserve:
+                slots.append(_Slot(parameters, name, old, _as_parameter(value, old, lasting), entries, kept))
+            else:
                 slots.append(_Slot(parameters, name, old, value, entries, kept, state))
-                continue
-            new = value if is_parameter(value) else _as_parameter(value, old, lasting)
-            slots.append(_Slot(parameters, name, old, new, entries, kept))
         elif (old := buffers.get(name)) is not None:
             if not preserve and is_parameter(value):
                 slots.append(_Slot(buffers, name, old, value, entries, kept, parameters))

@@ -205,11 +205,11 @@ class Update(Write):
             return
         mapping, adds = node._entries, self.adds
         writable = not adds or self.ignore_lock or not node._locked
-        trusting = writable and not inplace and node._device is None and not self.clone
-        if trusting and (given := take_plain_entries(source, node._batch_size)) is not None:
+        trusting = writable and not inplace and not self.clone
+        size, device = node._batch_size, node._device
+        if trusting and (given := take_plain_entries(source, size, device)) is not None:
             plan.steps.append((mapping.update, (given,)))
             return
-        size = node._batch_size
         ndim, first = len(size), size[0] if len(size) else None
         fresh: dict[str, Any] = {}
         for key, item in source.items():
@@ -220,7 +220,9 @@ class Update(Write):
                 try:
                     if trusting:
                         # The same check as in `have_batch_size`.
-                        if not ndim or (item.shape[0] == first and (ndim == 1 or item.shape[:ndim] == size)):
+                        if (device is None or item.device == device) and (
+                            not ndim or (item.shape[0] == first and (ndim == 1 or item.shape[:ndim] == size))
+                        ):
                             fresh[key] = item
                             continue
                     elif inplace:
@@ -332,7 +334,7 @@ def resize(node: Contract, size: torch.Size) -> None:
         node._names = padded if any(name is not None for name in padded) else None
 
 
-def _pair_plain(kind: type, mapping: Any, given: Any, targets: list[Any], values: list[Any], whole: bool) -> bool:
+def _pair_plain(kind: Any, mapping: Any, given: Any, targets: list[Any], values: list[Any], whole: bool) -> bool:
     """Append the pairs for :meth:`WritePlan.copy_plain`. Returns `False` at the first entry that does not qualify.
 
     Args:
@@ -344,6 +346,7 @@ def _pair_plain(kind: type, mapping: Any, given: Any, targets: list[Any], values
     if not isinstance(mapping, dict) or not isinstance(given, dict):
         return False
     find = mapping.get
+    entry: Any
     for name, item in given.items():
         entry = find(name)
         if type(entry) is not Tensor or type(item) is not Tensor:
@@ -362,19 +365,31 @@ def _pair_plain(kind: type, mapping: Any, given: Any, targets: list[Any], values
     return True
 
 
-def take_plain_entries(source: object, size: torch.Size) -> Mapping[str, Any] | None:
-    """Return the entries of a source, if all are plain tensors that fit a container of this batch size, else `None`."""
+def take_plain_entries(
+    source: object, size: torch.Size, device: torch.device | None = None
+) -> Mapping[str, Any] | None:
+    """Return the entries of a source, if all are plain tensors that fit a container, else `None`.
+
+    Args:
+        source: a container or a mapping.
+        size, device: of the container that takes the entries.
+    """
     if isinstance(source, Contract):
         given: object = source._entries
         if not isinstance(given, dict):
             return None
-        if source._batch_size == size:  # the source has checked the shapes
+        # A source of the same batch size and device has checked its entries.
+        if source._batch_size == size and (device is None or source._device == device):
             return given if foreach.are_plain({*map(type, given.values())}) else None
     else:
         given = source
         if type(given) is not dict or {*map(type, given)} != _NAMES:
             return None
-    return given if have_batch_size(given.values(), size) else None
+    if not have_batch_size(given.values(), size):
+        return None
+    if device is not None and any([value.device != device for value in given.values()]):  # noqa: C419 (faster)
+        return None
+    return given
 
 
 def have_batch_size(values: Collection[Any], size: torch.Size) -> bool:

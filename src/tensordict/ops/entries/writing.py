@@ -105,7 +105,7 @@ class Writing(Reading, Locking):
             raise_locked(f"set the entry {name if path is None else joined(path)!r}")
         # Most items are plain tensors that fit. This check takes 0.2 us, `_admit` would take 0.6. One batch dim is the
         # common case, as in `_fill`.
-        if type(item) is Tensor and self._device is None:
+        if type(item) is Tensor and (self._device is None or item.device == self._device):
             size = self._batch_size
             ndim = len(size)
             try:
@@ -506,7 +506,9 @@ class Writing(Reading, Locking):
             non_blocking: passed to device transfers.
             src: another name of `tensordict`.
         """
-        return self.update_(choose_given("copy_", tensordict=tensordict, src=src), non_blocking=non_blocking)
+        if tensordict is NO_DEFAULT or src is not NO_DEFAULT:
+            tensordict = choose_given("copy_", tensordict=tensordict, src=src)
+        return self.update_(tensordict, non_blocking=non_blocking)
 
     # --- removal and renaming ----------------------------------------------------------------------------------------
 

@@ -27,7 +27,7 @@ class Autograd(Leaves):
     @property
     def requires_grad(self) -> bool:
         """True if any leaf requires grad."""
-        return any(leaf.requires_grad for leaf in self._leaves())
+        return any([leaf.requires_grad for leaf in self._leaves()])  # noqa: C419 (half the time)
 
     def requires_grad_(self: SelfT, requires_grad: bool = True) -> SelfT:
         """Make every leaf require grad, or stop requiring it. Returns this container.
