@@ -165,7 +165,9 @@ def plan_save(container: Contract, prefix: PathLike | None, options: FolderOptio
     plan = plan_files(container, folder, options)
     if prefix is None:
         return partial(_save_anonymous, plan, options)
-    return partial(_save_directory, plan, pathlib.Path(os.fspath(prefix)), options)
+    given = pathlib.Path(os.fspath(prefix))
+    saved_path = given if os.path.abspath(given) == folder else pathlib.Path(folder)  # not a URL `file:///...`
+    return partial(_save_directory, plan, saved_path, options)
 
 
 def plan_files(container: Contract | Specification, folder: str, options: FolderOptions) -> FolderPlan:
