@@ -187,7 +187,7 @@ class LazyDims(LazyCore):
             op = op.with_size(own)
         found = op.on_members(store.dim, len(store.containers)) if store.containers else None
         if isinstance(op, Reshape):
-            if -1 in own and store.dim == 0 and len(op.size) == 1:
+            if -1 in own and len(op.size) == 1 and math.prod(own[: store.dim]) == 1:
                 # `reshape(-1)` takes members of unequal sizes: their elements follow each other.
                 rows = [row for member in store.containers for row in elements_of(member)]
                 return type(self)._over(Members(rows, 0, template=None if rows else _make_row(store.sample[0])))
