@@ -206,7 +206,7 @@ def _in_values(a: Summary, b: Summary, path: str) -> list[Difference]:
 
 def _all_are(values: Summary, value: Summary) -> bool:
     """Return whether (nested) lists hold one value only, at least once."""
-    if values["k"] != "list" or not values["entries"]:
+    if values == value or values["k"] != "list" or not values["entries"]:
         return values == value
     return all(_all_are(entry, value) for entry in values["entries"])
 
