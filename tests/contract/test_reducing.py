@@ -11,6 +11,7 @@ from torch import Tensor
 
 from contract.kinds import Kind
 from contract.model import Path, Plain, as_path, leaves, mapped, nodes
+from tensordict import TensorDict, lazy_stack
 
 # Torch warns of the standard deviation of one element, here and in the tensors compared with.
 pytestmark = pytest.mark.filterwarnings("ignore:.*degrees of freedom")
@@ -247,6 +248,11 @@ def features_all(tree: Plain, kind: Kind, path: Path) -> Plain:
         else value.reshape(*value.shape[:batch_dims], -1).all(-1)
         for key, value in tree.items()
     }
+
+
+def test_norm_without_entries() -> None:
+    for empty in (TensorDict({}, [2]), lazy_stack([TensorDict({}, [2])])):
+        assert empty.norm().batch_size == () and empty.norm().is_empty()
 
 
 def test_what_torch_refuses_is_refused_with_the_key(td: Any, kind: Kind) -> None:

@@ -25,7 +25,7 @@ def find_doubt(error: dict[str, Any], code: str, operands: list[Summary]) -> str
         return ""
     if name == "LockedError" and not _LOCKS.search(code) and not any(node["locked"] for node in containers):
         return "no operand is locked"
-    if name == "KeyMismatchError" and len({frozenset(node["keys"]) for node in nodes if "keys" in node}) < 2:
+    if name == "KeyMismatchError" and len({_given_keys(node) for node in nodes if "keys" in node}) < 2:
         return "all operands have the same keys"
     if name == "NamesError" and "name" not in code and not any(any(node["names"] or ()) for node in containers):
         return "no operand has names"
@@ -54,6 +54,11 @@ def _doubt_dim(message: str, ranks: list[int]) -> str:
     if -places <= dim < places:
         return "the dim is in range"
     return "" if rank in ranks else "no operand has this number of batch dims"
+
+
+def _given_keys(node: Summary) -> frozenset[str]:
+    """The keys of a container; of a tensorclass those of the fields that are not `None`."""
+    return frozenset(key for key, entry in zip(node["keys"], node["entries"]) if entry.get("cls") != "NoneType")
 
 
 def _walk(summary: Any) -> Iterator[Summary]:

@@ -297,10 +297,8 @@ class Reducing(ReductionBase):
             a new container of scalars without batch dims, locked if this container is; or `out`.
 
         Raises:
-            RuntimeError: the container is empty, or a leaf is neither floating point nor complex.
+            RuntimeError: a leaf is neither floating point nor complex.
         """
-        if not self._leaves():
-            raise RuntimeError("norm needs at least one entry, but the container has no entries")
         how = Reduction(
             partial(torch.linalg.vector_norm, dtype=dtype), many=partial(internals.on_lists["norm"], ord=2, dtype=dtype)
         )
