@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import gc
 import os
 import resource
 import shutil
@@ -23,7 +24,7 @@ from tensordict.datasets import compact, dataset, manifest
 from tensordict.datasets.index import ShardPart, ShardParts
 from tensordict.datasets.lines import Line, Lines
 from tensordict.datasets.records import to_file
-from tensordict.memory import system
+from tensordict.memory import row_files, system
 from tensordict.memory.file_maps import FilePlace
 
 DIGEST = "0123456789abcdef" * 4
@@ -55,10 +56,7 @@ def test_shards_are_mapped_again(tmp_path: Path, format: str, monkeypatch: pytes
     data = open_dataset(tmp_path / "data")
     read_twice(data, rows, monkeypatch)
     # No more stay mapped than may.
-    monkeypatch.setattr(data._shards, "max_mapped", 3)
-    data._joint._mapped.clear()
-    data._joint._start()
-    data._shards._recent.clear()
+    keep_mapped(data, 3, monkeypatch)
     assert (data[torch.arange(20)] == rows).all() and len(data._joint._mapped) == 3
 
 
@@ -167,9 +165,11 @@ def test_a_file_that_is_replaced_before_it_is_mapped(tmp_path: Path, monkeypatch
 
 def keep_mapped(data: Any, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let go of all shards, and let so many be mapped again."""
-    monkeypatch.setattr(data._shards, "max_mapped", count)
     data._joint._start()
     data._shards._recent.clear()
+    is_archive = data._shards.parts.path_of(0).endswith(".tdz")
+    maps_per_shard = 1 if is_archive else len(data._shards.schema.fields)
+    monkeypatch.setattr(data._shards, "max_maps", row_files.count_maps() + count * maps_per_shard)
 
 
 def count_descriptors() -> int:
@@ -273,6 +273,21 @@ def test_maps_stay_below_the_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPat
             assert (data[row] == rows[row]).all()
         maps = Path("/proc/self/maps").read_text()
         assert 20 <= maps.count(str(tmp_path)) <= 30
+
+
+def test_data_sets_share_the_limit_of_maps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = write(tmp_path / "data", "folder", 60)
+    monkeypatch.setattr("tensordict.memory.system.count_maps_and_files", lambda: (40, 1024))
+    monkeypatch.setattr(dataset, "_MAX_CONTAINERS", 2)
+    both = [open_dataset(tmp_path / "data") for _ in range(2)]
+    for data in [*both, *both, *both]:
+        assert (data[torch.arange(60)] == rows).all()
+        for row in range(60):
+            assert (data[row] == rows[row]).all()
+    assert 20 <= row_files.count_maps() <= 22
+    del data, both
+    gc.collect()
+    assert row_files.count_maps() == 0
 
 
 def test_threads_note_places(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -81,6 +81,7 @@ def test_file_urls_are_paths(form: str, tmp_path: pathlib.Path) -> None:
         getattr(make(), saved)(url)
         assert (tensordict.load(url.replace(" ", "%20")) == make()).all()
         assert verify(url).ok and (tmp_path / f"a b{name}").exists()
+    assert make().memmap(form.format(tmp_path / "p")).saved_path == tmp_path / "p"
     make().memmap_(form.format(tmp_path / "in_place"))
     assert (TensorDict.load_memmap(tmp_path / "in_place") == make()).all()
     make().to_h5(form.format(tmp_path / "h")).close()

@@ -30,7 +30,7 @@ from tensordict.looking.texts import format_values
 from tensordict.memory import files
 from tensordict.memory import rows as scattered
 from tensordict.memory.file_maps import Finder
-from tensordict.memory.row_files import RowFiles, read_rows
+from tensordict.memory.row_files import RowFiles, count_maps, read_rows
 from tensordict.memory.stored_tensors import SPREAD, Selection, StoredTensor, Values, as_tensor, read_stored
 from tensordict.ops.dims.stacking import cat_containers
 
@@ -53,10 +53,10 @@ class MapsAgain(Sequence[Any]):
     """A sequence that loads its containers when they are used, and then finds their tensors without loading them.
 
     Attributes:
-        max_mapped: how many parts may stay mapped.
+        max_maps: how many maps of files all such sequences of this process together may keep.
     """
 
-    max_mapped: int
+    max_maps: int
 
     @abstractmethod
     def remember(self, number: int, leaves: Mapping[Path, Tensor], maps: Finder) -> bool:
@@ -281,10 +281,10 @@ class Parts(Sequence[Any]):
         if not isinstance(sequence, MapsAgain):
             return None
         files = sequence.files_of(at)
-        if files is None or (count < _MANY and len(self._mapped) >= sequence.max_mapped):
+        if files is None or (count < _MANY and count_maps() >= sequence.max_maps):
             return files
         # Other maps of the process may leave none for this one.
-        return self._map(number, files, sequence.max_mapped) or files
+        return self._map(number, files, sequence.max_maps) or files
 
     def load_columns(
         self, numbers: Sequence[int], absent: Sequence[int], found: list[Columns | RowFiles | None], loaded: list[Any]
@@ -317,14 +317,14 @@ class Parts(Sequence[Any]):
             sequence, place = self._locate(numbers[at])
             if isinstance(sequence, MapsAgain) and sequence.remember(place, leaves, maps):
                 files = sequence.files_of(place)
-                mapped = None if files is None else self._map(numbers[at], files, sequence.max_mapped)
+                mapped = None if files is None else self._map(numbers[at], files, sequence.max_maps)
                 if mapped is not None:
                     found[at] = mapped
                     continue
             loaded.append(part)
 
     def _map(self, number: int, files: RowFiles, most: int) -> Columns | None:
-        """Map the tensors of a part again, and unmap the first part if it is one too many.
+        """Map the tensors of a part again, and unmap the first part if the process then has more than `most` maps.
 
         Returns:
             `None` if the files are others.
@@ -334,7 +334,7 @@ class Parts(Sequence[Any]):
             self._checked[number] = mapped = _CheckedPart(set())
             mapped.columns = columns
             self._mapped.append(mapped)
-            if len(self._mapped) > most:
+            if count_maps() > most:
                 self._mapped.popleft().columns = None
         return columns or None
 

@@ -38,8 +38,8 @@ from tensordict.memory.row_files import RowFiles
 from tensordict.memory.stored_tensors import Selection, StoredTensor, as_tensor, read_stored
 
 # The most copies of remote shards that stay open, each an open file. The most shards whose containers stay open if
-# their tensors can be mapped again without one: a container takes 3 KB, a map 1 KB. The most shards that stay mapped.
-_MAX_COPIES, _MAX_CONTAINERS, _MAX_MAPPED = 256, 1_024, 100_000
+# their tensors can be mapped again without one: a container takes 3 KB, a map 1 KB. The most maps.
+_MAX_COPIES, _MAX_CONTAINERS, _MAX_MAPS = 256, 1_024, 100_000
 # Rows of a writer, as a range of lines of its manifest: (writer, first line, last line + 1).
 Segment = tuple[str, int, int]
 
@@ -66,7 +66,7 @@ class Shards(MapsAgain):
         # Programs need some maps and files for other purposes, too. A mapped archive keeps its file open.
         maps, files = system.count_maps_and_files()
         columns = max(1, len(schema.fields))
-        self.max_mapped = max(1, min(maps // 2 // columns, _MAX_MAPPED))
+        self.max_maps = min(maps // 2, _MAX_MAPS)
         self._max_open = max(1, min(_MAX_COPIES, files // 4) if index.place.is_remote else maps // 4 // columns)
         self._max_archives = max(1, min(self._max_open, files // 2))
         self._places = _Places(len(parts))

@@ -6,6 +6,7 @@ import errno
 import os
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
+from weakref import WeakValueDictionary
 
 import numpy as np
 import torch
@@ -18,6 +19,8 @@ from tensordict.memory.rows import Values
 # The most containers whose files are open at once.
 _AT_ONCE = 64
 _READ = os.O_RDONLY | system.NONBLOCK | system.CLOEXEC
+# The arrays over the maps of this process that `RowFiles.map` made, by identity.
+_MAPS: WeakValueDictionary[int, Values] = WeakValueDictionary()
 
 
 class RowFiles(NamedTuple):
@@ -51,6 +54,7 @@ class RowFiles(NamedTuple):
         # Another process may have replaced a file before it was mapped.
         if not maps or not self._are_same(paths):
             return {}
+        _MAPS.update((id(array), array) for array in maps.values())
         return {key: _as_rows(maps[rest][first:], self.sizes[key]) for key, rest, first in self.tensors}
 
     def open(self, fds: list[int]) -> dict[Path, tuple[int, int]]:
@@ -72,6 +76,11 @@ class RowFiles(NamedTuple):
     def _are_same(self, files: Mapping[str, str | int]) -> bool:
         """Return True if these paths or open files are the files that were loaded."""
         return hash(tuple(map(identify_file, files.values()))) == self.identity
+
+
+def count_maps() -> int:
+    """Return how many maps that `RowFiles.map` made this process has."""
+    return len(_MAPS)
 
 
 def read_rows(sources: Sequence[RowFiles], rows: Sequence[Sequence[int]], out: Mapping[Path, Values]) -> set[int]:
