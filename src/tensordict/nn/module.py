@@ -614,18 +614,17 @@ def _same(value: FunctionType) -> FunctionType:
 class Forwarding(TensorDictModuleBase):
     """The base of modules that look up the attributes that they lack in the module that they wrap."""
 
-    # The name of the wrapped module. A subclass may have a module `_wrapped` of its own.
+    # The name of the wrapped module.
     _forwards_to: str
 
     def __getattr__(self, name: str) -> Any:
         try:
             return super().__getattr__(name)
         except AttributeError:  # guarded: like any `__getattr__`
-            if self._forwards_to not in self.__dict__.get("_modules", ()) or name.startswith(
-                "__"
-            ):  # guarded: never absent
+            inner = self._forwards_to
+            if inner not in self.__dict__.get("_modules", ()) or name.startswith("__"):  # guarded: never absent
                 raise
-            return getattr(self._modules[self._forwards_to], name)
+            return getattr(self._modules[inner], name)
 
 
 class TensorDictModuleWrapper(Forwarding):
