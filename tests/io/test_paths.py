@@ -81,9 +81,10 @@ def test_file_urls_are_paths(form: str, tmp_path: pathlib.Path) -> None:
         getattr(make(), saved)(url)
         assert (tensordict.load(url.replace(" ", "%20")) == make()).all()
         assert verify(url).ok and (tmp_path / f"a b{name}").exists()
-    assert make().memmap(form.format(tmp_path / "p")).saved_path == tmp_path / "p"
-    make().memmap_(form.format(tmp_path / "in_place"))
+    saved = make().memmap_(form.format(tmp_path / "in_place"))
+    assert saved.saved_path == tmp_path / "in_place" and saved["b"].saved_path == tmp_path / "in_place" / "b"
     assert (TensorDict.load_memmap(tmp_path / "in_place") == make()).all()
+    assert saved.make_memmap("new", (3,)).filename == str(tmp_path / "in_place" / "new.memmap")
     make().to_h5(form.format(tmp_path / "h")).close()
     with TensorDict.from_h5(form.format(tmp_path / "h")) as opened:
         assert opened["a"].tolist() == [0, 1, 2]

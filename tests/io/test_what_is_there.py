@@ -22,6 +22,7 @@ import tensordict
 from reference import Reference
 from tensordict import PersistentTensorDict, TensorDict, pack_memmap, unpack_memmap
 from tensordict.core.exceptions import SaveError
+from tensordict.io.saving.transaction import Transaction
 from tensordict.io.stores import entries
 from tensordict.memory import files
 
@@ -350,7 +351,9 @@ def test_what_fails_half_way_leaves_what_is_there(
         return wrapped
 
     monkeypatch.setattr(entries, "fill", failing(entries.fill))
-    for name in ("new_file", "write_tensor", "write_row", "allocate", "write_bytes", "write_new", "write_file"):
+    monkeypatch.setattr(Transaction, "create", failing(Transaction.create))
+    writes = ("write_tensor", "write_row", "allocate", "write_bytes", "write_new", "write_file")
+    for name in ("new_file", "replaced_file", *writes):
         monkeypatch.setattr(files, name, failing(getattr(files, name)))
     failures = 0
     while True:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import io
+import os
 import pickle
 from typing import Any
 
@@ -23,6 +24,7 @@ from tensordict import (
     lazy_stack,
     tensorclass,
 )
+from tensordict.core.exceptions import SaveError
 
 pytestmark = pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
 
@@ -143,6 +145,19 @@ def test_memory_mapped_leaves_are_references_to_their_files(tmp_path: Any) -> No
     assert isinstance(again["a"], MemoryMappedTensor)
     td["a"].fill_(4)
     assert again["a"].tolist() == [4, 4, 4]
+
+
+def test_memory_mapped_parts_of_files(tmp_path: Any) -> None:
+    whole = MemoryMappedTensor.from_tensor(torch.arange(24).view(4, 6), filename=tmp_path / "x")
+    for view in (whole, whole[:2], whole[1:], whole[:, 2:4], whole[::2], whole[2, 3], whole[4:]):
+        again = sent(view)
+        assert type(again) is MemoryMappedTensor and (again.shape, again.stride()) == (view.shape, view.stride())
+        assert (again == view).all()
+    assert sent(whole).filename == str(tmp_path / "x")
+    message = pickle.dumps(whole)
+    os.truncate(tmp_path / "x", 8)
+    with pytest.raises(SaveError, match=r"has 8 bytes, but shape \[4, 6\] of torch.int64 needs 192"):
+        pickle.loads(message)
 
 
 def test_ragged_leaves() -> None:

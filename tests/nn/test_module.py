@@ -365,6 +365,17 @@ def test_attributes_of_what_is_wrapped():
     assert TensorDictModule(f, ["x"], ["y"]).note == "hello"
 
 
+def test_a_wrapper_with_a_module_of_its_own():
+    class Own(TensorDictModuleWrapper):
+        def __init__(self, td_module):
+            super().__init__(td_module)
+            self._wrapped = self._td_module = nn.Linear(1, 1)
+
+    net = TensorDictModule(nn.Linear(3, 4), ["x"], ["y"])
+    own = Own(net)
+    assert own._wrapped is own._td_module and own.module is net.module
+
+
 def test_names_of_the_state():
     net = TensorDictModule(nn.Linear(3, 4), ["x"], ["y"])
     assert list(net.state_dict()) == ["module.weight", "module.bias"]

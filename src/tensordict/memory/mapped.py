@@ -697,11 +697,13 @@ def _from_file(
     offset: int,
     identity: tuple[int, int],
 ) -> MemoryMappedTensor:
-    flat = map_file(path, dtype, (_extent(shape, strides, offset),))
+    is_plain = not offset and strides == _strides(shape)
+    mapped = map_file(path, dtype, shape if is_plain else (_extent(shape, strides, offset),))
     check_identity(path, identity)
-    assert isinstance(flat._source, FileSource)
-    flat._source.shape = None
-    return _wrap(flat.as_strided(shape, strides, offset if flat.numel() else 0), flat._source)
+    source = mapped._source
+    assert isinstance(source, FileSource)
+    source.shape = None
+    return mapped if is_plain else _wrap(mapped.as_strided(shape, strides, offset if mapped.numel() else 0), source)
 
 
 def _nested_from_file(path: str, dtype: torch.dtype, shapes: Tensor, identity: tuple[int, int]) -> MemoryMappedTensor:

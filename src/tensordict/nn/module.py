@@ -615,15 +615,16 @@ class Forwarding(TensorDictModuleBase):
     """The base of modules that look up the attributes that they lack in the module that they wrap."""
 
     # The name of the wrapped module.
-    _wrapped: str
+    _forwards_to: str
 
     def __getattr__(self, name: str) -> Any:
         try:
             return super().__getattr__(name)
         except AttributeError:  # guarded: like any `__getattr__`
-            if self._wrapped not in self.__dict__.get("_modules", ()) or name.startswith("__"):  # guarded: never absent
+            inner = self._forwards_to
+            if inner not in self.__dict__.get("_modules", ()) or name.startswith("__"):  # guarded: never absent
                 raise
-            return getattr(self._modules[self._wrapped], name)
+            return getattr(self._modules[inner], name)
 
 
 class TensorDictModuleWrapper(Forwarding):
@@ -645,7 +646,7 @@ class TensorDictModuleWrapper(Forwarding):
         (['x'], torch.Size([4]))
     """
 
-    _wrapped = "td_module"
+    _forwards_to = "td_module"
 
     def __init__(self, td_module: TensorDictModuleBase) -> None:
         super().__init__()

@@ -26,7 +26,7 @@ class TDGraphModule(Forwarding):
         inplace: the container for the results, as for :class:`~tensordict.nn.TensorDictModule`.
     """
 
-    _wrapped = "_gm"
+    _forwards_to = "_gm"
 
     def __init__(
         self,
