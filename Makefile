@@ -4,7 +4,7 @@
 
 PYTHON ?= python3
 # In how many processes the tests run, a file in each at a time: many tests wait for other processes.
-JOBS ?= 3
+JOBS ?= 4
 PURELIB = "import sysconfig; print(sysconfig.get_path('purelib'))"
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 # What is installed is compiled as it is imported first, and that is kept.

@@ -40,6 +40,14 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    # A file of tests leaves caches of torch and of libraries behind. Looking through them took half of the time of some
+    # files: a collection took 0.5 s.
+    if nextitem is None or nextitem.path != item.path:
+        gc.collect()
+        gc.freeze()
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_pyfunc_call() -> Generator[None, object, object]:
     """Under `make test-fast`, which has torch alone, skip a test that needs another library."""
