@@ -954,6 +954,13 @@ def test_masks_keep_values_that_only_some_members_have(only: Any, nested: bool) 
         assert isinstance(only, TensorDict) or found[1]["v"] == "text"
 
 
+def test_an_unbatched_tensor_that_is_assigned_to_some_members_is_not_split() -> None:
+    for at in (slice(0, 1), [0, 1]):
+        stack = lazy_stack([TensorDict(a=torch.zeros(3), batch_size=[3]) for _ in range(2)])
+        stack[at] = {"u": UnbatchedTensor(torch.arange(5))}
+        assert stack[0]["u"].tolist() == [0, 1, 2, 3, 4]
+
+
 def test_members_of_different_batch_sizes_have_no_common_elements() -> None:
     stack = lazy_stack([TensorDict(a=torch.zeros(n), batch_size=[n]) for n in (2, 3)])
     for call in (

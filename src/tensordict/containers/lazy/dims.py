@@ -263,9 +263,7 @@ def _has_uniform_keys(node: Contract) -> bool:
         return all(_has_uniform_keys(value) for value in node._structure().values() if isinstance(value, Contract))
     first, *rest = node._entries.sample
     keys = set(first.keys(True))
-    return all(set(other.keys(True)) == keys for other in rest) and all(
-        map(_has_uniform_keys, node._entries.sample)
-    )
+    return all(set(other.keys(True)) == keys for other in rest) and all(map(_has_uniform_keys, node._entries.sample))
 
 
 def _is_scalar(item: object) -> bool:

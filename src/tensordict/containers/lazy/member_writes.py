@@ -134,6 +134,10 @@ class LazyWrites(LazyDims):
         elif write.adds and not members:
             super()._plan_write(write, source, prefix)
         else:
+            # A member may be the value of the next one, as in `stack[1:].update_(stack[:-1])`.
+            write.plan.separates = write.inplace
+            if write.inplace:
+                source = _copy_when_compiling(source)
             for member, piece in zip(members, self._source_pieces(source, prefix, write.inplace), strict=True):
                 member._plan_write(write, piece, prefix)
 
@@ -150,9 +154,8 @@ class LazyWrites(LazyDims):
             return
         if not write.fills and not isinstance(source, (Contract, Mapping)):
             source = dict.fromkeys(self.keys(True, True), source)
+        source = _copy_when_compiling(source)
         members, own = self._entries.containers, self._batch_size
-        if isinstance(source, LazyCore) and _share_members(members, source._entries.containers):
-            source = source.clone()  # The write to one member must not change the value of the next one.
         # An assignment to one entry may index its dims behind the batch.
         size, behind = write.size + own[len(write.indexed) :], write.indexed[len(own) :]
         fills = write.fills and not behind
@@ -185,7 +188,9 @@ class LazyWrites(LazyDims):
         if write.fills:
             pieces = [source] * len(targets)
         else:
-            pieces = _split_part(source, len(targets), dim, width, size, prefix, self, len(own) + len(behind))
+            pieces = _split_part(
+                source, len(targets), dim, width, size, prefix, self, len(own) + len(behind), write.adds
+            )
         for target, rest, piece in zip(targets, rests, pieces, strict=True):
             indexed = target._batch_size + behind if rest or picks is not None else inner
             plan = write.plan if len(targets) == 1 else write.plan.add_part()
@@ -230,9 +235,9 @@ class LazyWrites(LazyDims):
             self._plan_write(Assign(at, own, checked_size(at, own), adds=False, plan=write.plan), source, prefix)
 
 
-def _share_members(members: Sequence[Any], others: Sequence[Any]) -> bool:
-    # Compiled code cannot compare identities.
-    return not torch.compiler.is_compiling() and not set(map(id, members)).isdisjoint(map(id, others))
+def _copy_when_compiling(source: Any) -> Any:
+    """Copy a lazy stack in compiled code, which cannot look up whether values share memory with targets."""
+    return source.clone() if torch.compiler.is_compiling() and isinstance(source, LazyCore) else source
 
 
 def _is_array(items: list[Any]) -> bool:
@@ -298,7 +303,7 @@ def _split_lists(item: list[Any], dim: int, size: torch.Size, path: Path) -> lis
 
 
 def _split_part(
-    value: Any, count: int, dim: int, width: int, size: torch.Size, path: Path, target: Any, batch_dims: int
+    value: Any, count: int, dim: int, width: int, size: torch.Size, path: Path, target: Any, batch_dims: int, adds: bool
 ) -> list[Any]:
     """Split a value that is assigned to a part of a lazy stack, along some batch dims of the part.
 
@@ -311,14 +316,13 @@ def _split_part(
         path: the key that errors name.
         target: the container that is assigned to, or the feature dims of a leaf; `None` if there is neither.
         batch_dims: the number of batch dims of the stack.
+        adds: true if missing entries are added.
     """
     if isinstance(value, Mapping) and not isinstance(value, Contract):
-        columns = {
-            key: _split_part(
-                item, count, dim, width, size, (*path, *path_of(key)), _find_target(target, key, batch_dims), batch_dims
-            )
-            for key, item in value.items()
-        }
+        columns = {}
+        for key, item in value.items():
+            inner = _find_target(target, key, batch_dims)
+            columns[key] = _split_part(item, count, dim, width, size, (*path, *path_of(key)), inner, batch_dims, adds)
         return [{key: column[i] for key, column in columns.items()} for i in range(count)]
     if type(value) in _NUMBERS and isinstance(target, Contract) and target._is_non_tensor:
         return [value] * count  # a value stays a value
@@ -327,8 +331,8 @@ def _split_part(
     if isinstance(target, torch.Size) and not isinstance(value, Tensor):
         refuse_container(value, path)
     if isinstance(value, Tensor):
-        if not value.ndim:
-            return [value] * count
+        if not value.ndim or (isinstance(value, Contract) and not isinstance(target, torch.Size)):
+            return [value] * count  # a number, or an `UnbatchedTensor`, which each member holds whole
         if isinstance(target, torch.Size):
             shape = size + target
             ranks_differ = target == _RANKS_DIFFER
@@ -345,6 +349,8 @@ def _split_part(
     if not width:
         return [value]
     if target is None and isinstance(value, Tensor):
+        if not adds:
+            return [value] * count  # each member refuses it: there is no such entry
         refuse_other_size(value.shape, size, path)
     if width > 1:
         value = value.flatten(dim, dim + width - 1)
