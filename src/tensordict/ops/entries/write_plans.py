@@ -6,7 +6,6 @@ A write that fails its checks therefore changes nothing. `update`, `update_`, `s
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from itertools import chain
 from typing import Any, NoReturn
 
 import torch
@@ -140,15 +139,20 @@ class WritePlan:
 
         Torch notices this for a single copy only, and only between tensors without gaps.
         """
-        plans = [self, *self._list_parts()]
-        copies = [pair for plan in plans for pair in zip(plan.targets, plan.values, strict=True)]
-        assigned = [item for plan in plans for _, _, item in plan.assigned if isinstance(item, Tensor)]
-        targets = [target for target, _ in self._list_places()]
-        if not foreach.share_storage(targets, chain((value for _, value in copies), assigned)):
+        plans, targets, values = [self], self.targets, self.values
+        if self.parts or self.assigned:
+            plans += self._list_parts()
+            targets = [target for plan in plans for target in plan.targets]
+            values = [value for plan in plans for value in plan.values]
+            for plan in plans:
+                targets += [target for target, _, _ in plan.assigned]
+                values += [item for _, _, item in plan.assigned if isinstance(item, Tensor)]
+        if not foreach.share_storage(targets, values):
             return
+        copied = sum(len(plan.targets) for plan in plans)
         # A value that is the target itself, as in `td[0] += 1`, needs no copy.
-        moved = [value for target, value in copies if not target.is_set_to(value)]
-        shared = foreach.find_overlapping(targets, [*moved, *assigned])
+        moved = [value for target, value in zip(targets[:copied], values, strict=False) if not target.is_set_to(value)]
+        shared = foreach.find_overlapping(targets, [*moved, *values[copied:]])
         for plan in plans:
             plan.values = [value.clone() if id(value) in shared else value for value in plan.values]
             plan.assigned = [
