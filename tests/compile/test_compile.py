@@ -696,3 +696,17 @@ def test_vmap_over_stacks_and_values_under_new_dims():
     compiled, words = torch.compile(fn, fullgraph=True, backend="eager")(stack, TensorDict(a=torch.ones(()), t="x"))
     assert isinstance(compiled, LazyStackedTensorDict) and torch.equal(compiled["z"], stack["a"] + 1)
     assert words["t"] == [["x"], ["x"]]
+
+
+@pytest.mark.parametrize(
+    "write",
+    [lambda td: td.__setitem__(slice(1, None), td[:-1]), lambda td: td[1:].update_(td[:-1])],
+    ids=["assign", "update_"],
+)
+def test_members_of_a_stack_that_are_written_to_the_next_ones(write):
+    def fn(stack):
+        write(stack)
+        return stack
+
+    stack = lazy_stack([TensorDict(a=torch.ones(2) * i, batch_size=[2]) for i in range(3)])
+    assert torch.compile(fn, fullgraph=True, backend="eager")(stack)["a"].tolist() == [[0, 0], [0, 0], [1, 1]]

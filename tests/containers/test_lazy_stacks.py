@@ -940,6 +940,27 @@ def test_rearranging_keeps_what_only_some_members_have(rearrange: Any, nested: b
         assert part[f"only{ramp // 10}"] == ramp
 
 
+@pytest.mark.parametrize("nested", [False, True])
+@pytest.mark.parametrize("only", ["text", NonTensorStack("text", "text"), TensorDict({}, [2])], ids=str)
+def test_masks_keep_values_that_only_some_members_have(only: Any, nested: bool) -> None:
+    stack = lazy_stack(
+        [TensorDict(a=torch.zeros(2), batch_size=[2]), TensorDict(a=torch.ones(2), v=only, batch_size=[2])]
+    )
+    td = TensorDict(n=stack, batch_size=[2, 2]) if nested else stack
+    mask = torch.tensor([[True, False], [False, True]])
+    for picked in (td[mask], td.masked_select(mask), td[[0, 1], [0, 1]]):
+        found = picked["n"] if nested else picked
+        assert [set(row.keys()) for row in found.unbind(0)] == [{"a"}, {"a", "v"}]
+        assert isinstance(only, TensorDict) or found[1]["v"] == "text"
+
+
+def test_an_unbatched_tensor_that_is_assigned_to_some_members_is_not_split() -> None:
+    for at in (slice(0, 1), [0, 1]):
+        stack = lazy_stack([TensorDict(a=torch.zeros(3), batch_size=[3]) for _ in range(2)])
+        stack[at] = {"u": UnbatchedTensor(torch.arange(5))}
+        assert stack[0]["u"].tolist() == [0, 1, 2, 3, 4]
+
+
 def test_members_of_different_batch_sizes_have_no_common_elements() -> None:
     stack = lazy_stack([TensorDict(a=torch.zeros(n), batch_size=[n]) for n in (2, 3)])
     for call in (

@@ -343,6 +343,59 @@ def test_assigning_a_part_of_the_container_itself(td: Any, plain: Plain, kind: K
     assert_matches(td, expected, kind.batch_size, kind.extra)
 
 
+@pytest.mark.parametrize("indexes_with", ["slice", "list"])
+@pytest.mark.parametrize("dim", [0, 1])
+def test_assigning_shifted_elements_is_the_same_as_assigning_their_copy(
+    td: Any, plain: Plain, kind: Kind, dim: int, indexes_with: str
+) -> None:
+    """Torch detects only some overlaps. Otherwise, it writes elements that it reads later."""
+    size = kind.batch_size
+    if len(size) <= dim or size[dim] < 2:
+        pytest.skip("nothing to shift")
+    every = (slice(None),) * dim
+    target = (*every, slice(1, None) if indexes_with == "slice" else list(range(1, size[dim])))
+    part = td[(*every, slice(None, -1))].copy()
+    numbers = index_map(size)
+    values = picked(plain, size, numbers[(*every, slice(None, -1))])
+    td[target] = part
+    assert_matches(td, replaced(plain, size, numbers[target], values), size, kind.extra)
+
+
+@pytest.mark.parametrize("is_lazy", [False, True])
+@pytest.mark.parametrize("dim", [0, 1])
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda td, at, part: td[at].update_(part),
+        lambda td, at, part: td[at].update(part, inplace=True),
+        lambda td, at, part: td[at].copy_(part),
+        lambda td, at, part: td[at].set_("a", part["a"]),
+        lambda td, at, part: td.set_at_("a", part["a"], at),
+        lambda td, at, part: td.update_at_(part, at),
+        lambda td, at, part: td.__setitem__(at, part.select("a")),
+    ],
+    ids=["update_", "update", "copy_", "set_", "set_at_", "update_at_", "assign"],
+)
+def test_writing_shifted_elements_is_the_same_as_writing_their_copy(write: Any, dim: int, is_lazy: bool) -> None:
+    td = TensorDict(a=torch.arange(20).reshape(4, 5), batch_size=[4, 5])
+    td = lazy_stack(list(td.clone().unbind(0))) if is_lazy else td
+    expected = td.clone()
+    every = (slice(None),) * dim
+    target, source = (*every, slice(1, None)), (*every, slice(None, -1))
+    write(td, target, td[source])
+    write(expected, target, expected[source].clone())
+    assert torch.equal(td["a"], expected["a"])
+
+
+def test_assigning_entries_that_are_exchanged() -> None:
+    td = TensorDict(a=torch.zeros(3), b=torch.ones(3), batch_size=[3])
+    td[1:] = {"a": td["b"][1:], "b": td["a"][1:]}
+    assert td["a"].tolist() == [0, 1, 1] and td["b"].tolist() == [1, 0, 0]
+    place = td["a"].data_ptr()
+    td[0] += 1
+    assert td["a"].tolist() == [1, 1, 1] and td["a"].data_ptr() == place
+
+
 def test_preallocation(td: Any, plain: Plain, kind: Kind) -> None:
     """Assigning items into an empty buffer allocates the item's entries at the buffer's size."""
     buffer = TensorDict({}, batch_size=[6, *kind.batch_size])

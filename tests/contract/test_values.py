@@ -156,6 +156,18 @@ def test_a_number_that_is_assigned_to_a_value_stays_a_value(holding: Any, kind: 
         assert all(type(value) is str for value in flat(values[1:]))
 
 
+@pytest.mark.parametrize("nested", [False, True])
+def test_shifted_values_are_the_same_as_their_copy(nested: bool) -> None:
+    """The values are read before the first of them is replaced."""
+    stacks = NonTensorStack("a", "b", "c"), lazy_stack([TensorDict(x=f"{letter}") for letter in "abc"])
+    for td in (TensorDict(x=stacks[0], batch_size=[3]), stacks[1]):
+        parent = TensorDict(n=td, batch_size=[3]) if nested else td
+        parent[1:] = parent[:-1]
+        assert list(td["x"]) == ["a", "a", "b"]
+        td[:-1].update_(td[1:])
+        assert list(td["x"]) == ["a", "b", "b"]
+
+
 def test_values_are_updated(holding: Any, kind: Kind) -> None:
     for number, write in enumerate(
         (

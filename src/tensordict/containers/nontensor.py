@@ -742,7 +742,8 @@ def _fit_holder(item: object, holder: Any, at: Any, size: torch.Size, path: Path
         raise ShapeError(
             f"{entry_of(path)}values for a batch of size {list(theirs)} cannot be assigned to one of {list(size)}"
         )
-    return new
+    # A copy, because the assignment may change members of the stack that it reads later, as in `td[1:] = td[:-1]`.
+    return new.copy() if isinstance(item, Contract) else new
 
 
 def _have_same_sizes(one: Any, other: Any) -> bool:

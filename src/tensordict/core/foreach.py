@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from itertools import chain, repeat
+from itertools import accumulate, chain, repeat
 from operator import attrgetter
 from typing import Any
 
@@ -249,12 +250,49 @@ def separate(value: Any, error: RuntimeError) -> Any:
     return value.clone()
 
 
+def share_storage(targets: Iterable[Tensor], values: Iterable[Tensor]) -> bool:
+    """Return whether any of the values is a view of the storage of any of the targets."""
+    try:
+        return not {*map(_storage_of, targets)}.isdisjoint(map(_storage_of, values))
+    except NotImplementedError:
+        return False  # a sparse tensor, or a tensor in a function that is mapped or differentiated
+
+
+def find_overlapping(targets: Iterable[Tensor], values: Iterable[Tensor]) -> set[int]:
+    """Return the ids of the values that lie between the first and last byte of a target, in the same storage."""
+    spans = sorted(map(_span_of, targets))
+    # The largest end of each span and of all spans before it.
+    ends = list(accumulate(((storage, end) for storage, _, end in spans), max))
+    found = set()
+    for value in values:
+        storage, start, end = _span_of(value)
+        before = bisect_left(spans, (storage, end))
+        if before and ends[before - 1] > (storage, start):
+            found.add(id(value))
+    return found
+
+
+def separate_value(target: Tensor, value: Tensor) -> Tensor:
+    """Copy a value if it shares memory with the tensor that it will be written to."""
+    return value.clone() if share_storage((target,), (value,)) and find_overlapping((target,), (value,)) else value
+
+
+def _span_of(tensor: Tensor) -> tuple[int, int, int]:
+    """Return the id of the storage of a tensor, the first byte of the tensor there, and the byte after its last one."""
+    start, length = int(tensor.storage_offset()), 0
+    if tensor.numel():
+        length = 1 + sum([(n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True)])
+    size = tensor.itemsize
+    return id(_storage_of(tensor)), start * size, (start + length) * size
+
+
 def _has_dispatch(tensors: list[Tensor]) -> bool:
     """Return whether any of the tensors belongs to a subclass that dispatches every call itself."""
     kinds: set[Any] = set(map(type, tensors))
     return kinds != _PLAIN and any(kind.__torch_dispatch__ is not Tensor.__torch_dispatch__ for kind in kinds)
 
 
+_storage_of = Tensor.untyped_storage
 _transformed: Callable[[], bool] = internals.transforms_active
 _any_requires_grad: Callable[..., bool] = internals.any_requires_grad
 

@@ -258,14 +258,12 @@ def _make_row(node: Contract) -> Any:
 
 
 def _has_uniform_keys(node: Contract) -> bool:
-    """Return whether the members of each stack in a tree have the same keys."""
+    """Return whether the members of each stack in a tree have the same keys, also of values and empty containers."""
     if not isinstance(node, LazyCore):
         return all(_has_uniform_keys(value) for value in node._structure().values() if isinstance(value, Contract))
     first, *rest = node._entries.sample
-    keys = set(first.keys(True, True))
-    return all(set(other.keys(True, True)) == keys for other in rest) and all(
-        map(_has_uniform_keys, node._entries.sample)
-    )
+    keys = set(first.keys(True))
+    return all(set(other.keys(True)) == keys for other in rest) and all(map(_has_uniform_keys, node._entries.sample))
 
 
 def _is_scalar(item: object) -> bool:

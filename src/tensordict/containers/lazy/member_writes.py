@@ -134,6 +134,10 @@ class LazyWrites(LazyDims):
         elif write.adds and not members:
             super()._plan_write(write, source, prefix)
         else:
+            # A member may be the value of the next one, as in `stack[1:].update_(stack[:-1])`.
+            write.plan.separates = write.inplace
+            if write.inplace:
+                source = _copy_when_compiling(source)
             for member, piece in zip(members, self._source_pieces(source, prefix, write.inplace), strict=True):
                 member._plan_write(write, piece, prefix)
 
@@ -150,9 +154,8 @@ class LazyWrites(LazyDims):
             return
         if not write.fills and not isinstance(source, (Contract, Mapping)):
             source = dict.fromkeys(self.keys(True, True), source)
+        source = _copy_when_compiling(source)
         members, own = self._entries.containers, self._batch_size
-        if isinstance(source, LazyCore) and _share_members(members, source._entries.containers):
-            source = source.clone()  # The write to one member must not change the value of the next one.
         # An assignment to one entry may index its dims behind the batch.
         size, behind = write.size + own[len(write.indexed) :], write.indexed[len(own) :]
         fills = write.fills and not behind
@@ -231,9 +234,9 @@ class LazyWrites(LazyDims):
             self._plan_write(Assign(at, own, checked_size(at, own), adds=False, plan=write.plan), source, prefix)
 
 
-def _share_members(members: Sequence[Any], others: Sequence[Any]) -> bool:
-    # Compiled code cannot compare identities.
-    return not torch.compiler.is_compiling() and not set(map(id, members)).isdisjoint(map(id, others))
+def _copy_when_compiling(source: Any) -> Any:
+    """Copy a lazy stack in compiled code, which cannot look up whether values share memory with targets."""
+    return source.clone() if torch.compiler.is_compiling() and isinstance(source, LazyCore) else source
 
 
 def _is_array(items: list[Any]) -> bool:
@@ -327,8 +330,8 @@ def _split_part(
     if isinstance(target, torch.Size) and not isinstance(value, Tensor):
         refuse_container(value, path)
     if isinstance(value, Tensor):
-        if not value.ndim:
-            return [value] * count
+        if not value.ndim or (isinstance(value, Contract) and not isinstance(target, torch.Size)):
+            return [value] * count  # a number, or an `UnbatchedTensor`, which each member holds whole
         if isinstance(target, torch.Size):
             shape = size + target
             ranks_differ = target == _RANKS_DIFFER

@@ -14,7 +14,7 @@ from torch import Tensor
 from tensordict.core import indices, ragged
 from tensordict.core.contract import Contract, Names, is_node, named_error
 from tensordict.core.exceptions import ShapeError
-from tensordict.core.foreach import assign
+from tensordict.core.foreach import assign, separate_value
 from tensordict.core.indices import checked_size, is_basic, is_mask, leaf_index, result_size
 from tensordict.core.keys import Key, is_nested_key, key_path, path_of
 from tensordict.core.ragged import REFUSALS
@@ -257,6 +257,8 @@ class Indexing(Writing):
         if isinstance(value, Tensor):
             if non_blocking and value.device != current.device:
                 value = value.to(current.device, non_blocking=True)
+            elif not torch.compiler.is_compiling():
+                value = separate_value(current, value)
         elif not isinstance(value, (int, float, complex)):
             value = make_assignable(value, path, current.device).to(current.dtype)
         try:
@@ -308,7 +310,7 @@ class Indexing(Writing):
         if not indices.is_beyond(idx, self._batch_size):
             self._assign(idx, source, adds=False)
             return self
-        plan = WritePlan()
+        plan = WritePlan(separates=True)
         for path, item in walk_leaf_items(source):
             node, name = self._find_parent(path)
             node._plan_write(AssignWithin(idx, plan), {name: item}, path[:-1])

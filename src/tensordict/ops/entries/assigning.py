@@ -51,7 +51,7 @@ class Assign(Write):
         fills: bool = False,
         plan: WritePlan | None = None,
     ) -> None:
-        self.plan = WritePlan() if plan is None else plan
+        self.plan = WritePlan(separates=True) if plan is None else plan
         self.adds = adds
         self.at = at
         self.indexed = indexed
@@ -158,7 +158,7 @@ class AssignWithin(Write):
     """
 
     def __init__(self, index: object, plan: WritePlan | None = None) -> None:
-        self.plan = WritePlan() if plan is None else plan
+        self.plan = WritePlan(separates=True) if plan is None else plan
         self.index = index
 
     def into(self, node: Any, source: Mapping[str, Any], prefix: Path) -> None:

@@ -16,6 +16,7 @@ from tensordict.core.contract import Contract, EntryStore, is_node, named_error
 from tensordict.core.exceptions import ShapeError, nearest, refuse_stored
 from tensordict.core.key_views import IsLeaf
 from tensordict.core.keys import Path, joined, path_in, path_of
+from tensordict.core.torch_internals import is_view
 from tensordict.memory.file_source import FileSource
 from tensordict.memory.sparse_files import make_room
 from tensordict.ops.dims.naming import take_names
@@ -32,6 +33,7 @@ class WritePlan:
     Attributes:
         targets, values: tensors, and the value to copy into each; all copies are one call. `add` appends to both.
         plain: true if all targets are plain tensors or parameters.
+        separates: true if `run` looks for values that share memory with a target, and copies them first.
         assigned: tensors, an index into each, and the value to assign there.
         steps: functions and their arguments, called in this order.
         parts: other plans that run as steps of this one.
@@ -42,7 +44,8 @@ class WritePlan:
     parts: tuple[WritePlan, ...] = ()
     absent: Path | None = None
 
-    def __init__(self) -> None:
+    def __init__(self, separates: bool = False) -> None:
+        self.separates = separates
         self.targets: list[Tensor] = []
         self.values: list[Any] = []
         self.assigned: list[tuple[Tensor, Any, Any]] = []
@@ -115,6 +118,11 @@ class WritePlan:
             with block:
                 self.run(container, non_blocking)
             return
+        if not torch.compiler.is_compiling() and (
+            # An update copies from other containers, or from views of this one.
+            self.separates or (self.values and is_view(self.values[0]))
+        ):
+            self._separate_values()
         if FileSource.any_sparse:
             make_room(self._list_places(), container)
         if self.assigned or self.parts:
@@ -125,6 +133,35 @@ class WritePlan:
             foreach.assign(target, at, item)
         for step, operands in self.steps:
             step(*operands)
+
+    def _separate_values(self) -> None:
+        """Copy each value that shares memory with a target, so that no write changes a value that is written later.
+
+        Torch notices this for a single copy only, and only between tensors without gaps.
+        """
+        plans, targets, values = [self], self.targets, self.values
+        if self.parts or self.assigned:
+            plans += self._list_parts()
+            targets = [target for plan in plans for target in plan.targets]
+            values = [value for plan in plans for value in plan.values]
+            for plan in plans:
+                targets += [target for target, _, _ in plan.assigned]
+                values += [item for _, _, item in plan.assigned if isinstance(item, Tensor)]
+        if not foreach.share_storage(targets, values):
+            return
+        copied = sum(len(plan.targets) for plan in plans)
+        # A value that is the target itself, as in `td[0] += 1`, needs no copy.
+        moved = [value for target, value in zip(targets[:copied], values, strict=False) if not target.is_set_to(value)]
+        shared = foreach.find_overlapping(targets, [*moved, *values[copied:]])
+        for plan in plans:
+            plan.values = [value.clone() if id(value) in shared else value for value in plan.values]
+            plan.assigned = [
+                (target, at, item.clone() if id(item) in shared else item) for target, at, item in plan.assigned
+            ]
+
+    def _list_parts(self) -> list[WritePlan]:
+        """Return all plans that run as steps of this one, or of one of its parts."""
+        return [inner for part in self.parts for inner in (part, *part._list_parts())]
 
     def _list_places(self) -> list[tuple[Tensor, Any]]:
         """Return all tensors to write into, each with the index of the written part, or `None` for the whole tensor."""

@@ -12,10 +12,11 @@ from tensordict.core import makers, ragged
 from tensordict.core.contract import Contract, EntryStore, distinct, identity, is_node
 from tensordict.core.devices import put_on, wait_for
 from tensordict.core.exceptions import ShapeError, StackError
-from tensordict.core.foreach import refuse_graph_leaves, separate
+from tensordict.core.foreach import refuse_graph_leaves, separate, separate_value
 from tensordict.core.key_views import IsLeaf
 from tensordict.core.keys import Path, joined, path_in, path_of
 from tensordict.core.replacing import replacing
+from tensordict.core.torch_internals import is_view
 from tensordict.memory.file_source import FileSource
 from tensordict.memory.sparse_files import make_room
 from tensordict.ops.dims.naming import as_names, take_names
@@ -433,6 +434,8 @@ class Writing(Reading, Locking):
             if fits:
                 if FileSource.any_sparse:
                     make_room([(current, None)], self)
+                if not torch.compiler.is_compiling() and is_view(item):
+                    item = separate_value(current, item)
                 try:
                     current.copy_(item, non_blocking)
                 except RuntimeError as error:
