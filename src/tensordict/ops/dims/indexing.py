@@ -18,6 +18,7 @@ from tensordict.core.foreach import assign, separate_value
 from tensordict.core.indices import checked_size, is_basic, is_mask, leaf_index, result_size
 from tensordict.core.keys import Key, is_nested_key, key_path, path_of
 from tensordict.core.ragged import REFUSALS
+from tensordict.core.torch_internals import is_view
 from tensordict.memory import rows
 from tensordict.memory.file_source import FileSource
 from tensordict.memory.sparse_files import make_room
@@ -257,7 +258,7 @@ class Indexing(Writing):
         if isinstance(value, Tensor):
             if non_blocking and value.device != current.device:
                 value = value.to(current.device, non_blocking=True)
-            elif not torch.compiler.is_compiling():
+            elif not torch.compiler.is_compiling() and is_view(value):
                 value = separate_value(current, value)
         elif not isinstance(value, (int, float, complex)):
             value = make_assignable(value, path, current.device).to(current.dtype)

@@ -118,10 +118,7 @@ class WritePlan:
             with block:
                 self.run(container, non_blocking)
             return
-        if not torch.compiler.is_compiling() and (
-            # An update copies from other containers, or from views of this one.
-            self.separates or (self.values and is_view(self.values[0]))
-        ):
+        if not torch.compiler.is_compiling() and self._may_overlap():
             self._separate_values()
         if FileSource.any_sparse:
             make_room(self._list_places(), container)
@@ -133,6 +130,15 @@ class WritePlan:
             foreach.assign(target, at, item)
         for step, operands in self.steps:
             step(*operands)
+
+    def _may_overlap(self) -> bool:
+        """Return whether values may share memory with targets: views, and members of a lazy stack."""
+        if not self.separates:
+            # An update copies from other containers, or from views of this one.
+            return bool(self.values) and is_view(self.values[0])
+        if self.parts or any(map(is_view, self.values)):
+            return True
+        return any(isinstance(item, Tensor) and is_view(item) for _, _, item in self.assigned)
 
     def _separate_values(self) -> None:
         """Copy each value that shares memory with a target, so that no write changes a value that is written later.
