@@ -1214,6 +1214,9 @@ def test_the_longest_batch_size_fits_what_only_some_members_have() -> None:
     assert TensorDict(n=stack).auto_batch_size_()["n"].batch_size == (2, 2)
     ahead = lazy_stack([TensorDict({"a": torch.zeros(2, 3)}, [2]), TensorDict({"a": torch.zeros(2, 3)}, [2])], 1)
     assert ahead.auto_batch_size_().batch_size == (2, 2, 3)
+    only = lazy_stack([TensorDict(c=TensorDict(a=torch.zeros(2, 3))), TensorDict()])
+    assert only.auto_batch_size_(2).batch_size == (2, 2) and only[0]["c"].batch_size == (2,)
+    assert only.auto_batch_size_().batch_size == (2, 2, 3) and only[0]["c"].batch_size == (2, 3)
 
 
 def test_lists_of_tuples_or_of_mixed_depth_give_members_values() -> None:

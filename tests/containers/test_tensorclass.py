@@ -428,6 +428,9 @@ def test_frozen() -> None:
     for result in (made.reshape(3, 1), made.rename("time"), made.consolidate(), made.clone().share_memory_()):
         assert type(result) is Frozen
     assert made.is_locked and hash(made) == hash(made)
+    assert made.apply(lambda leaf: leaf + 1, names=["time"]).names == ["time"]
+    rows = Frozen.from_list([{"x": torch.zeros(3)}] * 2, batch_size=[2, 3], names=["row", None])
+    assert rows.batch_size == (2, 3) and rows.names == ["row", None]
     made[0] = made[1].clone()
     assert made.to(torch.float64, batch_size=[]).batch_size == torch.Size([]) and made.batch_size == torch.Size([3])
     inside = TensorDict({"made": made}, [3], names=["time"])["made"]

@@ -145,6 +145,8 @@ def test_rows_of_members_of_unequal_sizes_become_one_stack(flatten: Any) -> None
     stack = lazy_stack([lazy_stack(rows[:2]), lazy_stack(rows[2:])])
     flat = flatten(stack)
     assert flatten(stack[None])["a"].flatten().tolist() == [0, 1, 2, 3, 4]
+    assert flatten(stack[True])["a"].flatten().tolist() == [0, 1, 2, 3, 4]
+    assert flatten(stack[1, True])["a"].flatten().tolist() == [2, 3, 4] and stack[False].batch_size == (0, 2, -1)
     assert flat.batch_size == (5,) and flat["a"].flatten().tolist() == [0, 1, 2, 3, 4] and flat["t"][4] == "row 4"
     flat[4]["a"].fill_(9)
     assert stack[1][2]["a"] == 9

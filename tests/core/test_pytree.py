@@ -166,6 +166,16 @@ def test_vmap_over_a_feature_dim_keeps_the_batch_dims() -> None:
         torch.vmap(fn, in_dims=2)(td)
 
 
+def test_vmap_over_the_first_dim_keeps_the_batch_dims_of_nested_containers() -> None:
+    empty = TensorDict({}, [3, 2])
+    td = TensorDict({"a": torch.ones(3), "n": TensorDict({"b": torch.ones(3, 2), "v": "text", "e": empty}, [3, 2])})
+    td["n"].names = [None, "time"]
+    out = torch.vmap(lambda item: item + 1)(td)
+    assert out.batch_size == (3,) and out["n"].names == [None, "time"]
+    assert out["n"].batch_size == out["n", "e"].batch_size == out["n"].get("v").batch_size == (3, 2)
+    assert torch.equal(out["n", "b"], torch.full((3, 2), 2.0))
+
+
 def test_vmap_of_a_container_that_is_not_mapped() -> None:
     td = TensorDict({"a": torch.rand(3)}, [3])
     out = torch.vmap(lambda x, item: item["a"] * x, in_dims=(0, None))(torch.arange(2.0), td)

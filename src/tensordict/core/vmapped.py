@@ -45,7 +45,7 @@ def find_map_size(values: Sequence[Any], dims: list[Any]) -> int | None:
         if -len(shape) <= dim < len(shape):
             dims[i] = dim % len(shape)
             count = shape[dim]
-        elif node and dim > 0 and len(sizes := _find_sizes(value, dim)) == 1:
+        elif node and dim >= 0 and len(sizes := _find_sizes(value, dim)) == 1:
             count = sizes.pop()
         else:
             return None

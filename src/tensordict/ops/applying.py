@@ -197,7 +197,7 @@ class Applying(Writing):
             call.plan.run(self)
             return self
         if result is not None and names is not NO_DEFAULT:
-            result.names = names
+            result._name_tree(names)
         if out is not None:
             result = out if result is None else out.update(result)
         if propagate_lock and self._locked and result is not None:

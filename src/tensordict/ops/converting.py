@@ -267,7 +267,7 @@ class Converting(Contract):
             result = result.copy()
         result.auto_batch_size_(batch_dims)
         if names is not None:
-            result.names = names
+            result._name_tree(names)
         return result  # type: ignore[no-any-return]
 
     @spells(from_dict)

@@ -197,11 +197,11 @@ class Foreign(Converting):
         auto = auto_batch_size or batch_dims is not None
         result = _convert_and_stack(cls, input, device, lazy, auto and size is None, batch_dims)
         if size is not None:
-            result.batch_size = size
+            result._rebatch(size)
         elif batch_dims is not None and batch_dims < len(lengths):
             result.auto_batch_size_(batch_dims)
         if names is not None:
-            result.names = names
+            result._name_tree(names)
         return result  # type: ignore[no-any-return]
 
     @overload

@@ -89,6 +89,11 @@ class LazyDims(LazyCore):
         dim = self._entries.dim
         # Torch treats an integer tensor without dims as an int.
         items: list[Any] = [int(item) if _is_scalar(item) else item for item in (at if type(at) is tuple else (at,))]
+        if any(isinstance(item, bool) for item in items):
+            if -1 not in self._batch_size:
+                return None
+            # Members of unequal sizes have no dense stack to index. Torch treats a bool as a mask without dims.
+            items = [torch.tensor(item) if isinstance(item, bool) else item for item in items]
         position = found = 0
         while found < len(items) and position + _width(items[found]) <= dim:
             position += _width(items[found])
@@ -98,8 +103,6 @@ class LazyDims(LazyCore):
             found = len(items) - 1
         item = items[found]
         rest = items[:found] + items[found + 1 :]
-        if any(isinstance(other, bool) for other in items):
-            return None
         before = sum(other is None or isinstance(other, slice) for other in items[:found])
         advanced = [i for i, other in enumerate(items) if isinstance(other, Tensor) and i != found]
         count = len(self._entries.containers)
@@ -272,7 +275,7 @@ def _is_scalar(item: object) -> bool:
 
 def _width(item: object) -> int:
     """Return the number of dims that one component of an index addresses."""
-    if item is None or isinstance(item, bool):
+    if item is None:
         return 0
     return item.ndim if isinstance(item, Tensor) and item.dtype in _MASKS else 1
 

@@ -41,11 +41,15 @@ class Naming(Contract):
 
     @names.setter
     def names(self, names: Sequence[str | None] | None) -> None:
-        batch_dims = len(self._batch_size)
-        self._name_tree([None] * batch_dims if names is None else as_names(names, batch_dims))
+        self._name_tree(names)
 
-    def _name_tree(self, names: Names) -> None:
-        """Set the names of the batch dims of this container, and of the same dims of all nested containers."""
+    def _name_tree(self, names: Sequence[str | None] | None) -> None:
+        """Set the names of the batch dims of this container, and of the same dims of all nested containers.
+
+        Works on a frozen tensorclass, too.
+        """
+        batch_dims = len(self._batch_size)
+        names = [None] * batch_dims if names is None else as_names(names, batch_dims)
         nested: list[tuple[Path, Contract, Names]] = []
         _collect_nodes(self, (), names, nested)
         for path, node, own in nested:

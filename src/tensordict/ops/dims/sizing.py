@@ -262,18 +262,41 @@ def _set_sizes(
     """
     before.append((node, node._batch_size, node._names))
     resize(node, size)
-    for name, value in node._structure().items():
-        if type(value) is Tensor:
-            continue
-        if isinstance(value, Contract) and (value._is_non_tensor or isinstance(value, Tensor)):
-            if value._batch_size[: len(size)] != size:
-                before.append((value, value._batch_size, value._names))
-                resize(value, size)
-        elif isinstance(value, Contract) and not (keep and value._batch_size[: len(size)] == size):
-            inner: _Sizes = {}
-            own, inner = nested[name] if name in nested else (_find_common_size(value, limit, inner), inner)
-            if own is not None:
-                _set_sizes(value, own, limit, keep, inner, before)
-            elif value._batch_size[: len(size)] != size:
-                # A container without leaves gets the new size only if its own does not begin with it.
-                _set_sizes(value, size, limit, keep, inner, before)
+    structure = node._structure()
+    for name, value in structure.items():
+        _set_nested(value, size, limit, keep, nested.get(name), before)
+    for member in node._members() or ():
+        # The structure of a lazy stack lacks what only some members have.
+        own_limit = None if limit is None else limit - 1
+        for name, value in member._structure().items():
+            if name not in structure:
+                _set_nested(value, member._batch_size, own_limit, keep, None, before)
+
+
+def _set_nested(
+    value: Tensor | Contract,
+    size: torch.Size,
+    limit: int | None,
+    keep: bool,
+    found: tuple[torch.Size | None, _Sizes] | None,
+    before: list[tuple[Contract, torch.Size, Any]],
+) -> None:
+    """Set the batch size of an entry in a container of batch size `size`; see `_set_sizes`.
+
+    Args:
+        found: what `_find_common_size` has found for the entry; `None` if it was not asked.
+    """
+    if not isinstance(value, Contract):
+        return
+    if value._is_non_tensor or isinstance(value, Tensor):
+        if value._batch_size[: len(size)] != size:
+            before.append((value, value._batch_size, value._names))
+            resize(value, size)
+    elif not (keep and value._batch_size[: len(size)] == size):
+        inner: _Sizes = {}
+        own, inner = found or (_find_common_size(value, limit, inner), inner)
+        if own is not None:
+            _set_sizes(value, own, limit, keep, inner, before)
+        elif value._batch_size[: len(size)] != size:
+            # A container without leaves gets the new size only if its own does not begin with it.
+            _set_sizes(value, size, limit, keep, inner, before)
