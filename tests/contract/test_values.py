@@ -156,6 +156,15 @@ def test_a_number_that_is_assigned_to_a_value_stays_a_value(holding: Any, kind: 
         assert all(type(value) is str for value in flat(values[1:]))
 
 
+@pytest.mark.parametrize("index", [torch.tensor(False), False, slice(0, 0)], ids=str)
+def test_an_index_that_selects_nothing_leaves_values_as_they_are(holding: Any, kind: Kind, index: Any) -> None:
+    if not kind.batch_size and isinstance(index, slice):
+        pytest.skip("no batch dims to slice")
+    before = copy.deepcopy(holding["x"])
+    holding.set_at_("x", "other", index)
+    assert holding["x"] == before
+
+
 @pytest.mark.parametrize("nested", [False, True])
 def test_shifted_values_are_the_same_as_their_copy(nested: bool) -> None:
     """The values are read before the first of them is replaced."""

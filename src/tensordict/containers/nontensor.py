@@ -165,6 +165,8 @@ class _HolderBase(SavedHolder, ValueOperators, TensorCollection):
         if isinstance(item, Contract) and not item._is_non_tensor:
             raise TypeError(f"entry {joined(path)!r} is a value that is no tensor and cannot be assigned a container")
         new = _fit_holder(item, self, at, size, path)
+        if 0 in size and not is_all(at):
+            return lambda: None  # no element of the batch is assigned to
         save = None if self._place is None else self._prepare_write(self.copy()._assign_values(at, new), path)
 
         def write() -> None:
