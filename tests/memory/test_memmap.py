@@ -356,6 +356,7 @@ def test_handler_survives_its_tensor() -> None:
 
 
 def test_descriptors_are_given_back() -> None:
+    gc.collect()
     before = len(os.listdir("/proc/self/fd"))
     tensors = [MemoryMappedTensor.from_tensor(torch.ones(2)) for _ in range(20)]
     assert len(os.listdir("/proc/self/fd")) > before
