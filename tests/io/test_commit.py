@@ -22,6 +22,7 @@ import torch
 from tensordict import TensorDict
 from tensordict.core.exceptions import SaveError
 from tensordict.io.saving import commit
+from tensordict.memory import files
 
 
 def make(value: int = 0) -> TensorDict:
@@ -689,3 +690,13 @@ def test_durable_syncs_before_the_commit(what: str, tmp_path: pathlib.Path, monk
         "meta.json" in name or "%tmp" in name for name in before if name.startswith(f"{root}/") and "/b/" not in name
     )
     assert str(root if what == "empty" else tmp_path) in after
+
+
+def test_a_file_that_has_the_temporary_name_stays(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    theirs, target = tmp_path / "theirs", tmp_path / "x"
+    theirs.write_bytes(b"theirs")
+    target.write_bytes(b"old")
+    monkeypatch.setattr(files, "temporary_name", lambda folder: str(theirs))
+    with pytest.raises(FileExistsError):
+        files.write_file(str(target), b"new")
+    assert (theirs.read_bytes(), target.read_bytes()) == (b"theirs", b"old")

@@ -55,13 +55,10 @@ def new_file(path: str, durable: bool = False) -> Iterator[int]:
         OSError: the file or a link exists, or the file cannot be written; the error names it.
     """
     try:
-        fd = os.open(path, system.CREATE, 0o666)
-        try:
-            yield fd
+        with open(path, "x+b", buffering=0) as file:
+            yield file.fileno()
             if durable:
-                os.fsync(fd)
-        finally:
-            os.close(fd)
+                os.fsync(file.fileno())
     except OSError as error:
         raise named_os_error(error, "write the file", path) from error
 
@@ -269,14 +266,13 @@ def replaced_file(path: str, durable: bool = False, modified: int | None = None,
         OSError: the file cannot be written; the error names it.
     """
     temporary = temporary_name(os.path.dirname(path))
+    is_made = False
     try:
-        fd = os.open(temporary, system.CREATE, 0o666)
-        try:
-            yield fd
+        with open(temporary, "x+b", buffering=0) as file:
+            is_made = True
+            yield file.fileno()
             if durable:
-                os.fsync(fd)
-        finally:
-            os.close(fd)
+                os.fsync(file.fileno())
         if modified is not None:
             os.utime(temporary, ns=(modified, modified))
         (os.link if new else os.replace)(temporary, path)
@@ -284,8 +280,9 @@ def replaced_file(path: str, durable: bool = False, modified: int | None = None,
         raise named_os_error(error, "write the file", path) from error
     finally:
         # Nothing is there after `os.replace`.
-        with contextlib.suppress(OSError):
-            os.unlink(temporary)
+        if is_made:
+            with contextlib.suppress(OSError):
+                os.unlink(temporary)
 
 
 def write_file(

@@ -100,7 +100,7 @@ class Transaction(ABC):
         if os.path.isdir(path):
             return
         parent = os.path.dirname(path)
-        if not os.path.isdir(parent):
+        if parent != path and not os.path.isdir(parent):
             self._make_folder(parent)
         try:
             os.mkdir(path)
