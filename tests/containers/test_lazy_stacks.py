@@ -1373,3 +1373,20 @@ def test_update_underscore_refuses_an_absent_stack_of_uneven_members(names: str)
     absent = lazy_stack([TensorDict({name: torch.zeros(size)}) for size, name in enumerate(names)])
     with pytest.raises(KeyError, match="'absent' was not found"):
         TensorDict(x=torch.zeros(2), batch_size=[2]).update_({"absent": absent})
+
+
+@pytest.mark.parametrize(
+    "index", [torch.tensor([[True, False], [False, True]]), (torch.tensor([0, 1]), torch.tensor([0, 1]))], ids=str
+)
+def test_an_index_across_members_adds_entries_as_a_dense_container_does(index: Any) -> None:
+    dense = TensorDict({"a": torch.zeros(2, 2)}, [2, 2])
+    stack = lazy_stack(list(dense.clone().unbind(0)))
+    new = TensorDict({"a": torch.ones(2), "new": torch.ones(2), "n": {"b": torch.ones(2)}, "v": "text"}, [2])
+    dense[index] = new
+    stack[index] = new
+    assert (stack.to_tensordict() == dense).all()
+    assert set(stack[0].keys()) == {"a", "new", "n", "v"}
+    locked = lazy_stack([TensorDict({"a": torch.zeros(2)}, [2]).lock_()])
+    with pytest.raises(RuntimeError, match="locked"):
+        locked[torch.tensor([[True, False]])] = TensorDict({"a": torch.ones(1), "new": torch.ones(1)}, [1])
+    assert locked["a"].tolist() == [[0, 0]]

@@ -492,6 +492,17 @@ def test_assignment_of_containers():
     assert td["a"].tolist() == [5, 1, 2] and td["s"] == ["x", "x", "x"]
 
 
+@pytest.mark.parametrize("index", [None, (None, slice(None)), torch.tensor(True)], ids=str)
+def test_assignment_to_an_index_that_adds_a_dim(index):
+    td = TensorDict({"a": torch.zeros(2), "s": NonTensorStack("a", "b"), "one": "x"}, batch_size=[2])
+    other = TensorDict({"a": torch.ones(2), "s": NonTensorStack("c", "d"), "one": "y"}, batch_size=[2])
+    td[index] = other
+    assert td["s"] == ["c", "d"] and td.get("s").batch_size == (2,)
+    assert values(td, "one") == ["y", "y"] and td.get("one").batch_size == (2,)
+    td[index] = td.clone().unsqueeze(0)
+    assert td["s"] == ["c", "d"] and td.get("s").batch_size == (2,)
+
+
 def test_assignment_in_two_dims():
     td = TensorDict({"s": "x"}, batch_size=[2, 3])
     td[0, 1] = {"s": "y"}

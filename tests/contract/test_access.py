@@ -145,6 +145,15 @@ def test_no_key(writable: Any, plain: Plain, kind: Kind, key: Any) -> None:
     assert_matches(writable, plain, kind.batch_size, kind.extra)
 
 
+def test_a_container_cannot_hold_itself(writable: Any, plain: Plain, kind: Kind) -> None:
+    if not kind.keeps_identity:
+        pytest.skip("setting a container copies it")
+    for write in (lambda: writable.set("a", writable), lambda: writable.update({"a": writable})):
+        with pytest.raises(ValueError, match="'a': a container cannot hold itself"):
+            write()
+        assert_matches(writable, plain, kind.batch_size, kind.extra)
+
+
 def test_setting_below_a_leaf(writable: Any, plain: Plain, kind: Kind) -> None:
     with pytest.raises((KeyError, ValueError, RuntimeError), match="a"):
         writable.set(("a", "below"), torch.zeros(kind.batch_size))

@@ -361,6 +361,14 @@ def test_assigning_shifted_elements_is_the_same_as_assigning_their_copy(
     assert_matches(td, replaced(plain, size, numbers[target], values), size, kind.extra)
 
 
+def test_rows_of_meta_tensors_are_written_into_each_other() -> None:
+    td = TensorDict(a=torch.zeros(3, device="meta"), batch_size=[3])
+    first, *_, last = td.unbind(0)
+    first.update_(last)
+    td[1:] = td[:-1]
+    assert td["a"].is_meta and td["a"].shape == (3,)
+
+
 @pytest.mark.parametrize("is_lazy", [False, True])
 @pytest.mark.parametrize("dim", [0, 1])
 @pytest.mark.parametrize(

@@ -179,9 +179,16 @@ def _field_kind(field: str, x: Any, y: Any) -> str:
         return "names fewer in reference" if all(p in (None, q) for p, q in zip(x, y)) else "names"
     if field == "locked":
         return "locked in ours only" if y else "locked in reference only"
+    if field == "dtype" and sorted(_fields_of(x)) == sorted(_fields_of(y)) != []:
+        return "key order"
     if field == "device" and None not in (x, y) and "None" in (x, y):
         return "device lost by reference" if x == "None" else "device lost by ours"
     return field
+
+
+def _fields_of(dtype: str | None) -> list[str]:
+    """Return the fields of the dtype of a structured array without nested ones."""
+    return re.findall(r"\('[^']*', '[^']*'(?:, \([^)]*\))?\)", dtype or "")
 
 
 def _in_keys(a: Summary, b: Summary, path: str) -> list[Difference]:
@@ -363,9 +370,10 @@ def _beside_newest(step: Step, replies: tuple[dict[str, Any], ...]) -> tuple[str
         return f"{NEWEST} runs, ours raises", described(ours), []
     if newest and not ours:
         return f"{NEWEST} raises", described(newest), []
-    if newest:  # what a failing call leaves is nothing to follow
-        return "", "", []
     mine = [name for name in c["state"] if name == step.result or step.uses(name)]
+    if newest:  # what a failing call leaves is nothing to follow
+        left = any(d.variable() in mine for d in in_states(c["state"], b["state"]))
+        return (AS_NEWEST, "", []) if left else ("", "", [])
     if found := [d for d in in_states(c["state"], b["state"]) if d.variable() in mine]:
         return f"{NEWEST}: {_place(step, found)}", kinds_of(found), found
     return (AS_NEWEST, "", []) if in_states(a["state"], b["state"]) else ("", "", [])

@@ -42,6 +42,8 @@ OLD_KINDS = {
 # The end of the key of a group whose differences are those between values.
 OF_VALUES = re.compile(r" \| (0\.15\.3: )?(result|state) \| [^|]*$")
 
+_KIND_AND_PLACE = re.compile(r"(.*?) at ([^:\n]*):")
+
 
 class Group(NamedTuple):
     """Differences of one kind in one operation on one kind of container, with a program that shows it."""
@@ -102,12 +104,24 @@ def judge(group: Group) -> tuple[str, str]:
     if letter not in BAD or len(group.differences) < 2 or not OF_VALUES.search(group.key):
         return letter, note
     letters = {}
-    for difference in group.differences:
+    for difference in _without_consequences(group.differences):
         letter, note = _judge_whole(_one_of(group, difference))
         if letter in BAD:
             return _judge_whole(group)
         letters[letter] = note
     return min(letters.items())
+
+
+def _without_consequences(differences: list[str]) -> list[str]:
+    """Leave out values of another shape, and names of another batch size, at the same place."""
+    causes = {"values": "shape", "names": "batch_size"}
+    places = {tuple(_KIND_AND_PLACE.match(difference).groups()) for difference in differences}
+    out = []
+    for difference in differences:
+        kind, place = _KIND_AND_PLACE.match(difference).groups()
+        if (causes.get(kind), place) not in places:
+            out.append(difference)
+    return out
 
 
 def _one_of(group: Group, difference: str) -> Group:

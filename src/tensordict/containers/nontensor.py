@@ -367,10 +367,15 @@ class NonTensorDataBase(_HolderBase):
         one = isinstance(new, NonTensorDataBase)
         if one and same_value(self._value, new._value):
             return self
-        if is_all(at) or not self._batch_size:
-            if one:
-                self._replace_value(new._value)
-                return self
+        if one and (is_all(at) or not self._batch_size):
+            self._replace_value(new._value)
+            return self
+        if not self._batch_size:
+            # The index adds dims of size 1, so the stack holds one value.
+            (value,) = new._flat_values()
+            self._replace_value(value)
+            return self
+        if is_all(at):
             return new._map(Tensor.clone)
         return NonTensorStack._along(self.unbind(0), 0)._assign_values(at, new)
 

@@ -167,6 +167,7 @@ class LazyWrites(LazyDims):
             return
         if picks is None:
             # The index mixes elements of the members, so assign to each element.
+            source = self._plan_new_entries(write, source, prefix)
             numbers = self._numbers()[write.at].flatten().tolist()
             dim, width, adds = 0, len(size), write.adds and self._locked
             inner = torch.Size(())
@@ -194,6 +195,17 @@ class LazyWrites(LazyDims):
             indexed = target._batch_size + behind if rest or picks is not None else inner
             plan = write.plan if len(targets) == 1 else write.plan.add_part()
             target._plan_write(Assign(rest, indexed, inner, adds, write.fills, plan), piece, prefix)
+
+    def _plan_new_entries(self, write: Assign, source: Any, prefix: Path) -> Any:
+        """Plan to add the entries that no member has, if `write` adds entries, and return the source of the others."""
+        if not write.adds or self._locked or write.fills:
+            return source
+        known = {name for member in self._entries.containers for name in member._entries}
+        new = {key: item for key, item in source.items() if path_of(key)[0] not in known}
+        if not new:
+            return source
+        write.into(self, new, prefix)
+        return {key: item for key, item in source.items() if key not in new}
 
     def _plan_fill(self, write: Assign, number: object, prefix: Path) -> None:
         """Plan to write a number to the elements that an index selects, by one mask for each member."""

@@ -156,8 +156,9 @@ class WritePlan:
         if not foreach.share_storage(targets, values):
             return
         copied = sum(len(plan.targets) for plan in plans)
-        # A value that is the target itself, as in `td[0] += 1`, needs no copy.
-        moved = [value for target, value in zip(targets[:copied], values, strict=False) if not target.is_set_to(value)]
+        # A value that is the target itself, as in `td[0] += 1`, needs no copy. A meta tensor has no elements.
+        pairs = zip(targets[:copied], values, strict=False)
+        moved = [value for target, value in pairs if not (target.is_meta or target.is_set_to(value))]
         shared = foreach.find_overlapping(targets, [*moved, *values[copied:]])
         for plan in plans:
             plan.values = [value.clone() if id(value) in shared else value for value in plan.values]

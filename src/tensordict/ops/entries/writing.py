@@ -218,6 +218,10 @@ class Writing(Reading, Locking):
 
     def _admit_node(self, node: Any, path: Path, non_blocking: bool) -> Any:
         """Adapt a container to be nested in this one: its batch size, its device and its dim names."""
+        if node is self or node._wrapped_container() is self:
+            raise ValueError(
+                f"entry {joined(path)!r}: a container cannot hold itself; set a copy, as td.copy() makes it"
+            )
         size = self._batch_size
         if node._batch_size != size and node._batch_size[: len(size)] != size:
             node = node.copy()
