@@ -1390,3 +1390,12 @@ def test_an_index_across_members_adds_entries_as_a_dense_container_does(index: A
     with pytest.raises(RuntimeError, match="locked"):
         locked[torch.tensor([[True, False]])] = TensorDict({"a": torch.ones(1), "new": torch.ones(1)}, [1])
     assert locked["a"].tolist() == [[0, 0]]
+
+
+def test_the_dim_that_a_mask_makes_has_no_name() -> None:
+    mask = torch.tensor([[True, False], [False, True]])
+    stack = lazy_stack([TensorDict({"a": torch.zeros(2, 2)}, [2, 2]) for _ in range(3)], 2)
+    stack.names = ["time", "env", "agent"]
+    assert stack[mask].names == stack.contiguous()[mask].names == [None, "agent"]
+    td = TensorDict({"n": stack}, [2, 2], names=["time", "env"])
+    assert td[mask].names == [None] and td[mask]["n"].names == [None, "agent"]

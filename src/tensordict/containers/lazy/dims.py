@@ -62,7 +62,9 @@ class LazyDims(LazyCore):
             return self._rearrange(lambda stack: stack[index if is_mask(index) else at])
         rest, taken = picks.rest, [members[position] for position in picks.positions]
         if rest:
-            taken = [member._index(rest) for member in taken]
+            # A mask itself names its dim, which differs from the name that its parts give. It takes longer.
+            inner = index if is_mask(index) and members[0]._names is not None else rest
+            taken = [member._index(inner) for member in taken]
         if not picks.block:
             return taken[0]
         if len(picks.block) == 1:
