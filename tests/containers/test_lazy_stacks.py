@@ -1399,3 +1399,23 @@ def test_the_dim_that_a_mask_makes_has_no_name() -> None:
     assert stack[mask].names == stack.contiguous()[mask].names == [None, "agent"]
     td = TensorDict({"n": stack}, [2, 2], names=["time", "env"])
     assert td[mask].names == [None] and td[mask]["n"].names == [None, "agent"]
+
+
+@pytest.mark.parametrize("rows", [2, 0])
+@pytest.mark.parametrize(
+    "reshape",
+    [
+        lambda td: td.unflatten(0, (2, 2)),
+        lambda td: td.unflatten(0, (-1, 1)),
+        lambda td: td.unflatten(1, (-1, 1)),
+        lambda td: td.flatten(0, 1),
+        lambda td: td.reshape(1, *td.shape),
+    ],
+)
+def test_reshapes_name_dims_of_nested_stacks_as_those_of_dense_containers(reshape: Any, rows: int) -> None:
+    stack = lazy_stack([TensorDict({"a": torch.zeros(rows, 3)}, [rows, 3]) for _ in range(4)])
+    td = TensorDict({"stack": stack, "dense": stack.contiguous()}, [4, rows], names=["time", "env"])
+    for entry in td.values():
+        entry.names = ["time", "env", "agent"]
+    result = reshape(td)
+    assert result["stack"].names == result["dense"].names == [*result.names, "agent"]

@@ -113,13 +113,13 @@ def judge(group: Group) -> tuple[str, str]:
 
 
 def _without_consequences(differences: list[str]) -> list[str]:
-    """Leave out values of another shape, and names of another batch size, at the same place."""
-    causes = {"values": "shape", "names": "batch_size"}
+    """Leave out values of another shape, names of another batch size, and keys of another class, at the same place."""
+    causes = {"values": "shape", "names": "batch_size", "keys": "type"}
     places = {tuple(_KIND_AND_PLACE.match(difference).groups()) for difference in differences}
     out = []
     for difference in differences:
         kind, place = _KIND_AND_PLACE.match(difference).groups()
-        if (causes.get(kind), place) not in places:
+        if (causes.get(kind.split(" ")[0]), place) not in places:
             out.append(difference)
     return out
 
