@@ -1419,3 +1419,28 @@ def test_reshapes_name_dims_of_nested_stacks_as_those_of_dense_containers(reshap
         entry.names = ["time", "env", "agent"]
     result = reshape(td)
     assert result["stack"].names == result["dense"].names == [*result.names, "agent"]
+
+
+@pytest.mark.parametrize("dim", [0, 1])
+@pytest.mark.parametrize("size", [(3, 3), (3,), (), (1, 3)])
+def test_operands_of_fewer_batch_dims_broadcast_as_with_a_dense_container(dim: int, size: tuple[int, ...]) -> None:
+    def make(size: tuple[int, ...]) -> TensorDict:
+        count = math.prod(size)
+        leaves = {"a": torch.arange(count * 3.0).view(*size, 3), "n": {"b": torch.arange(float(count)).view(size)}}
+        return TensorDict({**leaves, "v": "text"}, size)
+
+    stack = lazy_stack([make((3,)), make((3,)) * 10, make((3,)) * 100], dim)
+    dense, other = stack.contiguous(), make(size) + 1
+    assert ((stack + other).to_tensordict() == dense + other).all()
+    assert ((stack.clamp_min(other)).to_tensordict() == dense.clamp_min(other)).all()
+    dense.mul_(other)
+    stack.mul_(other)
+    assert (stack.to_tensordict() == dense).all()
+
+
+def test_an_operand_without_batch_dims_is_aligned_at_the_last_dims() -> None:
+    stack = lazy_stack([TensorDict({"a": torch.zeros(3)}, [3]) for _ in range(2)])
+    other = TensorDict({"a": torch.arange(6.0).view(2, 3)})
+    assert (stack + other)["a"].equal(other["a"])
+    with pytest.raises(RuntimeError, match=r"batch size \[2\] cannot be split among the members .*\[2, 3\]"):
+        stack + TensorDict({"a": torch.zeros(2)}, [2])

@@ -255,15 +255,24 @@ def _pair_parts(node: Any, other: Contract, path: Path) -> Any:
     if node._pair_members(node) is None:
         return None
     theirs = other._batch_size
-    batch_dims = len(theirs)
-    if batch_dims == len(size) and expand_to_common(other, size)._batch_size == size:
-        return node._pair_members(expand_to_common(other, size))
-    if all(leaf.shape[: len(size)] == size for leaf in other._leaves()):
-        return node._pair_members(other._map(lambda leaf: leaf, size, batch_dims))
+    # Torch aligns leaves at their last dims. These are the same dims if both leaves have as many feature dims.
+    if _have_as_many_feature_dims(node, other):
+        wider = expand_to_common(other, size)
+        if wider._batch_size == size:
+            return node._pair_members(wider)
+    elif all(leaf.shape[: len(size)] == size for leaf in other._leaves()):
+        return node._pair_members(other._map(lambda leaf: leaf, size, len(theirs)))
     raise RuntimeError(
         f"{entry_of(path)}a container of batch size {list(theirs)} cannot be split among the members of a lazy stack "
         f"of batch size {list(size)}: expand it to that batch size first"
     )
+
+
+def _have_as_many_feature_dims(node: Any, other: Contract) -> bool:
+    """Return whether the leaves that two containers share have equally many dims behind the batch dims."""
+    mine, theirs = len(node._batch_size), len(other._batch_size)
+    ranks = {key: 1 + leaf.ndim - mine for member in node._members() for key, leaf in member.items(True, True)}
+    return all(ranks.get(key, leaf.ndim - theirs) == leaf.ndim - theirs for key, leaf in other.items(True, True))
 
 
 def _is_intersection(default: object) -> bool:
