@@ -911,3 +911,17 @@ def test_in_place_with_a_part_of_the_lazy_stack_itself() -> None:
 def test_bound_methods_and_operators_can_be_pickled(name: str) -> None:
     method = getattr(TensorDict(a=torch.ones(2)), name)
     assert pickle.loads(pickle.dumps(method)).__name__ == method.__name__ == name
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int64, torch.float16, torch.float32], ids=str)
+@pytest.mark.parametrize("low", [-1, 2, -1.0, 2.5])
+@pytest.mark.parametrize("high", [-1, 2, -1.0, 2.5])
+@pytest.mark.parametrize("form", ["number", "tensor", "container"])
+def test_clamp_promotes_as_torch_before_it_compares(dtype: torch.dtype, low: float, high: float, form: str) -> None:
+    leaf = torch.tensor([7, 2, 120, 0]).to(dtype)
+    td = TensorDict({"a": leaf}, [4])
+    bounds: Any = (low, high) if form == "number" else [torch.full((4,), bound) for bound in (low, high)]
+    given = bounds if form != "container" else [TensorDict({"a": bound}, [4]) for bound in bounds]
+    expected = torch.clamp(leaf, *bounds)
+    result = td.clamp(*given)["a"]
+    assert result.dtype is expected.dtype and result.equal(expected)

@@ -507,10 +507,16 @@ def _foreach_rpow(left: list[Tensor], right: Any) -> Any:
 
 
 def _clamp(leaf: Tensor, low: Any, high: Any) -> Tensor:
-    return torch.clamp_max(torch.clamp_min(leaf, low), high)
+    # As `torch.clamp`, promote to the dtype of both bounds first: -1 is 255 in uint8.
+    return torch.clamp_max(torch.clamp_min(leaf.to(torch.result_type(leaf, high)), low), high)
 
 
 def _foreach_clamp(left: list[Tensor], low: Any, high: Any) -> Any:
+    if type(high) is list:
+        left = [leaf.to(torch.result_type(leaf, bound)) for leaf, bound in zip(left, high, strict=True)]
+    elif type(high) is float:
+        left = [leaf.to(torch.result_type(leaf, high)) for leaf in left] if type(low) is list else left
+        low = float(low) if type(low) is int else low
     clamped = internals.on_lists["clamp_min"](left, low)
     if type(low) is type(high) is not list:
         # The first call has promoted the dtypes already.

@@ -268,7 +268,7 @@ def _pair_parts(node: Any, other: Contract, path: Path) -> Any:
     )
 
 
-def _have_as_many_feature_dims(node: Any, other: Contract) -> bool:
+def _have_as_many_feature_dims(node: Any, other: Any) -> bool:
     """Return whether the leaves that two containers share have equally many dims behind the batch dims."""
     mine, theirs = len(node._batch_size), len(other._batch_size)
     ranks = {key: 1 + leaf.ndim - mine for member in node._members() for key, leaf in member.items(True, True)}
