@@ -1436,6 +1436,9 @@ def test_operands_of_fewer_batch_dims_broadcast_as_with_a_dense_container(dim: i
     dense.mul_(other)
     stack.mul_(other)
     assert (stack.to_tensordict() == dense).all()
+    dense.update_(other)
+    stack.update_(other)
+    assert (stack.to_tensordict() == dense).all()
 
 
 def test_an_operand_without_batch_dims_is_aligned_at_the_last_dims() -> None:

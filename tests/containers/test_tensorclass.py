@@ -1123,3 +1123,14 @@ def test_an_instance_set_in_a_block_in_the_place_of_a_tensor_keeps_its_class() -
     with td.flatten_keys(".") as flat:
         flat["a"] = Point(x=torch.ones(3), batch_size=[3])
     assert type(td["a"]) is Point and td["a"].x.tolist() == [1, 1, 1] and list(td.keys()) == ["a", "b"]
+
+
+def test_a_field_called_keys_does_not_disturb_a_block() -> None:
+    class Holder(TensorClass["shadow"]):  # type: ignore[misc]
+        a: torch.Tensor
+        keys: Any = None
+
+    holder = Holder(a=torch.ones(1, 2), keys="text", batch_size=[1])
+    with holder.unsqueeze(0) as row:
+        row.a = row.a + 1
+    assert holder.a.tolist() == [[2, 2]] and holder.keys == "text"

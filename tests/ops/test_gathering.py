@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from tensordict import TensorDict, UnbatchedTensor, lazy_stack
+from tensordict import NonTensorStack, TensorDict, UnbatchedTensor, lazy_stack
 from tensordict.core.exceptions import ShapeError
 
 SIZE = (3, 4)
@@ -286,3 +286,26 @@ def test_where_gives_each_member_of_a_nested_stack_its_part_of_the_mask(other: A
     stack = lazy_stack([TensorDict({"x": torch.ones(1, n)}, [1]) for n in (3, 4)], 0)
     result = TensorDict({"a": stack}, [2, 1]).where(torch.tensor([[True], [False]]), other)
     assert [member["x"].tolist() for member in result["a"].tensordicts] == [[[1.0] * 3], [[0.0] * 4]]
+
+
+def make_ragged() -> TensorDict:
+    rows = torch.nested.nested_tensor([torch.arange(2), torch.arange(3), torch.arange(1)], layout=torch.jagged)
+    return TensorDict({"d": torch.arange(3), "r": rows, "v": NonTensorStack("x", "y", "z")}, batch_size=[3])
+
+
+def test_masked_select_in_place_selects_ragged_rows() -> None:
+    td = make_ragged()
+    assert td.masked_select(torch.tensor([True, False, True]), inplace=True) is td
+    assert td["d"].tolist() == [0, 2] and [row.tolist() for row in td["r"].unbind()] == [[0, 1], [0]]
+    assert td["v"] == ["x", "z"] and td.batch_size == (2,)
+
+
+@pytest.mark.parametrize(
+    "operation",
+    [lambda td: td.gather(0, torch.tensor([0, 2]), inplace=True), lambda td: td.reshape(3, 1, inplace=True)],
+)
+def test_what_a_ragged_leaf_refuses_in_place_changes_nothing(operation: Any) -> None:
+    td = make_ragged()
+    with pytest.raises((RuntimeError, NotImplementedError)):
+        operation(td)
+    assert td.batch_size == (3,) and td["d"].shape == (3,) and td["r"].shape[0] == 3

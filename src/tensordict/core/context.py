@@ -87,7 +87,7 @@ class BlockContext(Contract):
         if source is None:
             before = _Before(set(), set())
         elif made:
-            before = _Before(set(source.keys(True, True)), _node_keys(self), None, *made)
+            before = _Before(_leaf_keys(source), _node_keys(self), None, *made)
         elif (
             getattr(undo, "is_view", False)
             and _is_plain(source)
@@ -96,7 +96,7 @@ class BlockContext(Contract):
         ):
             before = _Before(set(source._entries), set(), dict(self._entries))
         else:
-            before = _Before(set(source.keys(True, True)), _node_keys(self))
+            before = _Before(_leaf_keys(source), _node_keys(self))
         if self._blocks is None:
             self._blocks = []
         self._blocks.append((source, undo, before))
@@ -135,7 +135,7 @@ class BlockContext(Contract):
                 for member, piece in zip(members, self._pieces_of(restored), strict=True):
                     if piece._members() is not None and member._members() is None:
                         piece = _make_dense(member, piece, kept)
-                    member._write_back(piece, set(member.keys(True, True)), gone_nodes, kept)
+                    member._write_back(piece, _leaf_keys(member), gone_nodes, kept)
             return
         entries = self._entries
         if isinstance(entries, EntryStore) and (written := entries.write_back(restored, leaves)):
@@ -158,9 +158,14 @@ def _has_same_pointers(views: Any, source: Any) -> bool:
     return mine == theirs
 
 
+def _leaf_keys(container: Any) -> set[Key]:
+    """Return the keys of the leaves. A tensorclass may have a field called `keys`."""
+    return set(container._wrapped_container().keys(True, True))
+
+
 def _node_keys(container: Any) -> set[Key]:
     """Return the keys of the nested containers."""
-    return set(container.keys(True)) - set(container.keys(True, True))
+    return set(container._wrapped_container().keys(True)) - _leaf_keys(container)
 
 
 def _write_back(source: Any, restored: Any, leaves: set[Key], gone_nodes: set[Key], kept: Collection[Key] = ()) -> None:
@@ -171,7 +176,7 @@ def _write_back(source: Any, restored: Any, leaves: set[Key], gone_nodes: set[Ke
     for path, node, piece in stacks:
         below = [_select_below(path, keys) for keys in (leaves, gone_nodes, kept)]
         node._write_back(piece, *below)
-    after = set(restored.keys(True, True))
+    after = _leaf_keys(restored)
     # If a container has replaced a leaf under the same key, or a leaf a container, overwrite the entry. This keeps the
     # order of the keys.
     for key in (key for key in leaves - after if not (paths and _is_under_any(key, paths))):
@@ -294,7 +299,7 @@ def _make_dense(member: Any, stack: Any, kept: Collection[Key]) -> Any:
     """
     elements, parts = elements_of(member), elements_of(stack)
     out = stack.empty(recurse=True)._dense()
-    for key in stack.keys(True, True):
+    for key in stack._wrapped_container().keys(True, True):
         if member._has(path_of(key)) and all(
             not _differs(element.get(key), part.get(key), key in kept)
             for element, part in zip(elements, parts, strict=True)

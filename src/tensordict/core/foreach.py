@@ -126,6 +126,8 @@ def write(container: Contract, one: One, many: Many, leaves: list[Tensor], *othe
         _call_one_by_one(container, one, _zip_operands(leaves, others))
         return
     _refuse_dtypes(container, one, many, leaves, others)
+    if False in map(Tensor.is_contiguous, leaves):
+        _refuse_overlaps(container, leaves)
     if many is None or not _takes_lists(leaves, others):
         _write_one_by_one(container, one, leaves, others)
         return
@@ -141,7 +143,6 @@ def write(container: Contract, one: One, many: Many, leaves: list[Tensor], *othe
             # Torch rejects lists with ragged leaves before it changes the first one.
             _write_one_by_one(container, one, leaves, others)
             return
-        _refuse_overlaps(container, leaves)
         _call_on_samples(container, one, range(len(leaves)), leaves, others)
         raise
 
@@ -431,8 +432,11 @@ def refuse_graph_leaves(leaves: Sequence[Tensor], container: Contract | None) ->
 
 
 def _refuse_overlaps(container: Contract, leaves: list[Tensor]) -> None:
+    """Raise if torch would refuse to write into a leaf, such as an expanded one, before the first leaf changes."""
+    if _transformed():
+        return
     for position, leaf in enumerate(leaves):
-        if internals.internal_overlap(leaf) == 1:
+        if not leaf.is_nested and internals.internal_overlap(leaf) == 1:
             raise named_error(
                 RuntimeError(
                     f"several elements of this leaf of shape {list(leaf.shape)} lie in one place in memory, as after "

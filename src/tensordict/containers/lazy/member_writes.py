@@ -18,6 +18,7 @@ from tensordict.core.contract import Contract
 from tensordict.core.exceptions import ShapeError
 from tensordict.core.indices import checked_size, is_beyond, leaf_index
 from tensordict.core.keys import Path, joined, path_of
+from tensordict.core.shapes import broadcasts_to
 from tensordict.ops.entries.assigning import (
     Assign,
     AssignWithin,
@@ -30,6 +31,7 @@ from tensordict.ops.entries.locking import raise_locked
 from tensordict.ops.entries.numbers import make_entry
 from tensordict.ops.entries.write_plans import Copy, Resize, Write, check_expandable
 from tensordict.ops.entries.writing import check_path_through
+from tensordict.ops.math.pairing import have_as_many_feature_dims
 
 _SCALAR = torch.Size(())
 # Stands for the feature dims of a leaf whose number of dims differs between the members.
@@ -143,9 +145,22 @@ class LazyWrites(LazyDims):
 
     def _source_pieces(self, source: Any, prefix: Path, in_place: bool) -> Sequence[Any]:
         """Split the source of an update into one for each member."""
-        if isinstance(source, Contract) and source._batch_size == self._batch_size and self._entries.hook_in is None:
-            return self._pieces_of(source)
+        if isinstance(source, Contract):
+            size, theirs = self._batch_size, source._batch_size
+            if theirs == size and self._entries.hook_in is None:
+                return self._pieces_of(source)
+            if in_place and theirs != size and broadcasts_to(theirs, size) and have_as_many_feature_dims(self, source):
+                return self._broadcast_pieces(source)
         return self._split(dict(source.items()), prefix, in_place)
+
+    def _broadcast_pieces(self, source: Any) -> Sequence[Any]:
+        """Return for each member its part of a source, whose batch size broadcasts to that of this stack."""
+        count = len(self._entries.containers)
+        dim = self._entries.dim - len(self._batch_size) + len(source._batch_size)
+        if dim < 0:
+            return [source] * count
+        pieces: Sequence[Any] = source.unbind(dim)
+        return pieces if len(pieces) == count else [pieces[0]] * count
 
     def _plan_part(self, write: Assign | AssignWithin, source: Any, prefix: Path) -> None:
         """Split an assignment to a part of the batch into assignments to the members."""

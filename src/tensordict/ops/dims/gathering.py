@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from operator import itemgetter
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
@@ -104,7 +103,7 @@ class Gathering(Contract):
         def rename(names: Names) -> Names:
             return rename_dims(names, named, len(new_size))
 
-        return replace_leaves(self, itemgetter(at), new_size, len(size), rename)
+        return replace_leaves(self, ragged.Index(at), new_size, len(size), rename)
 
     def masked_fill(self: SelfT, mask: Tensor, value: float | int | bool | Tensor) -> SelfT:
         """Copy this container with `value` where the mask is true.

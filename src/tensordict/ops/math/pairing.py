@@ -256,7 +256,7 @@ def _pair_parts(node: Any, other: Contract, path: Path) -> Any:
         return None
     theirs = other._batch_size
     # Torch aligns leaves at their last dims. These are the same dims if both leaves have as many feature dims.
-    if _have_as_many_feature_dims(node, other):
+    if have_as_many_feature_dims(node, other):
         wider = expand_to_common(other, size)
         if wider._batch_size == size:
             return node._pair_members(wider)
@@ -268,11 +268,17 @@ def _pair_parts(node: Any, other: Contract, path: Path) -> Any:
     )
 
 
-def _have_as_many_feature_dims(node: Any, other: Any) -> bool:
-    """Return whether the leaves that two containers share have equally many dims behind the batch dims."""
+def have_as_many_feature_dims(node: Any, other: Any) -> bool:
+    """Return whether the tensors that two containers share have equally many dims behind the batch dims."""
     mine, theirs = len(node._batch_size), len(other._batch_size)
-    ranks = {key: 1 + leaf.ndim - mine for member in node._members() for key, leaf in member.items(True, True)}
-    return all(ranks.get(key, leaf.ndim - theirs) == leaf.ndim - theirs for key, leaf in other.items(True, True))
+    if mine == theirs:
+        return True
+    nodes = [member._wrapped_container() for member in node._members()]
+    ranks = {key: 1 + leaf.ndim for member in nodes for key, leaf in member.items(True, True)}
+    return all(
+        isinstance(leaf, Contract) or ranks.get(key, leaf.ndim - theirs + mine) - mine == leaf.ndim - theirs
+        for key, leaf in other._wrapped_container().items(True, True)
+    )
 
 
 def _is_intersection(default: object) -> bool:
