@@ -127,7 +127,7 @@ def write(container: Contract, one: One, many: Many, leaves: list[Tensor], *othe
         return
     _refuse_dtypes(container, one, many, leaves, others)
     if False in map(Tensor.is_contiguous, leaves):
-        _refuse_overlaps(container, leaves)
+        _refuse_expanded(leaves, container)
     if many is None or not _takes_lists(leaves, others):
         _write_one_by_one(container, one, leaves, others)
         return
@@ -196,7 +196,7 @@ def copy_(
         plain: true if the caller knows that all targets are plain tensors or parameters.
 
     Raises:
-        RuntimeError: a target is a leaf of the autograd graph that requires grad. Nothing has changed.
+        RuntimeError: a target is a leaf of the autograd graph that requires grad, or expanded. Nothing has changed.
     """
     if (
         len(targets) < 2
@@ -209,12 +209,15 @@ def copy_(
         # as `DTensor`, do not support it.
         if len(targets) > 1:
             refuse_graph_leaves(targets, container)
+            _refuse_expanded(targets, container)
         try:
             _copy_one_by_one(targets, values, non_blocking)
         except RuntimeError:
             refuse_graph_leaves(targets, container)  # names the entry
             raise
         return
+    if False in map(Tensor.is_contiguous, targets):
+        _refuse_expanded(targets, container)
     try:
         # Pass a plain list: for tensor subclasses, torch rebuilds the list with the list's own class.
         internals.foreach_copy_(targets[:], values, non_blocking)
@@ -425,22 +428,26 @@ def refuse_graph_leaves(leaves: Sequence[Tensor], container: Contract | None) ->
                 "a leaf of the autograd graph that requires grad cannot be changed in place. "
                 "Use td.data, or do it under torch.no_grad()"
             )
-            for path, own in () if container is None else container._walk():
-                if own is leaf or own is base:
-                    raise named_error(error, path)
-            raise error
+            raise _named_by_leaf(error, leaf, container)
 
 
-def _refuse_overlaps(container: Contract, leaves: list[Tensor]) -> None:
-    """Raise if torch would refuse to write into a leaf, such as an expanded one, before the first leaf changes."""
-    if _transformed():
+def _refuse_expanded(leaves: Sequence[Tensor], container: Contract | None) -> None:
+    """Raise if torch would refuse to write into a leaf because of its strides, before the first leaf changes."""
+    if torch.compiler.is_compiling() or _transformed():
         return
-    for position, leaf in enumerate(leaves):
+    for leaf in leaves:
         if not leaf.is_nested and internals.internal_overlap(leaf) == 1:
-            raise named_error(
-                RuntimeError(
-                    f"several elements of this leaf of shape {list(leaf.shape)} lie in one place in memory, as after "
-                    "expand(), so it cannot be changed in place. Clone the container first"
-                ),
-                _find_path(container, position),
+            error = RuntimeError(
+                f"several elements of this leaf of shape {list(leaf.shape)} lie in one place in memory, as after "
+                "expand(), so it cannot be changed in place. Clone the container first"
             )
+            raise _named_by_leaf(error, leaf, container)
+
+
+def _named_by_leaf(error: RuntimeError, leaf: Tensor, container: Contract | None) -> Exception:
+    """Prefix an error with the key of a leaf, or of the leaf that it is a view of."""
+    base = internals.base_of(leaf)
+    for path, own in () if container is None else container._walk():
+        if own is leaf or (base is not None and own is base):
+            return named_error(error, path)
+    return error
