@@ -128,6 +128,29 @@ def test_update_at(index: Any) -> None:
     assert stack[1]["b", "d"].tolist() == [11, 11] and stack[0]["note"] == "note 0"
 
 
+@pytest.mark.parametrize("inplace", [False, True])
+@pytest.mark.parametrize("features", [[], [3]], ids=["same batch size", "longer batch size"])
+def test_update_of_a_nested_container_keeps_entries_of_single_members(inplace: bool, features: list[int]) -> None:
+    members = [TensorDict(batch_size=features, b=torch.full((3,), i)) for i in (1.0, 2.0)]
+    members[1]["z"] = torch.ones(3)
+    nested = TensorDict(batch_size=[2], b=torch.zeros(2, 3), own=torch.tensor([7.0, 8.0]))
+    td = TensorDict(batch_size=[2], nested=nested)
+    td.update({"nested": lazy_stack(members)}, inplace=inplace)
+    assert td["nested", "b"].tolist() == [[1.0] * 3, [2.0] * 3]
+    assert td["nested", "own"].tolist() == [7.0, 8.0]
+    assert "z" not in td["nested"][0]
+    assert td["nested"][1]["z"].tolist() == [1.0] * 3
+    assert nested["b"].any() == inplace
+
+
+def test_a_locked_nested_container_takes_no_entries_of_single_members() -> None:
+    td = TensorDict(batch_size=[2], nested=TensorDict(batch_size=[2], b=torch.zeros(2))).lock_()
+    members = [TensorDict(b=torch.ones(())), TensorDict(b=torch.ones(()), z=torch.ones(()))]
+    with pytest.raises(RuntimeError, match="cannot update the entry 'nested'"):
+        td.update({"nested": lazy_stack(members)}, inplace=True)
+    assert not td["nested", "b"].any()
+
+
 def test_failed_update_at_changes_nothing() -> None:
     stack, new = uneven(3), uneven(2, 10)
     new[1]["extra"] = torch.zeros(1)

@@ -143,7 +143,8 @@ class LazyWrites(LazyDims):
 
     def _source_pieces(self, source: Any, prefix: Path, in_place: bool) -> Sequence[Any]:
         """Split the source of an update into one for each member."""
-        if isinstance(source, Contract) and source._batch_size == self._batch_size and self._entries.hook_in is None:
+        size = self._batch_size
+        if isinstance(source, Contract) and source._batch_size[: len(size)] == size and self._entries.hook_in is None:
             return self._pieces_of(source)
         return self._split(dict(source.items()), prefix, in_place)
 

@@ -288,6 +288,11 @@ class Update(Write):
             if self.plan.absent is None and _has_leaves(item):
                 self.plan.absent = path
         elif is_container and not current._is_non_tensor and self.merges(item) and not self._replaces(current, item):
+            if self.adds and current._members() is None and _has_uneven_members(item):
+                # Only a lazy stack can hold the entries that some members lack.
+                if not writable:
+                    raise_locked(f"update the entry {joined(path)!r}")
+                current = fresh[key] = current.to_lazystack(item.stack_dim)
             current._plan_write(self, item, path)
         elif self.inplace and is_container and current._is_non_tensor:
             self.plan.steps.append((make_overwrite(current, node, key, item, path), ()))
@@ -324,6 +329,12 @@ def _has_leaves(item: Any) -> bool:
     if is_node(item):
         return item._is_non_tensor or any(map(_has_leaves, item._members() or item._structure().values()))
     return not isinstance(item, Mapping) or any(map(_has_leaves, item.values()))
+
+
+def _has_uneven_members(item: Any) -> bool:
+    """Return whether an item is a lazy stack with entries that only some of its members have."""
+    members: Any = (isinstance(item, Contract) and item._members()) or ()
+    return len({frozenset(member.keys(True)) for member in members}) > 1
 
 
 def batch_sizes_differ(container: Contract, source: Contract) -> bool:
