@@ -185,7 +185,7 @@ class LazyDims(LazyCore):
 
         If the members cannot do it, it runs on the dense stack. A reshape then rearranges single elements.
         """
-        own, store = self._batch_size, self._entries
+        own, store, given = self._batch_size, self._entries, op
         if len(own) > len(op.old):
             op = op.with_size(own)
         found = op.on_members(store.dim, len(store.containers)) if store.containers else None
@@ -195,11 +195,14 @@ class LazyDims(LazyCore):
                 rows = [row for member in store.containers for row in elements_of(member)]
                 return type(self)._over(Members(rows, 0, template=None if rows else _make_row(store.sample[0])))
             self._check_sizes()
-            return self if op.size == op.old else self._reshape_by_members(op, found)
+            return self if op.size == op.old else self._reshape_by_members(op, found, given)
         return self._dense()._on_batch(op) if found is None else self._of_members(op, *found)
 
-    def _reshape_by_members(self, op: Reshape, found: ForMembers | None) -> Any:
-        """Return the elements in the same order with another batch size."""
+    def _reshape_by_members(self, op: Reshape, found: ForMembers | None, given: BatchOp) -> Any:
+        """Return the elements in the same order with another batch size.
+
+        `given` is the operation on the container around this stack. The dims behind it keep their names.
+        """
         result = None
         if found is not None:
             try:
@@ -210,12 +213,12 @@ class LazyDims(LazyCore):
                     raise
         if result is None:
             if not (self._batch_size.numel() and op.size):
-                return self._dense()._on_batch(op)
+                return self._dense()._on_batch(given)
             result = self._stack_elements(range(op.size.numel()), op.size)
         # `on_members` sets the stack dim name for other operations, so clear it before the reshape sets all names.
         result._entries.name = None
-        if (own := self._names) is not None and any(names := op.rename(own)):
-            result._names = names
+        if (names := self._rename_dims(len(given.size), len(given.old), given.rename)) is not None:
+            result._name_tree(names)
         return result
 
     def _of_members(self, op: BatchOp, inner: BatchOp | None, dim: int | None) -> Any:

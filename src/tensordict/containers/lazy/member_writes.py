@@ -27,7 +27,7 @@ from tensordict.ops.entries.assigning import (
     refuse_other_size,
 )
 from tensordict.ops.entries.locking import raise_locked
-from tensordict.ops.entries.numbers import make_entry
+from tensordict.ops.entries.numbers import make_entry, to_tensor
 from tensordict.ops.entries.write_plans import Copy, Resize, Write, check_expandable
 from tensordict.ops.entries.writing import check_path_through
 
@@ -270,7 +270,7 @@ def _wrap_values(columns: list[Any], size: torch.Size) -> list[Any]:
 def _unify_dtype(item: Any, path: Path) -> Any:
     """Convert nested lists of numbers to a tensor, or to a list of tensors of one dtype if rows differ in length."""
     try:
-        return torch.as_tensor(item)
+        return to_tensor(item, path, None)
     except (TypeError, ValueError, RuntimeError):
         rows = [make_entry(row, path, _SCALAR, None) for row in item]
         if not _are_tensors(rows):
