@@ -286,3 +286,11 @@ def test_where_gives_each_member_of_a_nested_stack_its_part_of_the_mask(other: A
     stack = lazy_stack([TensorDict({"x": torch.ones(1, n)}, [1]) for n in (3, 4)], 0)
     result = TensorDict({"a": stack}, [2, 1]).where(torch.tensor([[True], [False]]), other)
     assert [member["x"].tolist() for member in result["a"].tensordicts] == [[[1.0] * 3], [[0.0] * 4]]
+
+
+def test_masked_select_in_place_of_ragged_leaves() -> None:
+    ragged = torch.nested.nested_tensor([torch.zeros(1), torch.ones(2), torch.ones(3)], layout=torch.jagged)
+    td = TensorDict(batch_size=[3], n=TensorDict(batch_size=[3], r=ragged), a=torch.arange(3))
+    td.masked_select(torch.tensor([True, False, True]), inplace=True)
+    assert td.batch_size == td["n"].batch_size == (2,) and td["a"].tolist() == [0, 2]
+    assert [row.tolist() for row in td["n", "r"].unbind()] == [[0.0], [1.0, 1.0, 1.0]]

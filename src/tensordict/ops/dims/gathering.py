@@ -15,6 +15,7 @@ from tensordict.core.indices import checked_size, index_for_names, leaf_index, r
 from tensordict.core.keys import Path, joined
 from tensordict.core.shapes import as_dim, broadcasts_to, expand_size
 from tensordict.ops.dims.sizing import replace_leaves
+from tensordict.ops.refusals import has_ragged_leaves
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -104,7 +105,8 @@ class Gathering(Contract):
         def rename(names: Names) -> Names:
             return rename_dims(names, named, len(new_size))
 
-        return replace_leaves(self, itemgetter(at), new_size, len(size), rename)
+        fn = ragged.Index(at) if has_ragged_leaves(self) else itemgetter(at)
+        return replace_leaves(self, fn, new_size, len(size), rename)
 
     def masked_fill(self: SelfT, mask: Tensor, value: float | int | bool | Tensor) -> SelfT:
         """Copy this container with `value` where the mask is true.
