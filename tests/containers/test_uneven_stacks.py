@@ -143,6 +143,27 @@ def test_update_of_a_nested_container_keeps_entries_of_single_members(inplace: b
     assert nested["b"].any() == inplace
 
 
+@pytest.mark.parametrize("length", [0, 1, 3])
+@pytest.mark.parametrize("lazy", [False, True])
+def test_update_with_another_number_of_members(length: int, lazy: bool) -> None:
+    stack = lazy_stack([TensorDict(batch_size=[2], a=torch.zeros(2)) for _ in range(2)], 1)
+    new = TensorDict(batch_size=[2, 3], a=torch.arange(6).view(2, 3), b=torch.ones(2, 3))[:, :length]
+    source = new.to_lazystack(1) if lazy and length else new
+    assert stack.update(source, update_batch_size=True) is stack
+    assert stack.batch_size == (2, length) and len(stack.tensordicts) == length
+    for key in ("a", "b") if length else ():
+        assert stack[key].tolist() == new[key].tolist()
+    stack["c"] = torch.zeros(2, length)
+    assert "c" not in source
+
+
+def test_update_with_another_number_of_members_loses_no_entries() -> None:
+    stack = lazy_stack([TensorDict(a=torch.zeros(2)), TensorDict(a=torch.zeros(2), z=torch.ones(()))])
+    with pytest.raises(RuntimeError, match="not present in the source.*'z'"):
+        stack.update(TensorDict(batch_size=[3], a=torch.ones(3, 2)), update_batch_size=True)
+    assert stack.batch_size == (2,) and not stack["a"].any() and "z" in stack[1]
+
+
 def test_a_locked_nested_container_takes_no_entries_of_single_members() -> None:
     td = TensorDict(batch_size=[2], nested=TensorDict(batch_size=[2], b=torch.zeros(2))).lock_()
     members = [TensorDict(b=torch.ones(())), TensorDict(b=torch.ones(()), z=torch.ones(()))]
