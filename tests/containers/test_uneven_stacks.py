@@ -143,6 +143,39 @@ def test_update_of_a_nested_container_keeps_entries_of_single_members(inplace: b
     assert nested["b"].any() == inplace
 
 
+def nest_uneven(dim: int, deeper: bool) -> Any:
+    """A lazy stack of one member along `dim`, whose nested lazy stack has an entry of its second member only."""
+    rows = [TensorDict(batch_size=[3], a=torch.zeros(3)) for _ in range(2)]
+    rows[1]["z"] = torch.ones(3)
+    member = TensorDict(batch_size=[2, 3], s=lazy_stack(rows))
+    return lazy_stack([TensorDict(batch_size=[2, 3], n=member) if deeper else member], dim)
+
+
+@pytest.mark.parametrize("deeper", [False, True])
+@pytest.mark.parametrize("dim", [0, 1])
+def test_a_block_over_a_reshaped_stack_keeps_entries_of_single_members(dim: int, deeper: bool) -> None:
+    stack = nest_uneven(dim, deeper)
+    key = ("n", "s") if deeper else "s"
+    a = stack.tensordicts[0][key].tensordicts[0]["a"]
+    with stack.flatten(0, -1) as flat:
+        flat["new"] = torch.ones(6)
+        for element in flat.tensordicts:
+            if "z" in element[key]:
+                element[key]["z"] = torch.tensor(5.0)
+    first, second = stack.tensordicts[0][key].tensordicts
+    assert "z" not in first and second["z"].tolist() == [5.0] * 3
+    assert first["a"] is a and stack["new"].all()
+
+
+@pytest.mark.parametrize("deeper", [False, True])
+def test_vmap_over_a_stack_keeps_entries_of_single_members_of_members(deeper: bool) -> None:
+    key = ("n", "s") if deeper else "s"
+    result = torch.vmap(lambda td: td.add_(1))(nest_uneven(0, deeper))
+    first, second = result.tensordicts[0][key].tensordicts
+    assert "z" not in first and second["z"].tolist() == [1.0] * 3  # unchanged, because the function does not see it
+    assert first["a"].tolist() == second["a"].tolist() == [1.0] * 3
+
+
 @pytest.mark.parametrize("length", [0, 1, 3])
 @pytest.mark.parametrize("lazy", [False, True])
 def test_update_with_another_number_of_members(length: int, lazy: bool) -> None:

@@ -158,7 +158,7 @@ def _in_field(field: str, a: Summary, b: Summary, path: str) -> list[Difference]
         return _in_keys(a, b, path)
     if field in ("values", "value"):
         # A printed container whose fields come in another order is a matter of the order.
-        same_lines = isinstance(x, str) and isinstance(y, str) and sorted(x.split("\n")) == sorted(y.split("\n"))
+        same_lines = isinstance(x, str) and isinstance(y, str) and _sort_lines(x) == _sort_lines(y)
         rounding = _ROUNDING.get(a.get("dtype", ""), _ROUNDING_OF_OTHERS)
         return (
             []
@@ -172,6 +172,10 @@ def _in_field(field: str, a: Summary, b: Summary, path: str) -> list[Difference]
     if field == "cls":
         return [Difference("leaf class" if a["k"] == "tensor" else "type", path, x, str(y))]
     return [Difference(_field_kind(field, x, y), path, short(x), short(y))]
+
+
+def _sort_lines(text: str) -> list[str]:
+    return sorted(line.rstrip() for line in text.split("\n"))
 
 
 def _field_kind(field: str, x: Any, y: Any) -> str:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from tensordict.core import foreach, ragged
-from tensordict.core.contract import Contract, EntryStore, is_node, named_error
+from tensordict.core.contract import Contract, EntryStore, differ_in_keys, is_node, named_error
 from tensordict.core.exceptions import ShapeError, nearest, refuse_stored
 from tensordict.core.key_views import IsLeaf
 from tensordict.core.keys import Path, joined, path_in, path_of
@@ -333,8 +333,7 @@ def _has_leaves(item: Any) -> bool:
 
 def _has_uneven_members(item: Any) -> bool:
     """Return whether an item is a lazy stack with entries that only some of its members have."""
-    members: Any = (isinstance(item, Contract) and item._members()) or ()
-    return len({frozenset(member.keys(True)) for member in members}) > 1
+    return isinstance(item, Contract) and differ_in_keys(item._members() or ())
 
 
 def batch_sizes_differ(container: Contract, source: Contract) -> bool:
