@@ -345,3 +345,10 @@ def test_no_entry_of_members_of_members_is_lost() -> None:
         TensorDict(nested=stack).densify()
     dense = lazy_stack([member.densify(torch.jagged) for member in stack.unbind(0)])
     assert set(dense.keys()) == {"a", "b"}
+
+
+@pytest.mark.parametrize("index", [True, False, (0, True), (slice(None), True)], ids=str)
+def test_bool_indices_keep_the_names_of_dims(index: Any) -> None:
+    stack = lazy_stack([TensorDict(batch_size=[3]), TensorDict(batch_size=[3], z=torch.zeros(3))])
+    td = TensorDict(batch_size=[2, 3], s=stack, names=["t", "v"])
+    assert td[index]["s"].names == td[index].names == TensorDict(batch_size=[2, 3], names=["t", "v"])[index].names

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from tensordict.containers.lazy.core import LazyCore
 from tensordict.containers.lazy.members import Members
+from tensordict.core import makers
 from tensordict.core.context import elements_of
 from tensordict.core.contract import Contract
 from tensordict.core.exceptions import ShapeError, StackError
@@ -137,7 +138,13 @@ class LazyDims(LazyCore):
             with contextlib.suppress(StackError):
                 return fn(self._dense())
         numbers = fn(self._numbers())
-        return self._stack_elements(numbers.flatten().tolist(), numbers.shape)
+        result = self._stack_elements(numbers.flatten().tolist(), numbers.shape)
+        if (own := self._names) is not None:
+            # The elements lose the names of the dims, so take them from a container without entries.
+            names = fn(makers.dense({}, self._batch_size, None, own))._names
+            if names is not None:
+                result._name_tree(names)
+        return result
 
     def _numbers(self) -> Tensor:
         """Number the elements of the batch from 0; return the numbers as a tensor of the batch size."""
