@@ -46,6 +46,8 @@ def find_contradiction(program: Program, found: Found, replies: Replies, sides: 
     lines = lines_of(program)
     if not found.of_newest() and _newest_agrees(step, sides.newest.run(lines), replies.ours, refused):
         return f"{NEWEST} does what ours does"
+    if not refused and any(d.variable() != step.result and not step.uses(d.variable()) for d in found.differences):
+        return ""  # a view of an operand differs, and an equivalent container would not be its source
     side = sides.newest if found.of_newest() else sides.reference
     theirs, ours = replies.newest if found.of_newest() else replies.reference, replies.ours
     for form, name in FORMS.items():
