@@ -1447,3 +1447,35 @@ def test_an_operand_without_batch_dims_is_aligned_at_the_last_dims() -> None:
     assert (stack + other)["a"].equal(other["a"])
     with pytest.raises(RuntimeError, match=r"batch size \[2\] cannot be split among the members .*\[2, 3\]"):
         stack + TensorDict({"a": torch.zeros(2)}, [2])
+
+
+def test_tuples_of_numbers_have_the_dtype_that_numpy_gives_them() -> None:
+    stack = lazy_stack([TensorDict(batch_size=[2]), TensorDict(batch_size=[2])])
+    stack["y"] = [[1.5, 2.5], [3.5, 4.5]]
+    assert stack["y"].dtype == torch.float32
+    stack["x"] = ((1.5, 2.5), (3.5, 4.5))
+    assert stack["x"].dtype == torch.float64
+
+
+@pytest.mark.parametrize(
+    "reshape",
+    [
+        lambda td: td.flatten(0, 1),
+        lambda td: td.unflatten(1, (2, 2)),
+        lambda td: td.unflatten(0, (1, 2)),
+        lambda td: td.view(2, 2, 2),
+        lambda td: td.reshape(-1),
+    ],
+    ids=["flatten", "unflatten a dim of the members", "unflatten the stack dim", "view", "reshape"],
+)
+@pytest.mark.parametrize(("dim", "length"), [(0, 3), (1, 3), (2, 3), (0, 0), (1, 0)])
+def test_reshaped_nested_stacks_keep_the_names_of_their_own_dims(
+    reshape: Callable[[Any], Any], dim: int, length: int
+) -> None:
+    inner = TensorDict(batch_size=[2, 4, length], a=torch.zeros(2, 4, length), n=TensorDict(batch_size=[2, 4, length]))
+    td = TensorDict(batch_size=[2, 4], dense=inner, stack=inner.to_lazystack(dim))
+    td["dense"].names = td["stack"].names = [None, None, "w"]
+    td.names = ["t", "v"]
+    result = reshape(td)
+    assert result["dense"].names[-1] == "w"
+    assert result["stack"].names == result["stack", "n"].names == result["dense"].names

@@ -185,6 +185,7 @@ def test_list_to_stack_is_a_setting():
         td = TensorDict({"s": ["a", "b", "c"]}, batch_size=[2])
         assert td["s"] == ["a", "b", "c"] and type(td.get("s")) is NonTensorData
         assert td.set("rows", [(1, 2), (3, 4)])["rows"].tolist() == [[1, 2], [3, 4]]
+        assert td.set("floats", [1.5, 2.5])["floats"].dtype == torch.float64
         with set_list_to_stack(True):
             assert list_to_stack()
     assert list_to_stack(allow_none=True) is None

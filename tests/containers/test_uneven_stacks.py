@@ -128,6 +128,83 @@ def test_update_at(index: Any) -> None:
     assert stack[1]["b", "d"].tolist() == [11, 11] and stack[0]["note"] == "note 0"
 
 
+@pytest.mark.parametrize("inplace", [False, True])
+@pytest.mark.parametrize("features", [[], [3]], ids=["same batch size", "longer batch size"])
+def test_update_of_a_nested_container_keeps_entries_of_single_members(inplace: bool, features: list[int]) -> None:
+    members = [TensorDict(batch_size=features, b=torch.full((3,), i)) for i in (1.0, 2.0)]
+    members[1]["z"] = torch.ones(3)
+    nested = TensorDict(batch_size=[2], b=torch.zeros(2, 3), own=torch.tensor([7.0, 8.0]))
+    td = TensorDict(batch_size=[2], nested=nested)
+    td.update({"nested": lazy_stack(members)}, inplace=inplace)
+    assert td["nested", "b"].tolist() == [[1.0] * 3, [2.0] * 3]
+    assert td["nested", "own"].tolist() == [7.0, 8.0]
+    assert "z" not in td["nested"][0]
+    assert td["nested"][1]["z"].tolist() == [1.0] * 3
+    assert nested["b"].any() == inplace
+
+
+def nest_uneven(dim: int, deeper: bool) -> Any:
+    """A lazy stack of one member along `dim`, whose nested lazy stack has an entry of its second member only."""
+    rows = [TensorDict(batch_size=[3], a=torch.zeros(3)) for _ in range(2)]
+    rows[1]["z"] = torch.ones(3)
+    member = TensorDict(batch_size=[2, 3], s=lazy_stack(rows))
+    return lazy_stack([TensorDict(batch_size=[2, 3], n=member) if deeper else member], dim)
+
+
+@pytest.mark.parametrize("deeper", [False, True])
+@pytest.mark.parametrize("dim", [0, 1])
+def test_a_block_over_a_reshaped_stack_keeps_entries_of_single_members(dim: int, deeper: bool) -> None:
+    stack = nest_uneven(dim, deeper)
+    key = ("n", "s") if deeper else "s"
+    a = stack.tensordicts[0][key].tensordicts[0]["a"]
+    with stack.flatten(0, -1) as flat:
+        flat["new"] = torch.ones(6)
+        for element in flat.tensordicts:
+            if "z" in element[key]:
+                element[key]["z"] = torch.tensor(5.0)
+    first, second = stack.tensordicts[0][key].tensordicts
+    assert "z" not in first and second["z"].tolist() == [5.0] * 3
+    assert first["a"] is a and stack["new"].all()
+
+
+@pytest.mark.parametrize("deeper", [False, True])
+def test_vmap_over_a_stack_keeps_entries_of_single_members_of_members(deeper: bool) -> None:
+    key = ("n", "s") if deeper else "s"
+    result = torch.vmap(lambda td: td.add_(1))(nest_uneven(0, deeper))
+    first, second = result.tensordicts[0][key].tensordicts
+    assert "z" not in first and second["z"].tolist() == [1.0] * 3  # unchanged, because the function does not see it
+    assert first["a"].tolist() == second["a"].tolist() == [1.0] * 3
+
+
+@pytest.mark.parametrize("length", [0, 1, 3])
+@pytest.mark.parametrize("lazy", [False, True])
+def test_update_with_another_number_of_members(length: int, lazy: bool) -> None:
+    stack = lazy_stack([TensorDict(batch_size=[2], a=torch.zeros(2)) for _ in range(2)], 1)
+    new = TensorDict(batch_size=[2, 3], a=torch.arange(6).view(2, 3), b=torch.ones(2, 3))[:, :length]
+    source = new.to_lazystack(1) if lazy and length else new
+    assert stack.update(source, update_batch_size=True) is stack
+    assert stack.batch_size == (2, length) and len(stack.tensordicts) == length
+    for key in ("a", "b") if length else ():
+        assert stack[key].tolist() == new[key].tolist()
+    stack["c"] = torch.zeros(2, length)
+    assert "c" not in source
+
+
+def test_update_with_another_number_of_members_loses_no_entries() -> None:
+    stack = lazy_stack([TensorDict(a=torch.zeros(2)), TensorDict(a=torch.zeros(2), z=torch.ones(()))])
+    with pytest.raises(RuntimeError, match="not present in the source.*'z'"):
+        stack.update(TensorDict(batch_size=[3], a=torch.ones(3, 2)), update_batch_size=True)
+    assert stack.batch_size == (2,) and not stack["a"].any() and "z" in stack[1]
+
+
+def test_a_locked_nested_container_takes_no_entries_of_single_members() -> None:
+    td = TensorDict(batch_size=[2], nested=TensorDict(batch_size=[2], b=torch.zeros(2))).lock_()
+    members = [TensorDict(b=torch.ones(())), TensorDict(b=torch.ones(()), z=torch.ones(()))]
+    with pytest.raises(RuntimeError, match="cannot update the entry 'nested'"):
+        td.update({"nested": lazy_stack(members)}, inplace=True)
+    assert not td["nested", "b"].any()
+
+
 def test_failed_update_at_changes_nothing() -> None:
     stack, new = uneven(3), uneven(2, 10)
     new[1]["extra"] = torch.zeros(1)
@@ -268,3 +345,10 @@ def test_no_entry_of_members_of_members_is_lost() -> None:
         TensorDict(nested=stack).densify()
     dense = lazy_stack([member.densify(torch.jagged) for member in stack.unbind(0)])
     assert set(dense.keys()) == {"a", "b"}
+
+
+@pytest.mark.parametrize("index", [True, False, (0, True), (slice(None), True)], ids=str)
+def test_bool_indices_keep_the_names_of_dims(index: Any) -> None:
+    stack = lazy_stack([TensorDict(batch_size=[3]), TensorDict(batch_size=[3], z=torch.zeros(3))])
+    td = TensorDict(batch_size=[2, 3], s=stack, names=["t", "v"])
+    assert td[index]["s"].names == td[index].names == TensorDict(batch_size=[2, 3], names=["t", "v"])[index].names

@@ -814,3 +814,22 @@ def test_set_at_takes_a_tensor_without_dims_as_index(kind: str) -> None:
 def test_reductions_keep_each_dim_of_a_ragged_leaf(kind: str) -> None:
     td = container(kind)
     assert td.amax(keepdim=True)["x"].shape == (1,) * td["x"].dim()
+
+
+@pytest.mark.parametrize(
+    ("index", "source", "expected"),
+    [
+        (slice(1, None), slice(-1), [0, 0, 1, 2]),
+        (..., ..., [0, 1, 2, 3]),
+        ([0, 1, 2, 3], [3, 2, 1, 0], [3, 2, 1, 0]),
+    ],
+    ids=["shifted", "whole", "reversed"],
+)
+@pytest.mark.parametrize("layout", [torch.jagged, torch.strided], ids=str)
+def test_rows_of_a_leaf_are_assigned_to_other_rows_of_it(
+    index: Any, source: Any, expected: list[int], layout: torch.layout
+) -> None:
+    ragged = torch.nested.nested_tensor([torch.full((2,), float(i)) for i in range(4)], layout=layout)
+    td = TensorDict(r=ragged, batch_size=[4])
+    td[index] = td[source]
+    assert [row.tolist() for row in td["r"].unbind()] == [[i, i] for i in expected]

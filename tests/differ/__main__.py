@@ -5,7 +5,8 @@ processes, one per package, run the same lines; after every line the result and 
 compared. Both raise is equal; one raises is a difference; unrelated exception classes are a weaker one. In the end
 results are overwritten, so that a view where the other side copies shows too. A call that fails here and has changed
 a variable is a difference of its own. Differences are made small and grouped; judged.txt says which are known.
-The exit status is 1 if a group is of class A (ours is wrong) or `?` (nobody has looked at it).
+The exit status is 1 if a group is of class A (ours is wrong) or `?` (nobody has looked at it). Such a group becomes `r`
+if the reference disagrees with itself there and ours does not (equivalents.py).
 
 The reference runs at two levels, 0.14.3 and 0.15.3. What 0.14.3 runs counts; where it refuses a line, 0.15.3 is asked,
 and if that runs it, ours must give the same. Some programs are drawn on 0.15.3, so that they go on with its results.

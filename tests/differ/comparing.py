@@ -114,7 +114,9 @@ def differences(a: Summary, b: Summary, path: str = "") -> list[Difference]:
             return [Difference("one value or a stack", path, short(a), short(b))]
         kind = "holder or value" if _value_of(a) == _value_of(b) else "type"
         return [Difference(kind, path, a.get("cls", a["k"]), b.get("cls", b["k"]))]
-    if a["k"] == "td" and "nontensor" not in a and "nontensor" not in b and form_of(a) != form_of(b):
+    if a["k"] == "td" and ("nontensor" in a) != ("nontensor" in b):
+        return [_classes(a, b, path)]  # the other differences follow from this one
+    if a["k"] == "td" and "nontensor" not in a and form_of(a) != form_of(b):
         x, y = dense(a), dense(b)
         if x is not None and y is not None:
             return [Difference("lazy or dense", path, form_of(a), form_of(b)), *differences(x, y, path)]
@@ -156,7 +158,7 @@ def _in_field(field: str, a: Summary, b: Summary, path: str) -> list[Difference]
         return _in_keys(a, b, path)
     if field in ("values", "value"):
         # A printed container whose fields come in another order is a matter of the order.
-        same_lines = isinstance(x, str) and isinstance(y, str) and sorted(x.split("\n")) == sorted(y.split("\n"))
+        same_lines = isinstance(x, str) and isinstance(y, str) and _sort_lines(x) == _sort_lines(y)
         rounding = _ROUNDING.get(a.get("dtype", ""), _ROUNDING_OF_OTHERS)
         return (
             []
@@ -165,9 +167,15 @@ def _in_field(field: str, a: Summary, b: Summary, path: str) -> list[Difference]
         )
     if x == y:
         return []
+    if field == "dtype" and x.startswith("[") and sorted(x) == sorted(y):
+        return [Difference("key order", path, short(x), short(y))]  # the fields of a structured array
     if field == "cls":
         return [Difference("leaf class" if a["k"] == "tensor" else "type", path, x, str(y))]
     return [Difference(_field_kind(field, x, y), path, short(x), short(y))]
+
+
+def _sort_lines(text: str) -> list[str]:
+    return sorted(line.rstrip() for line in text.split("\n"))
 
 
 def _field_kind(field: str, x: Any, y: Any) -> str:

@@ -35,7 +35,7 @@ def find_doubt(error: dict[str, Any], code: str, operands: list[Summary]) -> str
     if name == "DimError":
         return _doubt_dim(message, ranks)
     if found := re.match(r"(\d+) names .* do not fit (\d+) batch dims", message):
-        known = int(found[2]) in ranks or "batch_size=" in code or "batch_dims=" in code
+        known = int(found[2]) in ranks or re.search(r"batch_size=|batch_dims=|\bfrom_\w+\(", code)
         return "" if found[1] != found[2] and known else "the names fit, or nothing has so many dims"
     if found := re.match(r"index -?\d+ is out of bounds for dim\w* \d+ with size (\d+)", message):
         sizes = {size for node in nodes for size in node.get("batch_size", node.get("shape", []))}

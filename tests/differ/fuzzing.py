@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from differ.comparing import AS_NEWEST, NEWEST, Found, first_difference
-from differ.judging import BAD, Group, describe, judge
+from differ.judging import BAD, Group, describe, excuse, judge
 from differ.programs import Construction, Line, Program, lines_of, make_program
 from differ.shrinking import Shrinking
 from differ.sides import Replies, Reply, Sides
@@ -90,7 +90,8 @@ class Fuzzing:
         rough.append(len(self.groups))
         wide.append(len(self.groups))
         if bad and not found.kind.startswith(("crash", "hang")):
-            group = describe(*Shrinking(program, found, self.sides, 110 if serious else 40).shrink(), seed)
+            smallest = Shrinking(program, found, self.sides, 110 if serious else 40).shrink()
+            group = excuse(describe(*smallest, seed), *smallest, self.sides)
         self.groups.append(group)
 
 

@@ -18,15 +18,18 @@ from collections.abc import Iterable
 from functools import cache
 from typing import NamedTuple
 
-from differ.comparing import NEWEST, Found, receiver
+from differ.comparing import NEWEST, Difference, Found, receiver
+from differ.equivalents import find_contradiction
 from differ.programs import Program, text_of
-from differ.sides import Replies
+from differ.sides import Replies, Sides
 
 JUDGED = pathlib.Path(__file__).with_name("judged.txt")
 JUDGED_NEWEST = pathlib.Path(__file__).with_name("judged-newest.txt")
 JUDGED_PROPERTIES = pathlib.Path(__file__).with_name("judged-properties.txt")
 SEEN = pathlib.Path(__file__).with_name("seen.txt")
 UNKNOWN = "?"
+# The letter of groups in which the reference disagrees with itself (equivalents.py).
+EXCUSED = "r"
 # Groups of these letters fail a run.
 BAD = "A?"
 # In judged-newest.txt: what is known beside level 0.14.3 holds here, too. Its rules call the kinds of differences so:
@@ -55,6 +58,8 @@ class Group(NamedTuple):
     reference: str
     ours: str
     differences: list[str]
+    # For which equivalent containers the reference does what ours does.
+    excuse: str = ""
 
     def __str__(self) -> str:
         lines = [self.key, f"program: {self.program}", f"reference: {self.reference}", f"ours: {self.ours}"]
@@ -98,8 +103,23 @@ def digest(key: str) -> str:
     return hashlib.sha1(key.encode()).hexdigest()[:8]
 
 
+def excuse(group: Group, program: Program, found: Found, replies: Replies, sides: Sides) -> Group:
+    """The group, with what speaks for ours if the reference disagrees with itself."""
+
+    def known(difference: Difference) -> bool:
+        return _judge_whole(_one_of(group, str(difference)))[0] not in BAD
+
+    return group._replace(excuse=find_contradiction(program, found, replies, sides, known))
+
+
 def judge(group: Group) -> tuple[str, str]:
-    """Letter and note of a group. One of several differences is judged as these are one by one, if not as a whole."""
+    """Letter and note of a group."""
+    letter, note = _judge_by_rules(group)
+    return (EXCUSED, group.excuse) if group.excuse and letter in BAD else (letter, note)
+
+
+def _judge_by_rules(group: Group) -> tuple[str, str]:
+    """Judge several differences one by one, if no rule covers them as a whole."""
     letter, note = _judge_whole(group)
     if letter not in BAD or len(group.differences) < 2 or not OF_VALUES.search(group.key):
         return letter, note

@@ -330,3 +330,64 @@ def graft(x: Any) -> None:
         for _, part in list(x.items()):
             graft(part)
         x["grafted"] = torch.zeros(x.batch_size)
+
+
+def _is_container(x: Any) -> bool:
+    return is_tensor_collection(x) and not isinstance(x, torch.Tensor) and not tensordict.is_non_tensor(x)
+
+
+def _of_parts(make: Callable[[Any], Any], x: Any) -> Any:
+    """`x`, made anew if it is a container; the containers of a list one by one."""
+    if type(x) in (list, tuple):
+        return type(x)(_of_parts(make, part) for part in x)
+    if not _is_container(x):
+        return x
+    out = make(x)
+    if x.names != out.names:
+        out.names = x.names
+    return out.lock_() if x.is_locked else out
+
+
+def as_dense(x: Any) -> Any:
+    """The same containers, without lazy stacks."""
+    return _of_parts(_dense, x)
+
+
+def _dense(x: Any) -> Any:
+    if isinstance(x, LazyStackedTensorDict):
+        return torch.stack([as_dense(member) for member in x.tensordicts], x.stack_dim).contiguous()
+    out = x.copy().unlock_()
+    for key, part in x.items():
+        if _is_container(part):
+            out.set(key, as_dense(part))
+    return out
+
+
+def with_leaves(x: Any) -> Any:
+    """The same containers with a leaf more in each, except in tensorclasses."""
+    return _of_parts(_filled, x)
+
+
+def _filled(x: Any) -> Any:
+    if isinstance(x, LazyStackedTensorDict):
+        return LazyStackedTensorDict(*map(with_leaves, x.tensordicts), stack_dim=x.stack_dim)
+    out = x.copy().unlock_()
+    for key, part in x.items():
+        if _is_container(part):
+            out.set(key, with_leaves(part))
+    return out if tensordict.is_tensorclass(x) else out.set("added", torch.zeros(x.batch_size))
+
+
+def as_tensordict(x: Any) -> Any:
+    """The same containers as `TensorDict`s."""
+    return _of_parts(lambda part: part.to_tensordict(), x)
+
+
+def fresh(x: Any) -> Any:
+    """The same containers over memory of their own."""
+    return _of_parts(lambda part: part.clone().unlock_(), x)
+
+
+def plainest(x: Any) -> Any:
+    """The same containers, as dense `TensorDict`s with a leaf more and memory of their own."""
+    return fresh(with_leaves(as_dense(as_tensordict(x))))

@@ -309,3 +309,11 @@ def test_what_a_ragged_leaf_refuses_in_place_changes_nothing(operation: Any) -> 
     with pytest.raises((RuntimeError, NotImplementedError)):
         operation(td)
     assert td.batch_size == (3,) and td["d"].shape == (3,) and td["r"].shape[0] == 3
+
+
+def test_masked_select_in_place_of_ragged_leaves() -> None:
+    ragged = torch.nested.nested_tensor([torch.zeros(1), torch.ones(2), torch.ones(3)], layout=torch.jagged)
+    td = TensorDict(batch_size=[3], n=TensorDict(batch_size=[3], r=ragged), a=torch.arange(3))
+    td.masked_select(torch.tensor([True, False, True]), inplace=True)
+    assert td.batch_size == td["n"].batch_size == (2,) and td["a"].tolist() == [0, 2]
+    assert [row.tolist() for row in td["n", "r"].unbind()] == [[0.0], [1.0, 1.0, 1.0]]

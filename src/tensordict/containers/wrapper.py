@@ -25,6 +25,7 @@ from tensordict.io.formats import pickled_containers
 from tensordict.ops.collection import TensorCollection
 from tensordict.ops.entries.assigning import Assign
 from tensordict.ops.entries.copying import TRANSIENT
+from tensordict.ops.entries.numbers import to_tensor
 from tensordict.ops.entries.write_plans import Update, Write
 
 if TYPE_CHECKING:
@@ -236,7 +237,7 @@ class FieldWrapper(Wrapper):
                 # The container converts it, and makes a nested container of a mapping.
                 return value
             try:
-                value = torch.as_tensor(value)
+                value = to_tensor(value, (name,), None)
             except (TypeError, ValueError, RuntimeError):
                 raise TypeError(
                     f"{where} is a field of a tensor_only class, got a {type(value).__name__}: pass a tensor, or drop "

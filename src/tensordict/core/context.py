@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from tensordict.core import torch_internals as internals
-from tensordict.core.contract import ContainerT, Contract, EntryStore, is_flat, is_node
+from tensordict.core.contract import ContainerT, Contract, EntryStore, differ_in_keys, is_flat, is_node
 from tensordict.core.equality import same_value
 from tensordict.core.keys import Key, Path, joined, path_of
 from tensordict.core.replacing import replacing
@@ -307,7 +307,24 @@ def _make_dense(member: Any, stack: Any, kept: Collection[Key]) -> Any:
             out._write(path_of(key), member.get(key))
         else:
             out._write(path_of(key), stack.get(key))
+    _keep_uneven_stacks(member, stack, out)
     return out
+
+
+def _keep_uneven_stacks(member: Any, stack: Any, dense: Any) -> None:
+    """Replace the nested containers of `dense` whose elements have different keys by lazy stacks.
+
+    Args:
+        member: the container that they are written back to, which has lazy stacks at these places.
+        stack: a lazy stack of the elements of `member`.
+        dense: the dense form of `stack`, which lacks entries of single elements.
+    """
+    for name, node in member._structure().items():
+        if _is_branch(node) and (piece := stack._node(name)) is not None:
+            if node._members() is None:
+                _keep_uneven_stacks(node, piece, dense._node(name))
+            elif differ_in_keys(elements_of(piece)):
+                dense._entries[name] = piece
 
 
 def same_memory(a: object, b: object) -> bool:

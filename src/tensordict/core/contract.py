@@ -644,6 +644,11 @@ class Contract:
         return None if names.count(None) == len(names) else names
 
 
+def differ_in_keys(containers: Iterable[Any]) -> bool:
+    """Return whether some of the containers have entries that others lack, at any level."""
+    return len({frozenset(container.keys(True)) for container in containers}) > 1
+
+
 def identity(value: object) -> Any:
     """Return a leaf, or names, unchanged."""
     return value

@@ -757,7 +757,10 @@ def assignment(leaf: Tensor, at: object, value: object) -> Callable[[], Any]:
         dim, positions = jagged_dim(leaf) - 1, _require_positions(part.positions)
         if not isinstance(value, Tensor):
             return partial(leaf.values().index_fill_, dim, positions, value)
-        return partial(leaf.values().index_copy_, dim, positions, _match_rows(value, rows(leaf)))
+        target, elements = leaf.values(), _match_rows(value, rows(leaf))
+        if elements.untyped_storage().data_ptr() == target.untyped_storage().data_ptr():
+            elements = elements.clone()  # torch refuses to copy a leaf into itself
+        return partial(target.index_copy_, dim, positions, elements)
     places = index.places(leaf)
     return _plan_copies(places, _split_rows(value, places))
 

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from tensordict.containers.lazy.core import LazyCore
 from tensordict.containers.lazy.members import Members
+from tensordict.core import makers
 from tensordict.core.context import elements_of
 from tensordict.core.contract import Contract
 from tensordict.core.exceptions import ShapeError, StackError
@@ -139,7 +140,13 @@ class LazyDims(LazyCore):
             with contextlib.suppress(StackError):
                 return fn(self._dense())
         numbers = fn(self._numbers())
-        return self._stack_elements(numbers.flatten().tolist(), numbers.shape)
+        result = self._stack_elements(numbers.flatten().tolist(), numbers.shape)
+        if (own := self._names) is not None:
+            # The elements lose the names of the dims, so take them from a container without entries.
+            names = fn(makers.dense({}, self._batch_size, None, own))._names
+            if names is not None:
+                result._name_tree(names)
+        return result
 
     def _numbers(self) -> Tensor:
         """Number the elements of the batch from 0; return the numbers as a tensor of the batch size."""
@@ -187,8 +194,7 @@ class LazyDims(LazyCore):
 
         If the members cannot do it, it runs on the dense stack. A reshape then rearranges single elements.
         """
-        own, store = self._batch_size, self._entries
-        outer = op
+        own, store, given = self._batch_size, self._entries, op
         if len(own) > len(op.old):
             op = op.with_size(own)
         found = op.on_members(store.dim, len(store.containers)) if store.containers else None
@@ -198,16 +204,13 @@ class LazyDims(LazyCore):
                 rows = [row for member in store.containers for row in elements_of(member)]
                 return type(self)._over(Members(rows, 0, template=None if rows else _make_row(store.sample[0])))
             self._check_sizes()
-            return self if op.size == op.old else self._reshape_by_members(op, found, outer)
+            return self if op.size == op.old else self._reshape_by_members(op, found, given)
         return self._dense()._on_batch(op) if found is None else self._of_members(op, *found)
 
-    def _reshape_by_members(self, op: Reshape, found: ForMembers | None, outer: BatchOp) -> Any:
+    def _reshape_by_members(self, op: Reshape, found: ForMembers | None, given: BatchOp) -> Any:
         """Return the elements in the same order with another batch size.
 
-        Args:
-            op: the operation for the batch dims of this stack.
-            found: the operation for the members, from `op.on_members`.
-            outer: the operation for the container around this stack, which may have fewer batch dims.
+        `given` is the operation on the container around this stack. The dims behind it keep their names.
         """
         result = None
         if found is not None:
@@ -219,15 +222,12 @@ class LazyDims(LazyCore):
                     raise
         if result is None:
             if not (self._batch_size.numel() and op.size):
-                return self._dense()._on_batch(outer)
+                return self._dense()._on_batch(given)
             result = self._stack_elements(range(op.size.numel()), op.size)
         # `on_members` sets the stack dim name for other operations, so clear it before the reshape sets all names.
         result._entries.name = None
-        if (own := self._names) is not None:
-            count = len(outer.old)
-            names = [*outer.rename(own[:count]), *own[count:]]
-            if any(names):
-                result._names = names
+        if (names := self._rename_dims(len(given.size), len(given.old), given.rename)) is not None:
+            result._name_tree(names)
         return result
 
     def _of_members(self, op: BatchOp, inner: BatchOp | None, dim: int | None) -> Any:

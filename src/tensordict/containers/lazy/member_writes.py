@@ -28,7 +28,7 @@ from tensordict.ops.entries.assigning import (
     refuse_other_size,
 )
 from tensordict.ops.entries.locking import raise_locked
-from tensordict.ops.entries.numbers import make_entry
+from tensordict.ops.entries.numbers import make_entry, to_tensor
 from tensordict.ops.entries.write_plans import Copy, Resize, Write, check_expandable
 from tensordict.ops.entries.writing import check_path_through
 from tensordict.ops.math.pairing import have_as_many_feature_dims
@@ -145,9 +145,10 @@ class LazyWrites(LazyDims):
 
     def _source_pieces(self, source: Any, prefix: Path, in_place: bool) -> Sequence[Any]:
         """Split the source of an update into one for each member."""
+        size = self._batch_size
         if isinstance(source, Contract):
-            size, theirs = self._batch_size, source._batch_size
-            if theirs == size and self._entries.hook_in is None:
+            theirs = source._batch_size
+            if theirs[: len(size)] == size and self._entries.hook_in is None:
                 return self._pieces_of(source)
             if in_place and theirs != size and broadcasts_to(theirs, size) and have_as_many_feature_dims(self, source):
                 return self._broadcast_pieces(source)
@@ -296,7 +297,7 @@ def _wrap_values(columns: list[Any], size: torch.Size) -> list[Any]:
 def _unify_dtype(item: Any, path: Path) -> Any:
     """Convert nested lists of numbers to a tensor, or to a list of tensors of one dtype if rows differ in length."""
     try:
-        return torch.as_tensor(item)
+        return to_tensor(item, path, None)
     except (TypeError, ValueError, RuntimeError):
         rows = [make_entry(row, path, _SCALAR, None) for row in item]
         if not _are_tensors(rows):

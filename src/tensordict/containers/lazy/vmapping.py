@@ -18,7 +18,7 @@ from tensordict.containers.lazy.core import LazyCore
 from tensordict.containers.lazy.members import Members
 from tensordict.core import makers, pytree, vmapped
 from tensordict.core import torch_internals as internals
-from tensordict.core.contract import Contract, is_node
+from tensordict.core.contract import Contract, differ_in_keys, is_node
 from tensordict.core.exceptions import StackError
 
 
@@ -359,7 +359,14 @@ def _take_other_entries(member: Any, old: Any, dense: Any) -> None:
         if not dense._has((name,)):
             member._write((name,), value.copy() if is_node(value) else value)
         elif is_node(value) and not value._is_non_tensor and is_node(inner := member._peek((name,))):
-            _take_other_entries(inner, value, dense._node(name))
+            below = dense._node(name)
+            old_rows = value._members() or ()
+            if inner._members() is None and differ_in_keys(old_rows):
+                member._entries[name] = inner = inner.to_lazystack(value._wrapped_container().stack_dim)
+                for row, old_row in zip(inner._members(), old_rows, strict=True):
+                    _take_other_entries(row, old_row, below)
+            else:
+                _take_other_entries(inner, value, below)
 
 
 def _dense(stack: Any) -> Any:

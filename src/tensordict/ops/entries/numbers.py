@@ -58,8 +58,13 @@ def _numbers_to_tensor(item: object, path: Path, device: torch.device | None) ->
         try:
             if isinstance(first, Tensor) or any(isinstance(x, Tensor) for x in item):
                 return _stack_nested_lists(item, device)
-            # torch is slow with a list of arrays, and warns about it.
-            by_numpy = isinstance(item, range) or any(isinstance(x, np.ndarray) for x in item)
+            # Tuples, and lists that are no stacks, get the dtype that NumPy gives them. Torch is slow with a list of
+            # arrays, and warns about it.
+            by_numpy = (
+                not isinstance(item, list)
+                or not settings.list_to_stack()
+                or any(isinstance(x, np.ndarray) for x in item)
+            )
             tensor = torch.as_tensor(np.asarray(item) if by_numpy else item, device=device)
             if not tensor.numel() and shape_of_rows(item) is None:
                 # The first row is empty, and torch would drop the content of the other rows.

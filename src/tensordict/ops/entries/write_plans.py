@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from tensordict.core import foreach, ragged
-from tensordict.core.contract import Contract, EntryStore, is_node, named_error
+from tensordict.core.contract import Contract, EntryStore, differ_in_keys, is_node, named_error
 from tensordict.core.exceptions import ShapeError, nearest, refuse_stored
 from tensordict.core.key_views import IsLeaf
 from tensordict.core.keys import Path, joined, path_in, path_of
@@ -289,6 +289,11 @@ class Update(Write):
             if self.plan.absent is None and _has_leaves(item):
                 self.plan.absent = path
         elif is_container and not current._is_non_tensor and self.merges(item) and not self._replaces(current, item):
+            if self.adds and current._members() is None and _has_uneven_members(item):
+                # Only a lazy stack can hold the entries that some members lack.
+                if not writable:
+                    raise_locked(f"update the entry {joined(path)!r}")
+                current = fresh[key] = current.to_lazystack(item.stack_dim)
             current._plan_write(self, item, path)
         elif self.inplace and is_container and current._is_non_tensor:
             self.plan.steps.append((make_overwrite(current, node, key, item, path), ()))
@@ -327,6 +332,11 @@ def _has_leaves(item: Any) -> bool:
     return not isinstance(item, Mapping) or any(map(_has_leaves, item.values()))
 
 
+def _has_uneven_members(item: Any) -> bool:
+    """Return whether an item is a lazy stack with entries that only some of its members have."""
+    return isinstance(item, Contract) and differ_in_keys(item._members() or ())
+
+
 def batch_sizes_differ(container: Contract, source: Contract) -> bool:
     """Return whether the batch sizes differ in the dims that both have."""
     return any(own != new for own, new in zip(container._batch_size, source._batch_size))
@@ -334,7 +344,8 @@ def batch_sizes_differ(container: Contract, source: Contract) -> bool:
 
 def check_source_complete(container: Any, source: Contract) -> None:
     """Raise if `source`, which has another batch size and replaces `container`, does not have all of its entries."""
-    kept = [key for key in container.keys(True) if not source._has(path_of(key))]
+    parts = container._members() or [container]
+    kept = [key for part in parts for key in part.keys(True) if not source._has(path_of(key))]
     if kept:
         raise ShapeError(
             f"the batch size {list(container._batch_size)} cannot become {list(source._batch_size)}: Some keys of the "

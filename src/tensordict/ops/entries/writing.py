@@ -383,6 +383,8 @@ class Writing(Reading, Locking):
             raise_locked("update the batch size")
         size = source._batch_size
         check_source_complete(self, source)
+        if self._members() and len(size) > (dim := self._wrapped_container().stack_dim):
+            return self._replace_members((source.clone() if clone else source.copy()).unbind(dim))
         staged: Any = self.empty()
         staged._rebatch(size, ())
         for name, value in source._entries.items():
@@ -391,6 +393,14 @@ class Writing(Reading, Locking):
             for name, value in staged._entries.items():
                 self._entries[name] = value
         self._batch_size = size
+        return self
+
+    def _replace_members(self, members: Sequence[Any]) -> Self:
+        """Give a lazy stack other members; the stack dim stays."""
+        stack = self._wrapped_container()
+        template = None if members else stack._entries.sample[0].copy()
+        # The batch size is cached.
+        stack._entries, stack._size = stack._like(list(members), template=template)._entries, None
         return self
 
     # --- in-place writes: the memory of an entry changes, allowed on locked containers --------------------------------
