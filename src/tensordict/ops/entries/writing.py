@@ -31,6 +31,7 @@ from tensordict.ops.entries.write_plans import (
     Write,
     batch_sizes_differ,
     check_source_complete,
+    gather_plain,
     raise_no_entry,
     resize,
     take_plain_entries,
@@ -253,7 +254,7 @@ class Writing(Reading, Locking):
         device = self._device
         on_cpu = device is not None and device.type == "cpu"
         entries = self._entries
-        if device is None and type(source) is not dict and (given := take_plain_entries(source, size)) is not None:
+        if device is None and isinstance(source, Contract) and (given := take_plain_entries(source, size)) is not None:
             entries.update(given)
             return
         for key, item in source.items():
@@ -362,6 +363,12 @@ class Writing(Reading, Locking):
             return self._update_with_batch_size(source, clone)
         if keys_to_update is not None:
             source = select_from_source(source, keys_to_update)
+        if not (inplace or clone or update_batch_size or self._is_over_another) and is_leaf is None:
+            found: list[tuple[Any, Mapping[str, Any]]] = []
+            if gather_plain(type(self), self, source, found):
+                for entries, given in found:
+                    entries.update(given)
+                return self
         queues = non_blocking if self._device is None else self._queues_transfers(non_blocking)
         write = Update(inplace, clone, queues, is_leaf, ignore_lock, update_batch_size)
         self._plan_write(write, source)
