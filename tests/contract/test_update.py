@@ -311,3 +311,28 @@ def test_update_underscore_of_plain_leaves(count: int) -> None:
     assert target.update_(ones)["k0"].requires_grad and not target[last].requires_grad
     target["k0"].sum().backward()
     assert ones["k0"].grad is not None
+
+
+@pytest.mark.parametrize("count", [1, 6])
+@pytest.mark.parametrize("nested", [False, True])
+def test_plain_entries_before_one_that_does_not_fit_are_not_written(count: int, nested: bool) -> None:
+    """Plain tensors are stored without a plan only if all of them fit, in dicts below as well."""
+    td = TensorDict({"n": {"a": torch.zeros(2)}, "b": torch.zeros(2)}, [2])
+    before = td.clone()
+    fitting: dict[Any, Any] = {f"k{i}": torch.ones(2) for i in range(count)}
+    bad = {"a": torch.ones(2), "c": torch.ones(3)}
+    with pytest.raises(RuntimeError, match="c"):
+        td.update({"b": torch.ones(2), **fitting, **({"n": bad} if nested else bad)})
+    td["n"].lock_()
+    with pytest.raises(RuntimeError, match="lock"):
+        td.update({"b": torch.ones(2), **fitting, "n": {"c": torch.ones(2)}})
+    assert (td == before).all()
+    assert set(td.keys(True)) == set(before.keys(True))
+
+
+def test_plain_entries_beside_others_keep_their_order() -> None:
+    td = TensorDict({"n": {"a": torch.zeros(2)}}, [2])
+    td.update({"x": torch.ones(2), "n": {"b": torch.ones(2), "s": "text"}, "t": "text", "y": torch.ones(2)})
+    assert list(td.keys()) == ["n", "x", "t", "y"]
+    assert list(td["n"].keys()) == ["a", "b", "s"]
+    assert td["n", "s"] == td["t"] == "text"

@@ -25,7 +25,7 @@ from tensordict.memory.sparse_files import make_room
 from tensordict.ops.entries.assigning import Assign, AssignWithin, make_assignable
 from tensordict.ops.entries.reading import NO_DEFAULT, choose_given
 from tensordict.ops.entries.update_sources import select_from_source, walk_leaf_items
-from tensordict.ops.entries.write_plans import WritePlan
+from tensordict.ops.entries.write_plans import WritePlan, copy_plain
 from tensordict.ops.entries.writing import Writing
 from tensordict.ops.refusals import has_ragged_leaves, retry_ragged_walk
 
@@ -177,7 +177,10 @@ class Indexing(Writing):
             self._plan_write(write, value if fills else torch.as_tensor(value))
             write.plan.run(self)
             return
+        if is_basic(at) and isinstance(self._entries, dict) and copy_plain(self, value, at=at):
+            return
         write = Assign(at, size, new_size, adds)
+        write.refused = self
         self._plan_write(write, value)
         write.plan.run(self)
 

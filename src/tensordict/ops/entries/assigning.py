@@ -21,6 +21,7 @@ from tensordict.ops.entries.write_plans import (
     Write,
     WritePlan,
     check_expandable,
+    pair_plain,
     raise_no_entry,
 )
 
@@ -71,7 +72,8 @@ class Assign(Write):
         """Plan to assign `item` to the indexed part of a leaf. Raises an error with `path` if it does not fit."""
         item = fit_value(leaf, item, self.part_of(leaf), path)
         if self.basic:
-            self.plan.add(leaf[self.at], item)
+            self.plan.targets.append(leaf[self.at])
+            self.plan.values.append(item)
         else:
             self.plan.assigned.append((leaf, self.at, item))
 
@@ -84,7 +86,8 @@ class Assign(Write):
         at, basic = self.at, self.basic
         # Members of a lazy stack are assigned with the index `()`. Views of all leaves would double the time.
         all_of_it = basic and at == ()
-        if basic and plan.copy_plain(node, items, None if all_of_it else at):
+        part = None if all_of_it else at
+        if basic and node is not self.refused and pair_plain(node, items, plan.targets, plan.values, part):
             return
         in_store = not isinstance(mapping, dict)
         for key, item in items.items():
@@ -104,7 +107,8 @@ class Assign(Write):
                             current = current[at]
                         if type(item) is not Tensor or item.shape != current.shape:
                             item = fit_value(current, item, current.shape, (*prefix, key))
-                        plan.add(current, item)
+                        plan.targets.append(current)
+                        plan.values.append(item)
                     else:
                         expected = self.part_of(current)
                         if type(item) is not Tensor or item.shape != expected or item.dtype is not current.dtype:

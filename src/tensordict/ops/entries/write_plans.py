@@ -5,11 +5,12 @@ A write that fails its checks therefore changes nothing. `update`, `update_`, `s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
+from torch.nn import Parameter
 
 from tensordict.core import foreach, ragged
 from tensordict.core.contract import Contract, EntryStore, differ_in_keys, is_node, named_error
@@ -31,8 +32,7 @@ class WritePlan:
     """The checked writes of one call. `run` carries them out in the order of these attributes.
 
     Attributes:
-        targets, values: tensors, and the value to copy into each; all copies are one call. `add` appends to both.
-        plain: true if all targets are plain tensors or parameters.
+        targets, values: tensors, and the value to copy into each; all copies are one call.
         separates: true if `run` looks for values that share memory with a target, and copies them first.
         assigned: tensors, an index into each, and the value to assign there.
         steps: functions and their arguments, called in this order.
@@ -40,7 +40,6 @@ class WritePlan:
         absent: the first path that the source has, with a tensor or value, and the container does not; or `None`.
     """
 
-    plain: bool = True
     parts: tuple[WritePlan, ...] = ()
     absent: Path | None = None
 
@@ -56,42 +55,16 @@ class WritePlan:
         if not target.is_nested or not isinstance(item, Tensor):
             item = _make_copyable(target, item, path)
         if not target.is_nested:
-            self.add(target, item)
+            self.targets.append(target)
+            self.values.append(item)
             return
         try:
             refuse_stored(target)
             targets, values = ragged.pair_copies(target, item)
         except ShapeError as error:
             raise named_error(error, path) from None
-        for part, value in zip(targets, values, strict=True):
-            self.add(part, value)
-
-    def add(self, target: Tensor, value: Tensor) -> None:
-        """Plan to copy a value into a tensor; the caller has checked that it fits."""
-        if type(target) is not Tensor:
-            self.plain = False
-        self.targets.append(target)
-        self.values.append(value)
-
-    def copy_plain(self, node: Any, source: object, at: Any = None) -> bool:
-        """Plan to copy all leaves of `source` into the leaves of `node`, or into their parts at the basic index `at`.
-
-        Returns `False`, and plans nothing, unless all of them are plain tensors or parameters whose shapes agree, and
-        each nested container is of the class of `node`. In this most frequent case, leaves need no other check.
-        """
-        targets, values = self.targets, self.values
-        start = len(targets)
-        given = source._entries if isinstance(source, Contract) else source
-        try:
-            fits = _pair_plain(type(node), node._entries, given, targets, values, at is None)
-            if fits and at is not None:
-                targets[start:] = [target[at] for target in targets[start:]]
-                fits = [part.shape for part in targets[start:]] == [value.shape for value in values[start:]]
-        except ragged.REFUSALS:
-            fits = False  # a ragged tensor of the strided layout has neither `shape` nor views
-        if not fits:
-            del targets[start:], values[start:]
-        return fits
+        self.targets += targets
+        self.values += values
 
     def add_part(self) -> WritePlan:
         """Add an empty plan that runs as a step of this one.
@@ -125,7 +98,7 @@ class WritePlan:
         if self.assigned or self.parts:
             foreach.refuse_graph_leaves([target for target, _ in self._list_places()], container)
         if self.targets:
-            foreach.copy_(self.targets, self.values, non_blocking, container, self.plain)
+            foreach.copy_(self.targets, self.values, non_blocking, container)
         for target, at, item in self.assigned:
             foreach.assign(target, at, item)
         for step, operands in self.steps:
@@ -133,12 +106,11 @@ class WritePlan:
 
     def _may_overlap(self) -> bool:
         """Return whether values may share memory with targets: views, and members of a lazy stack."""
-        if not self.separates:
-            # An update copies from other containers, or from views of this one.
-            return bool(self.values) and is_view(self.values[0])
-        if self.parts or any(map(is_view, self.values)):
+        if self.values and _may_share(self.values, self.separates):
             return True
-        return any(isinstance(item, Tensor) and is_view(item) for _, _, item in self.assigned)
+        return self.separates and (
+            bool(self.parts) or any(isinstance(item, Tensor) and is_view(item) for _, _, item in self.assigned)
+        )
 
     def _separate_values(self) -> None:
         """Copy each value that shares memory with a target, so that no write changes a value that is written later.
@@ -188,11 +160,13 @@ class Write:
         plan: the plan that `into` fills.
         adds: true if missing entries are added.
         inplace: true if existing entries keep their memory.
+        refused: a container that `copy_plain` or `store_plain` refused, so that no second attempt is made.
     """
 
     plan: WritePlan
     adds: bool = False
     inplace: bool = True
+    refused: Any = None
 
     def into(self, node: Any, source: Any, prefix: Path) -> None:
         """Check the values for a container, and add their writes to the plan.
@@ -244,14 +218,16 @@ class Update(Write):
         return True
 
     def into(self, node: Any, source: Any, prefix: Path) -> None:
-        plan, inplace = self.plan, self.inplace
-        if inplace and self.is_leaf is None and not self.update_batch_size and plan.copy_plain(node, source):
+        plan, inplace, tries = self.plan, self.inplace, node is not self.refused
+        targets, values = plan.targets, plan.values
+        merging = self.is_leaf is None and not self.update_batch_size
+        if tries and inplace and merging and pair_plain(node, source, targets, values):
             return
         mapping, adds = node._entries, self.adds
         writable = not adds or self.ignore_lock or not node._locked
         trusting = writable and not inplace and not self.clone
         size, device = node._batch_size, node._device
-        if trusting and (given := take_plain_entries(source, size, device)) is not None:
+        if trusting and tries and (given := take_plain_entries(source, size, device)) is not None:
             plan.steps.append((mapping.update, (given,)))
             return
         ndim, first = len(size), size[0] if len(size) else None
@@ -272,7 +248,8 @@ class Update(Write):
                     elif inplace:
                         target = mapping.get(key)
                         if isinstance(target, Tensor) and item.shape == target.shape:
-                            plan.add(target, item)
+                            targets.append(target)
+                            values.append(item)
                             continue
                 except (RuntimeError, IndexError):
                     pass  # no dims; or a ragged tensor of the strided layout, which has no `shape`
@@ -389,8 +366,111 @@ def resize(node: Contract, size: torch.Size) -> None:
         node._names = padded if any(name is not None for name in padded) else None
 
 
+def store_plain(node: Any, source: object) -> bool:
+    """Store the entries of a container or dict in a tree of containers, if all are plain tensors that fit.
+
+    Returns `False`, and stores nothing, if an entry needs another check. Most updates need none: two leaves take 0.9 us
+    here, and 2.0 us with an `Update`.
+    """
+    found: list[tuple[Any, Mapping[str, Any]]] = []
+    if not _gather_plain(type(node), node, source, found):
+        return False
+    for entries, given in found:
+        entries.update(given)
+    return True
+
+
+def _gather_plain(kind: Any, node: Any, source: Any, found: list[tuple[Any, Mapping[str, Any]]]) -> bool:
+    """Append the entries of each container, and the new ones, for `store_plain`. Returns `False` at the first misfit.
+
+    Args:
+        kind: the class of the containers.
+        node: a container of this class.
+        source: a container of this class, or a dict.
+        found: the list to append to.
+    """
+    entries, size, device = node._entries, node._batch_size, node._device
+    if node._locked or not isinstance(entries, dict):
+        return False
+    few = False
+    if type(source) is kind:
+        checked = source._batch_size == size and (device is None or source._device == device)
+        source = source._entries
+        if checked and foreach.are_plain({*map(type, source.values())}):
+            found.append((entries, source))
+            return True
+    elif isinstance(source, dict):
+        few = len(source) < 5
+    else:
+        return False
+    # A look at all types takes 0.3 us. Without it, most checks of a source with a string at its end would be in vain.
+    if not few and not {*map(type, source.values())} <= {Tensor, Parameter, dict, kind}:
+        return False
+    ndim = len(size)
+    first = size[0] if ndim else None
+    flat = True
+    try:
+        for key, item in source.items():
+            if type(item) is Tensor or type(item) is Parameter:
+                if (
+                    type(key) is not str
+                    # One batch dim is the common case. Comparing a slice of the shape would take 130 ns.
+                    or (ndim == 1 and item.shape[0] != first)
+                    or (ndim > 1 and item.shape[:ndim] != size)
+                    or (device is not None and item.device != device)
+                ):
+                    return False
+            elif type(child := entries.get(key)) is kind and _gather_plain(kind, child, item, found):
+                flat = False
+            else:
+                return False
+    except (RuntimeError, IndexError):
+        return False  # no dims; or a ragged tensor of the strided layout, which has no `shape`
+    found.append((entries, source if flat else {key: item for key, item in source.items() if isinstance(item, Tensor)}))
+    return True
+
+
+def copy_plain(node: Any, source: object, non_blocking: bool = False, at: Any = None) -> bool:
+    """Copy all leaves of a container or dict into those of a tree of containers, or into their parts at a basic index.
+
+    Returns `False`, and copies nothing, if `pair_plain` refuses them, or if a value may share memory with a leaf. Most
+    copies need no other check: those of two leaves take 2.9 us here, and 3.5 us with a `Copy`.
+    """
+    targets: list[Tensor] = []
+    values: list[Tensor] = []
+    if FileSource.any_sparse or node._holds_parameters or not pair_plain(node, source, targets, values, at):
+        return False
+    if not values:
+        return True
+    looks = not torch.compiler.is_compiling() and _may_share(values, at is not None)
+    if looks and foreach.share_storage(targets, values):
+        return False
+    foreach.copy_(targets, values, non_blocking, node, plain=True)
+    return True
+
+
+def pair_plain(node: Any, source: object, targets: list[Tensor], values: list[Tensor], at: Any = None) -> bool:
+    """Pair all leaves of a container or mapping with those of `node`, or with their parts at the basic index `at`.
+
+    Returns `False`, and appends nothing, unless all of them are plain tensors or parameters whose shapes agree, and
+    each nested container is of the class of `node`. In this most frequent case, leaves need no other check.
+    """
+    start = len(targets)
+    given = source._entries if isinstance(source, Contract) else source
+    try:
+        fits = _pair_plain(type(node), node._entries, given, targets, values, at is None)
+        if fits and at is not None:
+            targets[start:] = [target[at] for target in targets[start:]]
+            fits = [part.shape for part in targets[start:]] == [value.shape for value in values[start:]]
+    except ragged.REFUSALS:
+        fits = False  # a ragged tensor of the strided layout has neither `shape` nor views
+    if not fits:
+        del targets[start:], values[start:]
+    return fits
+
+
 def _pair_plain(kind: Any, mapping: Any, given: Any, targets: list[Any], values: list[Any], whole: bool) -> bool:
-    """Append the pairs for :meth:`WritePlan.copy_plain`. Returns `False` at the first entry that does not qualify.
+    """Append the pairs for `pair_plain`. Returns `False` at the first entry that does not qualify.
 
     Args:
         kind: the class of nested containers.
@@ -418,6 +498,15 @@ def _pair_plain(kind: Any, mapping: Any, given: Any, targets: list[Any], values:
         targets.append(entry)
         values.append(item)
     return True
+
+
+def _may_share(values: Sequence[Tensor], separates: bool) -> bool:
+    """Return whether values may share memory with targets: views, and members of a lazy stack.
+
+    An update copies from other containers, or from views of this one: the first value tells. Others, with `separates`,
+    may copy from a mixture.
+    """
+    return True in map(is_view, values) if separates else is_view(values[0])
 
 
 def take_plain_entries(

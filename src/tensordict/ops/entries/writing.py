@@ -31,8 +31,10 @@ from tensordict.ops.entries.write_plans import (
     Write,
     batch_sizes_differ,
     check_source_complete,
+    copy_plain,
     raise_no_entry,
     resize,
+    store_plain,
     take_plain_entries,
 )
 
@@ -366,10 +368,15 @@ class Writing(Reading, Locking):
             return self._update_with_batch_size(source, clone)
         if keys_to_update is not None:
             source = select_from_source(source, keys_to_update)
+        plain = is_leaf is None and not update_batch_size and isinstance(self._entries, dict)
+        if plain and not (inplace or clone or self._is_over_another) and store_plain(self, source):
+            return self
         queues = non_blocking if self._device is None else self._queues_transfers(non_blocking)
-        write = Update(inplace, clone, queues, is_leaf, ignore_lock, update_batch_size)
-        self._plan_write(write, source)
-        write.plan.run(self, queues)
+        if not (plain and inplace and copy_plain(self, source, queues)):
+            write = Update(inplace, clone, queues, is_leaf, ignore_lock, update_batch_size)
+            write.refused = self
+            self._plan_write(write, source)
+            write.plan.run(self, queues)
         if self._device is not None:
             self._wait_for_transfers(non_blocking)
         return self
@@ -505,12 +512,15 @@ class Writing(Reading, Locking):
             return self
         if keys_to_update is not None:
             source = select_from_source(source, keys_to_update)
-        write = Copy()
-        self._plan_write(write, source)
-        plan = write.plan
-        if plan.absent is not None and not plan.targets and not plan.steps:
-            raise_no_entry(plan.absent, self)
-        plan.run(self, non_blocking if self._device is None else self._queues_transfers(non_blocking))
+        queues = non_blocking if self._device is None else self._queues_transfers(non_blocking)
+        if not (isinstance(self._entries, dict) and copy_plain(self, source, queues)):
+            write = Copy()
+            write.refused = self
+            self._plan_write(write, source)
+            plan = write.plan
+            if plan.absent is not None and not plan.targets and not plan.steps:
+                raise_no_entry(plan.absent, self)
+            plan.run(self, queues)
         if self._device is not None:
             self._wait_for_transfers(non_blocking)
         return self
