@@ -366,7 +366,7 @@ class Writing(Reading, Locking):
         write = Update(inplace, clone, queues, is_leaf, ignore_lock, update_batch_size)
         self._plan_write(write, source)
         write.plan.run(self, queues)
-        if self._device is not None:
+        if queues:
             self._wait_for_transfers(non_blocking)
         return self
 
@@ -496,8 +496,9 @@ class Writing(Reading, Locking):
         plan = write.plan
         if plan.absent is not None and not plan.targets and not plan.steps:
             raise_no_entry(plan.absent, self)
-        plan.run(self, non_blocking if self._device is None else self._queues_transfers(non_blocking))
-        if self._device is not None:
+        queues = non_blocking if self._device is None else self._queues_transfers(non_blocking)
+        plan.run(self, queues)
+        if queues:
             self._wait_for_transfers(non_blocking)
         return self
 
