@@ -82,7 +82,7 @@ def _free_large_block() -> None:
     """Free a block of 30 MiB, as any process with a model has done before long.
 
     glibc returns free memory to the system above twice the largest block that was freed (at most 32 MiB). Without this,
-    the page faults of a step depend on the order of frees, and take up to a third of the time of a step of verl.
+    the page faults of a step depend on the order of frees, and take a third of the time of a step of verl.
     """
     import torch
 
