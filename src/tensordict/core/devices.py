@@ -10,8 +10,8 @@ from torch import Tensor
 
 ValueT = TypeVar("ValueT")
 
-_CPU = torch.device("cpu")
-_WITHOUT_INDEX = {"cpu": _CPU, "meta": torch.device("meta")}
+CPU = torch.device("cpu")
+_WITHOUT_INDEX = {"cpu": CPU, "meta": torch.device("meta")}
 
 
 def as_device(device: object) -> torch.device:
@@ -22,7 +22,7 @@ def as_device(device: object) -> torch.device:
         TypeError: the argument does not name a device.
     """
     if type(device) is str and device == "cpu":
-        return _CPU
+        return CPU
     if not isinstance(device, (str, int, torch.device)):
         raise TypeError(f"a device is a torch.device, a string or an index, got {device!r}")
     if isinstance(device, str) and isinstance(getattr(torch, device.removeprefix("torch."), None), torch.dtype):

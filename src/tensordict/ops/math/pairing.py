@@ -104,13 +104,13 @@ def pair_up(
 
 def _pair_exactly(node: Any, other: Any, path: Path, left: list[Tensor], right: list[Tensor]) -> None:
     """Append the leaves of two containers with the same keys."""
-    parts = _pair_parts(node, other, path)
-    if parts is not None:
-        for mine, theirs in parts:
-            _pair_exactly(mine, theirs, path, left, right)
-        return
     entries, others = node._entries, other._entries
     if not isinstance(entries, dict):
+        parts = _pair_parts(node, other, path)
+        if parts is not None:
+            for mine, theirs in parts:
+                _pair_exactly(mine, theirs, path, left, right)
+            return
         entries = node._writable()
     names = list(entries)
     if names == list(others):
