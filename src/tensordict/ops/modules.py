@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, overload
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, overload
 
 import torch
 from torch import Tensor, nn
@@ -315,16 +315,22 @@ def _stack_leaves(leaves: list[Any], expand_identical: bool) -> Any:
 # --- putting in -------------------------------------------------------------------------------------------------------
 
 
-# An entry of a module to replace:
-# - the table of the module that holds it, and its name there;
-# - the old tensor, and the new one;
-# - the entries of the container with the new tensor, and of the container that receives the old one;
-# - the table for the new tensor if it differs, because a parameter becomes a plain attribute, or the reverse.
-# A plain tuple, because a `NamedTuple` makes a swap of 6 parameters take 1.2 times as long.
-_Slot: TypeAlias = tuple[dict[str, Any], str, Any, Any, Any, dict[str, Any], dict[str, Any] | None]
+class _Slot(NamedTuple):
+    """An entry of a module to replace, and its replacement."""
 
-# Lazy modules whose next call determines the sizes of stacks, with the dicts, the name and the value of each stack.
-_Firsts: TypeAlias = list[tuple[nn.Module, list[tuple[list[Any], str, Any]]]]
+    table: dict[str, Any]
+    name: str
+    old: Any
+    new: Any
+    # The entries of the container with the new tensor, and of the container that receives the old one.
+    source: Any
+    kept: dict[str, Any]
+    # The table for the new tensor if it differs: a parameter becomes a plain attribute, or the reverse.
+    target: dict[str, Any] | None = None
+
+
+# Lazy modules whose next call determines the sizes of stacks, with the slots of these stacks.
+_Firsts = list[tuple[nn.Module, list[_Slot]]]
 
 
 def _plan(
@@ -361,33 +367,26 @@ def _plan(
     for name, value in entries.items():
         if (old := parameters.get(name)) is not None:
             if is_parameter(value):
-                slots.append((parameters, name, old, value, entries, kept, None))
+                slots.append(_Slot(parameters, name, old, value, entries, kept))
             elif preserve:
-                slots.append((parameters, name, old, _as_parameter(value, old, lasting), entries, kept, None))
+                slots.append(_Slot(parameters, name, old, _as_parameter(value, old, lasting), entries, kept))
             else:
-                slots.append((parameters, name, old, value, entries, kept, state))
+                slots.append(_Slot(parameters, name, old, value, entries, kept, state))
         elif (old := buffers.get(name)) is not None:
             if not preserve and is_parameter(value):
-                slots.append((buffers, name, old, value, entries, kept, parameters))
+                slots.append(_Slot(buffers, name, old, value, entries, kept, parameters))
                 continue
-            slots.append((buffers, name, old, _without_parameter(value), entries, kept, None))
+            slots.append(_Slot(buffers, name, old, _without_parameter(value), entries, kept))
         elif (child := modules.get(name)) is not None and isinstance(value, Contract):
             kept[name] = _plan(value._wrapped_container(), child, slots, firsts, memo, preserve, lasting)
         elif isinstance(old := state.get(name), Tensor) and not isinstance(value, Contract):
             # A plain attribute, left by a call without `preserve_module_state`. A parameter is registered again.
-            slots.append((state, name, old, value, entries, kept, parameters if is_parameter(value) else None))
+            slots.append(_Slot(state, name, old, value, entries, kept, parameters if is_parameter(value) else None))
         else:
             raise _unfit_error(container, module, name)
     # Lazy modules keep this hook until their first call.
-    if "_initialize_hook" in state:
-        # The function under `torch.vmap` may call `to_module` again, so the stack may be in both dicts.
-        places = [
-            ([target or table, source], name, new)
-            for table, name, _, new, source, _, target in slots
-            if is_element(new) and source is entries
-        ]
-        if places:
-            firsts.append((module, places))
+    if "_initialize_hook" in state and (own := [s for s in slots if is_element(s.new) and s.source is entries]):
+        firsts.append((module, own))
     return result
 
 
@@ -407,7 +406,7 @@ def _plan_container(
         else:
             if preserve and is_parameter(old) and not is_parameter(value):
                 value = _as_parameter(value, old, lasting)
-            slots.append((theirs, name, old, value, entries, kept, None))
+            slots.append(_Slot(theirs, name, old, value, entries, kept))
     return result
 
 
@@ -461,7 +460,11 @@ def _put_in(
         else:
             del table[name]
             target[name] = new
-    stops = [initialize_with_first_call(module, places) for module, places in firsts]
+    stops = []
+    for module, own in firsts:
+        # The function under `torch.vmap` may call `to_module` again, so the stack may be in both places.
+        places = [([slot.target or slot.table, slot.source], slot.name, slot.new) for slot in own]
+        stops.append(initialize_with_first_call(module, places))
     return partial(_put_back, slots, orders, stops, container._locked)
 
 
@@ -485,25 +488,25 @@ def _put_back(
 
 def _copy_in(slots: list[_Slot], non_blocking: bool) -> Callable[[Any], Any]:
     """Copy into the tensors of the module."""
-    for _, name, old, new, *_ in slots:
-        if is_lazy(old) or is_lazy(new):
-            raise ModuleError(f"{name!r}: {_NO_SIZE}")
-        if old.shape != new.shape:
+    for slot in slots:
+        if is_lazy(slot.old) or is_lazy(slot.new):
+            raise ModuleError(f"{slot.name!r}: {_NO_SIZE}")
+        if slot.old.shape != slot.new.shape:
             raise ModuleError(
-                f"{name!r} has shape {list(new.shape)} and cannot be copied into the tensor of the module, "
-                f"which has shape {list(old.shape)}; inplace=False replaces it"
+                f"{slot.name!r} has shape {list(slot.new.shape)} and cannot be copied into the tensor of the module, "
+                f"which has shape {list(slot.old.shape)}; inplace=False replaces it"
             )
-    targets = [old.detach() for _, _, old, *_ in slots]
-    for (_, name, _, _, _, kept, _), target in zip(slots, targets, strict=True):
-        kept[name] = target.clone()
+    targets = [slot.old.detach() for slot in slots]
+    for slot, target in zip(slots, targets, strict=True):
+        slot.kept[slot.name] = target.clone()
     with torch.no_grad():
-        for (_, _, _, new, *_), target in zip(slots, targets, strict=True):
-            target.copy_(new, non_blocking=non_blocking)
+        for slot, target in zip(slots, targets, strict=True):
+            target.copy_(slot.new, non_blocking=non_blocking)
 
     def copy_back(swap: object) -> Any:
         with torch.no_grad():
-            for (_, name, _, _, _, kept, _), target in zip(slots, targets, strict=True):
-                target.copy_(kept[name])
+            for slot, target in zip(slots, targets, strict=True):
+                target.copy_(slot.kept[slot.name])
         return swap
 
     return copy_back
