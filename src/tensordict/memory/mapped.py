@@ -441,10 +441,18 @@ class MemoryMappedTensor(Tensor):
 
 
 def map_file(
-    path: str, dtype: torch.dtype, shape: tuple[int, ...], key: Path = (), mode: str | None = None
+    path: str,
+    dtype: torch.dtype,
+    shape: tuple[int, ...],
+    key: Path = (),
+    mode: str | None = None,
+    status: os.stat_result | None = None,
 ) -> MemoryMappedTensor:
-    """Map the file at the absolute `path`, after checking its length; errors name `key`."""
-    numel, status, shared = math.prod(shape), os.stat(path), mode != "r"
+    """Map the file at the absolute `path`, after checking its length; errors name `key`.
+
+    The caller may pass the status of the file, which it has if it has written it.
+    """
+    numel, status, shared = math.prod(shape), status or os.stat(path), mode != "r"
     nbytes = numel * dtype.itemsize
     if not stat.S_ISREG(status.st_mode):
         raise SaveError(f"{entry_of(key)}{path!r} is not a regular file")

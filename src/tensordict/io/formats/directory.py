@@ -420,7 +420,8 @@ def write_and_commit(save: Transaction, plan: FolderPlan, options: FolderOptions
         # user chose a number, because most file systems do not write one file faster with several threads.
         files.run_all(jobs, files.choose_threads(options.num_threads, nbytes))
         for leaf in new_leaves:
-            leaf.result = map_file(leaf.staged, leaf.tensor.dtype, tuple(leaf.tensor.shape), leaf.key)
+            if leaf.result is None:
+                leaf.result = map_file(leaf.staged, leaf.tensor.dtype, tuple(leaf.tensor.shape), leaf.key)
         if options.checksum:
             for leaf in leaves:
                 if leaf.always or not options.like:

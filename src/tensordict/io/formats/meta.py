@@ -122,11 +122,13 @@ def leaf_spec(dtype: torch.dtype, shape: tuple[int, ...], key: Path = ()) -> dic
     Raises:
         UnsupportedEntryError: readers do not know the dtype.
     """
+    stored = _STORED_AS.get(dtype)
+    if stored is not None:
+        return {"device": "cpu", "shape": list(shape), "dtype": stored, "is_nested": False}
     if str(dtype) not in DTYPES:
         raise UnsupportedEntryError(f"{entry_of(key)}tensors of {dtype} cannot be saved; known are {', '.join(DTYPES)}")
-    stored = _STORED_AS.get(dtype, f"torch.uint{8 * dtype.itemsize}")
-    spec = {"device": "cpu", "shape": list(shape), "dtype": stored, "is_nested": False}
-    return spec if dtype in _STORED_AS else {**spec, "_dtype": str(dtype)}
+    stored = f"torch.uint{8 * dtype.itemsize}"
+    return {"device": "cpu", "shape": list(shape), "dtype": stored, "is_nested": False, "_dtype": str(dtype)}
 
 
 def ragged_spec(

@@ -18,10 +18,12 @@ from tensordict.io.saving.progress import NO_BAR, Progress, progress_bar
 from tensordict.io.saving.transaction import Transaction
 from tensordict.memory import files, system
 from tensordict.memory.file_source import FileSource
-from tensordict.memory.mapped import MemoryMappedTensor, is_whole_file
+from tensordict.memory.mapped import MemoryMappedTensor, is_whole_file, map_file
 
 # Several threads write a leaf that is larger than this, each thread one range.
 _SPLIT = 64 << 20
+# One job writes leaves of this many bytes together, and this many leaves at most.
+_TOGETHER, _MOST_TOGETHER = 1 << 20, 64
 
 
 @dataclass(slots=True)
@@ -89,6 +91,8 @@ class LeafWriter:
         If a leaf has a `result`, its staged file exists already, and only the checksum is computed.
         """
         found: list[Callable[[], None]] = []
+        together: list[PlannedLeaf] = []
+        size = 0
         for leaf in leaves:
             leaf.staged = f"{self.transaction.staged}/{leaf.file}"
             if self.algorithm:
@@ -101,13 +105,19 @@ class LeafWriter:
             nbytes = tensor.numel() * tensor.element_size()
             is_one_job = self.num_threads <= 1 or nbytes <= _SPLIT or zero or not files.is_direct(tensor)
             if is_one_job or self.algorithm not in ("", "crc32"):
-                found.append(partial(self._write, leaf, zero))
+                together.append(leaf)
+                size += nbytes
+                if size >= _TOGETHER or len(together) == _MOST_TOGETHER:
+                    found.append(partial(self._write, together))
+                    together, size = [], 0
                 continue
             with files.naming("write the file", leaf.path, leaf.key):
                 os.close(self.transaction.create(leaf.staged))
             step = -(-nbytes // math.ceil(nbytes / _SPLIT) // 4096) * 4096
             for start in range(0, nbytes, step):
                 found.append(partial(self._write_piece, leaf, start, min(start + step, nbytes)))
+        if together:
+            found.append(partial(self._write, together))
         return found
 
     def checksum(self, path: str) -> str:
@@ -117,23 +127,27 @@ class LeafWriter:
             return ""
         return checksums.format_checksum(self.algorithm, checksums.combine([found[start] for start in sorted(found)]))
 
-    def _write(self, leaf: PlannedLeaf, zero: bool) -> None:
-        tensor = leaf.tensor
-        try:
-            fd = self.transaction.create(leaf.staged)
+    def _write(self, leaves: Sequence[PlannedLeaf]) -> None:
+        """Write the files of leaves, and map each while the system has its name and its status in caches."""
+        for leaf in leaves:
+            tensor, zero = leaf.tensor, self.like and not leaf.always
             try:
-                if zero:
-                    files.allocate(fd, tensor.numel() * tensor.element_size(), self.reserve)
-                elif type(tensor) is Tensor or not self._copy_file(fd, tensor):
-                    is_watched = self.algorithm or self.progress.is_shown
-                    files.write_tensor(fd, tensor, 0, self._watch(leaf.path, 0) if is_watched else None)
-                if self.transaction.durable:
-                    os.fsync(fd)
-            finally:
-                os.close(fd)
-        except OSError as error:
-            doing = "reserve room, which preallocate=False does not, for" if zero else "write"
-            raise files.named_os_error(error, f"{doing} the file", leaf.path, leaf.key) from error
+                fd = self.transaction.create(leaf.staged)
+                try:
+                    if zero:
+                        files.allocate(fd, tensor.numel() * tensor.element_size(), self.reserve)
+                    elif type(tensor) is Tensor or not self._copy_file(fd, tensor):
+                        is_watched = self.algorithm or self.progress.is_shown
+                        files.write_tensor(fd, tensor, 0, self._watch(leaf.path, 0) if is_watched else None)
+                    if self.transaction.durable:
+                        os.fsync(fd)
+                    status = os.fstat(fd)
+                finally:
+                    os.close(fd)
+            except OSError as error:
+                doing = "reserve room, which preallocate=False does not, for" if zero else "write"
+                raise files.named_os_error(error, f"{doing} the file", leaf.path, leaf.key) from error
+            leaf.result = map_file(leaf.staged, tensor.dtype, tuple(tensor.shape), leaf.key, status=status)
 
     def _copy_file(self, fd: int, tensor: Tensor) -> bool:
         """Copy the file that a tensor maps as a whole. Returns `False` if the tensor must be written instead."""
