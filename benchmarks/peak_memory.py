@@ -10,14 +10,17 @@ read to the last byte. Pages of mapped files count. What the result occupies doe
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -306,18 +309,59 @@ def _tree_growth(call: Callable[[], object]) -> int:
 
 
 def _tree_memory() -> int:
-    total, waiting = 0, [os.getpid()]
+    """Return the sum of the proportional set sizes of this process and its children, at one moment.
+
+    The children stand still meanwhile. Reading the size of 4 GiB takes 0.1 seconds, and a page that a child maps after
+    that of this process was read would count one and a half times: 95 to 600 MiB too much.
+    """
+    children = _children()
+    for process in children:
+        _signal(process, signal.SIGSTOP)
+    try:
+        for process in children:
+            while _state(process) not in "TXZ":
+                time.sleep(0.001)
+        return sum(map(_proportional_size, (os.getpid(), *children)))
+    finally:
+        for process in children:
+            _signal(process, signal.SIGCONT)
+
+
+def _children() -> list[int]:
+    """Return the processes that descend from this one."""
+    found: list[int] = []
+    waiting = [os.getpid()]
     while waiting:
-        process = waiting.pop()
-        try:
-            content = Path(f"/proc/{process}/smaps_rollup").read_text()
-            for thread in Path(f"/proc/{process}/task").iterdir():
-                waiting += map(int, (thread / "children").read_text().split())
-        except OSError:
-            # The process has ended.
-            continue
-        total += int(re.search(r"^Pss:\s+(\d+) kB$", content, re.MULTILINE)[1]) * 1024  # type: ignore[index]
-    return total
+        own: list[int] = []
+        with contextlib.suppress(OSError):  # The process has ended.
+            for thread in Path(f"/proc/{waiting.pop()}/task").iterdir():
+                own += map(int, (thread / "children").read_text().split())
+        found += own
+        waiting += own
+    return found
+
+
+def _signal(process: int, number: signal.Signals) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(process, number)
+
+
+def _state(process: int) -> str:
+    """Return the letter of the state of a process; X after its end."""
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return "X"
+
+
+def _proportional_size(process: int) -> int:
+    try:
+        content = Path(f"/proc/{process}/smaps_rollup").read_text()
+    except OSError:
+        # The process has ended.
+        return 0
+    found = re.search(r"^Pss:\s+(\d+) kB$", content, re.MULTILINE)
+    return int(found[1]) * 1024 if found else 0
 
 
 if __name__ == "__main__":

@@ -54,12 +54,14 @@ class _Before(NamedTuple):
     made: dict[Key, list[Any]] | None = None
 
 
+# The state before a block that changes the state of one container only, such as its lock.
+_UNUSED = _Before(set(), set())
+
+
 class BlockContext(Contract):
     """Support `with td.unlock_():`, `with td.view(-1) as flat:` and others, for the last operation on the container."""
 
-    # The open blocks, each with its source, its undo function and the state before it; the source and the state are
-    # `None` for a change of state.
-    _blocks: list[tuple[Any, Callable[[Any], Any], _Before | None]] | None = None
+    _blocks: list[tuple[Any, Callable[[Any], Any], _Before]] | None = None
 
     # A `with` block undoes this operation if the container was not returned by an operation that can be undone. If it
     # is `None`, such a block raises an error.
@@ -86,9 +88,8 @@ class BlockContext(Contract):
                     "the container that this one was made from no longer exists, so writes in the block would be lost; "
                     "keep every step of a chain: with td.view(-1) as flat, flat.unsqueeze(0) as row:"
                 )
-        before: _Before | None
         if source is None:
-            before = None
+            before = _UNUSED
         elif made:
             before = _Before(_leaf_keys(source), _node_keys(self), None, *made)
         elif (
@@ -108,13 +109,9 @@ class BlockContext(Contract):
     def __exit__(self, *exc_info: object) -> None:
         """Undo the operation, and keep what the block wrote, also after an exception."""
         assert self._blocks is not None
-        source, undo, before = self._blocks.pop()
+        source, undo, (leaves, nodes, views, made) = self._blocks.pop()
         if not self._blocks:
             del self._blocks
-        if before is None:
-            undo(self)
-            return
-        leaves, nodes, views, made = before
         written = self
         if views is not None and _is_plain(source) and _is_plain(self):
             # Entries that are still the same views have written through to the source already.
@@ -122,6 +119,8 @@ class BlockContext(Contract):
             written = self._build(changed, self._batch_size, self._device, self._names)
             leaves = {name for name in views if name not in self._entries}
         restored = undo(written)
+        if source is None:
+            return
         kept = set()
         if made:
             kept = {key for key, leaves in _list_leaves(self).items() if _are_same(leaves, made.get(key, []))}

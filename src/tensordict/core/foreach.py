@@ -126,8 +126,7 @@ def write(container: Contract, one: One, many: Many, leaves: list[Tensor], *othe
         _call_one_by_one(container, one, _zip_operands(leaves, others))
         return
     _refuse_dtypes(container, one, many, leaves, others)
-    if False in map(Tensor.is_contiguous, leaves):
-        _refuse_expanded(leaves, container)
+    _refuse_expanded(leaves, container)
     if many is None or not _takes_lists(leaves, others):
         _write_one_by_one(container, one, leaves, others)
         return
@@ -198,6 +197,7 @@ def copy_(
     Raises:
         RuntimeError: a target is a leaf of the autograd graph that requires grad, or expanded. Nothing has changed.
     """
+    _refuse_expanded(targets, container)
     if (
         len(targets) < 2
         or torch.compiler.is_compiling()
@@ -209,15 +209,12 @@ def copy_(
         # as `DTensor`, do not support it.
         if len(targets) > 1:
             refuse_graph_leaves(targets, container)
-            _refuse_expanded(targets, container)
         try:
             _copy_one_by_one(targets, values, non_blocking)
         except RuntimeError:
             refuse_graph_leaves(targets, container)  # names the entry
             raise
         return
-    if False in map(Tensor.is_contiguous, targets):
-        _refuse_expanded(targets, container)
     try:
         # Pass a plain list: for tensor subclasses, torch rebuilds the list with the list's own class.
         internals.foreach_copy_(targets[:], values, non_blocking)
@@ -433,7 +430,7 @@ def refuse_graph_leaves(leaves: Sequence[Tensor], container: Contract | None) ->
 
 def _refuse_expanded(leaves: Sequence[Tensor], container: Contract | None) -> None:
     """Raise if torch would refuse to write into a leaf because of its strides, before the first leaf changes."""
-    if torch.compiler.is_compiling() or _transformed():
+    if torch.compiler.is_compiling() or False not in map(Tensor.is_contiguous, leaves) or _transformed():
         return
     for leaf in leaves:
         if not leaf.is_nested and internals.internal_overlap(leaf) == 1:
