@@ -372,8 +372,7 @@ class NonTensorDataBase(_HolderBase):
             return self
         if not self._batch_size:
             # The index adds dims of size 1, so the stack holds one value.
-            (value,) = new._flat_values()
-            self._replace_value(value)
+            self._replace_value(*new._flat_values())
             return self
         if is_all(at):
             return new._map(Tensor.clone)
