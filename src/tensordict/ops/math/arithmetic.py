@@ -508,14 +508,21 @@ def _foreach_rpow(left: list[Tensor], right: Any) -> Any:
 
 def _clamp(leaf: Tensor, low: Any, high: Any) -> Tensor:
     # As `torch.clamp`, promote to the dtype of both bounds first: -1 is 255 in uint8.
-    return torch.clamp_max(torch.clamp_min(leaf.to(torch.result_type(leaf, high)), low), high)
+    return torch.clamp_max(torch.clamp_min(_promote(leaf, high), low), high)
+
+
+def _promote(leaf: Tensor, other: Any) -> Tensor:
+    """Cast a leaf to the dtype that an operation with `other` gives."""
+    # Compiled code cannot call `result_type`. It drops the sum, which it does not need.
+    dtype = (leaf + other).dtype if torch.compiler.is_compiling() else torch.result_type(leaf, other)
+    return leaf.to(dtype)
 
 
 def _foreach_clamp(left: list[Tensor], low: Any, high: Any) -> Any:
     if type(high) is list:
-        left = [leaf.to(torch.result_type(leaf, bound)) for leaf, bound in zip(left, high, strict=True)]
+        left = list(map(_promote, left, high))
     elif type(high) is float:
-        left = [leaf.to(torch.result_type(leaf, high)) for leaf in left] if type(low) is list else left
+        left = [_promote(leaf, high) for leaf in left] if type(low) is list else left
         low = float(low) if type(low) is int else low
     clamped = internals.on_lists["clamp_min"](left, low)
     if type(low) is type(high) is not list:
