@@ -273,8 +273,13 @@ class Update(Write):
         elif is_container and not current._is_non_tensor and self.merges(item) and not self._replaces(current, item):
             if self.adds and current._members() is None and _has_uneven_members(item):
                 # Only a lazy stack can hold the entries that some members lack.
-                if not writable:
+                if not writable or (current._locked and not self.ignore_lock):
                     raise_locked(f"update the entry {joined(path)!r}")
+                if item._batch_size[: len(current._batch_size)] != current._batch_size:
+                    raise ShapeError(
+                        f"entry {joined(path)!r}: a lazy stack of batch size {list(item._batch_size)}, whose members "
+                        f"have different keys, cannot update a container of batch size {list(current._batch_size)}"
+                    )
                 current = fresh[key] = current.to_lazystack(item.stack_dim)
             current._plan_write(self, item, path)
         elif self.inplace and is_container and current._is_non_tensor:
