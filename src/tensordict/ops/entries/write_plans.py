@@ -409,7 +409,7 @@ def _gather_plain(kind: Any, node: Any, source: Any, found: list[tuple[Any, Mapp
         if checked and foreach.are_plain({*map(type, source.values())}):
             found.append((entries, source))
             return True
-    elif isinstance(source, dict):
+    elif type(source) is dict:  # Another mapping may make its values when they are read.
         few = len(source) < 5
     else:
         return False
