@@ -100,8 +100,9 @@ class WritePlan:
             places = self._list_places()
             foreach.refuse_graph_leaves([target for target, _ in places], container)
             # Torch refuses to write into an expanded part of a leaf. At an index tensor it only warns.
-            parts = [(target, at) for target, at in places if is_basic(at) and not target.is_contiguous()]
-            foreach.refuse_expanded([target if at is None else target[at] for target, at in parts], container)
+            gaps = [(t, at) for t, at in places if t.layout is torch.strided and not t.is_contiguous() and is_basic(at)]
+            if gaps:
+                foreach.refuse_expanded([target if at is None else target[at] for target, at in gaps], container)
         if self.targets:
             foreach.copy_(self.targets, self.values, non_blocking, container)
         for target, at, item in self.assigned:
@@ -448,13 +449,14 @@ def copy_plain(node: Any, source: object, non_blocking: bool = False, at: Any = 
     """
     targets: list[Tensor] = []
     values: list[Tensor] = []
-    if FileSource.any_sparse or node._holds_parameters or not pair_plain(node, source, targets, values, at):
+    if node._holds_parameters or not pair_plain(node, source, targets, values, at):
         return False
     if not values:
         return True
     looks = not torch.compiler.is_compiling() and _may_share(values, at is not None)
     if looks and foreach.share_storage(targets, values):
         return False
+    # Sparse files need no room here: their tensors are no plain ones.
     foreach.copy_(targets, values, non_blocking, node, plain=True)
     return True
 
