@@ -352,3 +352,24 @@ def test_bool_indices_keep_the_names_of_dims(index: Any) -> None:
     stack = lazy_stack([TensorDict(batch_size=[3]), TensorDict(batch_size=[3], z=torch.zeros(3))])
     td = TensorDict(batch_size=[2, 3], s=stack, names=["t", "v"])
     assert td[index]["s"].names == td[index].names == TensorDict(batch_size=[2, 3], names=["t", "v"])[index].names
+
+
+@pytest.mark.parametrize(
+    "rearrange",
+    [
+        lambda td: td.rot90(),
+        lambda td: td.rot90(0),
+        lambda td: td.roll(1),
+        lambda td: td.gather(0, torch.tensor([[0, 0], [1, 1], [2, 2], [1, 0]])),
+    ],
+)
+def test_rearranged_elements_keep_the_entries_of_single_members(rearrange: Any) -> None:
+    members = [TensorDict({"a": torch.arange(2.0) + 2 * i}, [2]) for i in range(4)]
+    members[1]["z"] = torch.ones(2)
+    dense = TensorDict({"a": torch.arange(8.0).view(4, 2), "z": torch.tensor([[0, 0], [1, 1], [0, 0], [0, 0]])}, [4, 2])
+    stack = lazy_stack(members)
+    expected = rearrange(dense)
+    for result in (rearrange(stack), rearrange(TensorDict({"n": stack}, [4, 2]))["n"]):
+        assert result.batch_size == expected.batch_size and result["a"].equal(expected["a"])
+        for row, wanted in zip(result.reshape(-1).unbind(0), expected["z"].flatten(), strict=True):
+            assert ("z" in row.keys()) == bool(wanted)

@@ -943,3 +943,9 @@ def test_in_place_operations_refuse_expanded_leaves_before_others_change(write: 
     with pytest.raises(RuntimeError, match="several elements of this leaf of shape"):
         write(td)
     assert td["a"].tolist() == td["c"].tolist() == [1, 1, 1]
+
+
+def test_an_expanded_leaf_takes_itself() -> None:
+    td = TensorDict({"a": torch.ones(1), "b": torch.ones(1)}, [1]).expand(2, 3)
+    td[0] = td[-1]
+    assert td["a"].tolist() == [[1, 1, 1], [1, 1, 1]]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from itertools import accumulate, chain, repeat
+from itertools import accumulate, chain, repeat, zip_longest
 from operator import attrgetter
 from typing import Any
 
@@ -197,7 +197,7 @@ def copy_(
     Raises:
         RuntimeError: a target is a leaf of the autograd graph that requires grad, or expanded. Nothing has changed.
     """
-    _refuse_expanded(targets, container)
+    _refuse_expanded(targets, container, values)
     if (
         len(targets) < 2
         or torch.compiler.is_compiling()
@@ -428,11 +428,16 @@ def refuse_graph_leaves(leaves: Sequence[Tensor], container: Contract | None) ->
             raise _named_by_leaf(error, leaf, container)
 
 
-def _refuse_expanded(leaves: Sequence[Tensor], container: Contract | None) -> None:
-    """Raise if torch would refuse to write into a leaf because of its strides, before the first leaf changes."""
+def _refuse_expanded(leaves: Sequence[Tensor], container: Contract | None, values: Sequence[Tensor] = ()) -> None:
+    """Raise if torch would refuse to write into a leaf because of its strides, before the first leaf changes.
+
+    Torch copies any of the `values` to the leaf of the same strides in the same memory, which changes nothing.
+    """
     if torch.compiler.is_compiling() or False not in map(Tensor.is_contiguous, leaves) or _transformed():
         return
-    for leaf in leaves:
+    for leaf, value in zip_longest(leaves, values):
+        if value is not None and leaf.is_set_to(value):
+            continue
         if not leaf.is_nested and internals.internal_overlap(leaf) == 1:
             error = RuntimeError(
                 f"several elements of this leaf of shape {list(leaf.shape)} lie in one place in memory, as after "
