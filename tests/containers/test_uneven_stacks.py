@@ -373,3 +373,15 @@ def test_rearranged_elements_keep_the_entries_of_single_members(rearrange: Any) 
         assert result.batch_size == expected.batch_size and result["a"].equal(expected["a"])
         for row, wanted in zip(result.reshape(-1).unbind(0), expected["z"].flatten(), strict=True):
             assert ("z" in row.keys()) == bool(wanted)
+
+
+def test_comparisons_with_another_batch_size_keep_the_entries_of_single_members() -> None:
+    members = [TensorDict({"a": torch.arange(3.0) + i, "v": "text"}, [3]) for i in range(2)]
+    for member in members:
+        member["n"] = lazy_stack([TensorDict({}), TensorDict({"z": torch.ones(())}), TensorDict({})])
+    stack = lazy_stack(members)
+    for other in (stack[:1], stack[0]):
+        result = stack > other
+        assert result.batch_size == (2, 3) and result["a"].tolist() == [[False] * 3, [True] * 3]
+        assert [list(element.keys()) for element in result[1]["n"].unbind(0)] == [[], ["z"], []]
+    assert (stack[:1] > stack).batch_size == (2, 3) and "z" in (stack[:1] > stack)[1]["n"][1].keys()
