@@ -385,3 +385,11 @@ def test_comparisons_with_another_batch_size_keep_the_entries_of_single_members(
         assert result.batch_size == (2, 3) and result["a"].tolist() == [[False] * 3, [True] * 3]
         assert [list(element.keys()) for element in result[1]["n"].unbind(0)] == [[], ["z"], []]
     assert (stack[:1] > stack).batch_size == (2, 3) and "z" in (stack[:1] > stack)[1]["n"][1].keys()
+
+
+def test_the_device_reaches_containers_of_single_members() -> None:
+    stack = lazy_stack([TensorDict({"n": {"a": 1}}), TensorDict({"m": {"a": 1}})])
+    stack.auto_device_()
+    assert stack[0]["n"].device == stack[1]["m"].device == torch.device("cpu")
+    stack.clear_device_()
+    assert stack[0]["n"].device is None

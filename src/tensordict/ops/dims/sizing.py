@@ -155,14 +155,15 @@ def replace_leaves(
                 "the batch size of a lazy stack cannot change in place, because its members determine it: use "
                 "inplace=False, or to_tensordict() first"
             )
-    # Torch refuses many operations on ragged leaves, so they are called before the first entry changes.
-    ready = {id(leaf): fn(leaf) for leaf in root._leaves() if leaf.is_nested}
+    # Torch refuses many operations on ragged leaves, so these are computed before the first entry changes.
+    ragged_leaves = [] if root._is_in_file else [leaf for leaf in root._leaves() if leaf.is_nested]
+    ready = {id(leaf): fn(leaf) for leaf in ragged_leaves}
     with root._at_once(), replacing():
         for node in nodes:
             for name in list(node._entries):
                 value = node._entries[name]
                 if not isinstance(value, Contract):
-                    node._entries[name] = ready[id(value)] if id(value) in ready else fn(value)
+                    node._entries[name] = ready[id(value)] if ready and value.is_nested else fn(value)
                 elif value._is_non_tensor:
                     node._entries[name] = value._map(fn, size, batch_dims, rename)
                 del value

@@ -507,16 +507,20 @@ def _foreach_rpow(left: list[Tensor], right: Any) -> Any:
 
 
 def _clamp(leaf: Tensor, low: Any, high: Any) -> Tensor:
-    # As `torch.clamp`, promote to the dtype of both bounds first: -1 is 255 in uint8.
-    return torch.clamp_max(torch.clamp_min(leaf.to(torch.result_type(leaf, high)), low), high)
+    # One call, in which both bounds decide the dtype: -1 is 255 in uint8. It takes two tensors or two numbers.
+    if isinstance(low, Tensor) != isinstance(high, Tensor):
+        low, high = torch.as_tensor(low, device=leaf.device), torch.as_tensor(high, device=leaf.device)
+    return torch.clamp(leaf, low, high)
 
 
 def _foreach_clamp(left: list[Tensor], low: Any, high: Any) -> Any:
-    if type(high) is list:
-        left = [leaf.to(torch.result_type(leaf, bound)) for leaf, bound in zip(left, high, strict=True)]
-    elif type(high) is float:
-        left = [leaf.to(torch.result_type(leaf, high)) for leaf in left] if type(low) is list else left
-        low = float(low) if type(low) is int else low
+    if type(low) is list or type(high) is list:
+        lows, highs = [bound if type(bound) is list else [bound] * len(left) for bound in (low, high)]
+        rows = list(zip(left, lows, highs, strict=True))
+        if any([leaf.dtype is not getattr(bound, "dtype", None) for leaf, *bounds in rows for bound in bounds]):
+            return [_clamp(*row) for row in rows]
+    elif type(high) is float and type(low) is int:
+        low = float(low)
     clamped = internals.on_lists["clamp_min"](left, low)
     if type(low) is type(high) is not list:
         # The first call has promoted the dtypes already.

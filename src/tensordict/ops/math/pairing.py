@@ -175,6 +175,9 @@ def _pair_with_default(node: Any, other: Any, default: Any, path: Path, left: li
                 leaves = value._leaves() if is_node(value) else [value]
                 left += [_make_filler(default, leaf) for leaf in leaves]
                 right += leaves
+                if node._names is not None and is_node(value):
+                    value = value.copy()
+                    value._name_tree([*node._names, *value.names[len(node._names) :]])
                 entries[name] = value
     return node._build(entries, node._batch_size, node._device, node._names)
 
