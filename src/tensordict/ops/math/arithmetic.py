@@ -517,7 +517,7 @@ def _foreach_clamp(left: list[Tensor], low: Any, high: Any) -> Any:
     if type(low) is list or type(high) is list:
         lows, highs = [bound if type(bound) is list else [bound] * len(left) for bound in (low, high)]
         rows = list(zip(left, lows, highs, strict=True))
-        if any([leaf.dtype is not getattr(bound, "dtype", None) for leaf, *bounds in rows for bound in bounds]):
+        if any(leaf.dtype is not getattr(bound, "dtype", None) for leaf, *bounds in rows for bound in bounds):
             return [_clamp(*row) for row in rows]
     elif type(high) is float and type(low) is int:
         low = float(low)
