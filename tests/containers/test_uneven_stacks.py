@@ -176,6 +176,20 @@ def test_vmap_over_a_stack_keeps_entries_of_single_members_of_members(deeper: bo
     assert first["a"].tolist() == second["a"].tolist() == [1.0] * 3
 
 
+@pytest.mark.parametrize("depth", [2, 3])
+def test_vmap_over_stacks_of_stacks_keeps_entries_of_single_members(depth: int) -> None:
+    first = lazy_stack([TensorDict(batch_size=[4], a=torch.zeros(4)), TensorDict(batch_size=[4], a=torch.zeros(4))])
+    first[1]["z"] = torch.ones(4)
+    stack = first
+    for _ in range(depth - 1):
+        stack = lazy_stack([stack, stack.clone()])
+    result = torch.vmap(lambda td: td.set("new", torch.zeros(td.batch_size)).add_(1))(stack)
+    assert result.batch_size == stack.batch_size and (result["new"] == 1).all()
+    for row in (result[(0,) * depth], result[(1,) * (depth - 1) + (0,)]):
+        assert "z" not in row and row["a"].tolist() == [1.0] * 4
+    assert result[(1,) * depth]["z"].tolist() == [1.0] * 4
+
+
 @pytest.mark.parametrize("length", [0, 1, 3])
 @pytest.mark.parametrize("lazy", [False, True])
 def test_update_with_another_number_of_members(length: int, lazy: bool) -> None:
