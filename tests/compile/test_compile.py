@@ -241,6 +241,7 @@ SIZES_VARY = {
     "number % container": lambda td: 7 % (td.abs() + 1),
     "number // container": lambda td: 7 // (td.abs() + 1),
     "maximum": lambda td: td.maximum(td * -1).clamp(0, 1),
+    "clamp_between_containers": lambda td: td.clamp(td - 1, td + 2).clamp(-1, td + 0.5).clamp(td * 2, 2.5),
     "lerp": lambda td: td.lerp(td * 2, 0.5).addcmul(td, td, value=2),
     "assign by a tensor": lambda td: copied(td.clone(), lambda td: td.__setitem__(torch.tensor([0, 2]), td[:2] * 2)),
     "assign by a list": lambda td: copied(td.clone(), lambda td: td.__setitem__([0, 1], td[2:4] * 2)),

@@ -407,3 +407,29 @@ def test_the_device_reaches_containers_of_single_members() -> None:
     assert stack[0]["n"].device == stack[1]["m"].device == torch.device("cpu")
     stack.clear_device_()
     assert stack[0]["n"].device is None
+
+
+def test_only_the_nested_container_is_locked_and_takes_no_entries_of_single_members() -> None:
+    td = TensorDict(batch_size=[2], nested=TensorDict(batch_size=[2], b=torch.zeros(2)).lock_())
+    members = [TensorDict(b=torch.ones(())), TensorDict(b=torch.ones(()), z=torch.ones(()))]
+    with pytest.raises(RuntimeError, match="cannot update the entry 'nested'"):
+        td.update({"nested": lazy_stack(members)})
+    assert not td["nested", "b"].any() and td["nested"].is_locked
+    td.update({"nested": lazy_stack(members)}, ignore_lock=True)
+    assert td["nested", "b"].all() and "z" in td["nested"][1]
+
+
+def test_an_update_refuses_entries_of_single_members_of_another_batch_size() -> None:
+    td = TensorDict(batch_size=[3], nested=TensorDict(batch_size=[3], b=torch.zeros(3)))
+    members = [TensorDict(y=torch.ones(())), TensorDict(z=torch.ones(()))]
+    with pytest.raises(RuntimeError, match=r"'nested'.*batch size \[2\].*batch size \[3\]"):
+        td.update({"nested": lazy_stack(members)})
+    assert type(td["nested"]) is TensorDict and not td["nested", "b"].any()
+
+
+@pytest.mark.parametrize("lazy", [False, True])
+def test_an_update_of_the_batch_size_keeps_the_device(lazy: bool) -> None:
+    td = TensorDict(batch_size=[2], device="meta", a=torch.zeros(2))
+    td = td.to_lazystack(0) if lazy else td
+    td.update(TensorDict(batch_size=[3], a=torch.ones(3)), update_batch_size=True)
+    assert td.batch_size == (3,) and td.device == td["a"].device == torch.device("meta")

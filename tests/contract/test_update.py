@@ -171,6 +171,21 @@ def test_update_batch_size_merges_where_the_batch_is_the_same(writable: Any, pla
     assert_matches(writable, plain | {"a": new}, kind.batch_size, kind.extra)
 
 
+class _Doubling(dict[str, torch.Tensor]):
+    """A dict that makes its values when they are read."""
+
+    def items(self) -> Any:
+        return [(key, 2 * value) for key, value in super().items()]
+
+
+@pytest.mark.parametrize("options", [{}, {"inplace": True}, {"clone": True}])
+def test_update_takes_the_items_of_a_dict_subclass(options: dict[str, Any]) -> None:
+    td = TensorDict({"a": torch.zeros(2), "nested": {"b": torch.zeros(2)}})
+    td.update({"nested": _Doubling(b=torch.ones(2))}, **options)
+    td.update(_Doubling(a=torch.ones(2)), **options)
+    assert td["a"].tolist() == td["nested", "b"].tolist() == [2, 2]
+
+
 def test_update_with_another_batch_size_needs_all_entries() -> None:
     td = TensorDict({"a": {"b": torch.zeros(3), "c": torch.zeros(3)}}, [3])
     with pytest.raises(RuntimeError, match=r"not present in the source.*'c'"):

@@ -317,3 +317,15 @@ def test_masked_select_in_place_of_ragged_leaves() -> None:
     td.masked_select(torch.tensor([True, False, True]), inplace=True)
     assert td.batch_size == td["n"].batch_size == (2,) and td["a"].tolist() == [0, 2]
     assert [row.tolist() for row in td["n", "r"].unbind()] == [[0.0], [1.0, 1.0, 1.0]]
+
+
+def test_masked_select_in_place_keeps_each_ragged_entry_of_a_file(tmp_path: Any) -> None:
+    pytest.importorskip("zarr")
+    rows = [torch.zeros(2), torch.zeros(3)]
+    ragged = {f"r{i}": torch.nested.nested_tensor([row + i for row in rows], layout=torch.jagged) for i in range(8)}
+    plain = {f"p{i}": torch.full((2,), 100.0 + i) for i in range(8)}
+    stored = TensorDict(ragged | plain, batch_size=[2]).to_zarr(tmp_path / "save.zarr")
+    for _ in range(5):
+        stored.masked_select(torch.tensor([True, True]), inplace=True)
+    assert all(stored[key].values().equal(leaf.values()) for key, leaf in ragged.items())
+    assert all(stored[key].equal(leaf) for key, leaf in plain.items())

@@ -957,3 +957,37 @@ def test_containers_that_a_default_adds_have_the_names_of_their_parent() -> None
     result = td.add(TensorDict({"a": torch.ones(3), "n": nested}, [3]), default=0.0)
     assert result["n"].names == ["time", None] and nested.names == [None, None]
     assert result["n", "b"].equal(nested["b"])
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda stack: stack.__setitem__([0, 1], TensorDict(a=torch.ones(2, 3), batch_size=[2])),
+        lambda stack: stack.__setitem__(slice(None), 5),
+        lambda stack: stack.set_at_("a", 5.0, slice(None)),
+    ],
+)
+def test_assignments_refuse_an_expanded_leaf_of_one_member_before_others_change(write: Any) -> None:
+    stack = lazy_stack([TensorDict(a=torch.zeros(3)), TensorDict(a=torch.zeros(1).expand(3))])
+    with pytest.raises(RuntimeError, match="several elements of this leaf of shape"):
+        write(stack)
+    assert stack["a"].sum() == 0
+
+
+def test_a_number_is_assigned_to_all_leaves_or_none_if_one_is_expanded() -> None:
+    td = TensorDict({"a": torch.zeros(3), "b": torch.zeros(1).expand(3)}, [3])
+    with pytest.raises(RuntimeError, match="several elements of this leaf of shape"):
+        td[:2] = 5
+    assert td["a"].sum() == 0
+    td[0] = 5  # one element is not expanded
+    assert td["a"].tolist() == [5, 0, 0] and td["b"].tolist() == [5, 5, 5]
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta")
+@pytest.mark.parametrize("convert", [torch.Tensor.to_sparse, torch.Tensor.to_sparse_csr])
+def test_sparse_leaves_change_in_place(convert: Any) -> None:
+    td = TensorDict(a=convert(torch.eye(3)), b=torch.ones(2))
+    td.update_({"a": convert(2 * torch.eye(3)), "b": torch.zeros(2)})
+    assert td["a"].to_dense().equal(2 * torch.eye(3)) and td["b"].sum() == 0
+    td.mul_(3)
+    assert td["a"].to_dense().equal(6 * torch.eye(3))

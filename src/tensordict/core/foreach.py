@@ -126,7 +126,7 @@ def write(container: Contract, one: One, many: Many, leaves: list[Tensor], *othe
         _call_one_by_one(container, one, _zip_operands(leaves, others))
         return
     _refuse_dtypes(container, one, many, leaves, others)
-    _refuse_expanded(leaves, container)
+    refuse_expanded(leaves, container)
     if many is None or not _takes_lists(leaves, others):
         _write_one_by_one(container, one, leaves, others)
         return
@@ -197,7 +197,7 @@ def copy_(
     Raises:
         RuntimeError: a target is a leaf of the autograd graph that requires grad, or expanded. Nothing has changed.
     """
-    _refuse_expanded(targets, container, values)
+    refuse_expanded(targets, container, values)
     if (
         len(targets) < 2
         or torch.compiler.is_compiling()
@@ -428,17 +428,21 @@ def refuse_graph_leaves(leaves: Sequence[Tensor], container: Contract | None) ->
             raise _named_by_leaf(error, leaf, container)
 
 
-def _refuse_expanded(leaves: Sequence[Tensor], container: Contract | None, values: Sequence[Tensor] = ()) -> None:
+def refuse_expanded(leaves: Sequence[Tensor], container: Contract | None, values: Sequence[Tensor] = ()) -> None:
     """Raise if torch would refuse to write into a leaf because of its strides, before the first leaf changes.
 
     Torch copies any of the `values` to the leaf of the same strides in the same memory, which changes nothing.
     """
-    if torch.compiler.is_compiling() or False not in map(Tensor.is_contiguous, leaves) or _transformed():
-        return
+    try:
+        if torch.compiler.is_compiling() or False not in map(Tensor.is_contiguous, leaves) or _transformed():
+            return
+    except RuntimeError:
+        pass  # a sparse tensor of the CSR layout
     for leaf, value in zip_longest(leaves, values):
-        if value is not None and leaf.is_set_to(value):
+        # Torch reports an overlap for sparse tensors, which have no strides.
+        if leaf.layout is not torch.strided or leaf.is_nested or (value is not None and leaf.is_set_to(value)):
             continue
-        if not leaf.is_nested and internals.internal_overlap(leaf) == 1:
+        if internals.internal_overlap(leaf) == 1:
             error = RuntimeError(
                 f"several elements of this leaf of shape {list(leaf.shape)} lie in one place in memory, as after "
                 "expand(), so it cannot be changed in place. Clone the container first"

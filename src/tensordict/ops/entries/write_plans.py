@@ -15,6 +15,7 @@ from torch.nn import Parameter
 from tensordict.core import foreach, ragged
 from tensordict.core.contract import Contract, EntryStore, differ_in_keys, is_node, named_error
 from tensordict.core.exceptions import ShapeError, nearest, refuse_stored
+from tensordict.core.indices import is_basic
 from tensordict.core.key_views import IsLeaf
 from tensordict.core.keys import Path, joined, path_in, path_of
 from tensordict.core.torch_internals import is_view
@@ -80,7 +81,7 @@ class WritePlan:
         """Write everything. Errors name entries of `container`, the container that is written to.
 
         Raises:
-            RuntimeError: a tensor is a leaf of the autograd graph that requires grad; nothing has changed.
+            RuntimeError: a tensor is a leaf of the autograd graph that requires grad, or expanded; nothing has changed.
         """
         if container is not None and container._holds_parameters and torch.is_grad_enabled():
             with torch.no_grad():
@@ -96,7 +97,11 @@ class WritePlan:
         if FileSource.any_sparse:
             make_room(self._list_places(), container)
         if self.assigned or self.parts:
-            foreach.refuse_graph_leaves([target for target, _ in self._list_places()], container)
+            places = self._list_places()
+            foreach.refuse_graph_leaves([target for target, _ in places], container)
+            # Torch refuses to write into an expanded part of a leaf. At an index tensor it only warns.
+            parts = [(target, at) for target, at in places if is_basic(at) and not target.is_contiguous()]
+            foreach.refuse_expanded([target if at is None else target[at] for target, at in parts], container)
         if self.targets:
             foreach.copy_(self.targets, self.values, non_blocking, container)
         for target, at, item in self.assigned:
@@ -268,8 +273,13 @@ class Update(Write):
         elif is_container and not current._is_non_tensor and self.merges(item) and not self._replaces(current, item):
             if self.adds and current._members() is None and _has_uneven_members(item):
                 # Only a lazy stack can hold the entries that some members lack.
-                if not writable:
+                if not writable or (current._locked and not self.ignore_lock):
                     raise_locked(f"update the entry {joined(path)!r}")
+                if item._batch_size[: len(current._batch_size)] != current._batch_size:
+                    raise ShapeError(
+                        f"entry {joined(path)!r}: a lazy stack of batch size {list(item._batch_size)}, whose members "
+                        f"have different keys, cannot update a container of batch size {list(current._batch_size)}"
+                    )
                 current = fresh[key] = current.to_lazystack(item.stack_dim)
             current._plan_write(self, item, path)
         elif self.inplace and is_container and current._is_non_tensor:
@@ -399,7 +409,7 @@ def _gather_plain(kind: Any, node: Any, source: Any, found: list[tuple[Any, Mapp
         if checked and foreach.are_plain({*map(type, source.values())}):
             found.append((entries, source))
             return True
-    elif isinstance(source, dict):
+    elif type(source) is dict:  # Another mapping may make its values when they are read.
         few = len(source) < 5
     else:
         return False

@@ -390,6 +390,8 @@ class Writing(Reading, Locking):
             raise_locked("update the batch size")
         size = source._batch_size
         check_source_complete(self, source)
+        if self._device is not None:
+            source = source.to(self._device)
         if self._members() and len(size) > (dim := self._wrapped_container().stack_dim):
             return self._replace_members((source.clone() if clone else source.copy()).unbind(dim))
         staged: Any = self.empty()
