@@ -16,9 +16,12 @@ _ENTRY = "Locking.lock_ (tensordict/ops/entries/locking.py:59)"
 @pytest.fixture
 def programs(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks"))
+    names = ("programs", "clients", "turns")
+    before = {name: sys.modules.pop(name) for name in names if name in sys.modules}  # the tests have a `turns`, too
     yield importlib.import_module("programs")  # type: ignore[misc]
-    for name in ("programs", "clients", "turns"):
+    for name in names:
         del sys.modules[name]
+    sys.modules.update(before)
 
 
 def test_rank_calls_skips_library_frames_above_the_package(programs: ModuleType) -> None:

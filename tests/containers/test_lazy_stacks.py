@@ -1479,3 +1479,14 @@ def test_reshaped_nested_stacks_keep_the_names_of_their_own_dims(
     result = reshape(td)
     assert result["dense"].names[-1] == "w"
     assert result["stack"].names == result["stack", "n"].names == result["dense"].names
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_auto_batch_size_drops_the_names_of_dims_that_go(nested: bool) -> None:
+    stack = lazy_stack([TensorDict({"a": torch.zeros(2)}, [2])])
+    td = TensorDict({"s": stack}, [1, 2]) if nested else stack
+    td.names = ["time", "env"]
+    td.auto_batch_size_(1)
+    stack = td["s"] if nested else td
+    assert td.batch_size == stack.batch_size == (1,) and td.names == stack.names == ["time"]
+    assert stack[0].batch_size == () and stack[0].names == []

@@ -176,6 +176,20 @@ def test_vmap_over_a_stack_keeps_entries_of_single_members_of_members(deeper: bo
     assert first["a"].tolist() == second["a"].tolist() == [1.0] * 3
 
 
+@pytest.mark.parametrize("depth", [2, 3])
+def test_vmap_over_stacks_of_stacks_keeps_entries_of_single_members(depth: int) -> None:
+    first = lazy_stack([TensorDict(batch_size=[4], a=torch.zeros(4)), TensorDict(batch_size=[4], a=torch.zeros(4))])
+    first[1]["z"] = torch.ones(4)
+    stack = first
+    for _ in range(depth - 1):
+        stack = lazy_stack([stack, stack.clone()])
+    result = torch.vmap(lambda td: td.set("new", torch.zeros(td.batch_size)).add_(1))(stack)
+    assert result.batch_size == stack.batch_size and (result["new"] == 1).all()
+    for row in (result[(0,) * depth], result[(1,) * (depth - 1) + (0,)]):
+        assert "z" not in row and row["a"].tolist() == [1.0] * 4
+    assert result[(1,) * depth]["z"].tolist() == [1.0] * 4
+
+
 @pytest.mark.parametrize("length", [0, 1, 3])
 @pytest.mark.parametrize("lazy", [False, True])
 def test_update_with_another_number_of_members(length: int, lazy: bool) -> None:
@@ -352,6 +366,47 @@ def test_bool_indices_keep_the_names_of_dims(index: Any) -> None:
     stack = lazy_stack([TensorDict(batch_size=[3]), TensorDict(batch_size=[3], z=torch.zeros(3))])
     td = TensorDict(batch_size=[2, 3], s=stack, names=["t", "v"])
     assert td[index]["s"].names == td[index].names == TensorDict(batch_size=[2, 3], names=["t", "v"])[index].names
+
+
+@pytest.mark.parametrize(
+    "rearrange",
+    [
+        lambda td: td.rot90(),
+        lambda td: td.rot90(0),
+        lambda td: td.roll(1),
+        lambda td: td.gather(0, torch.tensor([[0, 0], [1, 1], [2, 2], [1, 0]])),
+    ],
+)
+def test_rearranged_elements_keep_the_entries_of_single_members(rearrange: Any) -> None:
+    members = [TensorDict({"a": torch.arange(2.0) + 2 * i}, [2]) for i in range(4)]
+    members[1]["z"] = torch.ones(2)
+    dense = TensorDict({"a": torch.arange(8.0).view(4, 2), "z": torch.tensor([[0, 0], [1, 1], [0, 0], [0, 0]])}, [4, 2])
+    stack = lazy_stack(members)
+    expected = rearrange(dense)
+    for result in (rearrange(stack), rearrange(TensorDict({"n": stack}, [4, 2]))["n"]):
+        assert result.batch_size == expected.batch_size and result["a"].equal(expected["a"])
+        for row, wanted in zip(result.reshape(-1).unbind(0), expected["z"].flatten(), strict=True):
+            assert ("z" in row.keys()) == bool(wanted)
+
+
+def test_comparisons_with_another_batch_size_keep_the_entries_of_single_members() -> None:
+    members = [TensorDict({"a": torch.arange(3.0) + i, "v": "text"}, [3]) for i in range(2)]
+    for member in members:
+        member["n"] = lazy_stack([TensorDict({}), TensorDict({"z": torch.ones(())}), TensorDict({})])
+    stack = lazy_stack(members)
+    for other in (stack[:1], stack[0]):
+        result = stack > other
+        assert result.batch_size == (2, 3) and result["a"].tolist() == [[False] * 3, [True] * 3]
+        assert [list(element.keys()) for element in result[1]["n"].unbind(0)] == [[], ["z"], []]
+    assert (stack[:1] > stack).batch_size == (2, 3) and "z" in (stack[:1] > stack)[1]["n"][1].keys()
+
+
+def test_the_device_reaches_containers_of_single_members() -> None:
+    stack = lazy_stack([TensorDict({"n": {"a": 1}}), TensorDict({"m": {"a": 1}})])
+    stack.auto_device_()
+    assert stack[0]["n"].device == stack[1]["m"].device == torch.device("cpu")
+    stack.clear_device_()
+    assert stack[0]["n"].device is None
 
 
 def test_only_the_nested_container_is_locked_and_takes_no_entries_of_single_members() -> None:

@@ -84,16 +84,22 @@ def _agrees(form: str, theirs: tuple[Any, Any], ours: tuple[Any, Any], refused: 
         return False  # nothing but the form differs
     if not _same_end(ours[0][-1], ours[1][-1], refused, form):
         return False
-    if form == "with_leaves" and not refused and theirs[1][-1]["exc"]:
-        return True  # the reference skips the operands of a container without leaves, and does not take them otherwise
     return _same_end(theirs[1][-1], ours[1][-1], refused, form, known)
 
 
 def _same_end(a: Reply, b: Reply, refused: bool, form: str = "", known: Known = lambda difference: False) -> bool:
-    """Return whether two replies to the last line are the same: both refuse it, or both leave the same values."""
-    if refused or a["exc"] or b["exc"]:
-        return bool(refused and a["exc"] and b["exc"])
+    """Return whether two replies to the last line are the same: both refuse it alike, or both leave the same values."""
+    errors = a["exc"], b["exc"]
+    if refused:
+        return all(errors) and _are_alike(*errors)
+    if any(errors):
+        return False
     return all(map(known, _differ(a["state"], b["state"], form)))
+
+
+def _are_alike(a: dict[str, Any], b: dict[str, Any]) -> bool:
+    """Return whether two errors are related; an equivalent container may lack a method, so attribute errors are not."""
+    return bool(set(a["mro"]) & set(b["mro"]) - {"AttributeError"})
 
 
 def _before(replies: list[dict[str, Any]]) -> State:

@@ -139,7 +139,7 @@ def _without_consequences(differences: list[str]) -> list[str]:
     out = []
     for difference in differences:
         kind, place = _KIND_AND_PLACE.match(difference).groups()
-        if (causes.get(kind.split(" ")[0]), place) not in places:
+        if (causes.get(kind), place) not in places:
             out.append(difference)
     return out
 

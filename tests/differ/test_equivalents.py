@@ -14,7 +14,7 @@ def reply(value: Any, error: str = "") -> dict[str, Any]:
     state = {"x": {"k": "plain", "cls": "int", "value": 0}}
     if not error:
         state["r"] = {"k": "plain", "cls": "int", "value": value}
-    return {"exc": {"cls": error} if error else None, "state": state}
+    return {"exc": {"cls": error, "mro": [error]} if error else None, "state": state}
 
 
 def agrees(theirs: tuple[Any, Any], ours: tuple[Any, Any], refused: bool = False, form: str = "as_dense") -> bool:
@@ -43,6 +43,7 @@ def test_errors() -> None:
     assert agrees((runs, raises), (raises, raises), refused=True)
     assert not agrees((runs, runs), (raises, raises), refused=True)
     assert not agrees((runs, raises), (raises, runs), refused=True)
-    assert not agrees((runs, raises), (reply(2), reply(2)))
-    # Without leaves the reference skips an operand that it refuses otherwise.
-    assert agrees((runs, raises), (reply(2), reply(2)), form="with_leaves")
+    assert not agrees((runs, reply(None, "TypeError")), (raises, raises), refused=True)  # for another reason
+    missing = reply(None, "AttributeError")
+    assert not agrees((runs, missing), (missing, missing), refused=True)
+    assert not agrees((runs, raises), (reply(2), reply(2)), form="with_leaves")

@@ -7,9 +7,11 @@ import json
 import os
 import pathlib
 import re
+import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -373,12 +375,25 @@ def test_file_in_the_way(tmp_path: pathlib.Path) -> None:
     assert tree(tmp_path) == {"file": b"mine"}
 
 
-def test_without_permission(tmp_path: pathlib.Path) -> None:
+@pytest.fixture
+def open_folder() -> Iterator[pathlib.Path]:
+    """A folder that other users may enter. Pytest takes this right from the parents of `tmp_path` at any time."""
+    folder = pathlib.Path(tempfile.mkdtemp())
+    for parent in (folder, *folder.parents):
+        if parent.stat().st_uid == os.getuid() and parent != pathlib.Path("/"):
+            parent.chmod(parent.stat().st_mode | 0o055)
+    yield folder
+    for path in (folder, folder / "saved", folder / "saved" / "b"):
+        path.chmod(0o755)
+    shutil.rmtree(folder)
+
+
+def test_without_permission(open_folder: pathlib.Path) -> None:
     """A user without write permission: saving is refused, loading gives private maps."""
     program = f"""
 import os, torch
 from tensordict import TensorDict
-root = {str(tmp_path)!r}
+root = {str(open_folder)!r}
 TensorDict(a=torch.arange(3), b=dict(c=torch.ones(2))).memmap(root + "/saved")
 for folder, _, files in os.walk(root):
     for file in files:
@@ -412,12 +427,7 @@ assert x.tolist() == [1, 2, 3]
 assert MemoryMappedTensor.from_filename(root + "/saved/a.memmap", torch.int64, (3,)).tolist() == [0, 1, 2]
 print("done")
 """
-    for parent in (tmp_path, *tmp_path.parents):
-        if parent.stat().st_uid == os.getuid() and parent != pathlib.Path("/"):
-            parent.chmod(parent.stat().st_mode | 0o055)
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
-    for folder in (tmp_path, tmp_path / "saved", tmp_path / "saved" / "b"):
-        folder.chmod(0o755)
     assert result.stdout == "done\n", result.stderr
 
 

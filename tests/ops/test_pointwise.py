@@ -945,6 +945,20 @@ def test_in_place_operations_refuse_expanded_leaves_before_others_change(write: 
     assert td["a"].tolist() == td["c"].tolist() == [1, 1, 1]
 
 
+def test_an_expanded_leaf_takes_itself() -> None:
+    td = TensorDict({"a": torch.ones(1), "b": torch.ones(1)}, [1]).expand(2, 3)
+    td[0] = td[-1]
+    assert td["a"].tolist() == [[1, 1, 1], [1, 1, 1]]
+
+
+def test_containers_that_a_default_adds_have_the_names_of_their_parent() -> None:
+    td = TensorDict({"a": torch.zeros(3)}, [3], names=["time"])
+    nested = TensorDict({"b": torch.ones(3, 2)}, [3, 2])
+    result = td.add(TensorDict({"a": torch.ones(3), "n": nested}, [3]), default=0.0)
+    assert result["n"].names == ["time", None] and nested.names == [None, None]
+    assert result["n", "b"].equal(nested["b"])
+
+
 @pytest.mark.parametrize(
     "write",
     [

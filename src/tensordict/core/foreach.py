@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from itertools import accumulate, chain, repeat
+from itertools import accumulate, chain, repeat, zip_longest
 from operator import attrgetter
 from typing import Any
 
@@ -197,7 +197,7 @@ def copy_(
     Raises:
         RuntimeError: a target is a leaf of the autograd graph that requires grad, or expanded. Nothing has changed.
     """
-    refuse_expanded(targets, container)
+    refuse_expanded(targets, container, values)
     if (
         len(targets) < 2
         or torch.compiler.is_compiling()
@@ -428,16 +428,21 @@ def refuse_graph_leaves(leaves: Sequence[Tensor], container: Contract | None) ->
             raise _named_by_leaf(error, leaf, container)
 
 
-def refuse_expanded(leaves: Sequence[Tensor], container: Contract | None) -> None:
-    """Raise if torch would refuse to write into a leaf because of its strides, before the first leaf changes."""
+def refuse_expanded(leaves: Sequence[Tensor], container: Contract | None, values: Sequence[Tensor] = ()) -> None:
+    """Raise if torch would refuse to write into a leaf because of its strides, before the first leaf changes.
+
+    Torch copies any of the `values` to the leaf of the same strides in the same memory, which changes nothing.
+    """
     try:
         if torch.compiler.is_compiling() or False not in map(Tensor.is_contiguous, leaves) or _transformed():
             return
     except RuntimeError:
         pass  # a sparse tensor of the CSR layout
-    for leaf in leaves:
+    for leaf, value in zip_longest(leaves, values):
         # Torch reports an overlap for sparse tensors, which have no strides.
-        if leaf.layout is torch.strided and not leaf.is_nested and internals.internal_overlap(leaf) == 1:
+        if leaf.layout is not torch.strided or leaf.is_nested or (value is not None and leaf.is_set_to(value)):
+            continue
+        if internals.internal_overlap(leaf) == 1:
             error = RuntimeError(
                 f"several elements of this leaf of shape {list(leaf.shape)} lie in one place in memory, as after "
                 "expand(), so it cannot be changed in place. Clone the container first"

@@ -135,7 +135,7 @@ class LazyCore(TensorDictBase):
         inner = None if names is None else names[:dim] + names[dim + 1 :]
         self._entries.name = None if names is None else names[dim]
         for member in self._entries.sample:
-            found = None if inner is None else [*inner, *member.names[len(inner) :]]
+            found = None if inner is None else [*inner, *member.names[len(inner) : len(member._batch_size)]]
             member._names = found if found is not None and any(found) else None
 
     # --- the lock ---------------------------------------------------------------------------------------------------

@@ -205,7 +205,9 @@ class LazyDims(LazyCore):
                 return type(self)._over(Members(rows, 0, template=None if rows else _make_row(store.sample[0])))
             self._check_sizes()
             return self if op.size == op.old else self._reshape_by_members(op, found, given)
-        return self._dense()._on_batch(op) if found is None else self._of_members(op, *found)
+        if found is not None:
+            return self._of_members(op, *found)
+        return self._rearrange(lambda part: op.leaf(part) if isinstance(part, Tensor) else part._on_batch(op))
 
     def _reshape_by_members(self, op: Reshape, found: ForMembers | None, given: BatchOp) -> Any:
         """Return the elements in the same order with another batch size.

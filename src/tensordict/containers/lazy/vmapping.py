@@ -344,29 +344,40 @@ def _stack_again(mapped: Any, result: Any, dim: int) -> Any:
                     result._entries[name] = stacked
         return result
     members = list(result._wrapped_container().unbind(dim))
-    if (copied := mapped._wrapped_container()._dense_copy) is not None:
-        for member, old in zip(members, copied.members, strict=False):
-            _take_other_entries(member, old, copied.dense)
+    copied = mapped._wrapped_container()._dense_copy
+    if copied is not None and copied.members:
+        pairs = zip(members, copied.members, strict=True)
+        members = [_take_other_entries(member, old, copied.dense) for member, old in pairs]
     stack = makers.lazy_stack._over(Members(members, dim))
     if result._locked:
         stack._lock_tree()
     return result._rewrap(stack)
 
 
-def _take_other_entries(member: Any, old: Any, dense: Any) -> None:
-    """Add the entries of a member that the mapped function has not seen, because other members lack them."""
+def _take_other_entries(made: Any, old: Any, dense: Any) -> Any:
+    """Add the entries of `old` that the mapped function has not seen, because other members lack them.
+
+    Returns `made`; a lazy stack of its rows if those of `old` have different keys.
+    """
+    if made._members() is None and _is_uneven(old):
+        stack = made.to_lazystack(old._wrapped_container().stack_dim)
+        pairs = zip(stack._members(), old._members(), strict=True)
+        rows = [_take_other_entries(row, old_row, dense) for row, old_row in pairs]
+        return stack._rewrap(stack._wrapped_container()._like(rows))
     for name, value in old._structure().items():
         if not dense._has((name,)):
-            member._write((name,), value.copy() if is_node(value) else value)
-        elif is_node(value) and not value._is_non_tensor and is_node(inner := member._peek((name,))):
-            below = dense._node(name)
-            old_rows = value._members() or ()
-            if inner._members() is None and differ_in_keys(old_rows):
-                member._entries[name] = inner = inner.to_lazystack(value._wrapped_container().stack_dim)
-                for row, old_row in zip(inner._members(), old_rows, strict=True):
-                    _take_other_entries(row, old_row, below)
-            else:
-                _take_other_entries(inner, value, below)
+            made._write((name,), value.copy() if is_node(value) else value)
+        elif is_node(value) and not value._is_non_tensor and is_node(inner := made._peek((name,))):
+            whole = _take_other_entries(inner, value, dense._node(name))
+            if whole is not inner:
+                made._entries[name] = whole
+    return made
+
+
+def _is_uneven(value: Any) -> bool:
+    """Return whether the members of a lazy stack, or members of these, have different keys."""
+    members = value._members() or ()
+    return differ_in_keys(members) or any(map(_is_uneven, members))
 
 
 def _dense(stack: Any) -> Any:

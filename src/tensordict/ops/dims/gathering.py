@@ -71,7 +71,9 @@ class Gathering(Contract):
 
         if inplace:
             return replace_leaves(self, fn, index.shape, batch_dims, identity)
-        result = self._map(fn, index.shape, batch_dims, identity)
+        # A stack is called with itself, or with the numbers of its elements.
+        rearrange = lambda part: fn(part) if isinstance(part, Tensor) else part.gather(dim, index)  # noqa: E731
+        result = self._map(fn, index.shape, batch_dims, identity, lambda stack: stack._rearrange(rearrange))
         return result if out is None else write_into(out, result)
 
     # --- masks ------------------------------------------------------------------------------------------------------

@@ -507,23 +507,20 @@ def _foreach_rpow(left: list[Tensor], right: Any) -> Any:
 
 
 def _clamp(leaf: Tensor, low: Any, high: Any) -> Tensor:
-    # As `torch.clamp`, promote to the dtype of both bounds first: -1 is 255 in uint8.
-    return torch.clamp_max(torch.clamp_min(_promote(leaf, high), low), high)
-
-
-def _promote(leaf: Tensor, other: Any) -> Tensor:
-    """Cast a leaf to the dtype that an operation with `other` gives."""
-    # Compiled code cannot call `result_type`. It drops the sum, which it does not need.
-    dtype = (leaf + other).dtype if torch.compiler.is_compiling() else torch.result_type(leaf, other)
-    return leaf.to(dtype)
+    # One call, in which both bounds decide the dtype: -1 is 255 in uint8. It takes two tensors or two numbers.
+    if isinstance(low, Tensor) != isinstance(high, Tensor):
+        low, high = torch.as_tensor(low, device=leaf.device), torch.as_tensor(high, device=leaf.device)
+    return torch.clamp(leaf, low, high)
 
 
 def _foreach_clamp(left: list[Tensor], low: Any, high: Any) -> Any:
-    if type(high) is list:
-        left = list(map(_promote, left, high))
-    elif type(high) is float:
-        left = [_promote(leaf, high) for leaf in left] if type(low) is list else left
-        low = float(low) if type(low) is int else low
+    if type(low) is list or type(high) is list:
+        lows, highs = [bound if type(bound) is list else [bound] * len(left) for bound in (low, high)]
+        rows = list(zip(left, lows, highs, strict=True))
+        if any(leaf.dtype is not getattr(bound, "dtype", None) for leaf, *bounds in rows for bound in bounds):
+            return [_clamp(*row) for row in rows]
+    elif type(high) is float and type(low) is int:
+        low = float(low)
     clamped = internals.on_lists["clamp_min"](left, low)
     if type(low) is type(high) is not list:
         # The first call has promoted the dtypes already.

@@ -16,7 +16,14 @@ from tensordict.core import ragged
 from tensordict.core.contract import Contract
 from tensordict.core.devices import place_of
 from tensordict.core.ragged import REFUSALS
-from tensordict.ops.math.pairing import expand_to_batch, make_from_mapping
+from tensordict.core.shapes import broadcasts_to
+from tensordict.ops.math.pairing import (
+    expand_to_batch,
+    expand_to_common,
+    have_as_many_feature_dims,
+    make_from_mapping,
+    pair_parts,
+)
 from tensordict.ops.refusals import has_ragged_leaves
 from tensordict.ops.storing.leaves import Leaves
 
@@ -147,9 +154,15 @@ class Comparison(Leaves):
     def _compare_by_leaf(self, other: Contract, op: BinaryOp) -> Self:
         size, theirs = self._batch_size, other._batch_size
         on_node = partial(_compare_pair, op)
+        if size != theirs and self._members():
+            # The dense form of a lazy stack would lack the entries that only some members have.
+            if len(size) == len(theirs) and (wider := expand_to_common(self, theirs)) is not self:
+                return wider._compare_by_leaf(other, op)
+            if broadcasts_to(theirs, size) and have_as_many_feature_dims(self, other):
+                return self._compare_parts(pair_parts(self, other, ()), op)
         if size == theirs:
             if (pairs := self._pair_members(other)) is not None:
-                return self._restack([left._compare_with_container(right, op) for left, right in pairs])
+                return self._compare_parts(pairs, op)
             # With at most one batch dim, broadcasting two leaves cannot change the batch size, so skip the check.
             fn = partial(_compare_leaves, op, size) if len(size) > 1 else lambda pair: op(pair[0], pair[1])
             return self._merge((self, other), fn, size, len(size), list, on_node=on_node)
@@ -157,6 +170,9 @@ class Comparison(Leaves):
             size = torch.broadcast_shapes(size, theirs)  # type: ignore[no-untyped-call]
         fn = partial(_compare_leaves, op, size)
         return self._merge((self, other), fn, size, len(self._batch_size), list, (), on_node)
+
+    def _compare_parts(self, pairs: Sequence[tuple[Any, Any]], op: BinaryOp) -> Self:
+        return self._restack([left._compare_with_container(right, op) for left, right in pairs])
 
 
 def _compare_pair(op: BinaryOp, pair: Sequence[Any]) -> Any:

@@ -106,7 +106,7 @@ def _pair_exactly(node: Any, other: Any, path: Path, left: list[Tensor], right: 
     """Append the leaves of two containers with the same keys."""
     entries, others = node._entries, other._entries
     if not isinstance(entries, dict):
-        parts = _pair_parts(node, other, path)
+        parts = pair_parts(node, other, path)
         if parts is not None:
             for mine, theirs in parts:
                 _pair_exactly(mine, theirs, path, left, right)
@@ -147,7 +147,7 @@ def _drop_values(entries: Any) -> dict[str, Any]:
 
 def _pair_with_default(node: Any, other: Any, default: Any, path: Path, left: list[Any], right: list[Any]) -> Any:
     """Append the leaves of two containers whose keys may differ. Returns a container of the structure of the result."""
-    parts = _pair_parts(node, other, path)
+    parts = pair_parts(node, other, path)
     if parts is not None:
         return node._restack([_pair_with_default(one, two, default, path, left, right) for one, two in parts])
     others = other._entries
@@ -175,6 +175,9 @@ def _pair_with_default(node: Any, other: Any, default: Any, path: Path, left: li
                 leaves = value._leaves() if is_node(value) else [value]
                 left += [_make_filler(default, leaf) for leaf in leaves]
                 right += leaves
+                if node._names is not None and is_node(value):
+                    value = value.copy()
+                    value._name_tree([*node._names, *value.names[len(node._names) :]])
                 entries[name] = value
     return node._build(entries, node._batch_size, node._device, node._names)
 
@@ -242,7 +245,7 @@ def _return_second(leaf: object, part: Tensor) -> Tensor:
     return part
 
 
-def _pair_parts(node: Any, other: Contract, path: Path) -> Any:
+def pair_parts(node: Any, other: Contract, path: Path) -> Any:
     """Pair the members of a lazy stack with the parts of `other`, whose batch size is adapted first.
 
     Returns `None` for a container without members.
