@@ -991,3 +991,8 @@ def test_sparse_leaves_change_in_place(convert: Any) -> None:
     assert td["a"].to_dense().equal(2 * torch.eye(3)) and td["b"].sum() == 0
     td.mul_(3)
     assert td["a"].to_dense().equal(6 * torch.eye(3))
+
+
+def test_clamp_between_a_number_and_a_container_keeps_the_digits_of_the_number() -> None:
+    td = TensorDict(a=torch.zeros(2, dtype=torch.float64))
+    assert td.clamp(0.1, td + 1)["a"].tolist() == (td + 5).clamp(td, 0.1)["a"].tolist() == [0.1, 0.1]
