@@ -155,7 +155,7 @@ class LazyWrites(LazyDims):
         return self._split(dict(source.items()), prefix, in_place)
 
     def _broadcast_pieces(self, source: Any) -> Sequence[Any]:
-        """Return for each member its part of a source, whose batch size broadcasts to that of this stack."""
+        """Split a source for the members. Its batch size broadcasts to the batch size of this stack."""
         count = len(self._entries.containers)
         dim = self._entries.dim - len(self._batch_size) + len(source._batch_size)
         if dim < 0:

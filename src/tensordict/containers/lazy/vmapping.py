@@ -357,7 +357,7 @@ def _stack_again(mapped: Any, result: Any, dim: int) -> Any:
 def _take_other_entries(made: Any, old: Any, dense: Any) -> Any:
     """Add the entries of `old` that the mapped function has not seen, because other members lack them.
 
-    Returns `made`; a lazy stack of its rows if those of `old` have different keys.
+    Returns `made`, or a lazy stack of its rows if the rows of `old` have different keys.
     """
     if made._members() is None and _is_uneven(old):
         stack = made.to_lazystack(old._wrapped_container().stack_dim)

@@ -58,7 +58,7 @@ def _numbers_to_tensor(item: object, path: Path, device: torch.device | None) ->
         try:
             if isinstance(first, Tensor) or any(isinstance(x, Tensor) for x in item):
                 return _stack_nested_lists(item, device)
-            # Tuples, and lists that are no stacks, get the dtype that NumPy gives them. Torch is slow with a list of
+            # Tuples, and lists that become no stack, get the dtype that NumPy gives them. Torch is slow with a list of
             # arrays, and warns about it.
             by_numpy = (
                 not isinstance(item, list)

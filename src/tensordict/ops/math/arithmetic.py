@@ -507,7 +507,7 @@ def _foreach_rpow(left: list[Tensor], right: Any) -> Any:
 
 
 def _clamp(leaf: Tensor, low: Any, high: Any) -> Tensor:
-    # One call, in which both bounds decide the dtype: -1 is 255 in uint8. It takes two tensors or two numbers.
+    # Both bounds decide the dtype in one call: -1 is 255 in uint8. It takes two tensors or two numbers.
     if isinstance(low, Tensor) != isinstance(high, Tensor):
         # A number as a tensor would be float32 and lose digits. Compiled code drops the sum, which tells the dtype.
         dtype = (leaf + high).dtype if torch.compiler.is_compiling() else torch.result_type(leaf, high)
