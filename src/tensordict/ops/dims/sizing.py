@@ -158,17 +158,17 @@ def replace_leaves(
     # Torch refuses many operations on ragged leaves, so they are called before the first entry changes.
     # Their results are kept by place. A file makes a new leaf at each read, so a later leaf can have the same id.
     ready: dict[tuple[int, str], Any] = {}
-    for node in nodes:
+    for number, node in enumerate(nodes):
         # A lazy stack cannot stack ragged leaves. `_writable` does not read the other leaves of a file.
         for name, value in node._writable().items() if node._members() is None else ():
             if not isinstance(value, Contract) and value.is_nested:
-                ready[id(node), name] = fn(value)
+                ready[number, name] = fn(value)
     with root._at_once(), replacing():
-        for node in nodes:
+        for number, node in enumerate(nodes):
             for name in list(node._entries):
                 value = node._entries[name]
                 if not isinstance(value, Contract):
-                    node._entries[name] = ready.pop(at) if (at := (id(node), name)) in ready else fn(value)
+                    node._entries[name] = ready.pop(at) if (at := (number, name)) in ready else fn(value)
                 elif value._is_non_tensor:
                     node._entries[name] = value._map(fn, size, batch_dims, rename)
                 del value
