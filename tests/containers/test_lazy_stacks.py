@@ -1490,3 +1490,17 @@ def test_auto_batch_size_drops_the_names_of_dims_that_go(nested: bool) -> None:
     stack = td["s"] if nested else td
     assert td.batch_size == stack.batch_size == (1,) and td.names == stack.names == ["time"]
     assert stack[0].batch_size == () and stack[0].names == []
+
+
+def test_a_tensor_does_not_fit_members_of_other_sizes() -> None:
+    stack = lazy_stack([TensorDict({"a": torch.zeros(2)}, [2]), TensorDict({"a": torch.zeros(1)}, [1])])
+    with pytest.raises(RuntimeError, match="does not broadcast to the batch size"):
+        stack.minimum(torch.ones(2))
+    assert [member["a"].tolist() for member in (stack + torch.ones(2, 1)).tensordicts] == [[1, 1], [1]]
+
+
+def test_a_container_is_not_assigned_an_unbatched_tensor() -> None:
+    stack = lazy_stack([TensorDict({"n": TensorDict({}), "a": torch.zeros(2)}, [2])])
+    with pytest.raises(TypeError, match="'n' is a container and cannot be assigned an UnbatchedTensor"):
+        stack.update_at_({"a": torch.ones(2), "n": UnbatchedTensor(torch.zeros(3))}, 0)
+    assert stack["a"].sum() == 0

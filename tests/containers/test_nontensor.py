@@ -1137,3 +1137,12 @@ def test_a_list_of_another_length_says_what_to_write() -> None:
     td.set_non_tensor("names", values)
     td["more"] = MetaData(values)
     assert td["names"] == td["more"] == values
+
+
+@pytest.mark.parametrize("size", [[], [2], [3]], ids=str)
+def test_empty_keeps_a_stack_of_values_or_gives_a_holder(size: list[int]) -> None:
+    td = TensorDict({"n": TensorDict({"v": NonTensorStack("x", "y")}, [2])}, [2])
+    result = td.empty(recurse=True, batch_size=size, device="meta")["n"].get("v")
+    assert result.device == torch.device("meta") and list(result.batch_size) == (size or [2])
+    assert result.tolist() == (["x", "y"] if size != [3] else [None] * 3)
+    assert type(result) is (NonTensorStack if size != [3] else NonTensorData)

@@ -125,6 +125,8 @@ class Assign(Write):
                 self._allocate(node, key, item, path)
             elif current._is_non_tensor:
                 plan.steps.append((current._replacing(node, key, item, at, self.part_of(current), path), ()))
+            elif isinstance(item, Contract) and isinstance(item, Tensor):
+                raise TypeError(f"entry {joined(path)!r} is a container and cannot be assigned an UnbatchedTensor")
             else:
                 current._plan_write(self, item, path)
 

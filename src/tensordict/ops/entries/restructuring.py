@@ -208,6 +208,10 @@ class Structure(Writing):
         if not isinstance(self._entries, dict) and (members := self._members(or_template=True)) is not None:
             stack = self._restack([member.empty(recurse, device=device) for member in members])
             if size is not None and size != self._batch_size:
+                if self._is_non_tensor:
+                    # Values have no entries to leave out. The dense form of a stack of values is not for users.
+                    fits = self._batch_size[: len(size)] == size
+                    return stack if fits else self._build({}, size, stack._device, None)
                 return stack._dense().empty(recurse, batch_size=size, device=device, names=names)
             if names is not NO_DEFAULT:
                 stack.names = names  # type: ignore[attr-defined]

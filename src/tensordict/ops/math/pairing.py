@@ -209,8 +209,13 @@ def align_with_leaves(container: Contract, value: Tensor, what: str) -> list[Ten
 
 
 def expand_to_batch(value: Tensor, size: torch.Size, what: str = "") -> Tensor:
-    """Expand a tensor to a batch size. Raises if it does not broadcast to it."""
+    """Expand a tensor to a batch size. Raises if it does not broadcast to it.
+
+    A size of -1 differs between the members of a lazy stack, and takes a dim of size 1 only.
+    """
     try:
+        if any(length == -1 and n != 1 for n, length in zip(reversed(value.shape), reversed(size), strict=False)):
+            raise RuntimeError("the batch size differs between members")
         return value.expand(size)
     except RuntimeError:
         raise RuntimeError(
