@@ -12,7 +12,16 @@ from typing import Any
 import pytest
 import torch
 
-from tensordict import TensorClass, TensorDict, UnbatchedTensor, is_leaf_nontensor, lazy_stack, load, save
+from tensordict import (
+    LazyStackedTensorDict,
+    TensorClass,
+    TensorDict,
+    UnbatchedTensor,
+    is_leaf_nontensor,
+    lazy_stack,
+    load,
+    save,
+)
 from tensordict.base import _NESTED_TENSORS_AS_LISTS, _NESTED_TENSORS_AS_LISTS_NONTENSOR
 from tensordict.core.exceptions import StackError, UnsupportedEntryError
 
@@ -433,3 +442,14 @@ def test_an_update_of_the_batch_size_keeps_the_device(lazy: bool) -> None:
     td = td.to_lazystack(0) if lazy else td
     td.update(TensorDict(batch_size=[3], a=torch.ones(3)), update_batch_size=True)
     assert td.batch_size == (3,) and td.device == td["a"].device == torch.device("meta")
+
+
+def test_members_with_a_field_called_keys_may_have_different_keys() -> None:
+    class Holder(TensorClass["shadow"]):  # type: ignore[misc]
+        keys: torch.Tensor
+        other: Any = None
+
+    holders = [Holder(keys=torch.zeros(()), batch_size=[]), Holder(torch.ones(()), torch.ones(()), batch_size=[])]
+    td = TensorDict({"n": TensorDict({"keys": torch.zeros(2)}, [2])}, [2])
+    td.update({"n": LazyStackedTensorDict(*holders)})
+    assert td["n", "keys"].tolist() == [0, 1]

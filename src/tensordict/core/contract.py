@@ -646,7 +646,7 @@ class Contract:
 
 def differ_in_keys(containers: Iterable[Any]) -> bool:
     """Return whether some of the containers have entries that others lack, at any level."""
-    return len({frozenset(container.keys(True)) for container in containers}) > 1
+    return len({frozenset(container._wrapped_container().keys(True)) for container in containers}) > 1
 
 
 def identity(value: object) -> Any:

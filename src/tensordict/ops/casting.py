@@ -158,10 +158,8 @@ class Casting(Leaves):
 
     def _set_device(self, device: torch.device | None) -> None:
         self._device = device
-        # Entries that only some members of a lazy stack have are not in its structure.
-        for member in self._members() or ():
-            member._set_device(device)
-        for value in self._structure().values():
+        # The structure of a lazy stack lacks the entries that only some members have.
+        for value in self._members() or self._structure().values():
             if isinstance(value, Casting):
                 value._set_device(device)
 

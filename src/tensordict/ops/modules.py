@@ -450,9 +450,7 @@ def _put_in(
 ) -> Callable[[Any], object]:
     if inplace:
         return _copy_in(slots, non_blocking)
-    orders = [
-        (table, list(table)) for table, _, old, _, _, _, target in slots if target is not None and is_parameter(old)
-    ]
+    orders = [(slot.table, list(slot.table)) for slot in slots if slot.target is not None and is_parameter(slot.old)]
     for table, name, old, new, _, kept, target in slots:
         kept[name] = old
         if target is None:

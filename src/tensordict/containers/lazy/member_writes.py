@@ -18,7 +18,6 @@ from tensordict.core.contract import Contract
 from tensordict.core.exceptions import ShapeError
 from tensordict.core.indices import checked_size, is_beyond, leaf_index
 from tensordict.core.keys import Path, joined, path_of
-from tensordict.core.shapes import broadcasts_to
 from tensordict.ops.entries.assigning import (
     Assign,
     AssignWithin,
@@ -31,7 +30,7 @@ from tensordict.ops.entries.locking import raise_locked
 from tensordict.ops.entries.numbers import make_entry, to_tensor
 from tensordict.ops.entries.write_plans import Copy, Resize, Write, check_expandable
 from tensordict.ops.entries.writing import check_path_through
-from tensordict.ops.math.pairing import have_as_many_feature_dims
+from tensordict.ops.math.pairing import broadcast_pieces, have_as_many_feature_dims
 
 _SCALAR = torch.Size(())
 # Stands for the feature dims of a leaf whose number of dims differs between the members.
@@ -150,18 +149,11 @@ class LazyWrites(LazyDims):
             theirs = source._batch_size
             if theirs[: len(size)] == size and self._entries.hook_in is None:
                 return self._pieces_of(source)
-            if in_place and theirs != size and broadcasts_to(theirs, size) and have_as_many_feature_dims(self, source):
-                return self._broadcast_pieces(source)
+            if in_place and theirs != size and have_as_many_feature_dims(self, source):
+                pieces = broadcast_pieces(self, source)
+                if pieces is not None:
+                    return pieces
         return self._split(dict(source.items()), prefix, in_place)
-
-    def _broadcast_pieces(self, source: Any) -> Sequence[Any]:
-        """Split a source for the members. Its batch size broadcasts to the batch size of this stack."""
-        count = len(self._entries.containers)
-        dim = self._entries.dim - len(self._batch_size) + len(source._batch_size)
-        if dim < 0:
-            return [source] * count
-        pieces: Sequence[Any] = source.unbind(dim)
-        return pieces if len(pieces) == count else [pieces[0]] * count
 
     def _plan_part(self, write: Assign | AssignWithin, source: Any, prefix: Path) -> None:
         """Split an assignment to a part of the batch into assignments to the members."""

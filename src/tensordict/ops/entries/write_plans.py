@@ -333,7 +333,7 @@ def batch_sizes_differ(container: Contract, source: Contract) -> bool:
 def check_source_complete(container: Any, source: Contract) -> None:
     """Raise if `source`, which has another batch size and replaces `container`, does not have all of its entries."""
     parts = container._members() or [container]
-    kept = [key for part in parts for key in part.keys(True) if not source._has(path_of(key))]
+    kept = [key for part in parts for key in part._wrapped_container().keys(True) if not source._has(path_of(key))]
     if kept:
         raise ShapeError(
             f"the batch size {list(container._batch_size)} cannot become {list(source._batch_size)}: Some keys of the "

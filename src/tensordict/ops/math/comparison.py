@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numbers
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -16,13 +16,12 @@ from tensordict.core import ragged
 from tensordict.core.contract import Contract
 from tensordict.core.devices import place_of
 from tensordict.core.ragged import REFUSALS
-from tensordict.core.shapes import broadcasts_to
 from tensordict.ops.math.pairing import (
+    broadcast_pieces,
     expand_to_batch,
     expand_to_common,
     have_as_many_feature_dims,
     make_from_mapping,
-    pair_parts,
 )
 from tensordict.ops.refusals import has_ragged_leaves
 from tensordict.ops.storing.leaves import Leaves
@@ -158,8 +157,8 @@ class Comparison(Leaves):
             # The dense form of a lazy stack would lack the entries that only some members have.
             if len(size) == len(theirs) and (wider := expand_to_common(self, theirs)) is not self:
                 return wider._compare_by_leaf(other, op)
-            if broadcasts_to(theirs, size) and have_as_many_feature_dims(self, other):
-                return self._compare_parts(pair_parts(self, other, ()), op)
+            if have_as_many_feature_dims(self, other) and (pieces := broadcast_pieces(self, other)) is not None:
+                return self._compare_parts(zip(self._members() or (), pieces, strict=True), op)
         if size == theirs:
             if (pairs := self._pair_members(other)) is not None:
                 return self._compare_parts(pairs, op)
@@ -171,7 +170,7 @@ class Comparison(Leaves):
         fn = partial(_compare_leaves, op, size)
         return self._merge((self, other), fn, size, len(self._batch_size), list, (), on_node)
 
-    def _compare_parts(self, pairs: Sequence[tuple[Any, Any]], op: BinaryOp) -> Self:
+    def _compare_parts(self, pairs: Iterable[tuple[Any, Any]], op: BinaryOp) -> Self:
         return self._restack([left._compare_with_container(right, op) for left, right in pairs])
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numbers
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
 import numpy as np
@@ -13,6 +13,7 @@ from torch import Tensor
 from tensordict.core import makers, ragged
 from tensordict.core.contract import ByNdim, ContainerT, Contract, is_node, named_error, raise_key_mismatch
 from tensordict.core.keys import Path, entry_of, joined
+from tensordict.core.shapes import broadcasts_to
 
 _NUMBERS = frozenset((int, float, bool, complex))
 _PLAIN = {Tensor}
@@ -106,7 +107,7 @@ def _pair_exactly(node: Any, other: Any, path: Path, left: list[Tensor], right: 
     """Append the leaves of two containers with the same keys."""
     entries, others = node._entries, other._entries
     if not isinstance(entries, dict):
-        parts = pair_parts(node, other, path)
+        parts = _pair_parts(node, other, path)
         if parts is not None:
             for mine, theirs in parts:
                 _pair_exactly(mine, theirs, path, left, right)
@@ -147,7 +148,7 @@ def _drop_values(entries: Any) -> dict[str, Any]:
 
 def _pair_with_default(node: Any, other: Any, default: Any, path: Path, left: list[Any], right: list[Any]) -> Any:
     """Append the leaves of two containers whose keys may differ. Returns a container of the structure of the result."""
-    parts = pair_parts(node, other, path)
+    parts = _pair_parts(node, other, path)
     if parts is not None:
         return node._restack([_pair_with_default(one, two, default, path, left, right) for one, two in parts])
     others = other._entries
@@ -250,7 +251,7 @@ def _return_second(leaf: object, part: Tensor) -> Tensor:
     return part
 
 
-def pair_parts(node: Any, other: Contract, path: Path) -> Any:
+def _pair_parts(node: Any, other: Contract, path: Path) -> Any:
     """Pair the members of a lazy stack with the parts of `other`, whose batch size is adapted first.
 
     Returns `None` for a container without members.
@@ -265,15 +266,27 @@ def pair_parts(node: Any, other: Contract, path: Path) -> Any:
     theirs = other._batch_size
     # Torch aligns leaves at their last dims. These are the same dims if both leaves have as many feature dims.
     if have_as_many_feature_dims(node, other):
-        wider = expand_to_common(other, size)
-        if wider._batch_size == size:
-            return node._pair_members(wider)
+        if (pieces := broadcast_pieces(node, other)) is not None:
+            return list(zip(node._members(), pieces, strict=True))
     elif all(leaf.shape[: len(size)] == size for leaf in other._leaves()):
         return node._pair_members(other._map(lambda leaf: leaf, size, len(theirs)))
     raise RuntimeError(
         f"{entry_of(path)}a container of batch size {list(theirs)} cannot be split among the members of a lazy stack "
         f"of batch size {list(size)}: expand it to that batch size first"
     )
+
+
+def broadcast_pieces(node: Any, other: Any) -> Sequence[Any] | None:
+    """Return the part of `other` for each member of a lazy stack; `None` if it does not broadcast to its batch size."""
+    size, theirs = node._batch_size, other._batch_size
+    if not broadcasts_to(theirs, size):
+        return None
+    count = len(node._members())
+    dim = node._wrapped_container().stack_dim - len(size) + len(theirs)
+    if dim < 0:
+        return [other] * count
+    pieces: Sequence[Any] = other._wrapped_container().unbind(dim)
+    return pieces if len(pieces) == count else [pieces[0]] * count
 
 
 def have_as_many_feature_dims(node: Any, other: Any) -> bool:
