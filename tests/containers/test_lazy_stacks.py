@@ -1401,26 +1401,6 @@ def test_the_dim_that_a_mask_makes_has_no_name() -> None:
     assert td[mask].names == [None] and td[mask]["n"].names == [None, "agent"]
 
 
-@pytest.mark.parametrize("rows", [2, 0])
-@pytest.mark.parametrize(
-    "reshape",
-    [
-        lambda td: td.unflatten(0, (2, 2)),
-        lambda td: td.unflatten(0, (-1, 1)),
-        lambda td: td.unflatten(1, (-1, 1)),
-        lambda td: td.flatten(0, 1),
-        lambda td: td.reshape(1, *td.shape),
-    ],
-)
-def test_reshapes_name_dims_of_nested_stacks_as_those_of_dense_containers(reshape: Any, rows: int) -> None:
-    stack = lazy_stack([TensorDict({"a": torch.zeros(rows, 3)}, [rows, 3]) for _ in range(4)])
-    td = TensorDict({"stack": stack, "dense": stack.contiguous()}, [4, rows], names=["time", "env"])
-    for entry in td.values():
-        entry.names = ["time", "env", "agent"]
-    result = reshape(td)
-    assert result["stack"].names == result["dense"].names == [*result.names, "agent"]
-
-
 @pytest.mark.parametrize("dim", [0, 1])
 @pytest.mark.parametrize("size", [(3, 3), (3,), (), (1, 3)])
 def test_operands_of_fewer_batch_dims_broadcast_as_with_a_dense_container(dim: int, size: tuple[int, ...]) -> None:
