@@ -380,8 +380,8 @@ def resize(node: Contract, size: torch.Size) -> None:
 def store_plain(node: Any, source: object) -> bool:
     """Store the entries of a container or dict in a tree of containers, if all are plain tensors that fit.
 
-    Returns `False`, and stores nothing, if an entry needs another check. Most updates need none: two leaves take 0.9 us
-    here, and 2.0 us with an `Update`.
+    Returns `False`, and stores nothing, if an entry needs another check. Most updates need none: two leaves take 0.8 us
+    here, and 1.9 us with an `Update`.
     """
     found: list[tuple[Any, Mapping[str, Any]]] = []
     if not _gather_plain(type(node), node, source, found):
@@ -445,7 +445,7 @@ def copy_plain(node: Any, source: object, non_blocking: bool = False, at: Any = 
     """Copy the leaves of a container or dict into the same leaves of `node`, or into their parts at a basic index.
 
     Returns `False`, and copies nothing, if `pair_plain` refuses them, or if a value may share memory with a leaf. Most
-    copies need no other check: copying two leaves takes 2.9 us here, and 3.5 us with a `Copy`.
+    copies need no other check.
     """
     targets: list[Tensor] = []
     values: list[Tensor] = []
